@@ -1,0 +1,42 @@
+# How every target of the project is compiled, and the two shapes that targets have: a layer of the
+# core (one folder of src/) and a test program (one folder of tests/).
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(stowage_options INTERFACE)
+target_include_directories(stowage_options INTERFACE ${PROJECT_SOURCE_DIR}/include
+                                                     ${PROJECT_SOURCE_DIR}/src)
+# No contraction: a fused multiply-add would make instruction sets disagree.
+target_compile_options(stowage_options INTERFACE -ffp-contract=off -Wall -Wextra -Wconversion
+                                                 -Wshadow -ffile-prefix-map=${PROJECT_SOURCE_DIR}=.)
+if(STOWAGE_WERROR)
+  target_compile_options(stowage_options INTERFACE -Werror)
+endif()
+if(STOWAGE_SANITIZE)
+  target_compile_options(stowage_options INTERFACE -fsanitize=${STOWAGE_SANITIZE}
+                                                   -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(stowage_options INTERFACE -fsanitize=${STOWAGE_SANITIZE})
+endif()
+
+# stowage_layer(<name> <source>...): the objects of one folder of src/, target stowage_<name>.
+function(stowage_layer name)
+  add_library(stowage_${name} OBJECT ${ARGN})
+  target_link_libraries(stowage_${name} PRIVATE stowage_options)
+endfunction()
+
+# stowage_tests(<name> <source>...): one GoogleTest program over the whole core, internals included.
+function(stowage_tests name)
+  add_executable(${name}_tests ${ARGN})
+  target_link_libraries(${name}_tests PRIVATE stowage_options stowage_static GTest::gtest_main
+                                              GTest::gmock)
+  target_include_directories(${name}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  gtest_discover_tests(${name}_tests DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${name})
+endfunction()

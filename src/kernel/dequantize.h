@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dequantize family: what an instruction set implements. Pointers and counts only.
+#pragma once
+#include <cstdint>
+
+#include "stowage/storage.h"
+
+namespace stowage {
+inline constexpr int kValueDtypes = 4;  // f64, f32, bf16, f16, in this order
+int value_index(Dtype dtype) noexcept;  // place of a value dtype in such tables
+
+/// n elements of one weight, from element `first` of `codes`: element first + i has the code at
+/// that index and the scale scales[(first + i) / group]; null scales stand for 1.
+struct Run {
+  const void* codes;
+  std::int64_t first;
+  const float* scales;
+  std::int64_t group;
+  std::int64_t n;
+};
+/// out[i] = round(value[code] * scale), one fp32 product and one rounding.
+using DequantizeKernel = void (*)(const Run& run, void* out) noexcept;
+struct DequantizeKernels {
+  DequantizeKernel to[kCodesCount][kValueDtypes];  // [Codes][value_index(out dtype)]
+};
+}  // namespace stowage
