@@ -1,0 +1,93 @@
+# The whole life of a checkout: `make demo` and `make test` set up what they need. `make help` lists all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+TREE := build/py3-none-linux_x86_64
+# cmake, ninja and the tests' programs come from the virtual environment.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --progress-bar off
+SOURCES := $(shell git ls-files -co --exclude-standard CMakeLists.txt cmake include src python \
+             pyproject.toml version.txt README.md 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build wheel demo test test-quick test-all test-gpu bench fuzz format lint clean
+
+help: ## list the targets
+	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- setup: each step leaves a stamp, so that repeating it costs nothing ----
+setup: $(STAMPS)/test ## system packages, .venv, torch and the build and test packages
+
+$(STAMPS)/system: tools/system_packages
+	@tools/system_packages
+	@mkdir -p $(@D) && touch $@
+
+# --clear mends a half-made environment; the interpreter's own pip.conf goes along with it.
+$(STAMPS)/venv: $(STAMPS)/system
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stowage: Python must be 3.11 or newer, got " + sys.version.split()[0])'
+	@echo "== making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@conf=$$($(PYTHON) -c 'import sys; print(sys.prefix)')/pip.conf; [ ! -f "$$conf" ] || cp "$$conf" $(VENV)/pip.conf
+	@touch $@
+
+$(STAMPS)/torch: requirements/torch.txt $(STAMPS)/venv
+	@echo "== installing torch (set TORCH_INDEX_URL to take it from another index, e.g. its CPU-only one)"
+	@$(PIP_INSTALL) -r $< $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
+	@touch $@
+
+$(STAMPS)/build: requirements/build.txt $(STAMPS)/torch
+	@echo "== installing the build packages"
+	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
+	@touch $@
+
+$(STAMPS)/test: requirements/test.txt $(STAMPS)/build
+	@echo "== installing the packages of the demo and the tests"
+	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
+	@touch $@
+
+# ---- build: one wheel, installed into .venv; the same tree serves the C++ tests ----
+build: $(STAMPS)/wheel ## build the wheel and install it into .venv
+
+$(STAMPS)/wheel: $(SOURCES) | $(STAMPS)/build
+	@echo "== building and installing the wheel (compiler output: $(TREE))"
+	@$(BIN)/python -m pip install --no-build-isolation .
+	@touch $@
+
+wheel: build ## write the wheel to build/dist
+	@rm -rf build/dist
+	@$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/dist .
+	@ls -l build/dist
+
+demo: build $(STAMPS)/test ## a real model, packed, loaded, compared: the table, and build/demo.json
+	@$(BIN)/python examples/demo.py
+
+# ---- tests: stages, their times and the one closing count are in tools/run_tests ----
+test: build $(STAMPS)/test ## every test: C++, sanitizers, checks, Python (12 minutes on 2 cores)
+	@$(BIN)/python tools/run_tests standard
+
+test-quick: build $(STAMPS)/test ## what to run after each edit (2 minutes)
+	@$(BIN)/python tools/run_tests quick
+
+test-all: build $(STAMPS)/test ## nightly: everything above, plus the slow extras and fuzzing
+	@$(BIN)/python tools/run_tests all
+
+test-gpu: ## op tests on CUDA with the Python and torch (2.11 or newer) that stand here
+	@PYTHON=$(PYTHON) tools/test_gpu
+
+bench: build ## kernels beside memcpy and read bandwidth, from one process
+	@$(BIN)/stowage bench
+
+fuzz: $(STAMPS)/build ## fuzz the parsers for a minute each (needs clang)
+	@tools/fuzz 60
+
+format: $(STAMPS)/test ## format C++ and Python in place
+	@git ls-files '*.h' '*.cpp' | xargs $(BIN)/clang-format -i
+	@$(BIN)/ruff check --quiet --fix . && $(BIN)/ruff format --quiet .
+
+lint: build $(STAMPS)/test ## formatting, ruff, mypy, clang-tidy where it is installed
+	@tools/lint
+
+clean: ## remove what was built; .venv stays
+	@rm -rf build $(STAMPS)/wheel

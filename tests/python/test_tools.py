@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house rules hold for this checkout, and each tool notices when one is broken."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / "build/py3-none-linux_x86_64"
+
+
+def run(tool: str, *arguments: str | Path) -> tuple[int, str]:
+    done = subprocess.run([ROOT / "tools" / tool, *arguments], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def compile_object(folder: Path, text: str) -> Path:
+    source, target = folder / "isa.cpp", folder / "isa.o"
+    source.write_text(text)
+    subprocess.run(["g++", "-std=c++20", "-O0", "-c", source, "-o", target], check=True)
+    return target
+
+
+def compile_library(folder: Path, name: str, text: str) -> Path:
+    (folder / "lib.cpp").write_text(text)
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", folder / "lib.cpp", "-o", folder / name]
+    subprocess.run(command, check=True)
+    return folder / name
+
+
+def test_layers_hold() -> None:
+    status, text = run("check_layers")
+    assert status == 0, text
+    assert int(re.search(r"(\d+) units", text)[1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"src/base/a.h": '#include "kernel/b.h"\n'}, "base must not include kernel/b"),
+        ({"src/store/a.cpp": '#include "kernel/b.h"\n'}, "store must not include kernel/b"),
+        ({"src/format/a.cpp": '#include "stowage/file.h"\n'}, "format must not include stowage/fi"),
+        (
+            {"src/kernel/a.cpp": "#include <torch/extension.h>\n"},
+            "only src/torch may include torch",
+        ),
+        ({"src/new/a.h": ""}, "no layer"),
+        (
+            {"src/base/a.h": '#include "base/b.h"\n', "src/base/b.h": '#include "base/a.h"\n'},
+            "cycle: base/",
+        ),
+        ({"python/stowage/ops.py": "from . import modules\n"}, "ops must not import modules"),
+        ({"python/stowage/ops.py": "from .tensor import x\n"}, "ops must not import tensor"),
+        ({"python/stowage/ops.py": "from stowage.tensor import x\n"}, "ops must not import tensor"),
+        ({"python/stowage/thing.py": ""}, "no rank"),
+    ],
+)
+def test_layers_notice(tmp_path: Path, files: dict[str, str], complaint: str) -> None:
+    status, text = run("check_layers", write(tmp_path, files))
+    assert status == 1 and complaint in text, text
+
+
+def test_layers_allow_what_points_down(tmp_path: Path) -> None:
+    files = {
+        "src/store/a.cpp": '#include "store/a.h"\n#include "stowage/weight.h"\n',
+        "src/store/a.h": '#include "base/env.h"\n',
+        "python/stowage/modules.py": "from . import ops\nfrom .tensor import x\nimport torch\n",
+    }
+    assert run("check_layers", write(tmp_path, files))[0] == 0
+
+
+def test_sizes_hold() -> None:
+    status, text = run("check_sizes")
+    assert status == 0, text
+
+
+LONG_BODY = "  f(1);\n" * 60
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"src/base/a.cpp": "// x\n" * 501}, "501 lines, cap 500"),
+        ({"include/stowage/a.h": "// x\n" * 201}, "201 lines, cap 200"),
+        ({"python/stowage/a.py": "# x\n" * 301}, "301 lines, cap 300"),
+        ({"src/base/a.cpp": "namespace a {\nint f(int x) {\n" + LONG_BODY + "}\n}\n"}, "of 62"),
+        ({"src/base/a.cpp": "class A {\n  void f() const {\n" + LONG_BODY + "}\n};\n"}, "of 62"),
+        ({"python/stowage/a.py": "def f():\n" + "    g()\n" * 60}, "of 61, cap 60"),
+    ],
+)
+def test_sizes_notice(tmp_path: Path, files: dict[str, str], complaint: str) -> None:
+    status, text = run("check_sizes", write(tmp_path, files))
+    assert status == 1 and complaint in text, text
+
+
+def test_sizes_leave_classes_and_tables_alone(tmp_path: Path) -> None:
+    members = "  int f() { return '{'; }\n" * 70
+    table = "constexpr int kTable[] = {\n" + "    1,\n" * 70 + "};\n"
+    status, text = run(
+        "check_sizes", write(tmp_path, {"src/a/a.cpp": f"class A {{\n{members}}};\n{table}"})
+    )
+    assert status == 0 and "functions: 70, p50 1, p90 1, largest 1" in text, text
+
+
+def test_symbols_hold() -> None:
+    objects = sorted(TREE.glob("src/kernel/**/cpu/*.cpp.o"))
+    libraries = [TREE / "src/libstowage.so", TREE / "src/torch/stowage_torch.so"]
+    if not TREE.exists():
+        pytest.skip("needs the tree that pip builds the wheel in: make build")
+    assert {"avx2.cpp.o", "avx512.cpp.o", "scalar.cpp.o"} <= {path.name for path in objects}
+    status, text = run("check_symbols", *objects, *libraries)
+    assert status == 0, text
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("inline int f(int x) { return x; }\nextern const int k = f(1);\n", "weak symbol f(int)"),
+        ("int f() { return 1; }\nint g() { return 2; }\n", "one strong symbol expected, got 2"),
+        ("static int f() { return 1; }\n", "one strong symbol expected, got 0"),
+    ],
+)
+def test_symbols_notice_objects(tmp_path: Path, text: str, complaint: str) -> None:
+    status, output = run("check_symbols", compile_object(tmp_path, text))
+    assert status == 1 and complaint in output, output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("libstowage.so", "namespace nlohmann { void f() {} }\n", "exports nlohmann::f()"),
+        ("libstowage.so", "namespace stowage { static void f() {} }\n", "exports nothing"),
+        (
+            "stowage_torch.so",
+            "namespace at { void f(); }\nvoid g() { at::f(); }\n",
+            "needs at::f()",
+        ),
+        (
+            "stowage_torch.so",
+            'extern "C" void PyErr_Clear();\nvoid g() { PyErr_Clear(); }\n',
+            "PyErr_",
+        ),
+    ],
+)
+def test_symbols_notice_libraries(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    status, output = run("check_symbols", compile_library(tmp_path, name, text))
+    assert status == 1 and complaint in output, output
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+def test_python_is_clean(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--quiet", ROOT], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_cpp_is_formatted() -> None:
+    clang_format = Path(sys.executable).parent / "clang-format"
+    if not clang_format.exists():
+        pytest.skip("needs clang-format 14 in the virtual environment: make setup")
+    folders = (ROOT / "include", ROOT / "src", ROOT / "tests")
+    files = [p for d in folders for p in d.rglob("*") if p.suffix in {".h", ".cpp"}]
+    done = subprocess.run(
+        [clang_format, "--dry-run", "-Werror", *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
