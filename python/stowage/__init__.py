@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model weights that rest small (fp8, NF4, int8) and compute exactly."""
+
+from stowage import _transforms, composite, fakes  # noqa: F401  they complete the ops
+from stowage._errors import (
+    BadFile,
+    FileError,
+    InvalidArgument,
+    OutOfMemory,
+    StowageError,
+    Unsupported,
+)
+
+__all__ = [
+    "BadFile",
+    "FileError",
+    "InvalidArgument",
+    "OutOfMemory",
+    "StowageError",
+    "Unsupported",
+]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of the package, and how the texts of our ops become them.
+
+An op can raise only RuntimeError; its text starts with the code in brackets. Every entry point in
+Python turns it into the class below that is also the built-in exception a caller would expect.
+"""
+
+from typing import NoReturn
+
+
+class StowageError(RuntimeError):
+    """Everything that the package raises on purpose."""
+
+
+class InvalidArgument(StowageError, ValueError):
+    """An argument that breaks a rule."""
+
+
+class BadFile(StowageError, ValueError):
+    """A file that is not what it says; the text names path, tensor and byte offset."""
+
+
+class FileError(StowageError, OSError):
+    """The system could not read or write."""
+
+
+class Unsupported(StowageError, NotImplementedError):
+    """Legal, but not in this build or on this device."""
+
+
+class OutOfMemory(StowageError, MemoryError):
+    """No memory left."""
+
+
+_CLASSES: dict[str, type[StowageError]] = {
+    "invalid_argument": InvalidArgument,
+    "bad_file": BadFile,
+    "io": FileError,
+    "unsupported": Unsupported,
+    "out_of_memory": OutOfMemory,
+    "cuda": StowageError,
+}
+
+
+def translated(error: RuntimeError) -> RuntimeError:
+    """The exception that `error`, raised by one of our ops, stands for; else `error` itself."""
+    text = str(error)
+    code, bracket, message = text.partition("] ")
+    if not bracket or not code.startswith("[") or code[1:] not in _CLASSES:
+        return error
+    # The dispatcher may add a trace of C++ frames to the text of an exception.
+    return _CLASSES[code[1:]](message.partition("\nException raised from ")[0])
+
+
+def fail(code: str, message: str) -> NoReturn:
+    """Raises as an op does: RuntimeError whose text starts with `[code] `."""
+    raise RuntimeError(f"[{code}] {message}")

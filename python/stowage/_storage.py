@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages: what the codes of a weight mean. One object for each string, interned."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stowage import ops
+from stowage._errors import translated
+
+_WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_NESTED_BLOCK = 256  # block scales that share one scale of their own
+_NESTED_MAP = 256
+
+Part = tuple[str, torch.dtype, tuple[int, ...]]
+
+
+class Storage:
+    """A storage string, parsed: `Storage("nf4") is Storage("nf4:block64")`. Immutable.
+
+    Raises InvalidArgument (a ValueError) that lists the legal strings.
+    """
+
+    name: str  # canonical
+    key: int  # what ops take
+    codes: str
+    bits: int
+    dialect: str
+    kind: str  # none, tensor, row, row2, block
+    block: int  # 0 unless kind is block
+    nested: bool
+    largest: float
+    values: tuple[float, ...]  # of 4-bit codes, by code
+    part_names: tuple[str, ...]  # codes first
+    codes_dtype: torch.dtype
+
+    _known: dict[str, "Storage"] = {}  # noqa: RUF012  by every spelling seen
+    _by_key: dict[int, "Storage"] = {}  # noqa: RUF012
+
+    def __new__(cls, text: "str | Storage") -> "Storage":
+        if isinstance(text, Storage):
+            return text
+        found = cls._known.get(text)
+        if found is None:
+            try:
+                found = cls.from_key(ops.storage_key(text))
+            except RuntimeError as error:
+                raise translated(error) from None
+            cls._known[text] = found
+        return found
+
+    @classmethod
+    def parse(cls, text: "str | Storage") -> "Storage":
+        return cls(text)
+
+    @classmethod
+    def from_key(cls, key: int) -> "Storage":
+        found = cls._by_key.get(key)
+        if found is None:
+            found = cls._by_key.setdefault(key, cls._describe(key))
+        return found
+
+    @classmethod
+    def _describe(cls, key: int) -> "Storage":
+        facts: dict[str, Any] = json.loads(ops.storage_describe(key))
+        self = object.__new__(cls)
+        for field in ("name", "codes", "bits", "dialect", "kind", "block", "nested", "largest"):
+            object.__setattr__(self, field, facts[field])
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "values", tuple(facts.get("values", ())))
+        object.__setattr__(self, "part_names", tuple(facts["parts"]))
+        object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Storage: {name} must not change")
+
+    def __reduce__(self) -> tuple[type["Storage"], tuple[str]]:
+        return Storage, (self.name,)
+
+    def __copy__(self) -> "Storage":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Storage":
+        return self
+
+    def __repr__(self) -> str:
+        return f"Storage({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
+        """Name, dtype and shape of each part of a weight of this shape; sizes may be symbolic."""
+        elements = math.prod(shape)
+        if self.bits != 4:
+            codes: Part = ("codes", self.codes_dtype, tuple(shape))
+            return (codes,) if self.kind == "none" else (codes, self._scale(shape))
+        codes = ("codes", torch.uint8, ((elements + 1) // 2, 1))
+        blocks = (elements + self.block - 1) // self.block
+        if not self.nested:
+            return (codes, ("absmax", torch.float32, (blocks,)))
+        return (
+            codes,
+            ("absmax", torch.uint8, (blocks,)),
+            ("nested_absmax", torch.float32, ((blocks + _NESTED_BLOCK - 1) // _NESTED_BLOCK,)),
+            ("nested_map", torch.float32, (_NESTED_MAP,)),
+            ("nested_offset", torch.float32, ()),
+        )
+
+    def _scale(self, shape: Sequence[int]) -> Part:
+        if self.kind == "tensor":
+            return ("scale", torch.float32, ())
+        if self.kind == "row":
+            return ("scale", torch.float32, (shape[0], *(1 for _ in shape[1:])))
+        if self.kind == "row2":
+            return ("scale", torch.float32, (*shape[:2], *(1 for _ in shape[2:])))
+        columns = math.prod(shape[1:])
+        return ("scale", torch.float32, (shape[0], (columns + self.block - 1) // self.block))

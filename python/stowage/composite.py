@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op on weights by stock torch ops, for devices and machines that we have no kernel for.
+
+Slower, the same numbers: quantize, dequantize and embedding give the bytes of the kernels, linear
+computes in fp32 and rounds once. On the CPU they stand in when STOWAGE_FORCE_ISA=composite.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stowage import _codec
+from stowage._errors import fail
+from stowage._library import composite_forced
+from stowage._shapes import (
+    check_embedding,
+    check_linear,
+    check_linear_grad_input,
+    check_measure,
+    check_quantize,
+    check_weight,
+)
+from stowage._storage import Storage
+
+_SUBNORMAL, _ONE = 2.0**-1074, 1.0
+
+
+def _check_subnormals(where: str) -> None:
+    # The kernels clear the flush mode for their duration; here nothing can, and codes would differ.
+    if _SUBNORMAL * _ONE == 0.0:
+        fail("unsupported", f"{where}: needs torch.set_flush_denormal(False), got True")
+
+
+def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
+    kind = Storage.from_key(storage)
+    check_quantize(x, kind)
+    _check_subnormals("stowage::quantize")
+    return _codec.quantize(x, kind, keep_nonfinite)
+
+
+def dequantize(
+    codes: Tensor, scales: Sequence[Tensor], storage: int, shape: Sequence[int], out: torch.dtype
+) -> Tensor:
+    where, kind = "stowage::dequantize", Storage.from_key(storage)
+    check_weight(where, kind, shape, codes, scales, out)
+    _check_subnormals(where)
+    result = torch.empty(tuple(shape), dtype=out, device=codes.device)
+    if codes.dtype == out:  # a plain cast in its own type
+        return result.copy_(codes)
+    rows, length = _codec.rows_of(shape), _codec.row_elements(shape)
+    if result.numel():
+        flat = result.view(rows, length)
+        for span in _codec.spans(rows, length):
+            values = _codec.values((codes, *scales), kind, shape, span)
+            flat[span].copy_(_codec.narrow(values, out))
+    return result
+
+
+def _tile(
+    parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice, dtype: torch.dtype
+) -> Tensor:
+    """fp32 values of some rows, rounded to the compute dtype as the kernels' are."""
+    return _codec.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
+
+
+def _check_exact(where: str, dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16:
+        fail("unsupported", f"{where}: exact bf16 products need the kernels, got composite")
+
+
+def linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    rows: int,
+    bias: Tensor | None,
+    exact: bool = False,
+) -> Tensor:
+    where, kind = "stowage::linear", Storage.from_key(storage)
+    shape = check_linear(x, codes, scales, kind, rows, bias)
+    _check_subnormals(where)
+    if exact:
+        _check_exact(where, x.dtype)
+        weight = dequantize(codes, scales, storage, shape, x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    wide, flat = x.reshape(-1, shape[1]).to(torch.float32), out.view(-1, rows)
+    for span in _codec.spans(rows, shape[1]):
+        tile = _tile((codes, *scales), kind, shape, span, x.dtype)
+        term = None if bias is None else bias[span].to(torch.float32)
+        flat[:, span].copy_(torch.nn.functional.linear(wide, tile, term))
+    return out
+
+
+def linear_grad_input(
+    g: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    columns: int,
+    exact: bool = False,
+) -> Tensor:
+    where, kind = "stowage::linear_grad_input", Storage.from_key(storage)
+    shape = check_linear_grad_input(g, codes, scales, kind, columns)
+    _check_subnormals(where)
+    wide = g.reshape(-1, shape[0])
+    if exact:
+        _check_exact(where, g.dtype)
+        gx = wide.mm(dequantize(codes, scales, storage, shape, g.dtype))
+        return gx.view(*g.shape[:-1], columns)
+    wide = wide.to(torch.float32)
+    total = torch.zeros((wide.shape[0], columns), dtype=torch.float32, device=g.device)
+    for span in _codec.spans(shape[0], columns):
+        total.addmm_(wide[:, span], _tile((codes, *scales), kind, shape, span, g.dtype))
+    return total.to(g.dtype).view(*g.shape[:-1], columns)
+
+
+def embedding(
+    ids: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    shape: Sequence[int],
+    out: torch.dtype,
+) -> Tensor:
+    where, kind = "stowage::embedding", Storage.from_key(storage)
+    check_embedding(ids, codes, scales, kind, shape, out)
+    _check_subnormals(where)
+    rows, length = shape[0], _codec.row_elements(shape)
+    flat = ids.reshape(-1).to(torch.int64)
+    result = torch.empty((*ids.shape, *shape[1:]), dtype=out, device=codes.device)
+    if not flat.numel():
+        return result
+    low, high = (int(v) for v in torch.aminmax(flat))
+    if low < 0 or high >= rows:
+        wrong = low if low < 0 else high
+        fail("invalid_argument", f"{where}: ids must be in [0, {rows}), got {wrong}")
+    lines = result.view(-1, length) if length else result
+    for span in _codec.spans(flat.numel() if length else 0, length):
+        values = _codec.pick((codes, *scales), kind, shape, flat[span])
+        lines[span].copy_(_codec.narrow(values, out))
+    return result
+
+
+def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) -> Tensor:
+    kind = Storage.from_key(storage)
+    check_measure(x, codes, scales, kind)
+    _check_subnormals("stowage::measure")
+    totals = torch.zeros(6, dtype=torch.float64)
+    totals[0] = x.numel()
+    rows, length = _codec.rows_of(x.shape), _codec.row_elements(x.shape)
+    flat = x.reshape(rows, length) if x.numel() else x
+    for span in _codec.spans(rows if length else 0, length):
+        # Cast to fp64 on the CPU: some devices have none.
+        value = flat[span].to("cpu", torch.float64)
+        rest = _codec.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
+        finite = torch.isfinite(value)
+        if kind.kind == "none":
+            totals[1] += (finite & (value.abs() > kind.largest)).sum()
+        totals[2] += (~finite).sum()
+        error = torch.where(finite, (value - rest).abs(), 0.0)
+        totals[3] = torch.maximum(totals[3], error.amax())
+        totals[4] += error.square().sum()
+        totals[5] += torch.where(finite, value, 0.0).square().sum()
+    return totals
+
+
+_OPS = {
+    "quantize": quantize,
+    "dequantize": dequantize,
+    "linear": linear,
+    "linear_grad_input": linear_grad_input,
+    "embedding": embedding,
+    "measure": measure,
+}
+
+
+def _register() -> torch.library.Library:
+    # Below the op, so that graphs and gradients are the same. A key for one device (CPU: ours)
+    # goes before this one for all.
+    library = torch.library.Library("stowage", "IMPL")
+    for name, function in _OPS.items():
+        library.impl(name, function, "CompositeExplicitAutograd")
+        if composite_forced():
+            library.impl(name, function, "CPU", allow_override=True)
+    return library
+
+
+_registered = _register()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled ops, by name. Schemas: src/torch/library.cpp. An error is a RuntimeError whose text
+starts with `[code] `; gradients flow through `dequantize`, `linear` and `embedding`.
+"""
+
+import torch
+
+from stowage import _library  # noqa: F401  registers the ops
+
+_ops = torch.ops.stowage
+
+quantize = _ops.quantize.default
+dequantize = _ops.dequantize.default
+linear = _ops.linear.default
+linear_grad_input = _ops.linear_grad_input.default
+embedding = _ops.embedding.default
+measure = _ops.measure.default
+
+storage_key = _ops.storage_key.default
+storage_describe = _ops.storage_describe.default
+storage_on_disk = _ops.storage_on_disk.default
+info = _ops.info.default
+
+file_open = _ops.file_open.default
+file_describe = _ops.file_describe.default
+file_read = _ops.file_read.default
+file_drop = _ops.file_drop.default
+file_verify = _ops.file_verify.default
+file_close = _ops.file_close.default
+writer_open = _ops.writer_open.default
+writer_write = _ops.writer_write.default
+writer_finish = _ops.writer_finish.default
+writer_discard = _ops.writer_discard.default

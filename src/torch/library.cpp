@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schemas of all ops. Fakes and gradients are in Python (fakes.py, autograd.py): a shape
+// function written in stable-ABI C++ would fix symbolic sizes without a word.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(stowage, m) {
+  // On weights. Codes are uint8 (wider casts keep their dtype), never float8: opcheck and half of
+  // torch's ops cannot take float8. Scales follow in the order of layout().
+  m.def("quantize(Tensor x, int storage, bool keep_nonfinite=False) -> Tensor[]");
+  m.def(
+      "dequantize(Tensor codes, Tensor[] scales, int storage, SymInt[] shape, ScalarType out)"
+      " -> Tensor");
+  m.def(
+      "linear(Tensor x, Tensor codes, Tensor[] scales, int storage, SymInt rows, Tensor? bias,"
+      " bool exact=False) -> Tensor");
+  m.def(
+      "linear_grad_input(Tensor g, Tensor codes, Tensor[] scales, int storage, SymInt columns,"
+      " bool exact=False) -> Tensor");
+  m.def(
+      "embedding(Tensor ids, Tensor codes, Tensor[] scales, int storage, SymInt[] shape,"
+      " ScalarType out) -> Tensor");
+  m.def("measure(Tensor x, Tensor codes, Tensor[] scales, int storage) -> Tensor");
+  // On descriptions: what is structured crosses as JSON.
+  m.def("storage_key(str text) -> int");
+  m.def("storage_describe(int storage) -> str");
+  m.def("storage_on_disk(str name, int storage, int[] shape) -> str");
+  m.def("info() -> str");
+  // On files: a handle stands for an open one.
+  m.def("file_open(str path) -> int");
+  m.def("file_describe(int file) -> str");
+  m.def("file_read(int file, str name) -> Tensor");
+  m.def("file_drop(int file, str name) -> ()");
+  m.def("file_verify(int file) -> int");
+  m.def("file_close(int file) -> ()");
+  m.def("writer_open(str path, str declaration) -> int");
+  m.def("writer_write(int writer, str name, Tensor bytes) -> ()");
+  m.def("writer_finish(int writer) -> ()");
+  m.def("writer_discard(int writer) -> ()");
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops that describe: storage strings and keys.
+#include <nlohmann/json.hpp>
+
+#include "stowage/storage.h"
+#include "torch/arguments.h"
+
+namespace stowage::door {
+namespace {
+using nlohmann::json;
+
+constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block"};
+
+std::int64_t storage_key_op(std::string text) { return storage_key(parse_storage(text)); }
+
+std::string storage_describe(std::int64_t key) {
+  const Storage storage = storage_from_key(key);
+  const FormatTrait& format = trait(storage.codes);
+  // Every format holds a single element, so this shape shows which parts there are.
+  const Layout sample = layout(storage, Shape{1, 1});
+  json parts = json::array();
+  for (int i = 0; i < sample.count; ++i) {
+    parts.push_back(sample.parts[static_cast<std::size_t>(i)].name);
+  }
+  json out = {{"name", to_string(storage)},
+              {"codes", format.name},
+              {"bits", format.bits},
+              {"dialect", storage.dialect == Dialect::torchao ? "torchao" : "standard"},
+              {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
+              {"block", storage.scaling.block},
+              {"nested", storage.scaling.nested},
+              {"parts", std::move(parts)},
+              {"largest", format.largest}};
+  if (format.bits == 4) out["values"] = format.values;
+  return out.dump();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
+  m.impl("storage_key", TORCH_BOX(&Door<&storage_key_op>::call));
+  m.impl("storage_describe", TORCH_BOX(&Door<&storage_describe>::call));
+}
+}  // namespace stowage::door
