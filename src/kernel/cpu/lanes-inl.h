@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vocabulary that the kernels are written in: kWidth lanes of fp32 and int32, in the compiler's
+// vector types, so that it runs on any CPU. An instruction set defines kWidth, includes this file
+// and derives its `Lanes`, replacing what it can do better; results are the same bits everywhere.
+// Every lane holds one element. Memory needs no alignment.
+#pragma once
+#include <cstdint>
+
+namespace stowage {
+namespace {
+
+typedef float F __attribute__((vector_size(4 * kWidth)));
+typedef std::int32_t I __attribute__((vector_size(4 * kWidth)));
+typedef std::uint32_t U __attribute__((vector_size(4 * kWidth)));
+
+constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7F800000, kQuietNan = 0x7FC00000;
+
+inline F as_float(I bits) { return reinterpret_cast<F>(bits); }
+inline I as_int(F x) { return reinterpret_cast<I>(x); }
+inline I splat(std::int32_t x) { return x - I{}; }
+inline F splat(float x) { return x - F{}; }
+inline I shift_right(I x, int count) { return reinterpret_cast<I>(reinterpret_cast<U>(x) >> count); }
+inline I magnitude(F x) { return as_int(x) & 0x7FFFFFFF; }
+inline I sign(F x) { return as_int(x) & static_cast<std::int32_t>(kSign); }
+inline I min(I a, I b) { return a < b ? a : b; }
+inline I max(I a, I b) { return a > b ? a : b; }
+inline I is_nan(I magnitude) { return magnitude > static_cast<std::int32_t>(kInfinity); }
+
+/// Drops `count` low bits of non-negative numbers, rounding to nearest, ties to even.
+inline I round_shift(I x, int count) {
+  return shift_right(x + ((1 << (count - 1)) - 1) + (shift_right(x, count) & 1), count);
+}
+
+template <class T>
+T load_as(const void* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof(T));
+  return value;
+}
+template <class T>
+void store_as(void* to, T value) {
+  __builtin_memcpy(to, &value, sizeof(T));
+}
+
+/// fp32 to the bits of fp16 or bf16 in the low half of each lane: nearest even, overflow to
+/// infinity, every NaN the positive quiet one.
+inline I bf16_bits(F x) {
+  const I rounded = round_shift(as_int(x), 16);
+  return is_nan(magnitude(x)) ? splat(0x7FC0) : rounded;
+}
+//   fp32  s eeeeeeee mmmmmmmmmm ....13 bits....    bias 127
+//   fp16  s    eeeee mmmmmmmmmm                    bias 15: 112 less
+inline I f16_bits(F x) {
+  const I a = magnitude(x);
+  const I normal = round_shift(a, 13) - (112 << 10);
+  // Below 2^-14 the grid is 2^-24, which is that of fp32 numbers next to 0.5.
+  const I subnormal = as_int(as_float(a) + 0.5f) - as_int(splat(0.5f));
+  I bits = a < (113 << 23) ? subnormal : normal;
+  bits = a >= (143 << 23) ? splat(0x7C00) : bits;  // 2^16 and above, infinity too
+  bits = is_nan(a) ? splat(0x7E00) : bits | shift_right(sign(x), 16);
+  return bits;
+}
+inline F f16_value(I bits) {
+  const I a = bits & 0x7FFF, normal = (a << 13) + (112 << 23);
+  const F subnormal = __builtin_convertvector(a, F) * 0x1p-24f;
+  I value = a < 0x400 ? as_int(subnormal) : normal;
+  value = a >= 0x7C00 ? normal + (112 << 23) : value;  // infinity and NaN
+  return as_float(value | ((bits & 0x8000) << 16));
+}
+
+struct PortableLanes {
+  static I load_u8(const void* p) { return widen<std::uint8_t>(p); }
+  static I load_i8(const void* p) { return widen<std::int8_t>(p); }
+  /// kWidth nibbles of kWidth / 2 bytes, the high one of each byte first. Upper bits are anything.
+  static I load_nibbles(const void* p) {
+    I nibbles;
+    for (int i = 0; i < kWidth; ++i)
+      nibbles[i] = static_cast<const std::uint8_t*>(p)[i / 2] >> (i % 2 == 0 ? 4 : 0);
+    return nibbles;
+  }
+  static F load_f32(const void* p) { return load_as<F>(p); }
+  static F load_bf16(const void* p) { return as_float(widen<std::uint16_t>(p) << 16); }
+  static F load_f16(const void* p) { return f16_value(widen<std::uint16_t>(p)); }
+  /// Rounded to nearest even.
+  static F load_f64(const void* p) {
+    F x;
+    for (int i = 0; i < kWidth; ++i)
+      x[i] = static_cast<float>(load_as<double>(static_cast<const double*>(p) + i));
+    return x;
+  }
+  /// Rounded to odd: cut, and the last bit set where anything was cut off. Rounding that once more,
+  /// to at least two bits less, gives what rounding the double once would have given. Finite
+  /// doubles stay finite.
+  static F load_f64_odd(const void* p) {
+    I x;
+    for (int i = 0; i < kWidth; ++i) {
+      const double wide = load_as<double>(static_cast<const double*>(p) + i);
+      x[i] = __builtin_bit_cast(std::int32_t, round_to_odd(wide));
+    }
+    return as_float(x);
+  }
+
+  static void store_u8(void* p, I x) { narrow<std::uint8_t>(p, x); }
+  static void store_u16(void* p, I x) { narrow<std::uint16_t>(p, x); }
+  /// The low four bits of each lane, packed as load_nibbles reads them.
+  static void store_nibbles(void* p, I x) {
+    for (int i = 0; i < kWidth; i += 2)
+      static_cast<std::uint8_t*>(p)[i / 2] = static_cast<std::uint8_t>(x[i] << 4 | x[i + 1]);
+  }
+  static void store_f32(void* p, F x) { store_as(p, x); }
+  static void store_f64(void* p, F x) {
+    for (int i = 0; i < kWidth; ++i) store_as(static_cast<double*>(p) + i, double{x[i]});
+  }
+  static I bf16(F x) { return bf16_bits(x); }
+  static I f16(F x) { return f16_bits(x); }
+
+  /// Sixteen entries of 32 bits, looked up by the low four bits of each lane.
+  struct Table16 {
+    std::int32_t entries[16];
+  };
+  static Table16 load_table(const void* sixteen) { return load_as<Table16>(sixteen); }
+  static I look_up(const Table16& table, I index) {
+    I found;
+    for (int i = 0; i < kWidth; ++i) found[i] = table.entries[index[i] & 15];
+    return found;
+  }
+
+ private:
+  template <class T>
+  static I widen(const void* p) {
+    I x;
+    for (int i = 0; i < kWidth; ++i) x[i] = load_as<T>(static_cast<const T*>(p) + i);
+    return x;
+  }
+  template <class T>
+  static void narrow(void* p, I x) {
+    for (int i = 0; i < kWidth; ++i) store_as(static_cast<T*>(p) + i, static_cast<T>(x[i]));
+  }
+  static float round_to_odd(double wide) {
+    float near = static_cast<float>(wide);
+    if (static_cast<double>(near) == wide || wide != wide) return near;
+    auto bits = __builtin_bit_cast(std::uint32_t, near);
+    const bool away = wide < 0 ? static_cast<double>(near) < wide : static_cast<double>(near) > wide;
+    if (away) --bits;  // the next one towards zero; infinity becomes the largest number
+    return __builtin_bit_cast(float, bits | 1);
+  }
+};
+
+}  // namespace
+}  // namespace stowage

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses the kernels once, by what the CPU can run and what STOWAGE_FORCE_ISA asks for. This file
+// is built with baseline flags; only a table that the CPU can run is ever called.
+#include <string>
+
+#include "base/cpu.h"
+#include "base/env.h"
+#include "kernel/kernels.h"
+
+namespace stowage {
+
+extern const Kernels kScalarKernels;
+
+std::string_view to_string(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::scalar: return "scalar";
+    case Isa::avx2: return "avx2";
+    case Isa::avx512: break;
+  }
+  return "avx512";
+}
+
+std::vector<NamedKernels> runnable_kernels() {
+  std::vector<NamedKernels> tables{{"scalar", &kScalarKernels}};
+  return tables;
+}
+
+const Kernels& kernels_named(std::string_view forced) {
+  const std::vector<NamedKernels> tables = runnable_kernels();
+  if (forced.empty()) return *tables.back().kernels;
+  const std::string where = "STOWAGE_FORCE_ISA=" + std::string(forced);
+  if (forced == "composite")
+    throw Error(Code::unsupported, where +
+                                       ": must be scalar, avx2 or avx512 here; the composite path "
+                                       "is made of torch ops and lives in the Python package");
+  for (auto table = tables.rbegin(); table != tables.rend(); ++table)
+    if (forced == to_string(table->kernels->isa)) return *table->kernels;
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (forced == to_string(isa))
+      throw Error(Code::unsupported, where + ": must be a set that this CPU runs, the best is " +
+                                         std::string(to_string(tables.back().kernels->isa)));
+  throw Error(Code::invalid_argument, where + ": must be scalar, avx2, avx512 or composite");
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = kernels_named(env::force_isa());
+  return chosen;
+}
+
+}  // namespace stowage

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public functions of stowage/quantize.h with the kernels given, so that tests and benchmarks
+// can run any table; the public ones pass kernels().
+#pragma once
+#include "kernel/kernels.h"
+#include "stowage/quantize.h"
+
+namespace stowage {
+void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, const Shape& shape,
+                   const Storage& storage, std::span<void* const> parts,
+                   const QuantizeOptions& options);
+void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, void* out,
+                     Dtype dtype, Executor& executor);
+void embedding_with(const Kernels& kernels, const Weight& weight, const std::int64_t* ids,
+                    std::int64_t n, void* out, Dtype dtype, Executor& executor);
+Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const Weight& weight,
+                  Executor& executor);
+}  // namespace stowage

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantizing: checks, and how each kind of scaling is cut into tasks. No temporary grows with the
+// weight, but for the block scales of nested storages.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "format/dynamic_map.h"
+#include "format/reference.h"
+#include "kernel/chunks.h"
+#include "kernel/drivers.h"
+
+namespace stowage {
+namespace {
+
+/// The largest of what many tasks report.
+class Largest {
+ public:
+  void take(std::uint32_t bits) noexcept {
+    std::uint32_t seen = bits_.load(std::memory_order_relaxed);
+    while (seen < bits && !bits_.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+    }
+  }
+  std::uint32_t bits() const noexcept { return bits_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint32_t> bits_{0};
+};
+
+struct Job {
+  const Kernels& kernels;
+  const char* values;
+  Dtype dtype;
+  std::int64_t n;
+  const Storage& storage;
+  std::span<void* const> parts;
+  Executor& executor;
+
+  std::size_t codes() const { return static_cast<std::size_t>(storage.codes); }
+  std::size_t in() const { return static_cast<std::size_t>(value_index(dtype)); }
+  const char* at(std::int64_t i) const { return values + i * (bits(dtype) / 8); }
+};
+
+bool can_keep_nonfinite(const Storage& storage) {
+  return storage.scaling.kind == Scaling::Kind::none ||
+         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+}
+
+[[noreturn]] void refuse_nonfinite(const Job& job) {
+  const bool cast = job.storage.scaling.kind == Scaling::Kind::none;
+  const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
+    const double x = reference::read(job.values, job.dtype, i);
+    return cast ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
+  };
+  std::int64_t i = 0;
+  while (i + 1 < job.n && is_finite(i)) ++i;
+  throw Error(Code::invalid_argument,
+              "quantize: values must be finite" +
+                  (can_keep_nonfinite(job.storage) ? "" : " in " + to_string(job.storage)) +
+                  ", got " + std::to_string(reference::read(job.values, job.dtype, i)) +
+                  " at element " + std::to_string(i));
+}
+
+std::uint32_t quantize_cast(const Job& job) {
+  const CastKernel cast = job.kernels.quantize.cast[job.codes()][job.in()];
+  const std::int64_t width = trait(job.storage.codes).bits / 8;
+  Largest largest;
+  for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    char* out = static_cast<char*>(job.parts[0]) + begin * width;
+    largest.take(cast(job.at(begin), end - begin, out));
+  });
+  return largest.bits();
+}
+
+std::uint32_t quantize_blocks(const Job& job, float* absmax) {
+  const BlocksKernel kernel = job.kernels.quantize.blocks[job.codes()][job.in()];
+  const std::int64_t block = job.storage.scaling.block;
+  static_assert(kChunkElements % 4096 == 0, "a chunk holds whole blocks");
+  Largest largest;
+  for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    largest.take(kernel({job.at(begin), end - begin, block,
+                         static_cast<std::uint8_t*>(job.parts[0]) + begin / 2,
+                         absmax + begin / block}));
+  });
+  return largest.bits();
+}
+
+std::uint32_t quantize_nested(const Job& job) {
+  std::vector<float> absmax(
+      static_cast<std::size_t>(ceil_div<std::int64_t>(job.n, job.storage.scaling.block)));
+  const std::uint32_t largest = quantize_blocks(job, absmax.data());
+  if (largest >= kInfinityBits) return largest;
+  const ExactFloats exact;
+  nest_scales(absmax, static_cast<std::uint8_t*>(job.parts[1]), static_cast<float*>(job.parts[2]),
+              static_cast<float*>(job.parts[4]));
+  std::ranges::copy(dynamic_map(), static_cast<float*>(job.parts[3]));
+  return largest;
+}
+
+/// Elements that share a scale: groups of `group` in lines of `line`, restarting at each line.
+struct Groups {
+  std::int64_t group, line, per_line, count;
+  Groups(const Storage& storage, const Shape& shape)
+      : group(group_elements(storage, shape)),
+        line(storage.scaling.kind == Scaling::Kind::block ? shape.row_elements() : shape.elements()),
+        per_line(ceil_div(line, group)),
+        count(shape.elements() / line * per_line) {}
+  std::int64_t begin(std::int64_t g) const { return g / per_line * line + g % per_line * group; }
+  std::int64_t size(std::int64_t g) const {
+    return std::min(group, line - g % per_line * group);
+  }
+};
+
+float scale_of(const Job& job, std::uint32_t amax) {
+  return reference::scale_of(__builtin_bit_cast(float, amax), trait(job.storage.codes).largest);
+}
+
+/// Small groups: a task takes several and reads each twice, the second time from a cache.
+std::uint32_t quantize_small_groups(const Job& job, const Groups& groups) {
+  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
+  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
+  auto* codes = static_cast<std::uint8_t*>(job.parts[0]);
+  auto* scales = static_cast<float*>(job.parts[1]);
+  Largest largest;
+  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / groups.group);
+  for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t g = from; g < to; ++g) {
+      const std::int64_t begin = groups.begin(g), size = groups.size(g);
+      const std::uint32_t most = amax(job.at(begin), size);
+      largest.take(most);
+      if (most >= kInfinityBits) return;
+      scales[g] = scale_of(job, most);
+      encode(job.at(begin), size, 1.0f / scales[g], codes + begin);
+    }
+  });
+  return largest.bits();
+}
+
+/// One group of more than a chunk: all tasks look for its amax, then all encode.
+std::uint32_t quantize_large_group(const Job& job, std::int64_t first, std::int64_t size,
+                                   float* scale) {
+  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
+  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
+  Largest largest;
+  for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    largest.take(amax(job.at(first + begin), end - begin));
+  });
+  if (largest.bits() >= kInfinityBits) return largest.bits();
+  const ExactFloats exact;
+  *scale = scale_of(job, largest.bits());
+  const float r = 1.0f / *scale;
+  auto* codes = static_cast<std::uint8_t*>(job.parts[0]) + first;
+  for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    encode(job.at(first + begin), end - begin, r, codes + begin);
+  });
+  return largest.bits();
+}
+
+std::uint32_t quantize_scaled(const Job& job, const Shape& shape) {
+  auto* scales = static_cast<float*>(job.parts[1]);
+  if (job.n == 0) {  // groups without elements still have their scale
+    std::fill_n(scales, layout(job.storage, shape).parts[1].shape.elements(), 1.0f);
+    return 0;
+  }
+  const Groups groups(job.storage, shape);
+  if (groups.group <= kChunkElements) return quantize_small_groups(job, groups);
+  std::uint32_t largest = 0;
+  for (std::int64_t g = 0; g < groups.count && largest < kInfinityBits; ++g)
+    largest = std::max(largest,
+                       quantize_large_group(job, groups.begin(g), groups.size(g), scales + g));
+  return largest;
+}
+
+std::uint32_t run(const Job& job, const Shape& shape) {
+  if (job.storage.scaling.kind == Scaling::Kind::none) return quantize_cast(job);
+  if (trait(job.storage.codes).bits == 8) return quantize_scaled(job, shape);
+  if (job.storage.scaling.nested) return quantize_nested(job);
+  return quantize_blocks(job, static_cast<float*>(job.parts[1]));
+}
+
+void check(const void* values, Dtype dtype, const Layout& made, const Storage& storage,
+           std::span<void* const> parts) {
+  const auto refuse = [](const std::string& text) {
+    throw Error(Code::invalid_argument, "quantize: " + text);
+  };
+  if (!is_value_dtype(dtype))
+    refuse("values must be f64, f32, bf16 or f16, got " + std::string(disk_name(dtype)));
+  if (parts.size() != static_cast<std::size_t>(made.count))
+    refuse(to_string(storage) + " must have " + std::to_string(made.count) + " parts, got " +
+           std::to_string(parts.size()));
+  if (values == nullptr && made.parts[0].bytes != 0) refuse("values must not be null");
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (parts[i] == nullptr && made.parts[i].bytes != 0)
+      refuse("part " + std::string(made.parts[i].name) + " must not be null");
+}
+
+}  // namespace
+
+void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, const Shape& shape,
+                   const Storage& storage, std::span<void* const> parts,
+                   const QuantizeOptions& options) {
+  check(values, dtype, layout(storage, shape), storage, parts);
+  const Job job{kernels, static_cast<const char*>(values), dtype, shape.elements(),
+                storage, parts,                            or_default(options.executor)};
+  const std::uint32_t largest = run(job, shape);
+  const bool keep = options.keep_nonfinite && can_keep_nonfinite(storage);
+  if (largest >= kInfinityBits && !keep) refuse_nonfinite(job);
+}
+
+inline namespace v0 {
+
+void quantize_into(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+                   std::span<void* const> parts, const QuantizeOptions& options) {
+  quantize_with(kernels(), values, dtype, shape, storage, parts, options);
+}
+
+Weight quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+                const QuantizeOptions& options) {
+  const Layout made = layout(storage, shape);
+  constexpr std::size_t kAlignment = 64;
+  std::array<std::size_t, kMaxParts> offsets{};
+  std::size_t bytes = kAlignment;  // a part without bytes still has an address inside
+  for (int i = 0; i < made.count; ++i) {
+    const auto part = static_cast<std::size_t>(i);
+    offsets[part] = bytes - kAlignment;
+    bytes += ceil_div(static_cast<std::size_t>(made.parts[part].bytes), kAlignment) * kAlignment;
+  }
+  std::shared_ptr<void> memory(::operator new(bytes, std::align_val_t{kAlignment}), [](void* p) {
+    ::operator delete(p, std::align_val_t{kAlignment});
+  });
+  std::array<void*, kMaxParts> parts{};
+  const auto count = static_cast<std::size_t>(made.count);
+  for (std::size_t i = 0; i < count; ++i) parts[i] = static_cast<char*>(memory.get()) + offsets[i];
+  quantize_into(values, dtype, shape, storage, {parts.data(), count}, options);
+  std::array<const void*, kMaxParts> read{};
+  std::ranges::copy(parts, read.begin());
+  return {storage, shape, {read.data(), count}, std::move(memory)};
+}
+
+}  // namespace v0
+}  // namespace stowage

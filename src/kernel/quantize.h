@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantize family: what an instruction set implements. Pointers and counts only. Every kernel
+// that reads values reports the largest fp32 bit pattern of |x| it met: more than kInfinityBits is
+// a NaN, that itself an infinity, and unsigned integers order |x| as floats do.
+#pragma once
+#include <cstdint>
+
+#include "kernel/dequantize.h"
+
+namespace stowage {
+inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
+
+/// The largest |x| of n values. f64 is rounded to fp32 first.
+using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
+/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x. f64 is rounded to fp32 first.
+using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
+/// codes[i] = x[i] rounded once, to nearest even, saturating; NaN and inf pass as the format has
+/// them. Returns the largest |x|; a finite f64 too large for fp32 counts as finite.
+using CastKernel = std::uint32_t (*)(const void* x, std::int64_t n, void* codes) noexcept;
+/// n values in blocks of `block` (even): one absmax each, and two codes in a byte, the first in the
+/// high nibble. A short last block (the tensor's end) divides where the others multiply; n odd pads
+/// with the code of zero. Returns the largest |x|.
+struct Blocks {
+  const void* x;
+  std::int64_t n;
+  std::int64_t block;
+  std::uint8_t* codes;
+  float* absmax;
+};
+using BlocksKernel = std::uint32_t (*)(const Blocks& blocks) noexcept;
+
+struct QuantizeKernels {
+  AmaxKernel amax[kValueDtypes];
+  EncodeKernel encode[kCodesCount][kValueDtypes];  // f8_e4m3, f8_e5m2, int8; else null
+  CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
+  BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
+};
+}  // namespace stowage

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Derives ranks and thresholds from the values of a 4-bit format.
+#include "kernel/tables.h"
+
+#include <algorithm>
+#include <span>
+
+#include "kernel/dequantize.h"
+
+namespace stowage {
+namespace {
+
+FourBitTables derive(Codes codes) {
+  FourBitTables tables{};
+  const std::span<const float> values = trait(codes).values;
+  std::ranges::copy(values, tables.values);
+  for (int i = 0; i < 16; ++i) tables.codes[i] = i;
+  // Stable: of two equal values (FP4 writes zero as 0 and as 8) the lower code ranks first.
+  std::stable_sort(std::begin(tables.codes), std::end(tables.codes),
+                   [&](int a, int b) { return tables.values[a] < tables.values[b]; });
+  for (int i = 0; i < 15; ++i) {
+    const float below = tables.values[tables.codes[i]], above = tables.values[tables.codes[i + 1]];
+    tables.thresholds[i] = (below + above) / 2;
+  }
+  tables.thresholds[15] = 2;  // above every scaled input
+  return tables;
+}
+
+}  // namespace
+
+const FourBitTables& four_bit_tables(Codes codes) noexcept {
+  static const FourBitTables nf4 = derive(Codes::nf4), fp4 = derive(Codes::fp4);
+  return codes == Codes::nf4 ? nf4 : fp4;
+}
+
+int value_index(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::f64: return 0;
+    case Dtype::f32: return 1;
+    case Dtype::bf16: return 2;
+    case Dtype::f16: return 3;
+    default: return -1;
+  }
+}
+
+}  // namespace stowage

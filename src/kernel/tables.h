@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels know of the 4-bit formats, derived from the table of formats as plain arrays.
+#pragma once
+#include <cstdint>
+
+#include "stowage/storage.h"
+
+namespace stowage {
+/// Values sorted in ascending order have ranks 0 to 15. A scaled input v has the rank that is the
+/// number of thresholds strictly below v; NaN is above all.
+struct FourBitTables {
+  float values[16];        // by code
+  float thresholds[16];    // 15 midpoints between neighbours in rank, and one that is not used
+  std::int32_t codes[16];  // by rank
+};
+/// `codes` is nf4 or fp4.
+const FourBitTables& four_bit_tables(Codes codes) noexcept;
+}  // namespace stowage
