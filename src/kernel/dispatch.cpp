@@ -10,6 +10,9 @@
 namespace stowage {
 
 extern const Kernels kScalarKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels, kAvx512Kernels;
+#endif
 
 std::string_view to_string(Isa isa) noexcept {
   switch (isa) {
@@ -22,6 +25,10 @@ std::string_view to_string(Isa isa) noexcept {
 
 std::vector<NamedKernels> runnable_kernels() {
   std::vector<NamedKernels> tables{{"scalar", &kScalarKernels}};
+#if defined(__x86_64__)
+  if (cpu_features().runs_avx2()) tables.push_back({"avx2", &kAvx2Kernels});
+  if (cpu_features().runs_avx512()) tables.push_back({"avx512", &kAvx512Kernels});
+#endif
   return tables;
 }
 

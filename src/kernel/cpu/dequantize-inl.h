@@ -26,9 +26,9 @@ constexpr int bytes_of(Dtype d) { return d == Dtype::f64 ? 8 : d == Dtype::f32 ?
 template <Dtype kOut>
 void store(void* to, F x) {
   if constexpr (kOut == Dtype::bf16) {
-    Lanes::store_u16(to, Lanes::bf16(x));
+    Lanes::store_bf16(to, x);
   } else if constexpr (kOut == Dtype::f16) {
-    Lanes::store_u16(to, Lanes::f16(x));
+    Lanes::store_f16(to, x);
   } else {
     const I quiet = is_nan(magnitude(x)) ? splat(static_cast<std::int32_t>(kQuietNan)) : as_int(x);
     if constexpr (kOut == Dtype::f32) Lanes::store_f32(to, as_float(quiet));
@@ -91,9 +91,9 @@ struct Widen<kCodes, kOut> {
     for (int i = 0; i < 16 / kWidth; ++i) {
       const F value = Lanes::load_f32(values + i * kWidth) * splat(scale);
       if constexpr (kOut == Dtype::bf16)
-        scaled[i] = Lanes::bf16(value);
+        scaled[i] = bf16_bits(value);
       else if constexpr (kOut == Dtype::f16)
-        scaled[i] = Lanes::f16(value);
+        scaled[i] = f16_bits(value);
       else
         scaled[i] = as_int(value);
     }

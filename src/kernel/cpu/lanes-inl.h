@@ -111,8 +111,9 @@ struct PortableLanes {
   static void store_f64(void* p, F x) {
     for (int i = 0; i < kWidth; ++i) store_as(static_cast<double*>(p) + i, double{x[i]});
   }
-  static I bf16(F x) { return bf16_bits(x); }
-  static I f16(F x) { return f16_bits(x); }
+  /// As bf16_bits() and f16_bits().
+  static void store_bf16(void* p, F x) { narrow<std::uint16_t>(p, bf16_bits(x)); }
+  static void store_f16(void* p, F x) { narrow<std::uint16_t>(p, f16_bits(x)); }
 
   /// Sixteen entries of 32 bits, looked up by the low four bits of each lane.
   struct Table16 {

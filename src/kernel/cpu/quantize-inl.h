@@ -78,8 +78,8 @@ I encode_finite(F x) {
   if constexpr (kCodes == Codes::f8_e5m2) return float8_magnitude<2>(a) | shift_right(s, 24);
   if constexpr (kCodes == Codes::int8)  // 1.5 x 2^23 has a grid of 1
     return as_int(as_float(a | s) + 0x1.8p23f) - as_int(splat(0x1.8p23f));
-  if constexpr (kCodes == Codes::bf16) return Lanes::bf16(as_float(a | s));
-  if constexpr (kCodes == Codes::f16) return Lanes::f16(as_float(a | s));
+  if constexpr (kCodes == Codes::bf16) return bf16_bits(as_float(a | s));
+  if constexpr (kCodes == Codes::f16) return f16_bits(as_float(a | s));
   if constexpr (kCodes == Codes::f32) return a | s;
 }
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels for AVX2 with F16C and FMA: eight lanes.
+#include <immintrin.h>
+
+namespace stowage {
+namespace {
+constexpr int kWidth = 8;
+}  // namespace
+}  // namespace stowage
+#include "kernel/cpu/lanes-inl.h"
+
+namespace stowage {
+namespace {
+
+struct Lanes : PortableLanes {
+  static I load_u8(const void* p) { return from(_mm256_cvtepu8_epi32(eight_bytes(p))); }
+  static I load_i8(const void* p) { return from(_mm256_cvtepi8_epi32(eight_bytes(p))); }
+  // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
+  static I load_nibbles(const void* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<std::int32_t>(p)));
+    return from(_mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32)));
+  }
+  static F load_bf16(const void* p) {
+    return as_float(from(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)));
+  }
+  static F load_f16(const void* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
+  static F load_f64(const void* p) {
+    const auto* x = static_cast<const double*>(p);
+    return _mm256_set_m128(_mm256_cvtpd_ps(load_as<__m256d>(x + 4)),
+                           _mm256_cvtpd_ps(load_as<__m256d>(x)));
+  }
+
+  static void store_u8(void* p, I x) {
+    _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words(x & 0xFF), words(x & 0xFF)));
+  }
+  static void store_u16(void* p, I x) { store_as(p, words(x)); }
+  static void store_nibbles(void* p, I x) {
+    const __m256i pairs = _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
+    const __m256i first = _mm256_shuffle_epi8(
+        pairs, _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m128i bytes =
+        _mm_or_si128(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
+    store_as(p, _mm_cvtsi128_si32(bytes));
+  }
+  static void store_f64(void* p, F x) {
+    store_as(p, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+    store_as(static_cast<double*>(p) + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+  }
+  static void store_bf16(void* p, F x) { store_u16(p, bf16_bits(x)); }
+  static void store_f16(void* p, F x) {
+    const __m128i nan = words(from(_mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))));
+    const __m128i halves = _mm256_cvtps_ph(x, kNearest);
+    store_as(p, _mm_blendv_epi8(halves, _mm_set1_epi16(0x7E00), nan));
+  }
+
+  struct Table16 {
+    __m256i low, high;
+  };
+  static Table16 load_table(const void* sixteen) {
+    return {load_as<__m256i>(sixteen),
+            load_as<__m256i>(static_cast<const std::int32_t*>(sixteen) + 8)};
+  }
+  static I look_up(const Table16& table, I index) {
+    const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.low, to(index)));
+    const __m256 high = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.high, to(index)));
+    const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(to(index), 28));
+    return from(_mm256_castps_si256(_mm256_blendv_ps(low, high, bit3)));
+  }
+
+ private:
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  static __m256i to(I x) { return reinterpret_cast<__m256i>(x); }
+  static I from(__m256i x) { return reinterpret_cast<I>(x); }
+  static __m128i eight_bytes(const void* p) {
+    return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  }
+  /// The low halves of the lanes.
+  static __m128i words(I x) {
+    const __m256i low = _mm256_and_si256(to(x), _mm256_set1_epi32(0xFFFF));
+    return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  }
+};
+
+}  // namespace
+}  // namespace stowage
+#include "kernel/cpu/dequantize-inl.h"
+#include "kernel/cpu/quantize-inl.h"
+#include "kernel/kernels.h"
+
+namespace stowage {
+extern const Kernels kAvx2Kernels;  // the one symbol of this file
+constexpr Kernels kAvx2Kernels{Isa::avx2, dequantize_kernels(), quantize_kernels(), {}};
+}  // namespace stowage
