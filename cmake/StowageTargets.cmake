@@ -28,6 +28,9 @@ endif()
 
 # stowage_layer(<name> <source>...): the objects of one folder of src/, target stowage_<name>.
 function(stowage_layer name)
+  if(NOT ARGN)
+    return()
+  endif()
   add_library(stowage_${name} OBJECT ${ARGN})
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
 endfunction()

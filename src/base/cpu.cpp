@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// CPUID and XGETBV. Bit positions: Intel SDM volume 2A, CPUID leaves 1 and 7; XCR0 in volume 1,
+// chapter 13.
+#include "base/cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#include <cstdint>
+#endif
+
+namespace stowage {
+namespace {
+
+#if defined(__x86_64__)
+constexpr bool bit(std::uint32_t word, int i) { return (word >> i & 1u) != 0; }
+
+std::uint64_t enabled_registers() noexcept {  // XCR0, by the opcode: the intrinsic needs -mxsave
+  std::uint32_t low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return std::uint64_t{high} << 32 | low;
+}
+
+CpuFeatures detect() noexcept {
+  CpuFeatures found;
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
+  const bool osxsave = bit(c, 27), avx = bit(c, 28);
+  if (!osxsave || !avx) return found;
+  // XCR0: bits 1 and 2 are SSE and AVX state; 5, 6 and 7 the mask and upper ZMM registers.
+  const std::uint64_t registers = enabled_registers();
+  if ((registers & 0x06) != 0x06) return found;
+  found.fma = bit(c, 12);
+  found.f16c = bit(c, 29);
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
+  found.avx2 = bit(b, 5);
+  if ((registers & 0xe6) != 0xe6) return found;
+  found.avx512f = bit(b, 16);
+  found.avx512dq = bit(b, 17);
+  found.avx512bw = bit(b, 30);
+  found.avx512vl = bit(b, 31);
+  found.avx512vbmi = bit(c, 1);
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) found.avx512bf16 = bit(a, 5);
+  return found;
+}
+#else
+CpuFeatures detect() noexcept { return {}; }
+#endif
+
+}  // namespace
+
+const CpuFeatures& cpu_features() noexcept {
+  static const CpuFeatures found = detect();
+  return found;
+}
+
+}  // namespace stowage

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU can run, as far as the kernels ask. A feature counts only where the operating
+// system also saves its registers.
+#pragma once
+
+namespace stowage {
+
+struct CpuFeatures {
+  bool avx2 = false, f16c = false, fma = false;
+  bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
+  bool avx512vbmi = false, avx512bf16 = false;
+
+  /// What the avx2 and the avx512 files of kernel/cpu are compiled for.
+  bool runs_avx2() const noexcept { return avx2 && f16c && fma; }
+  bool runs_avx512() const noexcept {
+    return runs_avx2() && avx512f && avx512bw && avx512vl && avx512dq;
+  }
+};
+
+/// Looked up once; all false on other architectures.
+const CpuFeatures& cpu_features() noexcept;
+
+}  // namespace stowage

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of environment variables, and their checks.
+#include "base/env.h"
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+
+#include "stowage/error.h"
+
+namespace stowage::env {
+namespace {
+
+constexpr std::array<Row, 2> kTable{{
+    {Variable::force_isa, "STOWAGE_FORCE_ISA", "scalar, avx2, avx512, composite",
+     "Use this instruction set instead of the best one of the CPU; `composite` (Python only) runs "
+     "every op by stock torch ops."},
+    {Variable::threads, "STOWAGE_THREADS", "1 to 1024",
+     "Threads of the core's own pool; the CPUs this process may run on when it is not set. The "
+     "torch ops use torch's threads instead."},
+}};
+
+}  // namespace
+
+std::span<const Row> table() noexcept { return kTable; }
+
+std::string text(Variable variable) {
+  const char* value = std::getenv(kTable[static_cast<std::size_t>(variable)].name);
+  return value == nullptr ? std::string{} : std::string{value};
+}
+
+std::string force_isa() { return text(Variable::force_isa); }
+
+int threads() {
+  const std::string value = text(Variable::threads);
+  if (value.empty()) return 0;
+  int count = 0;
+  const char* end = value.data() + value.size();
+  const auto [stopped, error] = std::from_chars(value.data(), end, count);
+  if (error != std::errc{} || stopped != end || count < 1 || count > kMaxThreads)
+    throw Error(Code::invalid_argument, "STOWAGE_THREADS: must be a number from 1 to " +
+                                            std::to_string(kMaxThreads) + ", got '" + value + "'");
+  return count;
+}
+
+}  // namespace stowage::env

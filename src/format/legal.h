@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which storages exist: the rules behind the parser, which also guard hand-made Storage values.
+#pragma once
+#include <cstdint>
+
+#include "stowage/storage.h"
+
+namespace stowage {
+
+/// N of `block<N>` for 8-bit codes: any number in this range.
+inline constexpr std::int32_t kMinBlock = 2, kMaxBlock = 1 << 20;
+/// N of `block<N>` for 4-bit codes: bitsandbytes' sizes, the powers of two in this range.
+inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
+/// Block scales that share one fp32 in a nested storage.
+inline constexpr std::int64_t kNestedBlock = 256;
+
+bool is_legal(const Storage& storage) noexcept;
+/// Throws invalid_argument "`where`: ..." with the legal storages unless is_legal().
+void check_legal(const Storage& storage, const char* where);
+
+}  // namespace stowage

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reference codec, first half: reading values, plain casts, dequantize.
+#include "format/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/checked.h"
+#include "format/convert.h"
+#include "format/dynamic_map.h"
+#include "format/legal.h"
+
+namespace stowage::reference {
+namespace {
+
+template <class T>
+T load(const void* values, std::int64_t i) noexcept {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(values) + i * static_cast<std::int64_t>(sizeof(T)),
+              sizeof(T));
+  return value;
+}
+
+template <class T>
+void store(void* values, std::int64_t i, T value) noexcept {
+  std::memcpy(static_cast<char*>(values) + i * static_cast<std::int64_t>(sizeof(T)), &value,
+              sizeof(T));
+}
+
+struct Precision {
+  int mantissa;      // stored bits
+  int min_exponent;  // of normal numbers
+};
+
+Precision precision(Codes codes) noexcept {
+  switch (codes) {
+    case Codes::bf16:
+      return {7, -126};
+    case Codes::f16:
+      return {10, -14};
+    case Codes::f8_e4m3:
+      return {3, -6};
+    case Codes::f8_e5m2:
+      return {2, -14};
+    default:
+      return {23, -126};
+  }
+}
+
+// Exponent and mantissa fields of a representable value: `value / ulp` counts mantissa steps, and a
+// normal number has its hidden bit in that count.
+std::uint32_t fields(Codes codes, double magnitude) noexcept {
+  const auto [mantissa, min_exponent] = precision(codes);
+  if (magnitude == 0) return 0;
+  const int exponent = std::max(std::ilogb(magnitude), min_exponent);
+  const auto steps = static_cast<std::uint32_t>(std::ldexp(magnitude, mantissa - exponent));
+  return (static_cast<std::uint32_t>(exponent - min_exponent) << mantissa) + steps;
+}
+
+std::uint32_t sign_bit(Codes codes, double x) noexcept {
+  return std::signbit(x) ? std::uint32_t{1} << (trait(codes).bits - 1) : 0;
+}
+
+std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
+  const auto single = static_cast<float>(x);
+  switch (codes) {
+    case Codes::bf16:
+      return f32_to_bf16(single);
+    case Codes::f16:
+      return f32_to_f16(single);
+    case Codes::f8_e4m3:
+      return sign_bit(codes, x) | 0x7fu;
+    case Codes::f8_e5m2:
+      return sign_bit(codes, x) | (std::isnan(x) ? 0x7fu : 0x7cu);
+    default:
+      return bits_of(single);
+  }
+}
+
+float table_value(const Weight& weight, std::int64_t i) noexcept {
+  const FormatTrait& format = trait(weight.storage().codes);
+  const void* codes = weight.part(0);
+  switch (format.codes) {
+    case Codes::f32:
+      return load<float>(codes, i);
+    case Codes::bf16:
+      return bf16_to_f32(load<std::uint16_t>(codes, i));
+    case Codes::f16:
+      return f16_to_f32(load<std::uint16_t>(codes, i));
+    default:
+      break;
+  }
+  if (format.bits == 8) return format.values[load<std::uint8_t>(codes, i)];
+  const unsigned pair = load<std::uint8_t>(codes, i / 2);
+  return format.values[i % 2 == 0 ? pair >> 4 : pair & 15u];
+}
+
+// The index of the scale of element i: 8-bit blocks restart at each row, all others are flat.
+std::int64_t scale_index(const Weight& weight, std::int64_t i) noexcept {
+  const Storage& storage = weight.storage();
+  const std::int64_t group = group_elements(storage, weight.shape());
+  if (storage.scaling.kind != Scaling::Kind::block || trait(storage.codes).bits == 4)
+    return i / group;
+  const std::int64_t row = weight.row_elements();
+  return i / row * ceil_div(row, group) + i % row / group;
+}
+
+}  // namespace
+
+double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
+  switch (dtype) {
+    case Dtype::f64:
+      return load<double>(values, i);
+    case Dtype::bf16:
+      return bf16_to_f32(load<std::uint16_t>(values, i));
+    case Dtype::f16:
+      return f16_to_f32(load<std::uint16_t>(values, i));
+    default:
+      return load<float>(values, i);
+  }
+}
+
+double round(Codes codes, double x) noexcept {
+  const double largest = trait(codes).largest;
+  x = std::clamp(x, -largest, largest);
+  if (x == 0) return x;
+  const auto [mantissa, min_exponent] = precision(codes);
+  const int step = std::max(std::ilogb(x), min_exponent) - mantissa;  // exponent of one unit
+  return std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
+}
+
+std::uint32_t encode(Codes codes, double x) noexcept {
+  if (!std::isfinite(x)) return encode_nonfinite(codes, x);
+  return sign_bit(codes, x) | fields(codes, std::fabs(round(codes, x)));
+}
+
+float scale_at(const Weight& weight, std::int64_t i) noexcept {
+  const Scaling& scaling = weight.storage().scaling;
+  if (scaling.kind == Scaling::Kind::none) return 1.0f;
+  const std::int64_t index = scale_index(weight, i);
+  if (!scaling.nested) return load<float>(weight.part(1), index);
+  std::array<float, 256> map;
+  std::memcpy(map.data(), weight.part(3), sizeof map);
+  return unnest_scale(map.data(), load<std::uint8_t>(weight.part(1), index),
+                      load<float>(weight.part(2), index / kNestedBlock),
+                      load<float>(weight.part(4), 0));
+}
+
+float value_at(const Weight& weight, std::int64_t i) noexcept {
+  return table_value(weight, i) * scale_at(weight, i);
+}
+
+void dequantize(const Weight& weight, void* out, Dtype dtype) {
+  const std::int64_t n = weight.shape().elements();
+  if (trait(weight.storage().codes).disk == dtype) {  // a plain cast in its own type
+    if (n != 0) std::memcpy(out, weight.part(0), static_cast<std::size_t>(n * bits(dtype) / 8));
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float value = value_at(weight, i);
+    switch (dtype) {
+      case Dtype::f64:
+        store<double>(out, i, value);
+        break;
+      case Dtype::bf16:
+        store(out, i, f32_to_bf16(value));
+        break;
+      case Dtype::f16:
+        store(out, i, f32_to_f16(value));
+        break;
+      default:
+        store(out, i, value);
+        break;
+    }
+  }
+}
+
+}  // namespace stowage::reference

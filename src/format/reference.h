@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reference codec: what every kernel must equal, byte for byte. Slow and plain on purpose: one
+// element at a time, exact double arithmetic or single fp32 operations in the order of the rules
+// (docs/numbers.md).
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "stowage/weight.h"
+
+namespace stowage::reference {
+
+/// Element i of a row-major array of f64, f32, bf16 or f16; exact.
+double read(const void* values, Dtype dtype, std::int64_t i) noexcept;
+
+/// x in the precision of a plain cast (f32, bf16, f16, f8), rounded once to nearest even, clamped
+/// to the largest value; x is finite.
+double round(Codes codes, double x) noexcept;
+
+/// The code of a plain cast. Finite x saturates. inf becomes inf, or NaN in e4m3, which has none;
+/// NaN keeps its sign.
+std::uint32_t encode(Codes codes, double x) noexcept;
+
+/// The scale of a group of 8-bit codes: fl(amax / F), 1 for amax 0, at least 2^-126.
+float scale_of(float amax, float largest) noexcept;
+
+/// The code of x in [-1, 1] under nf4 or fp4: how many thresholds lie strictly below x, as a place
+/// in the order of the values. NaN lies above all.
+std::uint8_t encode4(Codes codes, float x) noexcept;
+/// The 15 thresholds of nf4 or fp4: fp32 midpoints of neighbouring values.
+std::span<const float> thresholds4(Codes codes) noexcept;
+
+/// As stowage::quantize_into.
+void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+              std::span<void* const> parts, bool keep_nonfinite = false);
+
+/// The scale that element i of a weight is multiplied with; 1 for plain casts.
+float scale_at(const Weight& weight, std::int64_t i) noexcept;
+/// Element i: table value times scale, one fp32 product.
+float value_at(const Weight& weight, std::int64_t i) noexcept;
+/// All elements, rounded once to f64, f32, bf16 or f16.
+void dequantize(const Weight& weight, void* out, Dtype dtype);
+
+}  // namespace stowage::reference

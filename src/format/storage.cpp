@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage strings, `codes[:dialect][:scaling][:nested]`, the rules of what may be combined, and the
+// integer that stands for a storage across a language door.
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <optional>
+
+#include "format/legal.h"
+
+namespace stowage {
+namespace {
+
+using Kind = Scaling::Kind;
+constexpr Scaling kTorchao{.kind = Kind::block, .block = 64, .nested = true};
+
+// The text up to the next colon, which is taken off `rest`; nothing when the text is used up.
+std::optional<std::string_view> next_field(std::optional<std::string_view>& rest) {
+  if (!rest) return std::nullopt;
+  const std::size_t colon = rest->find(':');
+  const std::string_view field = rest->substr(0, colon);
+  if (colon == std::string_view::npos)
+    rest.reset();
+  else
+    rest = rest->substr(colon + 1);
+  return field;
+}
+
+std::optional<std::int32_t> block_size(std::string_view field) {
+  constexpr std::string_view kWord = "block";
+  if (!field.starts_with(kWord)) return std::nullopt;
+  const std::string_view digits = field.substr(kWord.size());
+  if (digits.empty() || digits[0] < '1' || digits[0] > '9') return std::nullopt;
+  std::int32_t n = 0;
+  const char* end = digits.data() + digits.size();
+  const auto [stopped, error] = std::from_chars(digits.data(), end, n);
+  if (error != std::errc{} || stopped != end) return std::nullopt;
+  return n;
+}
+
+std::optional<Scaling> scaling_from(std::string_view field) {
+  if (field == "none") return Scaling{};
+  if (field == "tensor") return Scaling{.kind = Kind::tensor};
+  if (field == "row") return Scaling{.kind = Kind::row};
+  if (field == "row2") return Scaling{.kind = Kind::row2};
+  if (const auto n = block_size(field)) return Scaling{.kind = Kind::block, .block = *n};
+  return std::nullopt;
+}
+
+std::string spell(const Scaling& scaling) {
+  switch (scaling.kind) {
+    case Kind::none:
+      return "none";
+    case Kind::tensor:
+      return "tensor";
+    case Kind::row:
+      return "row";
+    case Kind::row2:
+      return "row2";
+    case Kind::block:
+      break;
+  }
+  return "block" + std::to_string(scaling.block);
+}
+
+std::optional<Storage> read(std::string_view text) {
+  std::optional<std::string_view> rest = text;
+  auto field = next_field(rest);
+  const auto row = std::ranges::find(formats(), *field, &FormatTrait::name);
+  if (row == formats().end()) return std::nullopt;
+  Storage storage{row->codes, Dialect::standard, row->default_scaling};
+  field = next_field(rest);
+  if (field == "torchao") {
+    storage.dialect = Dialect::torchao;
+    storage.scaling = kTorchao;
+    field = next_field(rest);
+    if (field) return std::nullopt;
+  }
+  if (field && field != "nested") {
+    const auto scaling = scaling_from(*field);
+    if (!scaling) return std::nullopt;
+    storage.scaling = *scaling;
+    field = next_field(rest);
+  }
+  if (field == "nested")
+    storage.scaling.nested = true;
+  else if (field)
+    return std::nullopt;
+  if (rest || !is_legal(storage)) return std::nullopt;
+  return storage;
+}
+
+std::string refusal(std::string_view where, std::string_view got) {
+  return std::string(where) + ": must be one of " + legal_storages() + "; got '" +
+         std::string(got) + "'";
+}
+
+}  // namespace
+
+bool is_legal(const Storage& storage) noexcept {
+  const Scaling& s = storage.scaling;
+  if (static_cast<int>(storage.codes) >= kCodesCount || s.type != ScaleType::f32) return false;
+  if (storage.dialect == Dialect::torchao) return storage.codes == Codes::nf4 && s == kTorchao;
+  if (storage.dialect != Dialect::standard || s.kind > Kind::block) return false;
+  if ((s.kind == Kind::block) != (s.block != 0)) return false;
+  const int width = trait(storage.codes).bits;
+  if (width > 8) return s.kind == Kind::none && !s.nested;
+  if (width == 4)
+    return s.kind == Kind::block && s.block >= kMinBlock4 && s.block <= kMaxBlock4 &&
+           std::has_single_bit(static_cast<std::uint32_t>(s.block));
+  if (s.nested || (s.kind == Kind::none && storage.codes == Codes::int8)) return false;
+  return s.kind != Kind::block || (s.block >= kMinBlock && s.block <= kMaxBlock);
+}
+
+void check_legal(const Storage& storage, const char* where) {
+  if (is_legal(storage)) return;
+  const bool named = static_cast<int>(storage.codes) < kCodesCount;
+  throw Error(Code::invalid_argument,
+              refusal(std::string(where) + ": storage",
+                      named ? to_string(storage)
+                            : "codes " + std::to_string(static_cast<int>(storage.codes))));
+}
+
+inline namespace v0 {
+
+Storage parse_storage(std::string_view text) {
+  const auto storage = read(text);
+  if (!storage) throw Error(Code::invalid_argument, refusal("storage", text));
+  return *storage;
+}
+
+std::string to_string(const Storage& storage) {
+  std::string text(trait(storage.codes).name);
+  if (storage.dialect == Dialect::torchao) return text + ":torchao";
+  if (storage.scaling.kind != Kind::none) text += ":" + spell(storage.scaling);
+  return storage.scaling.nested ? text + ":nested" : text;
+}
+
+std::string legal_storages() {
+  std::string text;
+  for (const FormatTrait& format : formats()) {
+    if (!text.empty()) text += ", ";
+    text += format.name;
+    if (format.bits == 8) text += "[:tensor|:row|:row2|:block<N>]";
+    if (format.bits == 4) text += "[:block<N>][:nested]";
+    if (format.codes == Codes::nf4) text += ", nf4:torchao";
+  }
+  return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
+         "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
+         std::to_string(kMaxBlock4) + ")";
+}
+
+// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-55 block
+std::int64_t storage_key(const Storage& storage) noexcept {
+  const Scaling& s = storage.scaling;
+  return static_cast<std::int64_t>(storage.codes) |
+         static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
+         static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
+         static_cast<std::int64_t>(s.block) << 24;
+}
+
+Storage storage_from_key(std::int64_t key) {
+  Storage storage;
+  storage.codes = static_cast<Codes>(key & 0xff);
+  storage.dialect = static_cast<Dialect>(key >> 8 & 0xf);
+  storage.scaling.kind = static_cast<Kind>(key >> 12 & 0xf);
+  storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
+  storage.scaling.nested = (key >> 20 & 1) != 0;
+  storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
+  if (!is_legal(storage) || storage_key(storage) != key)
+    throw Error(Code::invalid_argument,
+                "storage key: must come from storage_key(), got " + std::to_string(key));
+  return storage;
+}
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of formats. A format of at most 8 bits IS its list of values; the list is also what
+// the tests compare every kernel with.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+
+#include "stowage/storage.h"
+
+namespace stowage {
+inline namespace v0 {
+namespace {
+
+constexpr float pow2(int e) {  // for normal results, -126 <= e <= 127
+  return std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
+}
+
+// sign | exponent | mantissa. `kIeee`: the largest exponent holds inf and NaN (e5m2); otherwise
+// only the last code of each sign is NaN and all others are numbers (e4m3fn). Source: Micikevicius
+// et al., "FP8 formats for deep learning" (2022), and OCP OFP8 1.0, table 1.
+template <int kExp, int kMan, bool kIeee>
+consteval auto minifloat_values() {
+  constexpr int kBias = (1 << (kExp - 1)) - 1, kOne = 1 << kMan, kTop = (1 << kExp) - 1;
+  constexpr std::size_t kSign = std::size_t{1} << (kExp + kMan);
+  std::array<float, 2 * kSign> values{};
+  for (std::size_t code = 0; code < kSign; ++code) {
+    const int exp = static_cast<int>(code) / kOne, man = static_cast<int>(code) % kOne;
+    float v = exp == 0 ? static_cast<float>(man) * pow2(1 - kBias - kMan)  // subnormal
+                       : static_cast<float>(kOne + man) * pow2(exp - kBias - kMan);
+    if (kIeee && exp == kTop)
+      v = man == 0 ? std::numeric_limits<float>::infinity()
+                   : std::numeric_limits<float>::quiet_NaN();
+    if (!kIeee && code + 1 == kSign) v = std::numeric_limits<float>::quiet_NaN();
+    values[code] = v;
+    values[kSign + code] = -v;
+  }
+  return values;
+}
+constexpr auto kE4m3 = minifloat_values<4, 3, false>();
+constexpr auto kE5m2 = minifloat_values<5, 2, true>();
+
+consteval auto int8_values() {  // two's complement; -128 is never written, but a file may hold it
+  std::array<float, 256> values{};
+  for (int code = 0; code < 256; ++code)
+    values[static_cast<std::size_t>(code)] = static_cast<float>(code < 128 ? code : code - 256);
+  return values;
+}
+constexpr auto kInt8 = int8_values();
+
+// Dettmers et al., "QLoRA" (2023), appendix E, with the digits of bitsandbytes' get_4bit_type: the
+// quantile formula gives them only to 1e-7, so the literals are the definition.
+constexpr std::array<float, 16> kNf4{
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+// bitsandbytes' own FP4 (not E2M1): its get_4bit_type lists twelfths, 0 0.0625 8 12 4 6 2 3 and
+// the same negated, and divides by 12. Code 8 is +0, since Python's integer -0 has no sign.
+consteval auto fp4_values() {
+  constexpr std::array<float, 8> kTwelfths{0.0f, 0.0625f, 8.0f, 12.0f, 4.0f, 6.0f, 2.0f, 3.0f};
+  std::array<float, 16> values{};
+  for (std::size_t code = 0; code < 8; ++code) {
+    values[code] = kTwelfths[code] / 12.0f;
+    values[code + 8] = code == 0 ? 0.0f : -values[code];
+  }
+  return values;
+}
+constexpr auto kFp4 = fp4_values();
+
+constexpr Scaling kNone{};
+constexpr Scaling kRow{.kind = Scaling::Kind::row};
+constexpr Scaling kBlock64{.kind = Scaling::Kind::block, .block = 64};
+constexpr float kLargestBf16 = 0x1.fep127f;
+constexpr float kLargestF32 = std::numeric_limits<float>::max();
+
+constexpr std::array<FormatTrait, kCodesCount> kFormats{{
+    {Codes::f32, "f32", 32, kLargestF32, {}, Dtype::f32, kNone},
+    {Codes::bf16, "bf16", 16, kLargestBf16, {}, Dtype::bf16, kNone},
+    {Codes::f16, "f16", 16, 65504.0f, {}, Dtype::f16, kNone},
+    {Codes::f8_e4m3, "f8_e4m3", 8, 448.0f, kE4m3, Dtype::f8_e4m3, kNone},
+    {Codes::f8_e5m2, "f8_e5m2", 8, 57344.0f, kE5m2, Dtype::f8_e5m2, kNone},
+    {Codes::int8, "int8", 8, 127.0f, kInt8, Dtype::i8, kRow},
+    {Codes::nf4, "nf4", 4, 1.0f, kNf4, Dtype::u8, kBlock64},
+    {Codes::fp4, "fp4", 4, 1.0f, kFp4, Dtype::u8, kBlock64},
+}};
+static_assert(std::ranges::all_of(kFormats,
+                                  [](const FormatTrait& t) {
+                                    const bool in_place =
+                                        &kFormats[static_cast<std::size_t>(t.codes)] == &t;
+                                    return in_place &&
+                                           t.values.size() ==
+                                               (t.bits > 8 ? 0u : std::size_t{1} << t.bits);
+                                  }),
+              "a row sits at the index of its codes and has one value for each code");
+
+}  // namespace
+
+const FormatTrait& trait(Codes codes) noexcept { return kFormats[static_cast<std::size_t>(codes)]; }
+
+std::span<const FormatTrait> formats() noexcept { return kFormats; }
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include "expect_error.h"
+#include "stowage/weight.h"
+
+namespace stowage {
+namespace {
+
+std::string spell(const Layout& made) {  // "codes U8 [2, 3] 6; scale F32 [2, 1] 8"
+  std::string text;
+  for (int i = 0; i < made.count; ++i) {
+    const Part& part = made.parts[static_cast<std::size_t>(i)];
+    text += (i == 0 ? "" : "; ") + std::string(part.name) + " " +
+            std::string(disk_name(part.dtype)) + " " + to_string(part.shape) + " " +
+            std::to_string(part.bytes);
+  }
+  return text;
+}
+
+struct Row {
+  const char* storage;
+  Shape shape;
+  const char* expected;
+};
+
+TEST(Layout, GivesThePartsOfEveryStorage) {
+  const std::vector<Row> rows{
+      {"f32", {2, 3}, "codes F32 [2, 3] 24"},
+      {"bf16", {}, "codes BF16 [] 2"},
+      {"f16", {0, 5}, "codes F16 [0, 5] 0"},
+      {"f8_e4m3", {2, 3}, "codes U8 [2, 3] 6"},
+      {"f8_e5m2:tensor", {2, 3}, "codes U8 [2, 3] 6; scale F32 [] 4"},
+      {"int8", {4, 3, 2}, "codes U8 [4, 3, 2] 24; scale F32 [4, 1, 1] 16"},
+      {"int8", {7}, "codes U8 [7] 7; scale F32 [7] 28"},
+      {"f8_e4m3:row2", {4, 3, 2}, "codes U8 [4, 3, 2] 24; scale F32 [4, 3, 1] 48"},
+      {"int8:block32", {2, 65}, "codes U8 [2, 65] 130; scale F32 [2, 3] 24"},
+      {"f8_e4m3:block4", {2, 3, 3}, "codes U8 [2, 3, 3] 18; scale F32 [2, 3] 24"},
+      {"int8:block32", {2, 0}, "codes U8 [2, 0] 0; scale F32 [2, 0] 0"},
+      {"nf4", {3, 43}, "codes U8 [65, 1] 65; absmax F32 [3] 12"},
+      {"fp4:block32", {64}, "codes U8 [32, 1] 32; absmax F32 [2] 8"},
+      {"nf4", {0, 4}, "codes U8 [0, 1] 0; absmax F32 [0] 0"},
+      {"nf4:nested",
+       {257, 64},
+       "codes U8 [8224, 1] 8224; absmax U8 [257] 257; nested_absmax F32 [2] 8; nested_map F32 "
+       "[256] 1024; nested_offset F32 [] 4"},
+  };
+  for (const Row& row : rows)
+    EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
+}
+
+TEST(Layout, AddsUpItsBytes) {
+  EXPECT_EQ(layout(parse_storage("int8"), {4, 8}).bytes(), 32 + 16);
+  EXPECT_EQ(layout(parse_storage("nf4:nested"), {64}).bytes(), 32 + 1 + 4 + 1024 + 4);
+}
+
+TEST(Layout, RefusesShapesThatHaveNoRows) {
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("int8:row"), {}), invalid_argument,
+                       "layout: a weight stored as int8:row must have at least 1 dimension, got "
+                       "shape []");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f8_e4m3:block32"), {}), invalid_argument,
+                       "at least 1 dimension");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f8_e4m3:row2"), {8}), invalid_argument,
+                       "at least 2 dimensions, got shape [8]");
+}
+
+TEST(Layout, RefusesBytesBeyond64Bits) {
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f32"), {std::int64_t{1} << 60}), invalid_argument,
+                       "codes must fit 64-bit sizes");
+}
+
+TEST(Layout, RefusesWhatTheParserWould) {
+  EXPECT_STOWAGE_ERROR(layout({Codes::nf4, Dialect::standard, {}}, {64}), invalid_argument,
+                       "layout: storage: must be one of");
+}
+
+TEST(Layout, TorchaoHasItsPlaceButNoForm) {
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao"), {128, 128}), unsupported,
+                       "nf4:torchao");
+}
+
+TEST(GroupElements, CountsWhatSharesAScale) {
+  const Shape shape{4, 3, 10};
+  EXPECT_EQ(group_elements(parse_storage("f8_e4m3"), shape), 120);
+  EXPECT_EQ(group_elements(parse_storage("f8_e4m3:tensor"), shape), 120);
+  EXPECT_EQ(group_elements(parse_storage("int8"), shape), 30);
+  EXPECT_EQ(group_elements(parse_storage("int8:row2"), shape), 10);
+  EXPECT_EQ(group_elements(parse_storage("int8:block16"), shape), 16);
+  EXPECT_EQ(group_elements(parse_storage("nf4"), shape), 64);
+}
+
+}  // namespace
+}  // namespace stowage

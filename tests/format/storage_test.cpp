@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include "expect_error.h"
+#include "format/legal.h"
+
+namespace stowage {
+namespace {
+
+using Kind = Scaling::Kind;
+
+// Every legal storage, with a few block sizes each.
+std::vector<Storage> all_legal() {
+  std::vector<Storage> found;
+  for (int codes = 0; codes < kCodesCount; ++codes)
+    for (int dialect = 0; dialect < 2; ++dialect)
+      for (int kind = 0; kind <= static_cast<int>(Kind::block); ++kind)
+        for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
+          for (const bool nested : {false, true}) {
+            const Storage storage{static_cast<Codes>(codes),
+                                  static_cast<Dialect>(dialect),
+                                  {static_cast<Kind>(kind), block, nested}};
+            if (is_legal(storage)) found.push_back(storage);
+          }
+  return found;
+}
+
+TEST(Storage, StringsAndKeysAreReadBack) {
+  const auto storages = all_legal();
+  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none; 2 x 4 blocks x nested; torchao.
+  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 16u + 1u);
+  for (const Storage& storage : storages) {
+    EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
+    EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
+    EXPECT_GE(storage_key(storage), 0);
+  }
+}
+
+TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
+  const std::vector<std::pair<const char*, const char*>> rows{
+      {"f32", "f32"},
+      {"bf16", "bf16"},
+      {"bf16:none", "bf16"},
+      {"f8_e4m3", "f8_e4m3"},
+      {"f8_e5m2:none", "f8_e5m2"},
+      {"f8_e4m3:row2", "f8_e4m3:row2"},
+      {"f8_e5m2:tensor", "f8_e5m2:tensor"},
+      {"int8", "int8:row"},
+      {"int8:block128", "int8:block128"},
+      {"nf4", "nf4:block64"},
+      {"nf4:nested", "nf4:block64:nested"},
+      {"nf4:block64:nested", "nf4:block64:nested"},
+      {"nf4:torchao", "nf4:torchao"},
+      {"fp4", "fp4:block64"},
+      {"fp4:block4096:nested", "fp4:block4096:nested"},
+  };
+  for (const auto& [text, canonical] : rows)
+    EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+}
+
+TEST(Storage, ReadsEveryField) {
+  const Storage nested = parse_storage("fp4:block128:nested");
+  EXPECT_EQ(nested.codes, Codes::fp4);
+  EXPECT_EQ(nested.scaling.kind, Kind::block);
+  EXPECT_EQ(nested.scaling.block, 128);
+  EXPECT_TRUE(nested.scaling.nested);
+  EXPECT_EQ(parse_storage("nf4:torchao").dialect, Dialect::torchao);
+}
+
+TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
+  for (const char* text : {"",
+                           ":",
+                           "f8",
+                           "f8_e4m4",
+                           "F8_E4M3",
+                           " nf4",
+                           "nf4 ",
+                           "f8_e4m3:",
+                           "f8_e4m3:rows",
+                           "f8_e4m3:nested",
+                           "f8_e4m3:row:nested",
+                           "f8_e4m3:row:tensor",
+                           "f8_e4m3:block",
+                           "f8_e4m3:block0",
+                           "f8_e4m3:block1",
+                           "f8_e4m3:block-64",
+                           "f8_e4m3:block064",
+                           "f8_e4m3:block64x",
+                           "f8_e4m3:block1048577",
+                           "f8_e4m3:block99999999999",
+                           "f8_e4m3:torchao",
+                           "int8:none",
+                           "int8:nested",
+                           "nf4:row",
+                           "nf4:none",
+                           "nf4:tensor",
+                           "nf4:block16",
+                           "nf4:block96",
+                           "nf4:block8192",
+                           "nf4:block64:nested:nested",
+                           "nf4:nested:block64",
+                           "nf4:torchao:block64",
+                           "nf4:torchao:nested",
+                           "nf4:block64:torchao",
+                           "fp4:torchao",
+                           "bf16:row",
+                           "f32:block64",
+                           "f16:nested"}) {
+    SCOPED_TRACE(text);
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, legal_storages());
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument,
+                         "; got '" + std::string(text) + "'");
+  }
+}
+
+TEST(Storage, TheLegalTextNamesEveryFormat) {
+  for (const FormatTrait& format : formats())
+    EXPECT_THAT(legal_storages(), testing::HasSubstr(std::string(format.name)));
+  EXPECT_THAT(legal_storages(), testing::HasSubstr("nf4:torchao"));
+}
+
+TEST(Storage, RefusesKeysThatStandForNothing) {
+  const std::int64_t row = storage_key(parse_storage("int8:row"));
+  for (const std::int64_t key :
+       {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 21,
+        row | std::int64_t{1} << 60, row | 1 << 16, row | 1 << 24})
+    EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
+}
+
+TEST(Storage, HandMadeOnesAreChecked) {
+  EXPECT_STOWAGE_ERROR(check_legal({Codes::nf4, Dialect::standard, {.kind = Kind::row}}, "layout"),
+                       invalid_argument, "layout: storage: must be one of f32");
+  EXPECT_STOWAGE_ERROR(check_legal({static_cast<Codes>(99)}, "layout"), invalid_argument,
+                       "codes 99");
+}
+
+}  // namespace
+}  // namespace stowage
