@@ -61,6 +61,14 @@ def test_layers_hold() -> None:
         ),
         (
             {
+                "src/base/a.h": "",
+                "src/base/a.cpp": '#include "base/a.h"\n#include "base/b.h"\n',
+                "src/base/b.h": '#include "base/a.h"\n',
+            },
+            "cycle: base/",
+        ),
+        (
+            {
                 "python/stowage/a.py": "def f():\n    from stowage import b\n",
                 "python/stowage/b.py": "from stowage.a import f\n",
             },
