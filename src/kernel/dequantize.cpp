@@ -5,13 +5,10 @@
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
+#include "kernel/stream.h"
 
 namespace stowage {
 namespace {
-
-/// Outputs from this size on are stored around the caches: they would not stay in them anyway, and
-/// a plain store first reads the line that it overwrites.
-constexpr std::int64_t kStreamBytes = std::int64_t{16} << 20;
 
 void check(const Weight& weight, Range rows, const void* out, Dtype dtype) {
   if (!is_value_dtype(dtype))
@@ -24,6 +21,24 @@ void check(const Weight& weight, Range rows, const void* out, Dtype dtype) {
                                             std::to_string(rows.end) + ")");
   if (out == nullptr && rows.begin != rows.end && weight.row_elements() != 0)
     throw Error(Code::invalid_argument, "dequantize: out must not be null");
+}
+
+/// Elements that are dequantized next to each other before they are streamed out: small enough for
+/// the first cache, large enough for tables by group to pay.
+constexpr std::int64_t kStage = 4096;
+
+/// A run by way of a buffer, whose lines match those of `out` after the first piece.
+void stream_run(DequantizeKernel kernel, Run run, std::int64_t width, char* out) {
+  alignas(64) char stage[kStage * 8];
+  const auto past_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % 64);
+  std::int64_t piece = kStage - past_line / width;
+  for (std::int64_t left = run.n; left > 0;) {
+    run.n = std::min(left, piece);
+    kernel(run, stage);
+    stream_copy(out, stage, run.n * width);
+    run.first += run.n, left -= run.n, out += run.n * width;
+    piece = kStage;
+  }
 }
 
 }  // namespace
@@ -39,11 +54,14 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
   const bool stream = n * width >= kStreamBytes;
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t from, std::int64_t to) {
     char* place = static_cast<char*>(out) + from * width;
-    runs.cover(begin + from, begin + to, [&](Run run) {
-      run.stream = stream;
-      kernel(run, place);
+    runs.cover(begin + from, begin + to, [&](const Run& run) {
+      if (stream)
+        stream_run(kernel, run, width, place);
+      else
+        kernel(run, place);
       place += run.n * width;
     });
+    if (stream) stream_done();
   });
 }
 

@@ -17,7 +17,6 @@ struct Run {
   const float* scales;
   std::int64_t group;
   std::int64_t n;
-  bool stream = false;  // the output is larger than caches: store around them
 };
 /// out[i] = round(value[code] * scale), one fp32 product and one rounding; every NaN becomes the
 /// positive quiet NaN of the output type. Casts in their own type are copied.

@@ -12,6 +12,18 @@ namespace stowage {
 extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
+extern const DequantizeKernels kAvx512VbmiDequantize;
+
+namespace {
+const Kernels& with_vbmi() {
+  static const Kernels table = [] {
+    Kernels better = kAvx512Kernels;
+    better.dequantize = kAvx512VbmiDequantize;
+    return better;
+  }();
+  return table;
+}
+}  // namespace
 #endif
 
 std::string_view to_string(Isa isa) noexcept {
@@ -28,6 +40,8 @@ std::vector<NamedKernels> runnable_kernels() {
 #if defined(__x86_64__)
   if (cpu_features().runs_avx2()) tables.push_back({"avx2", &kAvx2Kernels});
   if (cpu_features().runs_avx512()) tables.push_back({"avx512", &kAvx512Kernels});
+  if (cpu_features().runs_avx512() && cpu_features().avx512vbmi)
+    tables.push_back({"avx512+vbmi", &with_vbmi()});
 #endif
   return tables;
 }

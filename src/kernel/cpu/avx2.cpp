@@ -13,12 +13,24 @@ namespace stowage {
 namespace {
 
 struct Lanes : PortableLanes {
-  static I load_u8(const void* p) { return from(_mm256_cvtepu8_epi32(eight_bytes(p))); }
   static I load_i8(const void* p) { return from(_mm256_cvtepi8_epi32(eight_bytes(p))); }
   // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
   static I load_nibbles(const void* p) {
     const __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<std::int32_t>(p)));
     return from(_mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32)));
+  }
+  // Sign-extended and shifted, an e4m3 code is the fp16 number of its value times 2^-8:
+  //   s eeee mmm  ->  s s0eeee mmm0000000  less the second s
+  static F load_e4m3(const void* p) {
+    const __m128i words = _mm_cvtepi8_epi16(eight_bytes(p)), low7 = _mm_set1_epi16(0x7F);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(words, low7), low7);
+    const __m128i halves =
+        _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+    return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7E00)))) *
+           256.0f;
+  }
+  static F load_e5m2(const void* p) {  // the high byte of an fp16 number
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight_bytes(p)), 8));
   }
   static F load_bf16(const void* p) {
     return as_float(from(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)));
@@ -52,6 +64,29 @@ struct Lanes : PortableLanes {
     const __m128i nan = words(from(_mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))));
     const __m128i halves = _mm256_cvtps_ph(x, kNearest);
     store_as(p, _mm_blendv_epi8(halves, _mm_set1_epi16(0x7E00), nan));
+  }
+
+  static constexpr int kNibbleStep = 32;
+  struct WordTable {
+    __m256i low, high;  // bytes of the sixteen, twice
+  };
+  static WordTable load_words(const void* sixteen) {
+    const __m256i bytes = _mm256_shuffle_epi8(
+        load_as<__m256i>(sixteen),
+        _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
+    return {_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xDD)};
+  }
+  static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
+    const __m256i pairs = _mm256_cvtepu8_epi16(load_as<__m128i>(nibbles));
+    const __m256i index =
+        _mm256_and_si256(_mm256_or_si256(_mm256_srli_epi16(pairs, 4), _mm256_slli_epi16(pairs, 8)),
+                         _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(table.low, index);
+    const __m256i high = _mm256_shuffle_epi8(table.high, index);
+    const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+    store_as(p, _mm256_permute2x128_si256(a, b, 0x20));
+    store_as(static_cast<char*>(p) + 32, _mm256_permute2x128_si256(a, b, 0x31));
   }
 
   struct Table16 {

@@ -14,12 +14,25 @@ namespace stowage {
 namespace {
 
 struct Lanes : PortableLanes {
-  static I load_u8(const void* p) { return from(_mm512_cvtepu8_epi32(load_as<__m128i>(p))); }
   static I load_i8(const void* p) { return from(_mm512_cvtepi8_epi32(load_as<__m128i>(p))); }
   // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
   static I load_nibbles(const void* p) {
     const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
     return from(_mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32)));
+  }
+  // Sign-extended and shifted, an e4m3 code is the fp16 number of its value times 2^-8:
+  //   s eeee mmm  ->  s s0eeee mmm0000000  less the second s
+  static F load_e4m3(const void* p) {
+    const __m256i words = _mm256_cvtepi8_epi16(load_as<__m128i>(p));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(
+        _mm256_and_si256(words, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7F));
+    const __m256i halves =
+        _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<short>(0xBFFF)));
+    const __m256i all = _mm256_mask_blend_epi16(nan, halves, _mm256_set1_epi16(0x7E00));
+    return _mm512_cvtph_ps(all) * 256.0f;
+  }
+  static F load_e5m2(const void* p) {  // the high byte of an fp16 number
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_as<__m128i>(p)), 8));
   }
   static F load_bf16(const void* p) {
     return as_float(from(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(p)), 16)));
@@ -46,6 +59,50 @@ struct Lanes : PortableLanes {
     const __m256i halves = _mm512_cvtps_ph(x, kNearest);
     store_as(p, _mm256_mask_blend_epi16(nan, halves, _mm256_set1_epi16(0x7E00)));
   }
+
+  static constexpr int kNibbleStep = 32;
+  using WordTable = __m512i;  // twice the sixteen, so that the fifth bit of an index is free
+  static WordTable load_words(const void* sixteen) {
+    return _mm512_broadcast_i64x4(load_as<__m256i>(sixteen));
+  }
+  static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
+    const __m512i index = _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+    store_as(p, _mm512_permutexvar_epi16(index, table));
+  }
+
+#if defined(__AVX512VBMI__)
+  /// 256 entries of 16 bits, as two tables of bytes.
+  struct ByteTable {
+    __m512i low[4], high[4];
+  };
+  static ByteTable load_byte_table(const std::uint16_t* entries) {
+    // The even bytes of two registers: byte i of the result is byte 2 i of the 128.
+    alignas(64) std::uint8_t even_bytes[64];
+    for (int i = 0; i < 64; ++i) even_bytes[i] = static_cast<std::uint8_t>(2 * i);
+    const auto even = load_as<__m512i>(even_bytes);
+    ByteTable table;
+    for (int i = 0; i < 4; ++i) {
+      const auto a = load_as<__m512i>(entries + 64 * i), b = load_as<__m512i>(entries + 64 * i + 32);
+      table.low[i] = _mm512_permutex2var_epi8(a, even, b);
+      table.high[i] = _mm512_permutex2var_epi8(a, _mm512_or_si512(even, _mm512_set1_epi8(1)), b);
+    }
+    return table;
+  }
+  static __m512i look_up(const __m512i (&table)[4], __m512i index) {  // bit 6 picks of a pair
+    const __m512i below = _mm512_permutex2var_epi8(table[0], index, table[1]);
+    const __m512i above = _mm512_permutex2var_epi8(table[2], index, table[3]);
+    return _mm512_mask_mov_epi8(below, _mm512_movepi8_mask(index), above);
+  }
+  static void store_looked_up(void* p, const ByteTable& table, const std::uint8_t* codes) {
+    // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i index = _mm512_permutexvar_epi64(order, load_as<__m512i>(codes));
+    const __m512i low = look_up(table.low, index), high = look_up(table.high, index);
+    store_as(p, _mm512_unpacklo_epi8(low, high));
+    store_as(static_cast<char*>(p) + 64, _mm512_unpackhi_epi8(low, high));
+  }
+#endif
 
   using Table16 = __m512i;
   static Table16 load_table(const void* sixteen) { return load_as<__m512i>(sixteen); }

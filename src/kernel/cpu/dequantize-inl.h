@@ -36,31 +36,20 @@ void store(void* to, F x) {
   }
 }
 
-//   e4m3  s eeee mmm   bias 7; 0x7F is NaN, no infinity
-//   e5m2  s eeeee mm   bias 15; 0x7C is infinity, above it NaN
-template <int kMantissa>
-F float8_value(I code) {
-  constexpr int kBias = kMantissa == 3 ? 7 : 15, kShift = 23 - kMantissa;
-  const I a = code & 0x7F, normal = (a << kShift) + ((127 - kBias) << 23);
-  const F subnormal =
-      __builtin_convertvector(a, F) * (kMantissa == 3 ? 0x1p-9f : 0x1p-16f);
-  I value = a < (1 << kMantissa) ? as_int(subnormal) : normal;
-  if constexpr (kMantissa == 3) {
-    value = a == 0x7F ? splat(static_cast<std::int32_t>(kQuietNan)) : value;
-  } else {  // the exponent of infinity and NaN is all ones here too
-    value = a >= 0x7C ? normal + ((127 - kBias) << 23) : value;
-  }
-  return as_float(value | ((code & 0x80) << 24));
-}
-
 template <Codes kCodes>
 F decode(const void* codes) {
   if constexpr (kCodes == Codes::f32) return Lanes::load_f32(codes);
   if constexpr (kCodes == Codes::bf16) return Lanes::load_bf16(codes);
   if constexpr (kCodes == Codes::f16) return Lanes::load_f16(codes);
-  if constexpr (kCodes == Codes::f8_e4m3) return float8_value<3>(Lanes::load_u8(codes));
-  if constexpr (kCodes == Codes::f8_e5m2) return float8_value<2>(Lanes::load_u8(codes));
+  if constexpr (kCodes == Codes::f8_e4m3) return Lanes::load_e4m3(codes);
+  if constexpr (kCodes == Codes::f8_e5m2) return Lanes::load_e5m2(codes);
   if constexpr (kCodes == Codes::int8) return __builtin_convertvector(Lanes::load_i8(codes), F);
+}
+
+inline void scale_values(Codes codes, float scale, F (&scaled)[16 / kWidth]) {
+  const float* values = four_bit_tables(codes).values;
+  for (int i = 0; i < 16 / kWidth; ++i)
+    scaled[i] = Lanes::load_f32(values + i * kWidth) * splat(scale);
 }
 
 /// Codes of 8 bits and more: decode, multiply, round.
@@ -82,34 +71,62 @@ struct Widen {
 
 /// Codes of 4 bits: multiply and round the sixteen values, then look up.
 template <Codes kCodes, Dtype kOut>
-  requires(is_four_bit(kCodes))
+  requires(is_four_bit(kCodes) && bytes_of(kOut) > 2)
 struct Widen<kCodes, kOut> {
   static constexpr int kStep = kWidth;
   explicit Widen(float scale) {
-    const float* values = four_bit_tables(kCodes).values;
-    I scaled[16 / kWidth];
-    for (int i = 0; i < 16 / kWidth; ++i) {
-      const F value = Lanes::load_f32(values + i * kWidth) * splat(scale);
-      if constexpr (kOut == Dtype::bf16)
-        scaled[i] = bf16_bits(value);
-      else if constexpr (kOut == Dtype::f16)
-        scaled[i] = f16_bits(value);
-      else
-        scaled[i] = as_int(value);
-    }
+    F scaled[16 / kWidth];
+    scale_values(kCodes, scale, scaled);
     table_ = Lanes::load_table(scaled);
   }
   void operator()(const std::uint8_t* codes, void* out) const {
-    const I found = Lanes::look_up(table_, Lanes::load_nibbles(codes));
-    if constexpr (bytes_of(kOut) == 2)
-      Lanes::store_u16(out, found);
-    else
-      store<kOut>(out, as_float(found));
+    store<kOut>(out, as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes))));
   }
 
  private:
   Lanes::Table16 table_;
 };
+template <Codes kCodes, Dtype kOut>
+  requires(is_four_bit(kCodes) && bytes_of(kOut) == 2)
+struct Widen<kCodes, kOut> {
+  static constexpr int kStep = Lanes::kNibbleStep;
+  explicit Widen(float scale) {
+    F scaled[16 / kWidth];
+    scale_values(kCodes, scale, scaled);
+    std::uint16_t rounded[16];
+    for (int i = 0; i < 16 / kWidth; ++i) store<kOut>(rounded + i * kWidth, scaled[i]);
+    table_ = Lanes::load_words(rounded);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    Lanes::store_looked_up(out, table_, codes);
+  }
+
+ private:
+  Lanes::WordTable table_;
+};
+
+#if defined(__AVX512VBMI__)
+/// Codes of 8 bits to 16: multiply and round all 256 values, then look up.
+template <Codes kCodes, Dtype kOut>
+struct WidenByTable {
+  static constexpr int kStep = 64;
+  static constexpr std::int64_t kWorthwhile = 1024;  // elements that pay for the table
+  explicit WidenByTable(float scale) {
+    std::uint8_t codes[256];
+    for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
+    std::uint16_t rounded[256];
+    const Widen<kCodes, kOut> widen(scale);
+    for (int i = 0; i < 256; i += kWidth) widen(codes + i, rounded + i);
+    table_ = Lanes::load_byte_table(rounded);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    Lanes::store_looked_up(out, table_, codes);
+  }
+
+ private:
+  Lanes::ByteTable table_;
+};
+#endif
 
 /// Fewer than kStep elements, or 4-bit ones that begin in the middle of a byte: through a copy, so
 /// that nothing outside the run is read or written.
@@ -143,6 +160,18 @@ void sweep(const Step& step, const std::uint8_t* codes, std::int64_t first, std:
 }
 
 template <Codes kCodes, Dtype kOut>
+void group(float scale, const std::uint8_t* codes, std::int64_t first, std::int64_t n, char* out) {
+#if defined(__AVX512VBMI__)
+  if constexpr (bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
+    using Table = WidenByTable<kCodes, kOut>;
+    if (n >= Table::kWorthwhile)
+      return sweep<kCodes, kOut>(Table(scale), codes, first, n, out);
+  }
+#endif
+  sweep<kCodes, kOut>(Widen<kCodes, kOut>(scale), codes, first, n, out);
+}
+
+template <Codes kCodes, Dtype kOut>
 void dequantize(const Run& run, void* to) noexcept {
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
   auto* out = static_cast<char*>(to);
@@ -151,14 +180,13 @@ void dequantize(const Run& run, void* to) noexcept {
                      static_cast<std::size_t>(run.n) * bytes_of(kOut));
     return;
   }
-  std::int64_t group = run.scales == nullptr ? 0 : run.first / run.group;
-  for (std::int64_t done = 0; done < run.n; ++group) {
+  if (run.scales == nullptr) return group<kCodes, kOut>(1.0f, codes, run.first, run.n, out);
+  std::int64_t g = run.first / run.group;
+  for (std::int64_t done = 0; done < run.n; ++g) {
     const std::int64_t first = run.first + done;
-    std::int64_t n = run.n - done;
-    if (run.scales != nullptr && (group + 1) * run.group - first < n)
-      n = (group + 1) * run.group - first;
-    const Widen<kCodes, kOut> step(run.scales == nullptr ? 1.0f : run.scales[group]);
-    sweep<kCodes, kOut>(step, codes, first, n, out + done * bytes_of(kOut));
+    const std::int64_t left = run.n - done, in_group = (g + 1) * run.group - first;
+    const std::int64_t n = left < in_group ? left : in_group;
+    group<kCodes, kOut>(run.scales[g], codes, first, n, out + done * bytes_of(kOut));
     done += n;
   }
 }

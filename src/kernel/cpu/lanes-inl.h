@@ -68,8 +68,23 @@ inline F f16_value(I bits) {
   return as_float(value | ((bits & 0x8000) << 16));
 }
 
+//   e4m3  s eeee mmm   bias 7; 0x7F is NaN, no infinity
+//   e5m2  s eeeee mm   bias 15; 0x7C is infinity, above it NaN
+template <int kMantissa>
+F float8_value(I code) {
+  constexpr int kBias = kMantissa == 3 ? 7 : 15, kShift = 23 - kMantissa;
+  const I a = code & 0x7F, normal = (a << kShift) + ((127 - kBias) << 23);
+  const F subnormal = __builtin_convertvector(a, F) * (kMantissa == 3 ? 0x1p-9f : 0x1p-16f);
+  I value = a < (1 << kMantissa) ? as_int(subnormal) : normal;
+  if constexpr (kMantissa == 3) {
+    value = a == 0x7F ? splat(static_cast<std::int32_t>(kQuietNan)) : value;
+  } else {  // the exponent of infinity and NaN is all ones here too
+    value = a >= 0x7C ? normal + ((127 - kBias) << 23) : value;
+  }
+  return as_float(value | ((code & 0x80) << 24));
+}
+
 struct PortableLanes {
-  static I load_u8(const void* p) { return widen<std::uint8_t>(p); }
   static I load_i8(const void* p) { return widen<std::int8_t>(p); }
   /// kWidth nibbles of kWidth / 2 bytes, the high one of each byte first. Upper bits are anything.
   static I load_nibbles(const void* p) {
@@ -78,6 +93,8 @@ struct PortableLanes {
       nibbles[i] = static_cast<const std::uint8_t*>(p)[i / 2] >> (i % 2 == 0 ? 4 : 0);
     return nibbles;
   }
+  static F load_e4m3(const void* p) { return float8_value<3>(widen<std::uint8_t>(p)); }
+  static F load_e5m2(const void* p) { return float8_value<2>(widen<std::uint8_t>(p)); }
   static F load_f32(const void* p) { return load_as<F>(p); }
   static F load_bf16(const void* p) { return as_float(widen<std::uint16_t>(p) << 16); }
   static F load_f16(const void* p) { return f16_value(widen<std::uint16_t>(p)); }
@@ -114,6 +131,21 @@ struct PortableLanes {
   /// As bf16_bits() and f16_bits().
   static void store_bf16(void* p, F x) { narrow<std::uint16_t>(p, bf16_bits(x)); }
   static void store_f16(void* p, F x) { narrow<std::uint16_t>(p, f16_bits(x)); }
+
+  /// Sixteen entries of 16 bits; store_looked_up() writes those that kNibbleStep nibbles name, the
+  /// high one of each byte first.
+  static constexpr int kNibbleStep = 8;
+  struct WordTable {
+    std::uint16_t entries[16];
+  };
+  static WordTable load_words(const void* sixteen) { return load_as<WordTable>(sixteen); }
+  static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
+    auto* out = static_cast<char*>(p);
+    for (int i = 0; i < kNibbleStep / 2; ++i, out += 4) {
+      store_as(out, table.entries[nibbles[i] >> 4]);
+      store_as(out + 2, table.entries[nibbles[i] & 15]);
+    }
+  }
 
   /// Sixteen entries of 32 bits, looked up by the low four bits of each lane.
   struct Table16 {
