@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/env.h"
 #include "kernel/kernels.h"
+#include "stowage/info.h"
 
 namespace stowage {
 
@@ -67,5 +68,9 @@ const Kernels& kernels() {
   static const Kernels& chosen = kernels_named(env::force_isa());
   return chosen;
 }
+
+inline namespace v0 {
+std::string instruction_set() { return std::string(to_string(kernels().isa)); }
+}  // namespace v0
 
 }  // namespace stowage
