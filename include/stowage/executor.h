@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where parallel work runs. The core has a small pool; a host with its own threads injects them.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -34,6 +35,19 @@ class STOWAGE_API Executor {
 STOWAGE_API Executor& default_executor();
 /// Runs everything on the calling thread.
 STOWAGE_API Executor& inline_executor() noexcept;
+
+/// Working memory of at least `bytes`, page-aligned, from a pool of the process: fresh pages cost
+/// several times what writing them does. What is in it is anything. Throws out_of_memory.
+STOWAGE_API void* take_scratch(std::size_t bytes);
+/// Gives it back, from any thread; null is allowed.
+STOWAGE_API void give_scratch(void* memory) noexcept;
+
+struct ScratchUse {
+  std::size_t live = 0;  // bytes taken and not yet given back
+  std::size_t idle = 0;  // bytes kept for the next taker; bounded
+  std::size_t peak = 0;  // the most that was live since the last scratch_use(true)
+};
+STOWAGE_API ScratchUse scratch_use(bool restart_peak = false) noexcept;
 
 }  // namespace v0
 }  // namespace stowage

@@ -1,7 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-// The linear family: what an instruction set implements. Pointers and counts only.
+// The linear family: what an instruction set implements. Pointers and counts only. Sums are fp32;
+// each element is summed in an order that depends on its own sizes alone, so that the bytes do not
+// depend on how work is split.
 #pragma once
+#include <cstdint>
+
+#include "kernel/dequantize.h"
 
 namespace stowage {
-struct LinearKernels {};
+/// Padding that these kernels may rely on: counts called padded are multiples of this.
+inline constexpr std::int64_t kLinearPad = 16;
+
+/// y[i] = sum_k w[i, k] x[k]: rows of codes are multiplied while they are decoded, one vector x.
+struct DotTask {
+  Run run;               // whole rows; groups are padded, unless they are whole rows
+  std::int64_t columns;  // 4-bit codes: padded
+  const float* values;   // 4-bit codes: the table of 16 values
+  const float* x;        // [columns], then zeros up to the padded length; 4-bit: arranged
+  float* y;              // [run.n / columns]
+};
+using DotKernel = void (*)(const DotTask& task) noexcept;
+
+/// y[j, i] += sum_k w[i, k] x[j, k] for a few rows x of widened weight rows.
+struct DotsTask {
+  const float* w;  // [rows, columns] at stride
+  std::int64_t w_stride, rows;
+  const float* x;  // [m, columns] at stride
+  std::int64_t x_stride, m;
+  std::int64_t columns;  // padded
+  float* y;
+  std::int64_t y_stride;
+};
+
+/// c[i, j] = or += sum_p a[i, p] b[p, j].
+struct TileTask {
+  const float* a;
+  std::int64_t a_stride, rows;
+  const float* b;
+  std::int64_t b_stride, columns;  // columns are padded, in b and in c
+  std::int64_t depth;
+  float* c;
+  std::int64_t c_stride;
+  bool add;
+};
+
+/// out[c, r] = in[r, c].
+struct TransposeTask {
+  const float* in;
+  std::int64_t in_stride, rows, columns;
+  float* out;
+  std::int64_t out_stride;
+};
+
+struct LinearKernels {
+  void (*widen[kValueDtypes])(const void* x, std::int64_t n, float* out) noexcept;  // not f64
+  /// out[i] = round(y[i] + bias[i]); a null bias adds nothing.
+  void (*narrow[kValueDtypes])(const float* y, const void* bias, std::int64_t n,
+                               void* out) noexcept;  // not f64
+  void (*arrange)(float* x, std::int64_t n) noexcept;  // x in the order 4-bit dots read; n padded
+  DotKernel dot[kCodesCount];
+  void (*dots)(const DotsTask& task) noexcept;
+  void (*tile)(const TileTask& task) noexcept;
+  void (*transpose)(const TransposeTask& task) noexcept;
+};
 }  // namespace stowage

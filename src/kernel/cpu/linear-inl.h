@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear family, once for each instruction set; included by linear_<instruction set>-inl.h,
+// which says what that set does its own way.
+#pragma once
+#include "kernel/cpu/linear_dot-inl.h"
+#include "kernel/cpu/linear_tile-inl.h"
+
+namespace stowage {
+namespace {
+
+template <Dtype kIn>
+F load_value(const void* x) {
+  if constexpr (kIn == Dtype::bf16) return Lanes::load_bf16(x);
+  if constexpr (kIn == Dtype::f16) return Lanes::load_f16(x);
+  if constexpr (kIn == Dtype::f32) return Lanes::load_f32(x);
+}
+
+template <Dtype kIn>
+void widen(const void* x, std::int64_t n, float* out) noexcept {
+  const auto* from = static_cast<const char*>(x);
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    Lanes::store_f32(out + i, load_value<kIn>(from + i * bytes_of(kIn)));
+  if (i == n) return;
+  char padded[kWidth * bytes_of(kIn)] = {};
+  __builtin_memcpy(padded, from + i * bytes_of(kIn),
+                   static_cast<std::size_t>((n - i) * bytes_of(kIn)));
+  const F values = load_value<kIn>(padded);
+  __builtin_memcpy(out + i, &values, static_cast<std::size_t>(n - i) * sizeof(float));
+}
+
+template <Dtype kOut>
+void narrow_vector(const float* y, const void* bias, void* out) {
+  F value = Lanes::load_f32(y);
+  if (bias != nullptr) value += load_value<kOut>(bias);
+  store<kOut>(out, value);
+}
+
+template <Dtype kOut>
+void narrow(const float* y, const void* bias, std::int64_t n, void* out) noexcept {
+  const auto* from = static_cast<const char*>(bias);
+  auto* to = static_cast<char*>(out);
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    narrow_vector<kOut>(y + i, bias == nullptr ? nullptr : from + i * bytes_of(kOut),
+                        to + i * bytes_of(kOut));
+  if (i == n) return;
+  const auto left = static_cast<std::size_t>(n - i);
+  float values[kWidth] = {};
+  char biases[kWidth * bytes_of(kOut)] = {}, rounded[kWidth * bytes_of(kOut)];
+  __builtin_memcpy(values, y + i, left * sizeof(float));
+  if (bias != nullptr) __builtin_memcpy(biases, from + i * bytes_of(kOut), left * bytes_of(kOut));
+  narrow_vector<kOut>(values, bias == nullptr ? nullptr : biases, rounded);
+  __builtin_memcpy(to + i * bytes_of(kOut), rounded, left * bytes_of(kOut));
+}
+
+typedef float F4 __attribute__((vector_size(16)));
+
+/// Four rows of four columns.
+inline void transpose_block(const float* in, std::int64_t in_stride, float* out,
+                            std::int64_t out_stride) {
+  const F4 a = load_as<F4>(in), b = load_as<F4>(in + in_stride);
+  const F4 c = load_as<F4>(in + 2 * in_stride), d = load_as<F4>(in + 3 * in_stride);
+  const F4 ac01 = __builtin_shufflevector(a, c, 0, 4, 1, 5);  // a0 c0 a1 c1
+  const F4 ac23 = __builtin_shufflevector(a, c, 2, 6, 3, 7);
+  const F4 bd01 = __builtin_shufflevector(b, d, 0, 4, 1, 5);
+  const F4 bd23 = __builtin_shufflevector(b, d, 2, 6, 3, 7);
+  store_as(out, __builtin_shufflevector(ac01, bd01, 0, 4, 1, 5));  // a0 b0 c0 d0
+  store_as(out + out_stride, __builtin_shufflevector(ac01, bd01, 2, 6, 3, 7));
+  store_as(out + 2 * out_stride, __builtin_shufflevector(ac23, bd23, 0, 4, 1, 5));
+  store_as(out + 3 * out_stride, __builtin_shufflevector(ac23, bd23, 2, 6, 3, 7));
+}
+
+void transpose(const TransposeTask& task) noexcept {
+  const std::int64_t rows = task.rows - task.rows % 4, columns = task.columns - task.columns % 4;
+  for (std::int64_t r = 0; r < rows; r += 4)
+    for (std::int64_t c = 0; c < columns; c += 4)
+      transpose_block(task.in + r * task.in_stride + c, task.in_stride,
+                      task.out + c * task.out_stride + r, task.out_stride);
+  for (std::int64_t r = 0; r < task.rows; ++r)
+    for (std::int64_t c = r < rows ? columns : 0; c < task.columns; ++c)
+      task.out[c * task.out_stride + r] = task.in[r * task.in_stride + c];
+}
+
+constexpr LinearKernels linear_kernels() {
+  return {{nullptr, &widen<Dtype::f32>, &widen<Dtype::bf16>, &widen<Dtype::f16>},
+          {nullptr, &narrow<Dtype::f32>, &narrow<Dtype::bf16>, &narrow<Dtype::f16>},
+          &arrange,
+          {&dot<Codes::f32>, &dot<Codes::bf16>, &dot<Codes::f16>, &dot<Codes::f8_e4m3>,
+           &dot<Codes::f8_e5m2>, &dot<Codes::int8>, &dot<Codes::nf4>, &dot<Codes::fp4>},
+          &dots,
+          &tile,
+          &transpose};
+}
+
+}  // namespace
+}  // namespace stowage

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear family for AVX2 with FMA and F16C.
+#pragma once
+#include <immintrin.h>
+
+#include "kernel/cpu/linear_read-inl.h"
+
+namespace stowage {
+namespace {
+
+constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums in 16 registers
+inline F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+inline float sum(F x) {
+  const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline void arrange(float*, std::int64_t) noexcept {}
+
+/// Through fp16, which has e4m3's numbers with 8 added to the exponent; NaN would become 480.
+//   e4m3                s eeee mmm
+//   sign-extended, << 7 s s eeee mmm 0000000
+//   fp16, x 2^-8        s 0 eeee mmm 0000000
+template <>
+struct Reader<Codes::f8_e4m3> {
+  static constexpr bool kScalesSum = true;
+  explicit Reader(const float*) {}
+  void set_scale(float) {}
+  F read(const std::uint8_t* codes) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    largest_ = _mm_max_epu8(largest_, _mm_and_si128(bytes, _mm_set1_epi8(0x7F)));
+    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(~0x4000)));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
+  }
+  F value(F sum) const {
+    const __m128i nan = _mm_cmpeq_epi8(largest_, _mm_set1_epi8(0x7F));
+    return _mm_testz_si128(nan, nan) ? sum * 256.0f : splat(__builtin_nanf(""));
+  }
+
+ private:
+  __m128i largest_ = _mm_setzero_si128();
+};
+
+/// e5m2 is the upper half of an fp16 number.
+template <>
+struct Reader<Codes::f8_e5m2> {
+  static constexpr bool kScalesSum = true;
+  explicit Reader(const float*) {}
+  void set_scale(float) {}
+  F read(const std::uint8_t* codes) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
+  }
+  F value(F sum) const { return sum; }
+};
+
+}  // namespace
+}  // namespace stowage
+#include "kernel/cpu/linear-inl.h"

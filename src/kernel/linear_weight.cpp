@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a weight as Runs. Groups of 4-bit codes are flat over the matrix, so that rows may begin
+// in the middle of a group, or of a byte.
+#include "kernel/linear_weight.h"
+
+#include <algorithm>
+#include <string>
+
+namespace stowage {
+namespace {
+
+// Checked before anything else reads the weight as a matrix.
+const Weight& matrix(const Weight& weight, const char* where) {
+  if (weight.shape().rank() != 2)
+    throw Error(Code::invalid_argument, std::string(where) +
+                                            ": weight must have 2 dimensions, got shape " +
+                                            to_string(weight.shape()));
+  return weight;
+}
+
+}  // namespace
+
+LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
+    : runs_(matrix(weight, where)), rows_(weight.shape()[0]), columns_(weight.shape()[1]) {
+  const auto codes = static_cast<std::size_t>(weight.storage().codes);
+  const FormatTrait& format = trait(weight.storage().codes);
+  to_f32_ = kernels.dequantize.to[codes][value_index(Dtype::f32)];
+  dot_ = kernels.linear.dot[codes];
+  values_ = format.values.data();
+  four_bit_ = format.bits == 4;
+  dot_rows_ = most_dot_rows(weight.storage());
+}
+
+std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
+  if (columns_ == 0) return 0;
+  if (four_bit_ && columns_ % kLinearPad != 0) return 0;
+  if (storage.scaling.kind != Scaling::Kind::block) return rows_;
+  const std::int64_t block = storage.scaling.block;
+  if (block % kLinearPad != 0) return 0;
+  if (!four_bit_ && columns_ % block != 0) return 1;  // groups begin anew in each row
+  // Nested scales are expanded so many at a time; rows may cut the first and the last of them.
+  if (storage.scaling.nested) return (kExpandedScales - 2) * block / columns_;
+  return rows_;
+}
+
+void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,
+                         float* out) const noexcept {
+  const std::int64_t begin = row * columns_ + k;
+  runs_.cover(begin, begin + n, [&](const Run& run) {
+    to_f32_(run, out);
+    out += run.n;
+  });
+}
+
+void LinearWeight::widen_rows(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                              float* out, std::int64_t stride) const noexcept {
+  if (n == columns_ && n == stride) return widen(row, 0, count * n, out);
+  for (std::int64_t i = 0; i < count; ++i, out += stride) {
+    widen(row + i, k, n, out);
+    std::fill(out + n, out + stride, 0.0f);
+  }
+}
+
+void LinearWeight::dot(std::int64_t row, std::int64_t count, const float* x,
+                       float* y) const noexcept {
+  for (const std::int64_t end = row + count; row < end; row += dot_rows_) {
+    const std::int64_t next = std::min(end, row + dot_rows_);
+    runs_.cover(row * columns_, next * columns_, [&](const Run& run) {
+      dot_({run, columns_, values_, x, y});
+      y += run.n / columns_;
+    });
+  }
+}
+
+}  // namespace stowage
