@@ -120,10 +120,12 @@ struct Lanes : PortableLanes {
 }  // namespace
 }  // namespace stowage
 #include "kernel/cpu/dequantize-inl.h"
+#include "kernel/cpu/linear_avx2-inl.h"
 #include "kernel/cpu/quantize-inl.h"
 #include "kernel/kernels.h"
 
 namespace stowage {
 extern const Kernels kAvx2Kernels;  // the one symbol of this file
-constexpr Kernels kAvx2Kernels{Isa::avx2, dequantize_kernels(), quantize_kernels(), {}};
+constexpr Kernels kAvx2Kernels{Isa::avx2, dequantize_kernels(), quantize_kernels(),
+                                 linear_kernels()};
 }  // namespace stowage

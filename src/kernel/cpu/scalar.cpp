@@ -13,10 +13,12 @@ using Lanes = PortableLanes;
 }  // namespace
 }  // namespace stowage
 #include "kernel/cpu/dequantize-inl.h"
+#include "kernel/cpu/linear_scalar-inl.h"
 #include "kernel/cpu/quantize-inl.h"
 #include "kernel/kernels.h"
 
 namespace stowage {
 extern const Kernels kScalarKernels;  // the one symbol of this file
-constexpr Kernels kScalarKernels{Isa::scalar, dequantize_kernels(), quantize_kernels(), {}};
+constexpr Kernels kScalarKernels{Isa::scalar, dequantize_kernels(), quantize_kernels(),
+                                 linear_kernels()};
 }  // namespace stowage
