@@ -8,7 +8,8 @@
 namespace stowage {
 namespace {
 
-void check(const char* where, const void* x, std::int64_t m, Dtype dtype, const void* y) {
+void check(const char* where, const void* x, std::int64_t depth, std::int64_t m, Dtype dtype,
+           const void* y) {
   const std::string prefix(where);
   if (dtype != Dtype::f32 && dtype != Dtype::bf16 && dtype != Dtype::f16)
     throw Error(Code::invalid_argument,
@@ -16,7 +17,7 @@ void check(const char* where, const void* x, std::int64_t m, Dtype dtype, const 
   if (m < 0)
     throw Error(Code::invalid_argument,
                 prefix + ": rows of x must not be negative, got " + std::to_string(m));
-  if (m != 0 && (x == nullptr || y == nullptr))
+  if ((x == nullptr && depth != 0) || y == nullptr)
     throw Error(Code::invalid_argument, prefix + ": x and y must not be null");
 }
 
@@ -26,7 +27,7 @@ void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dt
                  const Weight& weight, const void* bias, void* y, Executor& executor) {
   const LinearWeight rows(kernels, weight, "linear");
   if (m == 0 || rows.rows() == 0) return;
-  check("linear", x, m, dtype, y);
+  check("linear", x, rows.columns(), m, dtype, y);
   const LinearCall call{&kernels.linear, &rows, x, m, dtype, bias, y, &executor};
   if (fits_tiny(call)) return linear_tiny(call);
   if (fits_rows(call)) return linear_rows(call);
@@ -37,7 +38,7 @@ void linear_grad_input_with(const Kernels& kernels, const void* g, std::int64_t 
                             const Weight& weight, void* gx, Executor& executor) {
   const LinearWeight rows(kernels, weight, "linear_grad_input");
   if (m == 0 || rows.columns() == 0) return;
-  check("linear_grad_input", g, m, dtype, gx);
+  check("linear_grad_input", g, rows.rows(), m, dtype, gx);
   linear_grad_tiles({&kernels.linear, &rows, g, m, dtype, nullptr, gx, &executor});
 }
 

@@ -56,7 +56,7 @@ struct LinearKernels {
   void (*widen[kValueDtypes])(const void* x, std::int64_t n, float* out) noexcept;  // not f64
   /// out[i] = round(y[i] + bias[i]); a null bias adds nothing.
   void (*narrow[kValueDtypes])(const float* y, const void* bias, std::int64_t n,
-                               void* out) noexcept;  // not f64
+                               void* out) noexcept;    // not f64
   void (*arrange)(float* x, std::int64_t n) noexcept;  // x in the order 4-bit dots read; n padded
   DotKernel dot[kCodesCount];
   void (*dots)(const DotsTask& task) noexcept;

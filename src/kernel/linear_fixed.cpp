@@ -60,7 +60,8 @@ void linear_fixed_with(const Kernels& kernels, const float* x, std::int64_t m, c
   if (m < 0)
     throw Error(Code::invalid_argument,
                 "linear_fixed: rows of x must not be negative, got " + std::to_string(m));
-  const std::int64_t elements = std::max<std::int64_t>(1, rows.columns() * std::max<std::int64_t>(1, m));
+  const std::int64_t elements =
+      std::max<std::int64_t>(1, rows.columns() * std::max<std::int64_t>(1, m));
   const std::int64_t chunk = ceil_div(kChunkElements, elements);
   for_each_chunk(executor, rows.rows(), chunk, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row)

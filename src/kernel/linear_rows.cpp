@@ -9,12 +9,12 @@
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kTinyFloats = 4096;   // of each buffer of the tiny path
-constexpr std::int64_t kStackX = 8192;       // larger widened x comes from the pool
-constexpr std::int64_t kMostX = 1 << 18;     // and larger than this (1 MiB) goes to the tiles path
-constexpr std::int64_t kBatch = 64;          // rows of weight whose results are rounded together
-constexpr std::int64_t kWidened = 4096;      // floats of widened weight that stay in the L1 cache
-constexpr std::int64_t kColumns = 1024;      // of a row, widened at a time
+constexpr std::int64_t kTinyFloats = 4096;  // of each buffer of the tiny path
+constexpr std::int64_t kStackX = 8192;      // larger widened x comes from the pool
+constexpr std::int64_t kMostX = 1 << 18;    // and larger than this (1 MiB) goes to the tiles path
+constexpr std::int64_t kBatch = 64;         // rows of weight whose results are rounded together
+constexpr std::int64_t kWidened = 4096;     // floats of widened weight that stay in the L1 cache
+constexpr std::int64_t kColumns = 1024;     // of a row, widened at a time
 
 // Products below which waking a thread costs more than it brings.
 constexpr std::int64_t kParallelProducts = 1 << 18;
@@ -57,14 +57,16 @@ struct RowsCall {
   void dots(std::int64_t row, std::int64_t count, float* sums) const noexcept {
     const std::int64_t k = call.weight->columns();
     const std::int64_t step =
-        stride > kColumns ? kLinearRows : std::max(kWidened / std::max(stride, kLinearPad) / 4 * 4, kLinearRows);
+        stride > kColumns ? kLinearRows
+                          : std::max(kWidened / std::max(stride, kLinearPad) / 4 * 4, kLinearRows);
     float w[kWidened];
     for (std::int64_t i = 0; i < count; i += step) {
       const std::int64_t rows = std::min(step, count - i);
       for (std::int64_t c = 0; c < k; c += kColumns) {
         const std::int64_t n = std::min(kColumns, k - c);
         call.weight->widen_rows(row + i, rows, c, n, w, padded(n));
-        call.kernels->dots({w, padded(n), rows, x + c, stride, call.m, padded(n), sums + i, kBatch});
+        call.kernels->dots(
+            {w, padded(n), rows, x + c, stride, call.m, padded(n), sums + i, kBatch});
       }
     }
   }
@@ -106,9 +108,8 @@ void run(const RowsCall& rows) {
   if (threads == 1 || products < kParallelProducts) return rows.rows(0, n);
   // Several parts for each thread, since threads start and run unevenly.
   const std::int64_t part = ceil_div(ceil_div(n, threads * 4), kBatch) * kBatch;
-  call.executor->for_each(ceil_div(n, part), [&](std::int64_t i) {
-    rows.rows(i * part, std::min(n, (i + 1) * part));
-  });
+  call.executor->for_each(
+      ceil_div(n, part), [&](std::int64_t i) { rows.rows(i * part, std::min(n, (i + 1) * part)); });
 }
 
 }  // namespace

@@ -14,9 +14,9 @@ namespace {
 constexpr std::int64_t kDepth = 256;
 constexpr std::int64_t kMostRows = 256, kMostColumns = 128;    // of a tile of y
 constexpr std::int64_t kScratchBytes = std::int64_t{4} << 20;  // of all threads together
-constexpr std::int64_t kBetween = 16;       // floats between rows of b: no power of two, which
-                                            // would put them all into the same few sets of a cache
-constexpr std::int64_t kTransposedRows = 16;                   // rows widened before they are turned
+constexpr std::int64_t kBetween = 16;  // floats between rows of b: no power of two, which
+                                       // would put them all into the same few sets of a cache
+constexpr std::int64_t kTransposedRows = 16;  // rows widened before they are turned
 constexpr std::int64_t kParallelProducts = std::int64_t{1} << 20;
 
 enum class Side { forward, gradient };
@@ -24,7 +24,7 @@ enum class Side { forward, gradient };
 struct Tiles {
   LinearCall call;
   Side side;
-  std::int64_t columns, depth;        // of y and of the sum
+  std::int64_t columns, depth;           // of y and of the sum
   std::int64_t tile_rows, tile_columns;  // of y
 
   std::int64_t b_stride() const noexcept { return tile_columns + kBetween; }
@@ -66,9 +66,11 @@ struct Tiles {
     std::int64_t d = 0;
     do {  // once even where the sum is empty: y is then the bias
       const std::int64_t n = std::min(kDepth, depth - d);
-      for (std::int64_t i = 0; i < rows; ++i) call.widen_x((row + i) * depth + d, n, a + i * kDepth);
+      for (std::int64_t i = 0; i < rows; ++i)
+        call.widen_x((row + i) * depth + d, n, a + i * kDepth);
       widen_weight(d, n, column, count, b);
-      call.kernels->tile({a, kDepth, rows, b, b_stride(), padded(count), n, c, tile_columns, d != 0});
+      call.kernels->tile(
+          {a, kDepth, rows, b, b_stride(), padded(count), n, c, tile_columns, d != 0});
       d += n;
     } while (d < depth);
     for (std::int64_t i = 0; i < rows; ++i)
@@ -96,12 +98,16 @@ struct Tiles {
 
 // Tiles shrink until every thread has its share of the scratch, and there is work for all.
 Tiles plan(const LinearCall& call, Side side, std::int64_t columns, std::int64_t depth) {
-  Tiles tiles{call, side, columns, depth, std::min(call.m, kMostRows),
+  Tiles tiles{call,
+              side,
+              columns,
+              depth,
+              std::min(call.m, kMostRows),
               std::min(padded(columns), kMostColumns)};
   const std::int64_t threads = call.executor->threads();
   const std::int64_t share = kScratchBytes / static_cast<std::int64_t>(sizeof(float)) / threads;
   while (tiles.floats() > share && tiles.tile_rows > 16) {
-    tiles.tile_rows = ceil_div(tiles.tile_rows, 2);
+    tiles.tile_rows = (tiles.tile_rows + 1) / 2;
     if (tiles.floats() > share && tiles.tile_columns > 16)
       tiles.tile_columns = padded(tiles.tile_columns / 2);
   }

@@ -37,7 +37,7 @@ class LinearWeight {
   std::int64_t rows_, columns_;
   DequantizeKernel to_f32_;
   DotKernel dot_;
-  const float* values_;    // of a 4-bit format
+  const float* values_;  // of a 4-bit format
   bool four_bit_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
 };

@@ -92,9 +92,8 @@ class Pool {
     idle_.erase(at);
   }
   [[noreturn]] static void refuse(std::size_t bytes) {
-    throw Error(Code::out_of_memory,
-                "take_scratch: the system must have room, got none for " + std::to_string(bytes) +
-                    " bytes");
+    throw Error(Code::out_of_memory, "take_scratch: the system must have room, got none for " +
+                                         std::to_string(bytes) + " bytes");
   }
 
   std::mutex mutex_;

@@ -70,11 +70,9 @@ struct Reader<Codes::f8_e5m2> {
 //   word   a   b   a   b   a   b       a   b
 //   shift  4   4   0   0  12  12      24  24     element  0 8 1 9 2 10 ... 7 15 (arrange)
 // The table is one register, and vpermps reads the low four bits of a lane: no mask.
-template <Codes kCodes>
-  requires(is_four_bit(kCodes))
-struct Reader<kCodes> {
+struct NibbleReader {
   static constexpr bool kScalesSum = false;
-  explicit Reader(const float* values) : values_(_mm512_loadu_ps(values)), table_(values_) {}
+  explicit NibbleReader(const float* values) : values_(_mm512_loadu_ps(values)), table_(values_) {}
   void set_scale(float scale) { table_ = _mm512_mul_ps(values_, _mm512_set1_ps(scale)); }
   F read(const std::uint8_t* codes) {
     const __m512i kShifts =
@@ -91,6 +89,15 @@ struct Reader<kCodes> {
  private:
   __m512 values_, table_;
 };
+template <>
+struct Reader<Codes::nf4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+template <>
+struct Reader<Codes::fp4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+
 inline void arrange(float* x, std::int64_t n) noexcept {
   const __m512i kOrder = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   for (std::int64_t i = 0; i < n; i += 16)

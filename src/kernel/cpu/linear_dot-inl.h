@@ -26,8 +26,8 @@ F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes, std::int64_t n) {
 
 /// sums += n codes times n values of x.
 template <Codes kCodes>
-void add_products(Reader<kCodes>& reader, const std::uint8_t* codes, const float* x,
-                  std::int64_t n, F (&sums)[4]) {
+void add_products(Reader<kCodes>& reader, const std::uint8_t* codes, const float* x, std::int64_t n,
+                  F (&sums)[4]) {
   constexpr std::int64_t kStep = 4 * kWidth;
   std::int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
@@ -40,8 +40,8 @@ void add_products(Reader<kCodes>& reader, const std::uint8_t* codes, const float
       sums[v] = multiply_add(w[v], Lanes::load_f32(x + i + v * kWidth), sums[v]);
   }
   for (; i + kWidth <= n; i += kWidth)
-    sums[0] = multiply_add(reader.read(codes + bytes_for<kCodes>(i)), Lanes::load_f32(x + i),
-                           sums[0]);
+    sums[0] =
+        multiply_add(reader.read(codes + bytes_for<kCodes>(i)), Lanes::load_f32(x + i), sums[0]);
   if (i < n)
     sums[0] = multiply_add(read_tail<kCodes>(reader, codes + bytes_for<kCodes>(i), n - i),
                            Lanes::load_f32(x + i), sums[0]);
@@ -101,8 +101,7 @@ void dots_block(const DotsTask& task, std::int64_t row, std::int64_t vector) {
     for (int v = 0; v < kVectors; ++v) values[v] = Lanes::load_f32(x + v * task.x_stride + k);
     for (int r = 0; r < kRows; ++r) {
       const F weights = Lanes::load_f32(w + r * task.w_stride + k);
-      for (int v = 0; v < kVectors; ++v)
-        sums[r][v] = multiply_add(weights, values[v], sums[r][v]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(weights, values[v], sums[r][v]);
     }
   }
   for (int v = 0; v < kVectors; ++v)

@@ -25,8 +25,7 @@ struct Reader {
 
 /// Codes of 4 bits. The scale multiplies the table: values are those of dequantize, bit for bit.
 template <Codes kCodes>
-  requires(is_four_bit(kCodes))
-struct Reader<kCodes> {
+requires(is_four_bit(kCodes)) struct Reader<kCodes> {
   static constexpr bool kScalesSum = false;
   explicit Reader(const float* values) : values_(values) { set_scale(1.0f); }
   void set_scale(float scale) {
