@@ -8,8 +8,8 @@ TREE := build/py3-none-linux_x86_64
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --progress-bar off
-SOURCES := $(shell git ls-files -co --exclude-standard CMakeLists.txt cmake include src python \
-             pyproject.toml version.txt README.md 2>/dev/null)
+SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
+           $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel demo test test-quick test-all test-gpu bench fuzz format lint clean
@@ -51,8 +51,8 @@ $(STAMPS)/test: requirements/test.txt $(STAMPS)/build
 build: $(STAMPS)/wheel ## build the wheel and install it into .venv
 
 $(STAMPS)/wheel: $(SOURCES) | $(STAMPS)/build
-	@echo "== building and installing the wheel (compiler output: $(TREE))"
-	@$(BIN)/python -m pip install --no-build-isolation .
+	@echo "== building and installing the wheel (some minutes; the tree is $(TREE))"
+	@$(PIP_INSTALL) --no-build-isolation .
 	@touch $@
 
 wheel: build ## write the wheel to build/dist
