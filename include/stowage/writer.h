@@ -24,8 +24,8 @@ struct Declaration {
   std::uint64_t bytes = 0;  // only where dtype is unknown
 };
 struct WriterOptions {
-  std::map<std::string, std::string> metadata;  // "format": "pt" is added if absent
-  std::vector<WeightInfo> weights;              // recorded in the manifest
+  std::map<std::string, std::string> metadata;  // "format": "pt" is added, "stowage" replaced
+  std::vector<WeightInfo> weights;              // recorded in the manifest; parts may be empty
   std::uint64_t shard_bytes = 0;                // 0: one file; else an index and shards
   bool checksums = true;                        // XXH3 of every tensor, in the manifest
 };
@@ -45,6 +45,9 @@ class STOWAGE_API Writer {
   /// Throws invalid_argument when the name is unknown, written twice, or the size is not the
   /// declared one.
   void write(std::string_view name, std::span<const std::byte> bytes);
+  /// Writes every tensor of disk_layout(name, weight.storage(), weight.shape()). The quant state of
+  /// a 4-bit weight says the compute dtype that WriterOptions::weights gives (bf16 if none).
+  void write_weight(std::string_view name, const Weight& weight);
   /// Flushes to disk and renames; the index is renamed last. Throws invalid_argument naming a
   /// tensor that was never written.
   void finish();
@@ -54,10 +57,15 @@ class STOWAGE_API Writer {
   std::unique_ptr<State> state_;
 };
 
-/// The tensors that weight `name` becomes in a file, in the order of layout(): names, element types
-/// and shapes by the table in docs/formats.md. 4-bit storages add one more: the JSON quant state.
+/// The tensors that weight `name` becomes in a file, by the table in docs/formats.md: entry i holds
+/// part i of layout(). 4-bit storages end with the JSON quant state (which in nested ones is the
+/// entry of nested_offset, since the number lives in it) and the quant map. Throws as layout().
 STOWAGE_API std::vector<Declaration> disk_layout(std::string_view name, const Storage& storage,
                                                  const Shape& shape);
+/// The JSON quant state of a 4-bit weight as bitsandbytes reads it, padded with spaces to the size
+/// that disk_layout() declares. Throws invalid_argument for other storages or an infinite offset.
+STOWAGE_API std::string quant_state(const Storage& storage, const Shape& shape, Dtype compute,
+                                    float nested_offset = 0);
 
 }  // namespace v0
 }  // namespace stowage

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// MappedFile: open, map, read by descriptor, release pages.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/file.h"
+#include "base/file_error.h"
+#include "stowage/error.h"
+
+namespace stowage {
+namespace {
+struct stat status_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw_errno(path, "must tell its size");
+  return status;
+}
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  // Without O_NONBLOCK a named pipe would hold us here until somebody writes to it.
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd_ < 0) throw_errno(path, "must open for reading");
+  try {
+    const struct stat status = status_of(fd_, path);
+    if (!S_ISREG(status.st_mode)) {
+      throw Error(Code::bad_file, path + ": must be a regular file, got something else");
+    }
+    size_ = static_cast<std::uint64_t>(status.st_size);
+    if (size_ == 0) return;
+    void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
+    if (map == MAP_FAILED) throw_errno(path, "must map into memory");
+    data_ = static_cast<const std::byte*>(map);
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      size_(std::exchange(other.size_, 0)),
+      data_(std::exchange(other.data_, nullptr)) {}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::uint64_t MappedFile::size_now() const {
+  return static_cast<std::uint64_t>(status_of(fd_, path_).st_size);
+}
+
+void MappedFile::read(std::uint64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(path_, "must be readable at byte " + std::to_string(offset));
+    if (got == 0) {
+      throw Error(Code::bad_file, path_ + ": byte " + std::to_string(offset) +
+                                      ": must still be there, got a file that was cut short");
+    }
+    out = out.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+  }
+}
+
+void MappedFile::drop(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t begin = (offset + page - 1) / page * page;
+  const std::uint64_t end = (offset + bytes) / page * page;
+  if (begin >= end) return;
+  // Advice only: where the system declines, the pages stay, and nothing is wrong.
+  (void)::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
+}
+
+}  // namespace stowage

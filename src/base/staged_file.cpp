@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// StagedFile: written beside its target, published by one rename.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "base/file.h"
+#include "base/file_error.h"
+#include "stowage/error.h"
+
+namespace stowage {
+namespace {
+
+std::string link_of(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
+
+// Hidden, and without the target's ending, so that no reader of the folder takes it for a model.
+std::string temporary_name(const std::string& target) {
+  static std::atomic<unsigned> counter{0};
+  const std::size_t slash = target.rfind('/');
+  const std::size_t name = slash == std::string::npos ? 0 : slash + 1;
+  return target.substr(0, name) + "." + target.substr(name) + "." + std::to_string(::getpid()) +
+         "." + std::to_string(counter++) + ".tmp";
+}
+
+// A file without a name, or -1 where the file system or a missing /proc does not allow one.
+int open_nameless(const std::string& target) {
+  const int fd = ::open(folder_of(target).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+  if (fd >= 0 && ::access(link_of(fd).c_str(), F_OK) != 0) {
+    ::close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+}  // namespace
+
+StagedFile::StagedFile(const std::string& target, std::uint64_t bytes)
+    : target_(target), fd_(open_nameless(target)) {
+  while (fd_ < 0) {
+    temporary_ = temporary_name(target);
+    fd_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+    if (fd_ < 0 && errno != EEXIST) {
+      temporary_.clear();
+      throw_errno(target, "its folder must be writable");
+    }
+  }
+  try {
+    reserve(bytes);
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+StagedFile::StagedFile(StagedFile&& other) noexcept
+    : target_(std::move(other.target_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+StagedFile::~StagedFile() { close(); }
+
+void StagedFile::close() noexcept {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  temporary_.clear();
+}
+
+void StagedFile::reserve(std::uint64_t bytes) {
+  const auto length = static_cast<off_t>(bytes);
+  int result = 0;
+  do result = bytes == 0 ? 0 : ::fallocate(fd_, 0, 0, length);
+  while (result != 0 && errno == EINTR);
+  // A file system that cannot reserve still has to take the size; a full disk then shows in write.
+  if (result != 0 && errno == EOPNOTSUPP) result = ::ftruncate(fd_, length);
+  if (result != 0) throw_errno(target_, "must have " + std::to_string(bytes) + " bytes of space");
+}
+
+void StagedFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put == 0) errno = EIO;
+    if (put <= 0) throw_errno(target_, "must take bytes at " + std::to_string(offset));
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+    offset += static_cast<std::uint64_t>(put);
+  }
+}
+
+void StagedFile::sync() {
+  if (::fsync(fd_) != 0) throw_errno(target_, "must reach the disk");
+}
+
+void StagedFile::give_name() {
+  while (temporary_.empty()) {
+    const std::string name = temporary_name(target_);
+    if (::linkat(AT_FDCWD, link_of(fd_).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      temporary_ = name;
+    } else if (errno != EEXIST) {
+      throw_errno(target_, "must get a name");
+    }
+  }
+}
+
+void StagedFile::publish() {
+  give_name();
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
+    throw_errno(target_, "must take its name");
+  }
+  temporary_.clear();
+  close();
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void sync_folder(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw_errno(folder, "must open as a folder");
+  const int result = ::fsync(fd);
+  const int number = errno;
+  ::close(fd);
+  errno = number;
+  // Some network file systems cannot sync a folder (EINVAL); the rename itself is done.
+  if (result != 0 && number != EINVAL) throw_errno(folder, "must reach the disk");
+}
+
+void check_space(const std::string& folder, std::uint64_t bytes) {
+  struct statvfs status {};
+  if (::statvfs(folder.c_str(), &status) != 0) throw_errno(folder, "must be a folder to write in");
+  const std::uint64_t free = static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
+  if (bytes > free) {
+    throw Error(Code::io, folder + ": must have " + std::to_string(bytes) +
+                              " bytes of space, got " + std::to_string(free));
+  }
+}
+
+}  // namespace stowage

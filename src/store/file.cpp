@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// File: an opened model. All of it is read-only after open(), so threads may share one.
+#include "stowage/file.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "store/checksum.h"
+#include "store/model_path.h"
+#include "store/refusal.h"
+#include "store/shard.h"
+#include "store/weights.h"
+
+namespace stowage {
+
+struct File::State {
+  std::vector<std::string> paths;
+  std::vector<Shard> shards;
+  std::vector<TensorInfo> tensors;
+  Weights weights;
+
+  const MappedFile& map(const TensorInfo& tensor) const {
+    return shards[static_cast<std::size_t>(tensor.shard)].map;
+  }
+  const std::byte* data(const TensorInfo& tensor) const {
+    return map(tensor).data() + tensor.offset;
+  }
+};
+
+namespace {
+
+std::string read_tensor(const MappedFile& map, const TensorInfo& tensor) {
+  std::string text(tensor.bytes, '\0');
+  map.read(tensor.offset, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+// Parts that a file does not hold at an address their element type allows are copied; the writer
+// of this library leaves none, other tools may.
+struct Owner {
+  std::shared_ptr<const void> file;
+  std::vector<std::unique_ptr<std::byte[]>> copies;
+
+  const void* aligned(std::span<const std::byte> bytes, Dtype dtype) {
+    const auto need = static_cast<std::uintptr_t>(std::max(bits(dtype) / 8, 1));
+    if (reinterpret_cast<std::uintptr_t>(bytes.data()) % need == 0) return bytes.data();
+    copies.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes.size()));
+    std::ranges::copy(bytes, copies.back().get());
+    return copies.back().get();
+  }
+};
+
+void check_checksum(const MappedFile& map, const TensorInfo& tensor, std::uint64_t expected) {
+  Checksum checksum;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(tensor.bytes, std::uint64_t{1} << 20));
+  for (std::uint64_t done = 0; done < tensor.bytes;) {
+    const std::uint64_t n = std::min<std::uint64_t>(buffer.size(), tensor.bytes - done);
+    const auto piece = std::span(buffer).first(n);
+    map.read(tensor.offset + done, piece);
+    checksum.add(piece);
+    done += n;
+  }
+  if (checksum.value() == expected) return;
+  refuse(Refusal::checksum, {map.path(), tensor.name, tensor.offset},
+         hex(checksum.value()) + " for " + hex(expected));
+}
+
+}  // namespace
+
+inline namespace v0 {
+
+File File::open(const std::string& path) {
+  const ModelPath model = find_model(path);
+  auto state = std::make_shared<State>();
+  if (model.is_index) {
+    state->shards = open_shard_set(model.path);
+  } else {
+    state->shards.push_back(open_shard(model.path));
+  }
+  std::map<std::string, ManifestWeight> said;
+  for (std::size_t i = 0; i < state->shards.size(); ++i) {
+    Shard& shard = state->shards[i];
+    state->paths.push_back(shard.map.path());
+    for (TensorInfo& tensor : shard.header.tensors) {
+      tensor.shard = static_cast<int>(i);
+      state->tensors.push_back(tensor);
+    }
+    said.merge(std::move(shard.manifest.weights));
+  }
+  std::ranges::sort(state->tensors, {}, &TensorInfo::name);
+  const auto read = [&](const TensorInfo& tensor) {
+    return read_tensor(state->map(tensor), tensor);
+  };
+  state->weights = find_weights({state->paths, state->tensors, read}, said);
+  File file;
+  file.state_ = std::move(state);
+  return file;
+}
+
+const std::vector<std::string>& File::paths() const noexcept { return state_->paths; }
+const std::map<std::string, std::string>& File::metadata() const noexcept {
+  return state_->shards.front().header.metadata;
+}
+const std::vector<TensorInfo>& File::tensors() const noexcept { return state_->tensors; }
+const std::vector<WeightInfo>& File::weights() const noexcept { return state_->weights.infos; }
+
+const TensorInfo* File::find(std::string_view name) const noexcept {
+  return find_tensor(state_->tensors, name);
+}
+
+const WeightInfo* File::find_weight(std::string_view name) const noexcept {
+  const auto& infos = state_->weights.infos;
+  const auto at = std::ranges::lower_bound(infos, name, {}, &WeightInfo::name);
+  return at != infos.end() && at->name == name ? &*at : nullptr;
+}
+
+std::span<const std::byte> File::bytes(const TensorInfo& tensor) const noexcept {
+  return {state_->data(tensor), tensor.bytes};
+}
+
+Weight File::weight(std::string_view name) const {
+  const WeightInfo* const info = find_weight(name);
+  if (info == nullptr) {
+    throw Error(Code::invalid_argument, state_->paths.front() + ": weight " + in_quotes(name) +
+                                            ": must be one of the file's weights, got none");
+  }
+  const Layout made = layout(info->storage, info->shape);
+  auto owner = std::make_shared<Owner>();
+  owner->file = state_;
+  std::array<const void*, kMaxParts> parts{};
+  for (std::size_t i = 0; i < info->parts.size(); ++i) {
+    if (made.parts[i].name == "nested_offset") {
+      parts[i] = &state_->weights.nested_offsets.find(name)->second;
+    } else {
+      parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);
+    }
+  }
+  return Weight(info->storage, info->shape, std::span(parts).first(info->parts.size()),
+                std::move(owner));
+}
+
+void File::drop(const TensorInfo& tensor) const noexcept {
+  state_->map(tensor).drop(tensor.offset, tensor.bytes);
+}
+
+std::int64_t File::verify() const {
+  std::int64_t checked = 0;
+  for (const Shard& shard : state_->shards) {
+    if (const std::uint64_t now = shard.map.size_now(); now != shard.map.size()) {
+      refuse(Refusal::size_changed, {shard.map.path(), "", std::min(now, shard.map.size())},
+             std::to_string(now) + " bytes for " + std::to_string(shard.map.size()));
+    }
+    for (const auto& [name, expected] : shard.manifest.checksums) {
+      const TensorInfo* const tensor = find(name);
+      if (tensor == nullptr) {
+        refuse(Refusal::manifest_part, {shard.map.path(), name, {}}, "a checksum of no tensor");
+      }
+      check_checksum(state_->map(*tensor), *tensor, expected);
+      ++checked;
+    }
+  }
+  return checked;
+}
+
+}  // namespace v0
+}  // namespace stowage

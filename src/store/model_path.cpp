@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/model_path.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "store/refusal.h"
+#include "stowage/error.h"
+
+namespace stowage {
+namespace {
+
+using Names = std::vector<std::string>;
+
+Names names_in(const std::string& folder) {
+  std::error_code error;
+  Names names;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    std::string name = at->path().filename().string();
+    if (!name.starts_with('.')) names.push_back(std::move(name));
+  }
+  if (error) throw Error(Code::io, folder + ": must be readable, got " + error.message());
+  std::ranges::sort(names);
+  return names;
+}
+
+Names ending_in(const Names& names, std::string_view ending) {
+  Names found;
+  std::ranges::copy_if(names, std::back_inserter(found),
+                       [&](const std::string& name) { return name.ends_with(ending); });
+  return found;
+}
+
+// Of the names that end so, the one to open: "model" + ending before others; "" for none.
+std::string choose(const std::string& folder, const Names& names, std::string_view ending) {
+  const Names found = ending_in(names, ending);
+  const std::string usual = "model" + std::string(ending);
+  if (std::ranges::find(found, usual) != found.end()) return usual;
+  if (found.size() < 2) return found.empty() ? "" : found[0];
+  std::string list;
+  for (const std::string& name : found) list += (list.empty() ? "" : ", ") + in_quotes(name);
+  refuse(Refusal::folder_ambiguous, {folder, "", {}}, list);
+}
+
+}  // namespace
+
+ModelPath find_model(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return {path, path.ends_with(kIndexEnding)};
+  const Names names = names_in(path);
+  const std::string prefix = path.ends_with('/') ? path : path + "/";
+  const std::string index = choose(path, names, kIndexEnding);
+  if (!index.empty()) {
+    // The same stem twice is two models; other files beside an index are its shards or strangers.
+    const std::string whole =
+        index.substr(0, index.size() - kIndexEnding.size()) + std::string(kFileEnding);
+    if (std::ranges::find(names, whole) != names.end()) {
+      refuse(Refusal::folder_ambiguous, {path, "", {}}, in_quotes(index) + ", " + in_quotes(whole));
+    }
+    return {prefix + index, true};
+  }
+  const std::string file = choose(path, names, kFileEnding);
+  if (file.empty()) refuse(Refusal::folder_empty, {path, "", {}}, "none");
+  return {prefix + file, false};
+}
+
+}  // namespace stowage

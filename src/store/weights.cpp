@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search goes from the surest source to the weakest: quant states, manifest, scales, plain
+// tensors. A tensor that a source has taken is not looked at again.
+#include "store/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "store/quant_state.h"
+#include "store/scale_shape.h"
+#include "stowage/writer.h"
+
+namespace stowage {
+namespace {
+
+constexpr std::string_view kScale = "_scale";
+constexpr std::uint64_t kLongestState = 65536;  // real ones have about 170 bytes
+
+class Search {
+ public:
+  explicit Search(const TensorSource& source) : source_(source) {}
+
+  void quant_states();
+  void manifest(const std::map<std::string, ManifestWeight>& said);
+  void scaled();
+  void plain();
+  Weights take() {
+    for (auto& [name, info] : found_) weights_.infos.push_back(std::move(info));
+    return std::move(weights_);
+  }
+
+ private:
+  Place place(const TensorInfo& tensor) const {
+    return {source_.paths[static_cast<std::size_t>(tensor.shard)], tensor.name, tensor.offset};
+  }
+  const TensorInfo* find(const std::string& name) const {
+    return find_tensor(source_.tensors, name);
+  }
+  const TensorInfo& part(Refusal why, const TensorInfo& near, const Declaration& expected) const;
+  void check_codes(const TensorInfo& state, const Declaration& expected) const;
+  void check_map(const TensorInfo& map, Codes codes) const;
+  void quant_state_weight(const TensorInfo& state, const std::string& name);
+  void manifest_weight(const std::string& name, const ManifestWeight& said);
+  void add(const std::string& name, const Storage& storage, const Shape& shape,
+           std::vector<std::string> parts, std::optional<Dtype> compute);
+
+  const TensorSource& source_;
+  std::set<std::string, std::less<>> taken_;
+  std::map<std::string, WeightInfo> found_;
+  Weights weights_;
+};
+
+std::string described(const TensorInfo& tensor) {
+  return fmt::format("{} {} {}", in_quotes(tensor.name), tensor.dtype_name,
+                     to_string(tensor.shape));
+}
+
+// The tensor that must be there as declared; refusals stand at `near` where it is absent.
+const TensorInfo& Search::part(Refusal why, const TensorInfo& near,
+                               const Declaration& expected) const {
+  const TensorInfo* const tensor = find(expected.name);
+  const auto wanted = [&] {
+    return fmt::format("{} {}", disk_name(expected.dtype), to_string(expected.shape));
+  };
+  if (tensor == nullptr) {
+    refuse(why, place(near), fmt::format("no {} ({})", in_quotes(expected.name), wanted()));
+  }
+  if (tensor->dtype != expected.dtype || tensor->shape != expected.shape) {
+    refuse(why, place(*tensor), fmt::format("{} for {}", described(*tensor), wanted()));
+  }
+  return *tensor;
+}
+
+void Search::add(const std::string& name, const Storage& storage, const Shape& shape,
+                 std::vector<std::string> parts, std::optional<Dtype> compute) {
+  taken_.insert(parts.begin(), parts.end());
+  found_.emplace(name, WeightInfo{name, storage, shape, std::move(parts), compute});
+}
+
+void Search::quant_states() {
+  std::set<std::string> seen;
+  for (const TensorInfo& tensor : source_.tensors) {
+    const std::size_t at = tensor.name.find(kQuantStatePrefix);
+    if (at == std::string::npos) continue;
+    const std::string name = tensor.name.substr(0, at);
+    if (!seen.insert(name).second) {
+      refuse(Refusal::quant_state_count, place(tensor), "another for " + in_quotes(name));
+    }
+    quant_state_weight(tensor, name);
+  }
+}
+
+// Packed codes may be typed as any quant_storage of bitsandbytes: only their bytes count.
+void Search::check_codes(const TensorInfo& state, const Declaration& expected) const {
+  const TensorInfo* const codes = find(expected.name);
+  if (codes == nullptr) {
+    refuse(Refusal::quant_state_part, place(state), "no " + in_quotes(expected.name));
+  }
+  if (codes->bytes != static_cast<std::uint64_t>(expected.shape.elements())) {
+    refuse(Refusal::quant_state_part, place(*codes),
+           fmt::format("{} bytes for {}", codes->bytes, expected.shape.elements()));
+  }
+}
+
+void Search::check_map(const TensorInfo& map, Codes codes) const {
+  const std::string bytes = source_.read(map);
+  const std::span<const float> table = trait(codes).values;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    float value = 0;
+    std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+    // Builds of bitsandbytes differ in the last bit of fp4's thirds; its decoders use the table.
+    if (!(std::abs(value - table[i]) <= 1e-6F)) {
+      Place where = place(map);
+      *where.byte += i * sizeof value;
+      refuse(Refusal::quant_map, where, fmt::format("{} for {}", value, table[i]));
+    }
+  }
+}
+
+void Search::quant_state_weight(const TensorInfo& tensor, const std::string& name) {
+  if (tensor.dtype != Dtype::u8 || tensor.bytes > kLongestState) {
+    refuse(Refusal::quant_state_part, place(tensor), described(tensor) + " for a short U8 text");
+  }
+  const QuantState state = parse_quant_state(place(tensor), source_.read(tensor));
+  const auto declared = disk_layout(name, state.storage, state.shape);
+  const bool nested = state.storage.scaling.nested;
+  const std::size_t state_at = nested ? 4 : 2;
+  if (tensor.name != declared[state_at].name) {
+    refuse(Refusal::quant_state_value, place(tensor),
+           fmt::format("quant_type '{}'", trait(state.storage.codes).name));
+  }
+  check_codes(tensor, declared[0]);
+  std::vector<std::string> parts{declared[0].name};
+  for (std::size_t i = 1; i < state_at; ++i) {
+    parts.push_back(part(Refusal::quant_state_part, tensor, declared[i]).name);
+  }
+  const TensorInfo& map = part(Refusal::quant_state_part, tensor, declared.back());
+  check_map(map, state.storage.codes);
+  if (!nested && find(name + ".nested_absmax") != nullptr) {
+    refuse(Refusal::quant_state_part, place(tensor), "nested_absmax but no nested_offset");
+  }
+  taken_.insert({tensor.name, map.name});
+  if (nested) {
+    parts.push_back(tensor.name);
+    weights_.nested_offsets.emplace(name, state.nested_offset);
+  }
+  add(name, state.storage, state.shape, std::move(parts), state.compute);
+}
+
+void Search::manifest(const std::map<std::string, ManifestWeight>& said) {
+  for (const auto& [name, weight] : said) manifest_weight(name, weight);
+}
+
+void Search::manifest_weight(const std::string& name, const ManifestWeight& said) {
+  const TensorInfo* const codes = find(name);
+  if (codes == nullptr) {
+    refuse(Refusal::manifest_part, {source_.paths[0], name, std::nullopt}, "no such tensor");
+  }
+  if (const auto known = found_.find(name); known != found_.end()) {
+    WeightInfo& info = known->second;
+    if (info.storage != said.storage || info.shape != said.shape) {
+      refuse(Refusal::manifest_part, place(*codes),
+             fmt::format("{} {} for {} {}", to_string(info.storage), to_string(info.shape),
+                         to_string(said.storage), to_string(said.shape)));
+    }
+    info.compute = said.compute;
+    return;
+  }
+  std::vector<std::string> parts;
+  for (const Declaration& expected : disk_layout(name, said.storage, said.shape)) {
+    parts.push_back(part(Refusal::manifest_part, *codes, expected).name);
+  }
+  if (trait(said.storage.codes).bits == 4) {
+    refuse(Refusal::manifest_part, place(*codes), "a 4-bit weight without a quant_state");
+  }
+  add(name, said.storage, said.shape, std::move(parts), said.compute);
+}
+
+std::optional<Codes> codes_of(Dtype dtype) {
+  for (const FormatTrait& format : formats()) {
+    if (format.bits >= 8 && format.disk == dtype) return format.codes;
+  }
+  return std::nullopt;
+}
+
+void Search::scaled() {
+  for (const TensorInfo& tensor : source_.tensors) {
+    const auto codes = codes_of(tensor.dtype);
+    if (!codes || trait(*codes).bits != 8 || taken_.contains(tensor.name)) continue;
+    const TensorInfo* const scale = find(tensor.name + std::string(kScale));
+    if (scale == nullptr || scale->dtype != Dtype::f32) continue;
+    if (find(tensor.name + "_zero_point") != nullptr) continue;  // asymmetric: not ours
+    const Storage storage = storage_from_scale(*codes, tensor, *scale, place(*scale));
+    add(tensor.name, storage, tensor.shape, {tensor.name, scale->name}, std::nullopt);
+  }
+}
+
+void Search::plain() {
+  for (const TensorInfo& tensor : source_.tensors) {
+    const auto codes = codes_of(tensor.dtype);
+    if (!codes || *codes == Codes::int8 || taken_.contains(tensor.name)) continue;
+    // An 8-bit tensor with a scale that we cannot read is no plain cast: its values would be wrong.
+    const bool foreign =
+        trait(*codes).bits == 8 && (find(tensor.name + std::string(kScale)) != nullptr ||
+                                    find(tensor.name + "_scale_inv") != nullptr);
+    if (!foreign) {
+      add(tensor.name, {.codes = *codes}, tensor.shape, {tensor.name}, std::nullopt);
+    }
+  }
+}
+
+}  // namespace
+
+const TensorInfo* find_tensor(const std::vector<TensorInfo>& tensors, std::string_view name) {
+  const auto at = std::ranges::lower_bound(tensors, name, {}, &TensorInfo::name);
+  return at != tensors.end() && at->name == name ? &*at : nullptr;
+}
+
+Weights find_weights(const TensorSource& source,
+                     const std::map<std::string, ManifestWeight>& said) {
+  Search search(source);
+  search.quant_states();
+  search.manifest(said);
+  search.scaled();
+  search.plain();
+  return search.take();
+}
+
+}  // namespace stowage

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writer: plan, reserve, take tensors, then make everything durable and only then rename.
+#include "stowage/writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/file.h"
+#include "store/checksum.h"
+#include "store/header.h"
+#include "store/shard_index.h"
+#include "store/write_plan.h"
+
+namespace stowage {
+namespace {
+
+struct Target {  // where one tensor goes
+  std::size_t shard;
+  std::uint64_t offset, bytes;  // offset from the start of the file
+  bool written = false;
+};
+
+struct Output {  // one shard on its way to the disk
+  PlannedShard plan;
+  StagedFile file;
+};
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+}  // namespace
+
+struct Writer::State {
+  std::string path;
+  std::map<std::string, std::string> metadata;
+  std::map<std::string, Dtype> computes;  // of the weights that say one
+  bool checksums = true, done = false;
+  std::vector<Output> outputs;
+  std::map<std::string, Target, std::less<>> targets;
+
+  void open(std::vector<PlannedShard> shards);
+  void seal();
+  std::string index_text() const;
+  void publish_all(const std::string& index);
+};
+
+// Two passes: a full disk must show before the first file is made.
+void Writer::State::open(std::vector<PlannedShard> shards) {
+  std::vector<std::uint64_t> header_bytes;
+  std::uint64_t total = 0;
+  for (const PlannedShard& shard : shards) {
+    header_bytes.push_back(header_text(shard, metadata).size());
+    total += header_bytes.back() + shard.data_bytes;
+  }
+  check_space(folder_of(path), total);
+  outputs.reserve(shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    for (const PlannedTensor& t : shards[i].tensors) {
+      targets.emplace(t.declaration.name, Target{i, header_bytes[i] + t.offset, t.bytes});
+    }
+    StagedFile file(shards[i].path, header_bytes[i] + shards[i].data_bytes);
+    outputs.push_back({std::move(shards[i]), std::move(file)});
+  }
+}
+
+// Writes the headers, now that every checksum is known, and waits for the disk.
+void Writer::State::seal() {
+  if (checksums && outputs.size() > 1) {
+    Checksum set;
+    for (const Output& output : outputs) {
+      const std::string text = manifest_text(output.plan.manifest);
+      set.add(bytes_of(text));
+    }
+    for (Output& output : outputs) output.plan.manifest.set = hex(set.value());
+  }
+  for (Output& output : outputs) {
+    output.file.write(0, bytes_of(header_text(output.plan, metadata)));
+    output.file.sync();
+  }
+}
+
+std::string Writer::State::index_text() const {
+  ShardIndex index;
+  std::uint64_t total = 0;
+  for (const Output& output : outputs) {
+    const std::size_t slash = output.plan.path.rfind('/');
+    const std::string name = output.plan.path.substr(slash == std::string::npos ? 0 : slash + 1);
+    for (const PlannedTensor& t : output.plan.tensors) index.shard_of[t.declaration.name] = name;
+    total += output.plan.data_bytes;
+    index.set = output.plan.manifest.set;
+  }
+  return shard_index_text(index, total);
+}
+
+// Only renames are left to do. When one fails, files that were not there before are taken away
+// again; a mixture of old and new shards is refused by the reader (mixed_shards).
+void Writer::State::publish_all(const std::string& index) {
+  std::vector<StagedFile> index_file;
+  if (!index.empty()) {
+    const std::string text = index_text();
+    index_file.emplace_back(index, text.size());
+    index_file[0].write(0, bytes_of(text));
+    index_file[0].sync();
+  }
+  std::vector<std::string> created;
+  const auto publish = [&](StagedFile& file) {
+    const bool is_new = !exists(file.target());
+    file.publish();
+    if (is_new) created.push_back(file.target());
+  };
+  try {
+    for (Output& output : outputs) publish(output.file);
+    sync_folder(folder_of(path));
+    if (index_file.empty()) return;
+    publish(index_file[0]);
+    sync_folder(folder_of(path));
+  } catch (...) {
+    for (const std::string& name : created) ::unlink(name.c_str());
+    throw;
+  }
+}
+
+inline namespace v0 {
+
+Writer::Writer(const std::string& path, std::vector<Declaration> tensors,
+               const WriterOptions& options)
+    : state_(std::make_unique<State>()) {
+  state_->path = path;
+  state_->metadata = options.metadata;
+  state_->checksums = options.checksums;
+  for (const WeightInfo& weight : options.weights) {
+    if (weight.compute) state_->computes.emplace(weight.name, *weight.compute);
+  }
+  state_->open(plan_shards(path, std::move(tensors), options));
+}
+
+Writer::Writer(Writer&&) noexcept = default;
+Writer& Writer::operator=(Writer&&) noexcept = default;
+Writer::~Writer() = default;
+
+void Writer::write(std::string_view name, std::span<const std::byte> bytes) {
+  const auto fail = [&](const std::string& text) {
+    throw Error(Code::invalid_argument, state_->path + ": tensor " + in_quotes(name) + ": " + text);
+  };
+  if (state_->done) fail("must be written before finish(), got a finished file");
+  const auto at = state_->targets.find(name);
+  if (at == state_->targets.end()) fail("must be declared, got a name that is not");
+  Target& target = at->second;
+  if (target.written) fail("must be written once, got it twice");
+  if (bytes.size() != target.bytes) {
+    fail("must have " + std::to_string(target.bytes) + " bytes, got " +
+         std::to_string(bytes.size()));
+  }
+  Output& output = state_->outputs[target.shard];
+  output.file.write(target.offset, bytes);
+  if (state_->checksums) output.plan.manifest.checksums[at->first] = checksum_of(bytes);
+  target.written = true;
+}
+
+void Writer::write_weight(std::string_view name, const Weight& weight) {
+  const Storage& storage = weight.storage();
+  const Layout made = layout(storage, weight.shape());
+  const auto declared = disk_layout(name, storage, weight.shape());
+  for (int i = 0; i < made.count; ++i) {
+    const Part& part = made.parts[static_cast<std::size_t>(i)];
+    if (part.name == "nested_offset") continue;
+    write(declared[static_cast<std::size_t>(i)].name,
+          {static_cast<const std::byte*>(weight.part(i)), static_cast<std::size_t>(part.bytes)});
+  }
+  if (trait(storage.codes).bits != 4) return;
+  float offset = 0;
+  if (storage.scaling.nested) std::memcpy(&offset, weight.part(made.count - 1), sizeof offset);
+  const auto compute = state_->computes.find(std::string(name));
+  const Dtype dtype = compute == state_->computes.end() ? Dtype::bf16 : compute->second;
+  write(declared[declared.size() - 2].name,
+        bytes_of(quant_state(storage, weight.shape(), dtype, offset)));
+  write(declared.back().name, std::as_bytes(trait(storage.codes).values));
+}
+
+void Writer::finish() {
+  State& state = *state_;
+  if (state.done) {
+    throw Error(Code::invalid_argument, state.path + ": must be finished once, got it twice");
+  }
+  for (const auto& [name, target] : state.targets) {
+    if (target.written) continue;
+    throw Error(Code::invalid_argument, state.path + ": tensor " + in_quotes(name) +
+                                            ": must be written before finish(), got none");
+  }
+  state.done = true;
+  const bool sharded = state.outputs.size() > 1;
+  const std::string index = index_path(state.path);
+  try {
+    state.seal();
+    state.publish_all(sharded ? index : "");
+  } catch (...) {
+    state.outputs.clear();  // removes what has no name yet
+    throw;
+  }
+  // The other form of the same model would make the folder ambiguous.
+  ::unlink((sharded ? state.path : index).c_str());
+}
+
+}  // namespace v0
+}  // namespace stowage
