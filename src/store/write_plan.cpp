@@ -137,7 +137,8 @@ std::string entry_text(const PlannedTensor& tensor) {
   const Declaration& d = tensor.declaration;
   std::string shape;
   for (const std::int64_t size : d.shape.sizes()) {
-    shape += (shape.empty() ? "" : ",") + std::to_string(size);
+    if (!shape.empty()) shape += ',';
+    shape += std::to_string(size);
   }
   const std::string dtype = d.dtype == Dtype::unknown ? json_string(d.dtype_name)
                                                       : fmt::format("\"{}\"", disk_name(d.dtype));
