@@ -204,3 +204,10 @@ def test_environment_page_matches_the_table() -> None:
     assert rows and rows == re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
     readers = [p for p in (ROOT / "src").rglob("*.cpp") if "getenv" in p.read_text()]
     assert readers == [ROOT / "src/base/env.cpp"]
+
+
+def test_errors_page_lists_every_refusal() -> None:
+    source = (ROOT / "src/store/refusal.cpp").read_text()
+    rows = re.findall(r'\{Refusal::\w+, "(\w+)",\s*"([^"]+)"\}', source)
+    page = (ROOT / "docs/errors.md").read_text()
+    assert rows and rows == re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", page, re.M)

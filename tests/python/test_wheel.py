@@ -40,7 +40,7 @@ def test_tag_serves_every_python() -> None:
         "stowage/py.typed",
         "stowage/stowage_torch.so",
         "stowage/lib/libstowage.so",
-        "stowage/lib/cmake/stowage/stowage-config.cmake",
+        "stowage/lib/cmake/stowage/stowageConfig.cmake",
         "stowage/lib/pkgconfig/stowage.pc",
         "stowage/include/stowage/storage.h",
     ],
