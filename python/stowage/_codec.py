@@ -63,8 +63,13 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
-def narrow(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 rounded once. NaN keeps its sign and upper bits, which torch's casts do not promise."""
+def round_once(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 values as a reader sees them; any NaN is the one quiet NaN."""
+    return _narrow(torch.where(torch.isnan(v), math.nan, v), dtype)
+
+
+def _narrow(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """NaN keeps its sign and upper bits, which torch's casts do not promise."""
     out = v.to(dtype)
     if dtype not in _NAN_BITS or not bool(torch.isnan(v).any()):
         return out
@@ -86,8 +91,10 @@ def _cast(x: Tensor, storage: Storage, keep: bool) -> Tensor:
     v = _round_to_odd(x) if odd else _wide(x)
     clamped = v.clamp(-storage.largest, storage.largest)
     if keep:
+        if target == torch.float8_e4m3fn:  # it has no inf
+            v = torch.where(torch.isinf(v), torch.full_like(v, math.nan).copysign(v), v)
         clamped = torch.where(torch.isfinite(v), clamped, v)
-    return narrow(clamped, target)
+    return _narrow(clamped, target)
 
 
 def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
@@ -288,7 +295,7 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
         return _decode4(parts, storage, rows.start * length, rows.stop * length).view(count, length)
     codes = parts[0].reshape(-1, length)[rows] if length else parts[0].reshape(count, 0)
     if storage.bits > 8:
-        return codes.to(torch.float32) * 1.0  # makes a signalling NaN quiet, as any product does
+        return codes.to(torch.float32)
     v = _decode8(codes, storage)
     if storage.kind == "none" or not v.numel():
         return v
@@ -311,7 +318,9 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
             _thresholds(storage, ids.device)[0][codes]
             * _absmax(parts, blocks)[index // storage.block]
         )
-    lines = [parts[0].view(rows, length)[ids]]
+    codes = parts[0].view(rows, length)
+    bits = codes.view(torch.int16) if storage.bits == 16 else codes
+    lines = [bits[ids].view(codes.dtype)]
     if storage.kind != "none":
         scale = parts[1] if storage.kind == "tensor" else parts[1].reshape(rows, -1)[ids]
         lines.append(scale)

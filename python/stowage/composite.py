@@ -53,7 +53,7 @@ def dequantize(
         flat = result.view(rows, length)
         for span in _codec.spans(rows, length):
             values = _codec.values((codes, *scales), kind, shape, span)
-            flat[span].copy_(_codec.narrow(values, out))
+            flat[span].copy_(_codec.round_once(values, out))
     return result
 
 
@@ -140,7 +140,7 @@ def embedding(
     lines = result.view(-1, length) if length else result
     for span in _codec.spans(flat.numel() if length else 0, length):
         values = _codec.pick((codes, *scales), kind, shape, flat[span])
-        lines[span].copy_(_codec.narrow(values, out))
+        lines[span].copy_(_codec.round_once(values, out))
     return result
 
 

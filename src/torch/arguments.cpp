@@ -13,20 +13,21 @@ namespace {
 struct Pair {
   Dtype ours;
   std::int32_t torch;
+  const char* name;
 };
 
 // torch's numbers are asked for, not assumed: they are no part of its stable ABI.
 const std::array<Pair, 9>& pairs() {
   static const std::array<Pair, 9> table = {{
-      {Dtype::bf16, aoti_torch_dtype_bfloat16()},
-      {Dtype::f32, aoti_torch_dtype_float32()},
-      {Dtype::u8, aoti_torch_dtype_uint8()},
-      {Dtype::f16, aoti_torch_dtype_float16()},
-      {Dtype::f64, aoti_torch_dtype_float64()},
-      {Dtype::i64, aoti_torch_dtype_int64()},
-      {Dtype::i32, aoti_torch_dtype_int32()},
-      {Dtype::i8, aoti_torch_dtype_int8()},
-      {Dtype::boolean, aoti_torch_dtype_bool()},
+      {Dtype::bf16, aoti_torch_dtype_bfloat16(), "bfloat16"},
+      {Dtype::f32, aoti_torch_dtype_float32(), "float32"},
+      {Dtype::u8, aoti_torch_dtype_uint8(), "uint8"},
+      {Dtype::f16, aoti_torch_dtype_float16(), "float16"},
+      {Dtype::f64, aoti_torch_dtype_float64(), "float64"},
+      {Dtype::i64, aoti_torch_dtype_int64(), "int64"},
+      {Dtype::i32, aoti_torch_dtype_int32(), "int32"},
+      {Dtype::i8, aoti_torch_dtype_int8(), "int8"},
+      {Dtype::boolean, aoti_torch_dtype_bool(), "bool"},
   }};
   return table;
 }
@@ -36,11 +37,10 @@ std::string shape_text(std::span<const std::int64_t> sizes) { return to_string(S
 Tensor part_of(const char* where, const Part& part, const Tensor& given) {
   const std::string name(part.name);
   const Tensor tensor = readable(where, name.c_str(), given);
-  const Dtype dtype = dtype_of(tensor);
-  if (dtype != part.dtype) {
+  if (dtype_of(tensor) != part.dtype) {
     fail(Code::invalid_argument, std::string(where) + ": " + name + " must be " +
-                                     std::string(disk_name(part.dtype)) + ", got " +
-                                     std::string(disk_name(dtype)));
+                                     dtype_text(part.dtype) + ", got " +
+                                     dtype_text(dtype_of(tensor)));
   }
   const auto sizes = sizes_of(tensor);
   const auto wanted = part.shape.sizes();
@@ -79,6 +79,13 @@ std::span<const std::int64_t> sizes_of(const Tensor& tensor) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor.get(), &rank));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor.get(), &sizes));
   return {sizes, static_cast<std::size_t>(rank)};
+}
+
+const char* dtype_text(Dtype dtype) {
+  for (const Pair& pair : pairs()) {
+    if (pair.ours == dtype) return pair.name;
+  }
+  return "another dtype";
 }
 
 Tensor readable(const char* where, const char* name, const Tensor& given) {

@@ -40,6 +40,8 @@ struct Door<op> {
 
 /// The element type of a tensor; Dtype::unknown for types that no op of ours takes.
 Dtype dtype_of(const Tensor& tensor);
+/// As torch spells it ("bfloat16").
+const char* dtype_text(Dtype dtype);
 /// torch's number (as its C functions take it) of a dtype.
 std::int32_t torch_dtype(Dtype dtype);
 std::span<const std::int64_t> sizes_of(const Tensor& tensor);

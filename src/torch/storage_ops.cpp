@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that describe: storage strings and keys.
+// Ops that describe: storage strings and keys, this build.
 #include <nlohmann/json.hpp>
 
+#include "stowage/info.h"
 #include "stowage/storage.h"
 #include "torch/arguments.h"
 
@@ -35,10 +36,21 @@ std::string storage_describe(std::int64_t key) {
   return out.dump();
 }
 
+std::string info() {
+  json out = {{"version", version()}, {"commit", commit()}};
+  try {
+    out["instruction_set"] = instruction_set();
+  } catch (const Error&) {  // the kernels are refused: STOWAGE_FORCE_ISA names none of them
+    out["instruction_set"] = nullptr;
+  }
+  return out.dump();
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("storage_key", TORCH_BOX(&Door<&storage_key_op>::call));
+  m.impl("info", TORCH_BOX(&Door<&info>::call));
   m.impl("storage_describe", TORCH_BOX(&Door<&storage_describe>::call));
 }
 }  // namespace stowage::door

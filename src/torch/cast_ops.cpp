@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops between values and resting weights: quantize, dequantize, embedding, measure.
+#include <array>
+
+#include "stowage/quantize.h"
+#include "torch/arguments.h"
+#include "torch/executor.h"
+
+namespace stowage::door {
+namespace {
+using torch::headeronly::ScalarType;
+
+Tensor values_of(const char* where, const Tensor& given) {
+  Tensor x = readable(where, "x", given);
+  if (!is_value_dtype(dtype_of(x))) {
+    fail(Code::invalid_argument, std::string(where) + ": x must be float64, float32, bfloat16 or " +
+                                     "float16, got " + dtype_text(dtype_of(x)));
+  }
+  return x;
+}
+
+Dtype out_dtype(const char* where, ScalarType out) {
+  switch (out) {
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    case ScalarType::Float:
+      return Dtype::f32;
+    case ScalarType::Half:
+      return Dtype::f16;
+    case ScalarType::Double:
+      return Dtype::f64;
+    default:
+      fail(Code::invalid_argument, std::string(where) +
+                                       ": out must be float64, float32, bfloat16 or float16, got " +
+                                       torch::headeronly::toString(out));
+  }
+}
+
+std::vector<Tensor> quantize_op(Tensor given, std::int64_t key, bool keep_nonfinite) {
+  const Tensor x = values_of("stowage::quantize", given);
+  const Storage storage = storage_from_key(key);
+  const Shape shape(sizes_of(x));
+  const Layout parts = layout(storage, shape);
+  std::vector<Tensor> made;
+  std::array<void*, kMaxParts> pointers{};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(parts.count); ++i) {
+    made.push_back(empty(parts.parts[i].shape.sizes(), parts.parts[i].dtype));
+    pointers[i] = made.back().mutable_data_ptr();
+  }
+  quantize_into(x.const_data_ptr(), dtype_of(x), shape, storage,
+                std::span<void* const>(pointers).first(made.size()),
+                {.keep_nonfinite = keep_nonfinite, .executor = &torch_executor()});
+  return made;
+}
+
+Tensor dequantize_op(Tensor codes, std::vector<Tensor> scales, std::int64_t key,
+                     std::vector<std::int64_t> sizes, ScalarType out) {
+  constexpr const char* kWhere = "stowage::dequantize";
+  const Dtype dtype = out_dtype(kWhere, out);
+  const Shape shape(sizes);
+  const Held held = hold(kWhere, codes, scales, key, shape);
+  const Tensor values = empty(sizes, dtype);
+  dequantize(held.weight, {0, shape.rows()}, values.mutable_data_ptr(), dtype, &torch_executor());
+  return values;
+}
+
+std::vector<std::int64_t> widened(const Tensor& ids) {
+  const auto* narrow = static_cast<const std::int32_t*>(ids.const_data_ptr());
+  return {narrow, narrow + ids.numel()};
+}
+
+Tensor embedding_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std::int64_t key,
+                    std::vector<std::int64_t> sizes, ScalarType out) {
+  constexpr const char* kWhere = "stowage::embedding";
+  const Tensor ids = readable(kWhere, "ids", given);
+  const Dtype kind = dtype_of(ids);
+  if (kind != Dtype::i64 && kind != Dtype::i32) {
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": ids must be int64 or int32, got " + dtype_text(kind));
+  }
+  if (sizes.empty()) {
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": a table must have at least 1 dimension, got 0");
+  }
+  const Dtype dtype = out_dtype(kWhere, out);
+  const Held held = hold(kWhere, codes, scales, key, Shape(sizes));
+  const auto outer = sizes_of(ids);
+  std::vector<std::int64_t> result(outer.begin(), outer.end());
+  result.insert(result.end(), sizes.begin() + 1, sizes.end());
+  const Tensor values = empty(result, dtype);
+  const auto wide = kind == Dtype::i32 ? widened(ids) : std::vector<std::int64_t>();
+  const auto* rows =
+      kind == Dtype::i32 ? wide.data() : static_cast<const std::int64_t*>(ids.const_data_ptr());
+  embedding(held.weight, rows, ids.numel(), values.mutable_data_ptr(), dtype, &torch_executor());
+  return values;
+}
+
+Tensor measure_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std::int64_t key) {
+  constexpr const char* kWhere = "stowage::measure";
+  const Tensor x = values_of(kWhere, given);
+  const Held held = hold(kWhere, codes, scales, key, Shape(sizes_of(x)));
+  const Loss loss = measure(x.const_data_ptr(), dtype_of(x), held.weight, &torch_executor());
+  const std::int64_t count = 6;
+  const Tensor out = empty({&count, 1}, Dtype::f64);
+  auto* to = static_cast<double*>(out.mutable_data_ptr());
+  to[0] = static_cast<double>(loss.elements);
+  to[1] = static_cast<double>(loss.saturated);
+  to[2] = static_cast<double>(loss.nonfinite);
+  to[3] = loss.max_error;
+  to[4] = loss.sum_error2;
+  to[5] = loss.sum_value2;
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
+  m.impl("quantize", TORCH_BOX(&Door<&quantize_op>::call));
+  m.impl("dequantize", TORCH_BOX(&Door<&dequantize_op>::call));
+  m.impl("embedding", TORCH_BOX(&Door<&embedding_op>::call));
+  m.impl("measure", TORCH_BOX(&Door<&measure_op>::call));
+}
+}  // namespace stowage::door

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops on files that are read. A tensor from file_read lies in the mapping itself and keeps it.
+#include "stowage/file.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <nlohmann/json.hpp>
+
+#include "torch/arguments.h"
+#include "torch/handles.h"
+
+namespace stowage::door {
+namespace {
+using nlohmann::json;
+
+Handles<const File>& files() {
+  static Handles<const File> made("file");
+  return made;
+}
+
+std::int64_t file_open(std::string path) {
+  return files().add(std::make_shared<const File>(File::open(path)));
+}
+
+json tensor_json(const TensorInfo& tensor) {
+  return {{"name", tensor.name},   {"dtype", tensor.dtype_name}, {"shape", tensor.shape.sizes()},
+          {"shard", tensor.shard}, {"offset", tensor.offset},    {"bytes", tensor.bytes}};
+}
+
+json weight_json(const WeightInfo& weight) {
+  json out = {{"name", weight.name},
+              {"storage", to_string(weight.storage)},
+              {"shape", weight.shape.sizes()},
+              {"parts", weight.parts},
+              {"compute", nullptr}};
+  if (weight.compute) out["compute"] = disk_name(*weight.compute);
+  return out;
+}
+
+// {"paths": [..], "metadata": {..}, "tensors": [{name, dtype, shape, shard, offset, bytes}],
+//  "weights": [{name, storage, shape, parts, compute}]}
+std::string file_describe(std::int64_t handle) {
+  const auto file = files().get("stowage::file_describe", handle);
+  json tensors = json::array(), weights = json::array();
+  for (const TensorInfo& tensor : file->tensors()) tensors.push_back(tensor_json(tensor));
+  for (const WeightInfo& weight : file->weights()) weights.push_back(weight_json(weight));
+  const json out = {{"paths", file->paths()},
+                    {"metadata", file->metadata()},
+                    {"tensors", std::move(tensors)},
+                    {"weights", std::move(weights)}};
+  // Paths may hold bytes that are not UTF-8.
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+const TensorInfo& tensor_of(const char* where, const File& file, const std::string& name) {
+  const TensorInfo* const found = file.find(name);
+  if (found == nullptr) {
+    fail(Code::invalid_argument, std::string(where) + ": " + file.paths().front() +
+                                     ": must hold the tensor, got '" + name + "'");
+  }
+  return *found;
+}
+
+Tensor file_read(std::int64_t handle, std::string name) {
+  constexpr const char* kWhere = "stowage::file_read";
+  const auto file = files().get(kWhere, handle);
+  const auto bytes = file->bytes(tensor_of(kWhere, *file, name));
+  const auto count = static_cast<std::int64_t>(bytes.size());
+  if (count == 0) return empty({&count, 1}, Dtype::u8);
+  const std::int64_t stride = 1;
+  // torch has no read-only tensors: the Python layer guards against writing into the mapping.
+  return torch::stable::from_blob(const_cast<std::byte*>(bytes.data()), {&count, 1}, {&stride, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  torch::headeronly::ScalarType::Byte, [file](void*) {});
+}
+
+void file_drop(std::int64_t handle, std::string name) {
+  constexpr const char* kWhere = "stowage::file_drop";
+  const auto file = files().get(kWhere, handle);
+  file->drop(tensor_of(kWhere, *file, name));
+}
+
+std::int64_t file_verify(std::int64_t handle) {
+  return files().get("stowage::file_verify", handle)->verify();
+}
+
+void file_close(std::int64_t handle) { files().take("stowage::file_close", handle); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
+  m.impl("file_open", TORCH_BOX(&Door<&file_open>::call));
+  m.impl("file_describe", TORCH_BOX(&Door<&file_describe>::call));
+  m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
+  m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
+  m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));
+  m.impl("file_close", TORCH_BOX(&Door<&file_close>::call));
+}
+}  // namespace stowage::door

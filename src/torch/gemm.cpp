@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of dequantized weight handed to torch's GEMM. The GEMM itself runs on all of torch's
+// threads: spreading single-thread GEMMs of fixed size, which would make the bytes the same for any
+// thread count, costs 25 % and more (docs/decisions.md).
+#include "torch/gemm.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "stowage/quantize.h"
+#include "torch/executor.h"
+#include "torch/scratch.h"
+
+namespace stowage::door {
+namespace {
+
+constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;
+
+/// A tensor over memory that outlives it: [rows, columns] (columns only where rows is 0).
+Tensor over(const void* data, Dtype dtype, std::int64_t rows, std::int64_t columns,
+            std::int64_t stride) {
+  const std::array<std::int64_t, 2> sizes{rows, columns}, strides{stride, 1};
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      const_cast<void*>(data), 2, sizes.data(), strides.data(), 0, torch_dtype(dtype),
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+Tensor over(const void* data, Dtype dtype, std::int64_t count) {
+  const std::int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      const_cast<void*>(data), 1, &count, &stride, 0, torch_dtype(dtype),
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+template <std::size_t n>
+Tensor call(const char* op, const char* overload, std::array<StableIValue, n> stack) {
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor aten_linear(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
+  using torch::stable::detail::from;
+  return call<3>("aten::linear", "", {from(x), from(w), from(bias)});
+}
+void aten_linear_out(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
+                     const Tensor& out) {
+  using torch::stable::detail::from;
+  call<4>("aten::linear", "out", {from(x), from(w), from(bias), from(out)});
+}
+void aten_mm_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  using torch::stable::detail::from;
+  call<3>("aten::mm", "out", {from(a), from(b), from(out)});
+}
+
+std::int64_t bytes_of(Dtype dtype) { return bits(dtype) / 8; }
+
+const void* element(const void* data, std::int64_t index, Dtype dtype) {
+  return static_cast<const char*>(data) + index * bytes_of(dtype);
+}
+
+std::int64_t tile_rows(const Weight& weight, Dtype dtype) {
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, weight.row_elements() * bytes_of(dtype));
+  const std::int64_t fit = std::max<std::int64_t>(1, kTileBytes / row_bytes);
+  return fit >= weight.rows() ? weight.rows() : std::max<std::int64_t>(1, fit - fit % 32);
+}
+
+std::size_t scratch_bytes(const Weight& weight, std::int64_t rows, Dtype dtype) {
+  return static_cast<std::size_t>(rows * weight.row_elements() * bytes_of(dtype));
+}
+
+/// Values of one dtype in another, by the core's plain casts.
+void convert(const void* from, Dtype dtype, void* to, Dtype target, std::int64_t count,
+             Executor& executor) {
+  const Codes codes = dtype == Dtype::f32    ? Codes::f32
+                      : dtype == Dtype::bf16 ? Codes::bf16
+                                             : Codes::f16;
+  const Weight plain(Storage{.codes = codes}, Shape{count}, std::span(&from, 1));
+  dequantize(plain, {0, count}, to, target, &executor);
+}
+
+/// total += term, in fp32.
+void add(float* total, const void* term, Dtype dtype, std::int64_t count) {
+  constexpr std::int64_t kChunk = 4096;
+  torch_executor().for_each((count + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    const std::int64_t first = chunk * kChunk, n = std::min(kChunk, count - first);
+    std::array<float, kChunk> wide;
+    convert(element(term, first, dtype), dtype, wide.data(), Dtype::f32, n, inline_executor());
+    for (std::int64_t i = 0; i < n; ++i) total[first + i] += wide[static_cast<std::size_t>(i)];
+  });
+}
+
+}  // namespace
+
+std::int64_t most_rows_of_own_kernel(const Weight&, Dtype) noexcept { return 16; }
+
+void tiled_linear(const Product& p) {
+  const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
+  const std::int64_t step = tile_rows(p.weight, p.dtype);
+  const Scratch scratch(scratch_bytes(p.weight, step, p.dtype));
+  const Tensor x = over(p.x, p.dtype, p.m, k, k);
+  for (std::int64_t first = 0; first < n; first += step) {
+    const std::int64_t rows = std::min(step, n - first);
+    dequantize(p.weight, {first, first + rows}, scratch.data(), p.dtype, &torch_executor());
+    std::optional<Tensor> bias;
+    if (p.bias != nullptr) bias = over(element(p.bias, first, p.dtype), p.dtype, rows);
+    aten_linear_out(x, over(scratch.data(), p.dtype, rows, k, k), bias,
+                    over(element(p.y, first, p.dtype), p.dtype, p.m, rows, n));
+  }
+}
+
+void tiled_grad_input(const Product& p) {
+  const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
+  const std::int64_t step = tile_rows(p.weight, p.dtype);
+  const Scratch scratch(scratch_bytes(p.weight, step, p.dtype));
+  const auto product = [&](std::int64_t first, std::int64_t rows, void* out) {
+    dequantize(p.weight, {first, first + rows}, scratch.data(), p.dtype, &torch_executor());
+    aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
+                over(scratch.data(), p.dtype, rows, k, k), over(out, p.dtype, p.m, k, k));
+  };
+  if (step == n) return product(0, n, p.y);
+  // The tiles cut the sum of each element, so their terms are added in fp32 and rounded once more.
+  const std::int64_t count = p.m * k;
+  const Scratch total(static_cast<std::size_t>(count) * sizeof(float));
+  const Scratch term(static_cast<std::size_t>(count * bytes_of(p.dtype)));
+  std::memset(total.data(), 0, static_cast<std::size_t>(count) * sizeof(float));
+  for (std::int64_t first = 0; first < n; first += step) {
+    product(first, std::min(step, n - first), term.data());
+    add(static_cast<float*>(total.data()), term.data(), p.dtype, count);
+  }
+  convert(total.data(), Dtype::f32, p.y, p.dtype, count, torch_executor());
+}
+
+Tensor exact_linear(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias,
+                    Dtype dtype) {
+  const std::int64_t n = weight.rows(), k = weight.row_elements();
+  const Scratch scratch(scratch_bytes(weight, n, dtype));
+  dequantize(weight, {0, n}, scratch.data(), dtype, &torch_executor());
+  return aten_linear(x, over(scratch.data(), dtype, n, k, k), bias);
+}
+
+void exact_grad_input(const Product& p) {
+  const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
+  const Scratch scratch(scratch_bytes(p.weight, n, p.dtype));
+  dequantize(p.weight, {0, n}, scratch.data(), p.dtype, &torch_executor());
+  aten_mm_out(over(p.x, p.dtype, p.m, n, n), over(scratch.data(), p.dtype, n, k, k),
+              over(p.y, p.dtype, p.m, k, k));
+}
+
+}  // namespace stowage::door

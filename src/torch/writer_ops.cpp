@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops on files that are written, and the names and types that a weight has in them.
+#include "stowage/writer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "torch/arguments.h"
+#include "torch/handles.h"
+
+namespace stowage::door {
+namespace {
+using nlohmann::json;
+
+Handles<Writer>& writers() {
+  static Handles<Writer> made("writer");
+  return made;
+}
+
+Shape shape_of(const json& sizes) { return Shape(sizes.get<std::vector<std::int64_t>>()); }
+
+Declaration declaration_of(const json& tensor) {
+  Declaration made;
+  made.name = tensor.at("name").get<std::string>();
+  const auto dtype = tensor.at("dtype").get<std::string>();
+  made.dtype = dtype_from_disk_name(dtype);
+  made.shape = shape_of(tensor.at("shape"));
+  if (made.dtype == Dtype::unknown) {  // kept as bytes, under the name it came with
+    made.dtype_name = dtype;
+    made.bytes = tensor.at("bytes").get<std::uint64_t>();
+  }
+  return made;
+}
+
+WeightInfo weight_of(const json& weight) {
+  WeightInfo made;
+  made.name = weight.at("name").get<std::string>();
+  made.storage = parse_storage(weight.at("storage").get<std::string>());
+  made.shape = shape_of(weight.at("shape"));
+  made.parts = weight.at("parts").get<std::vector<std::string>>();
+  const json compute = weight.value("compute", json());
+  if (compute.is_string()) made.compute = dtype_from_disk_name(compute.get<std::string>());
+  return made;
+}
+
+WriterOptions options_of(const json& declaration) {
+  WriterOptions made;
+  made.metadata = declaration.value("metadata", made.metadata);
+  for (const json& weight : declaration.value("weights", json::array())) {
+    made.weights.push_back(weight_of(weight));
+  }
+  made.shard_bytes = declaration.value("shard_bytes", made.shard_bytes);
+  made.checksums = declaration.value("checksums", made.checksums);
+  return made;
+}
+
+// {"tensors": [{name, dtype, shape[, bytes]}], "metadata": {..}, "shard_bytes": 0, "checksums":
+// true,
+//  "weights": [{name, storage, shape, parts[, compute]}]}; only "tensors" must be there.
+std::int64_t writer_open(std::string path, std::string text) {
+  std::vector<Declaration> tensors;
+  WriterOptions options;
+  try {
+    const json declaration = json::parse(text);
+    for (const json& tensor : declaration.at("tensors")) tensors.push_back(declaration_of(tensor));
+    options = options_of(declaration);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_argument, std::string("stowage::writer_open: the declaration must be JSON "
+                                             "of the documented form, got: ") +
+                                     e.what());
+  }
+  return writers().add(std::make_shared<Writer>(path, std::move(tensors), options));
+}
+
+void writer_write(std::int64_t handle, std::string name, Tensor given) {
+  constexpr const char* kWhere = "stowage::writer_write";
+  const auto writer = writers().get(kWhere, handle);
+  const Tensor tensor = readable(kWhere, "bytes", given);
+  const auto size = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  writer->write(name, {static_cast<const std::byte*>(tensor.const_data_ptr()), size});
+}
+
+void writer_finish(std::int64_t handle) {
+  writers().take("stowage::writer_finish", handle)->finish();
+}
+
+void writer_discard(std::int64_t handle) { writers().take("stowage::writer_discard", handle); }
+
+std::string storage_on_disk(std::string name, std::int64_t key, std::vector<std::int64_t> shape) {
+  json out = json::array();
+  for (const Declaration& d : disk_layout(name, storage_from_key(key), Shape(shape))) {
+    out.push_back({{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}});
+  }
+  return out.dump();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
+  m.impl("writer_write", TORCH_BOX(&Door<&writer_write>::call));
+}
+STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
+  m.impl("storage_on_disk", TORCH_BOX(&Door<&storage_on_disk>::call));
+  m.impl("writer_open", TORCH_BOX(&Door<&writer_open>::call));
+  m.impl("writer_finish", TORCH_BOX(&Door<&writer_finish>::call));
+  m.impl("writer_discard", TORCH_BOX(&Door<&writer_discard>::call));
+}
+}  // namespace stowage::door

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composite of stock torch ops against the kernels: the same bytes, and no forbidden op."""
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from stowage import composite, ops
+from stowage._storage import Storage
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SHAPES = ((), (0,), (1,), (7,), (0, 3), (3, 0), (33, 65), (64, 256), (5, 3, 7), (2, 3, 4, 5))
+
+
+@pytest.fixture(scope="session")
+def other(device: str) -> SimpleNamespace:
+    """The composite on the device under test; on the CPU it is called past the dispatcher."""
+
+    def moved(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            return torch.utils._pytree.tree_map_only(
+                Tensor,
+                Tensor.cpu,
+                function(*torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(device), args)),
+            )
+
+        return call
+
+    names = ("quantize", "dequantize", "embedding", "measure", "linear", "linear_grad_input")
+    source = composite if device == "cpu" else ops
+    return SimpleNamespace(**{n: moved(getattr(source, n)) for n in names})
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    def raw(t: Tensor) -> Tensor:
+        return t.contiguous().reshape(-1).view(torch.uint8)
+
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
+
+
+def fits(storage: Storage, shape: Sequence[int]) -> bool:
+    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0)
+    return storage.bits == 4 or len(shape) >= least
+
+
+def test_quantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
+    kind = Storage(storage)
+    for shape in (s for s in SHAPES if fits(kind, s)):
+        x = values(shape, dtype)
+        ours, theirs = ops.quantize(x, kind.key), other.quantize(x, kind.key, False)
+        names = [
+            n for n, a, b in zip(kind.part_names, ours, theirs, strict=True) if not same_bytes(a, b)
+        ]
+        assert names == [], (shape, names)
+
+
+def test_dequantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
+    kind = Storage(storage)
+    for shape in (s for s in SHAPES if fits(kind, s)):
+        codes, *scales = ops.quantize(values(shape, torch.float32), kind.key)
+        args = (codes, scales, kind.key, shape, dtype)
+        assert same_bytes(ops.dequantize(*args), other.dequantize(*args)), shape
+
+
+def test_every_code_dequantizes_to_the_same_bytes(storage, dtype, other) -> None:
+    kind = Storage(storage)
+    if kind.bits > 16:
+        return
+    count = 1 << min(16, max(8, kind.bits))
+    every = torch.arange(count, dtype=torch.int32)
+    codes = every.to(torch.int16).view(kind.codes_dtype) if kind.bits > 8 else every.to(torch.uint8)
+    elements = count * 2 if kind.bits == 4 else count
+    shape = (elements // 64, 64)
+    codes = codes.view(-1, 1) if kind.bits == 4 else codes.view(shape)
+    _, *scales = ops.quantize(torch.rand(shape) + 0.5, kind.key)
+    args = (codes, scales, kind.key, shape, dtype)
+    assert same_bytes(ops.dequantize(*args), other.dequantize(*args))
+
+
+def test_embedding_gives_the_same_bytes(storage, dtype, values, other) -> None:
+    kind = Storage(storage)
+    for shape in ((33, 65), (64, 256), (40, 3, 5), (9, 0)):
+        codes, *scales = ops.quantize(values(shape, torch.float32), kind.key)
+        for ids in (torch.tensor([[0, 8], [3, 3]]), torch.arange(5, dtype=torch.int32)):
+            args = (ids, codes, scales, kind.key, shape, dtype)
+            assert same_bytes(ops.embedding(*args), other.embedding(*args)), shape
+
+
+def test_measure_agrees(storage, dtype, values, other) -> None:
+    kind = Storage(storage)
+    x = values((33, 65), dtype)
+    codes, *scales = ops.quantize(x, kind.key)
+    ours = ops.measure(x, codes, scales, kind.key)
+    theirs = other.measure(x, codes, scales, kind.key)
+    assert torch.equal(ours[:4], theirs[:4])
+    torch.testing.assert_close(ours[4:], theirs[4:], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+def test_nonfinite_values(storage, dtype, bad, values, other) -> None:
+    kind = Storage(storage)
+    x = values((3, 70), dtype)
+    x[1, 4] = bad
+    for function in (ops.quantize, other.quantize):
+        with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] .* finite.* element 74"):
+            function(x, kind.key, False)
+    if kind.kind != "none" and (kind.bits != 4 or kind.nested):
+        with pytest.raises(RuntimeError, match="finite"):
+            ops.quantize(x, kind.key, True)
+        return
+    ours, theirs = ops.quantize(x, kind.key, True), other.quantize(x, kind.key, True)
+    assert all(same_bytes(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# --- what may be done to bf16 and float8 tensors -------------------------------------------------
+
+_NARROW = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+_ALLOWED = {  # casts, views, copies, new memory
+    "aten::" + name
+    for name in (
+        "_to_copy view view.dtype slice.Tensor detach alias expand t unsqueeze squeeze.dim "
+        "select.int _unsafe_view reshape copy_ clone empty.memory_format new_empty _reshape_alias transpose.int"
+    ).split()
+}
+
+
+class NoNarrowArithmetic(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        found = torch.utils._pytree.tree_leaves((args, kwargs, out))
+        narrow = any(isinstance(t, Tensor) and t.dtype in _NARROW for t in found)
+        name = func.name().removesuffix(".default")
+        assert not narrow or name in _ALLOWED, f"{name} on a bf16 or float8 tensor"
+        return out
+
+
+def test_the_mode_can_fail() -> None:
+    x = torch.ones(2, dtype=torch.bfloat16)
+    with NoNarrowArithmetic(), pytest.raises(AssertionError, match="aten::add"):
+        x + 1
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+def test_no_arithmetic_on_narrow_tensors(storage, narrow, values) -> None:
+    kind = Storage(storage)
+    x = values((16, 64), narrow)
+    with NoNarrowArithmetic():
+        codes, *scales = composite.quantize(x, kind.key)
+        composite.dequantize(codes, scales, kind.key, (16, 64), narrow)
+        composite.embedding(torch.arange(3), codes, scales, kind.key, (16, 64), narrow)
+        composite.measure(x, codes, scales, kind.key)
+        composite.linear(x[:3], codes, scales, kind.key, 16, x[0, :16], False)
+        composite.linear_grad_input(x[:3, :16], codes, scales, kind.key, 64, False)
+
+
+def test_flush_denormal_is_refused(values) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU has no flush mode")
+    try:
+        with pytest.raises(RuntimeError, match=r"^\[unsupported\] .*set_flush_denormal"):
+            composite.quantize(torch.ones(4), Storage("nf4").key)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_exact_bf16_is_refused() -> None:
+    kind, x = Storage("int8"), torch.ones(4, 4, dtype=torch.bfloat16)
+    codes, *scales = ops.quantize(x, kind.key)
+    with pytest.raises(RuntimeError, match=r"^\[unsupported\] .*bf16"):
+        composite.linear(x, codes, scales, kind.key, 4, None, True)
