@@ -10,6 +10,7 @@ from stowage._errors import (
     StowageError,
     Unsupported,
 )
+from stowage._info import info
 
 __all__ = [
     "BadFile",
@@ -18,4 +19,5 @@ __all__ = [
     "OutOfMemory",
     "StowageError",
     "Unsupported",
+    "info",
 ]
