@@ -211,3 +211,10 @@ def test_errors_page_lists_every_refusal() -> None:
     rows = re.findall(r'\{Refusal::\w+, "(\w+)",\s*"([^"]+)"\}', source)
     page = (ROOT / "docs/errors.md").read_text()
     assert rows and rows == re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", page, re.M)
+
+
+@pytest.mark.slow
+def test_python_is_typed() -> None:
+    pytest.importorskip("mypy", reason="needs mypy in the virtual environment: make setup")
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
