@@ -64,18 +64,13 @@ std::uint32_t sign_bit(Codes codes, double x) noexcept {
 }
 
 std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
-  const auto single = static_cast<float>(x);
+  const bool nan = std::isnan(x);
   switch (codes) {
-    case Codes::bf16:
-      return f32_to_bf16(single);
-    case Codes::f16:
-      return f32_to_f16(single);
-    case Codes::f8_e4m3:
-      return sign_bit(codes, x) | 0x7fu;
-    case Codes::f8_e5m2:
-      return sign_bit(codes, x) | (std::isnan(x) ? 0x7fu : 0x7cu);
-    default:
-      return bits_of(single);
+    case Codes::bf16: return sign_bit(codes, x) | (nan ? 0x7fc0u : 0x7f80u);
+    case Codes::f16: return sign_bit(codes, x) | (nan ? 0x7e00u : 0x7c00u);
+    case Codes::f8_e4m3: return sign_bit(codes, x) | 0x7fu;
+    case Codes::f8_e5m2: return sign_bit(codes, x) | (nan ? 0x7fu : 0x7cu);
+    default: return sign_bit(codes, x) | (nan ? 0x7fc00000u : 0x7f800000u);
   }
 }
 
@@ -159,7 +154,10 @@ void dequantize(const Weight& weight, void* out, Dtype dtype) {
     return;
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    const float value = value_at(weight, i);
+    // Which NaN a product gives depends on the machine; which one is stored must not.
+    const float computed = value_at(weight, i);
+    const float value =
+        std::isnan(computed) ? std::numeric_limits<float>::quiet_NaN() : computed;
     switch (dtype) {
       case Dtype::f64:
         store<double>(out, i, value);

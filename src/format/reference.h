@@ -18,7 +18,7 @@ double read(const void* values, Dtype dtype, std::int64_t i) noexcept;
 double round(Codes codes, double x) noexcept;
 
 /// The code of a plain cast. Finite x saturates. inf becomes inf, or NaN in e4m3, which has none;
-/// NaN keeps its sign.
+/// NaN keeps its sign and nothing else of its bits.
 std::uint32_t encode(Codes codes, double x) noexcept;
 
 /// The scale of a group of 8-bit codes: fl(amax / F), 1 for amax 0, at least 2^-126.
@@ -38,7 +38,8 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
 float scale_at(const Weight& weight, std::int64_t i) noexcept;
 /// Element i: table value times scale, one fp32 product.
 float value_at(const Weight& weight, std::int64_t i) noexcept;
-/// All elements, rounded once to f64, f32, bf16 or f16.
+/// All elements, rounded once to f64, f32, bf16 or f16; NaN becomes the positive quiet NaN. A plain
+/// cast in its own type is copied.
 void dequantize(const Weight& weight, void* out, Dtype dtype);
 
 }  // namespace stowage::reference

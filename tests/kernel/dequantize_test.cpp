@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dequantize kernels and driver against the reference codec, byte for byte.
+#include <numeric>
+
+#include "base/threads.h"
+#include "expect_error.h"
+#include "fenced.h"
+#include "kernel/drivers.h"
+#include "samples.h"
+
+namespace stowage {
+namespace {
+
+using namespace stowage::samples;
+using Dequantize = EachIsa;
+STOWAGE_FOR_EACH_ISA(Dequantize);
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+const float kScales[] = {1.0f,     0.37f,     -1.5f,  0.0f, -0.0f, 0x1p-126f, 0x1.8p-140f,
+                         0x1p100f, 0x1p-24f, 0x1.fffffep127f, kInf, -kInf, kNan};
+
+Bytes run_kernel(const Kernels& table, Codes codes, const Run& run, Dtype out) {
+  Bytes values(static_cast<std::size_t>(run.n) * width(out));
+  table.dequantize.to[static_cast<int>(codes)][value_index(out)](run, values.data());
+  return values;
+}
+
+// Every code of at most 16 bits, in order; for 4 bits every byte.
+Bytes every_code(Codes codes) {
+  const int bits = trait(codes).bits;
+  Bytes all(bits == 16 ? 2 * 65536 : 256);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    all[i] = static_cast<std::byte>(bits != 16 ? i : i % 2 == 0 ? i / 2 : i / 2 >> 8);
+  return all;
+}
+std::int64_t count_of(Codes codes, const Bytes& bytes) {
+  return static_cast<std::int64_t>(bytes.size()) * 8 / trait(codes).bits;
+}
+
+TEST_P(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
+  for (const Codes codes : {Codes::f8_e4m3, Codes::f8_e5m2, Codes::int8, Codes::nf4, Codes::fp4}) {
+    const Bytes all = every_code(codes);
+    const std::int64_t n = count_of(codes, all);
+    const bool four = trait(codes).bits == 4;
+    const Storage storage = parse_storage(std::string(trait(codes).name) + (four ? "" : ":tensor"));
+    for (const float scale : kScales) {
+      const std::vector<float> scales(static_cast<std::size_t>(n), scale);
+      const Weight weight(storage, {n}, std::vector<const void*>{all.data(), scales.data()});
+      for (const Dtype out : kValueTypes)
+        EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, scales.data(), 64, n}, out),
+                  reference_values(weight, out))
+            << trait(codes).name << " x " << scale << " to " << disk_name(out);
+    }
+  }
+}
+
+TEST_P(Dequantize, EveryCodeInGroupsLargeEnoughForTables) {
+  for (const Codes codes : {Codes::f8_e4m3, Codes::f8_e5m2, Codes::int8}) {
+    Bytes all;
+    for (int i = 0; i < 20; ++i) {
+      const Bytes once = every_code(codes);
+      all.insert(all.end(), once.begin(), once.end());
+    }
+    const std::int64_t n = count_of(codes, all);
+    const Storage storage = parse_storage(std::string(trait(codes).name) + ":tensor");
+    for (const float scale : kScales) {
+      const Weight weight(storage, {n}, std::vector<const void*>{all.data(), &scale});
+      for (const Dtype out : kValueTypes)
+        EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, &scale, n, n}, out),
+                  reference_values(weight, out))
+            << trait(codes).name << " x " << scale << " to " << disk_name(out);
+    }
+  }
+}
+
+TEST_P(Dequantize, EveryPlainCastOfAtMostSixteenBits) {
+  for (const Codes codes : {Codes::bf16, Codes::f16, Codes::f8_e4m3, Codes::f8_e5m2}) {
+    const Bytes all = every_code(codes);
+    const std::int64_t n = count_of(codes, all);
+    const Weight weight(parse_storage(trait(codes).name), {n}, std::vector<const void*>{all.data()});
+    for (const Dtype out : kValueTypes)
+      EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, nullptr, 1, n}, out),
+                reference_values(weight, out))
+          << trait(codes).name << " to " << disk_name(out);
+  }
+}
+
+TEST_P(Dequantize, SinglesRoundToNearestEvenAndOverflowToInfinity) {
+  std::mt19937 random(3);
+  std::vector<float> values(1 << 16);
+  for (float& x : values) x = float_of(static_cast<std::uint32_t>(random()));
+  for (std::size_t i = 0; i < values.size(); i += 2)  // ties of bf16 and of f16
+    values[i] = float_of(bits_of(values[i]) << (i % 4 == 0 ? 15 : 12));
+  const auto n = static_cast<std::int64_t>(values.size());
+  const Weight weight({Codes::f32}, {n}, std::vector<const void*>{values.data()});
+  for (const Dtype out : kValueTypes)
+    EXPECT_EQ(run_kernel(table(), Codes::f32, {values.data(), 0, nullptr, 1, n}, out),
+              reference_values(weight, out))
+        << disk_name(out);
+}
+
+// Runs of every length from every start, against a fence on either side of both buffers.
+void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t group) {
+  constexpr std::int64_t kLongest = 3 * 64 + 1, kStarts = 3;
+  std::mt19937 random(7);
+  Bytes all(static_cast<std::size_t>((kLongest + kStarts + 1) * trait(codes).bits / 8));
+  for (std::byte& b : all) b = static_cast<std::byte>(random());
+  std::vector<float> scales;
+  for (std::int64_t i = 0; i <= kLongest + kStarts; i += group)
+    scales.push_back(std::ldexp(1.0f, static_cast<int>(random() % 8)) * 0.7f);
+  const float* scale = trait(codes).bits > 8 ? nullptr : scales.data();
+  const Bytes whole =
+      run_kernel(table, codes, {all.data(), 0, scale, group, kLongest + kStarts}, out);
+  const auto kernel = table.dequantize.to[static_cast<int>(codes)][value_index(out)];
+  for (std::int64_t n = 0; n <= kLongest; ++n) {
+    for (std::int64_t first = 0; first <= kStarts; ++first) {
+      const auto end = static_cast<std::size_t>(((first + n) * trait(codes).bits + 7) / 8);
+      for (const auto against : {Fenced::Against::end, Fenced::Against::begin}) {
+        const Fenced from(std::span<const std::byte>(all).first(end), against);
+        const Fenced to(static_cast<std::size_t>(n) * width(out), against);
+        kernel({from.data(), first, scale, group, n}, to.data());
+        ASSERT_EQ(std::memcmp(to.data(), whole.data() + static_cast<std::size_t>(first) * width(out),
+                              to.size()),
+                  0)
+            << trait(codes).name << " to " << disk_name(out) << " n " << n << " first " << first;
+      }
+    }
+  }
+}
+
+TEST_P(Dequantize, TouchesNothingOutsideItsRun) {
+  for (const FormatTrait& format : formats())
+    for (const Dtype out : kValueTypes)
+      for (const std::int64_t group : {32, 1 << 20}) check_lengths(table(), format.codes, out, group);
+}
+
+TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    for (const Shape& shape : shapes()) {
+      const Bytes values =
+          as_type(numbers(Kind::wide, static_cast<std::size_t>(shape.elements())), Dtype::f32);
+      const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
+      const Weight weight = parts.weight(storage, shape);
+      for (const Dtype out : kValueTypes) {
+        const Bytes expected = reference_values(weight, out);
+        const auto row = static_cast<std::size_t>(shape.row_elements()) * width(out);
+        for (const Range rows : {Range{0, shape.rows()}, Range{shape.rows() / 3, shape.rows()},
+                                 Range{0, shape.rows() / 2}, Range{shape.rows(), shape.rows()}}) {
+          Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
+          dequantize_with(table(), weight, rows, got.data(), out, inline_executor());
+          EXPECT_EQ(std::memcmp(got.data(),
+                                expected.data() + static_cast<std::size_t>(rows.begin) * row,
+                                got.size() - 1),
+                    0)
+              << name << to_string(shape) << " to " << disk_name(out);
+          EXPECT_EQ(got.back(), std::byte{0x5A});
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Dequantize, GivesTheSameBytesForEveryNumberOfThreads) {
+  const Shape shape{700, 1003};
+  const Bytes values =
+      as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
+  for (const char* name : {"f8_e4m3", "int8:row", "f8_e5m2:block100", "nf4:block64:nested"}) {
+    const Storage storage = parse_storage(name);
+    const Parts parts = reference_parts(values, Dtype::bf16, shape, storage);
+    const Weight weight = parts.weight(storage, shape);
+    const Bytes expected = reference_values(weight, Dtype::bf16);
+    for (const int threads : {1, 2, 3, 5}) {
+      Bytes got(expected.size());
+      dequantize_with(table(), weight, {0, shape.rows()}, got.data(), Dtype::bf16,
+                      *make_pool(threads));
+      EXPECT_TRUE(got == expected) << name << " on " << threads << " threads";
+    }
+  }
+}
+
+TEST(DequantizeErrors, NameTheRule) {
+  const std::uint8_t codes[6] = {};
+  const Weight weight(parse_storage("f8_e4m3"), {2, 3}, std::vector<const void*>{codes});
+  float out[6];
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 3}, out, Dtype::f32), invalid_argument,
+                       "dequantize: rows must lie in [0, 2), got [0, 3)");
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {1, 0}, out, Dtype::f32), invalid_argument, "[1, 0)");
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {-1, 1}, out, Dtype::f32), invalid_argument, "[-1, 1)");
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 2}, out, Dtype::u8), invalid_argument, "got U8");
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 2}, nullptr, Dtype::f32), invalid_argument, "null");
+}
+
+}  // namespace
+}  // namespace stowage

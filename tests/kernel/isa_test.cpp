@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of an instruction set: each is the one asked for, refusals say why, and no two tables
+// share a function, so that a test of one tests that one.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "base/cpu.h"
+#include "expect_error.h"
+#include "kernel/kernels.h"
+#include "stowage/info.h"
+
+namespace stowage {
+namespace {
+
+// Names a table in the failures of parametrized tests.
+void PrintTo(const NamedKernels& table, std::ostream* out) { *out << table.name; }
+
+std::vector<const void*> functions(const DequantizeKernels& kernels) {
+  std::vector<const void*> all;
+  for (const auto& row : kernels.to)
+    for (const DequantizeKernel kernel : row) all.push_back(reinterpret_cast<const void*>(kernel));
+  return all;
+}
+std::vector<const void*> functions(const QuantizeKernels& kernels) {
+  std::vector<const void*> all;
+  const auto add = [&](auto kernel) {
+    if (kernel != nullptr) all.push_back(reinterpret_cast<const void*>(kernel));
+  };
+  for (const AmaxKernel kernel : kernels.amax) add(kernel);
+  for (int codes = 0; codes < kCodesCount; ++codes) {
+    for (int in = 0; in < kValueDtypes; ++in) {
+      add(kernels.encode[codes][in]);
+      add(kernels.cast[codes][in]);
+      add(kernels.blocks[codes][in]);
+    }
+  }
+  return all;
+}
+
+TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
+  const CpuFeatures& cpu = cpu_features();
+  const std::pair<Isa, bool> sets[] = {
+      {Isa::scalar, true}, {Isa::avx2, cpu.runs_avx2()}, {Isa::avx512, cpu.runs_avx512()}};
+  for (const auto& [isa, runs_here] : sets) {
+    if (runs_here) {
+      EXPECT_EQ(kernels_named(to_string(isa)).isa, isa);
+    } else {
+      EXPECT_STOWAGE_ERROR(kernels_named(to_string(isa)), unsupported, "must be a set that this CPU");
+    }
+  }
+}
+
+TEST(Isa, TheBestTableIsTheDefault) {
+  const std::vector<NamedKernels> tables = runnable_kernels();
+  EXPECT_EQ(tables.front().name, "scalar");
+  EXPECT_EQ(&kernels_named(""), tables.back().kernels);
+  for (std::size_t i = 1; i < tables.size(); ++i)
+    EXPECT_LE(tables[i - 1].kernels->isa, tables[i].kernels->isa);
+}
+
+TEST(Isa, OtherNamesAreRefused) {
+  EXPECT_STOWAGE_ERROR(kernels_named("composite"), unsupported, "lives in the Python package");
+  EXPECT_STOWAGE_ERROR(kernels_named("avx1024"), invalid_argument,
+                       "STOWAGE_FORCE_ISA=avx1024: must be scalar, avx2, avx512");
+  EXPECT_STOWAGE_ERROR(kernels_named("AVX2"), invalid_argument, "must be scalar");
+}
+
+TEST(Isa, NoTwoTablesShareAFunction) {
+  std::set<const void*> dequantize, quantize;
+  std::size_t dequantize_count = 0, quantize_count = 0;
+  for (const NamedKernels& table : runnable_kernels()) {
+    const auto some = functions(table.kernels->dequantize);
+    EXPECT_EQ(some.size(), std::size_t{kCodesCount * kValueDtypes});
+    dequantize.insert(some.begin(), some.end());
+    dequantize_count += some.size();
+    if (table.name == "avx512+vbmi") continue;  // takes the other families from avx512
+    const auto others = functions(table.kernels->quantize);
+    EXPECT_EQ(others.size(), std::size_t{kValueDtypes * (1 + 3 + 5 + 2)});
+    quantize.insert(others.begin(), others.end());
+    quantize_count += others.size();
+  }
+  EXPECT_EQ(dequantize.size(), dequantize_count);
+  EXPECT_EQ(quantize.size(), quantize_count);
+  EXPECT_FALSE(dequantize.contains(nullptr));
+}
+
+TEST(IsaDeathTest, TheEnvironmentForcesASet) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not chosen yet
+  for (const NamedKernels& table : runnable_kernels()) {
+    const std::string name(to_string(table.kernels->isa));
+    EXPECT_EXIT(
+        {
+          ::setenv("STOWAGE_FORCE_ISA", name.c_str(), 1);
+          std::exit(kernels().isa == table.kernels->isa && instruction_set() == name ? 0 : 1);
+        },
+        ::testing::ExitedWithCode(0), "");
+  }
+}
+
+}  // namespace
+}  // namespace stowage

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values and weights for the kernel tests: inputs of every kind and type, and the answers of the
+// reference codec.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "format/convert.h"
+#include "format/reference.h"
+#include "kernel/kernels.h"
+
+namespace stowage::samples {
+
+using Bytes = std::vector<std::byte>;
+
+inline constexpr std::array<Dtype, 4> kValueTypes{Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
+
+inline std::size_t width(Dtype dtype) { return static_cast<std::size_t>(bits(dtype)) / 8; }
+
+/// Numbers as an array of `dtype`, rounded as that type does.
+inline Bytes as_type(const std::vector<double>& numbers, Dtype dtype) {
+  Bytes bytes(numbers.size() * width(dtype));
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const double x = numbers[i];
+    const auto single = static_cast<float>(x);
+    const std::uint16_t half = dtype == Dtype::bf16 ? f32_to_bf16(single) : f32_to_f16(single);
+    const void* from = dtype == Dtype::f64   ? static_cast<const void*>(&x)
+                       : dtype == Dtype::f32 ? static_cast<const void*>(&single)
+                                             : &half;
+    std::memcpy(bytes.data() + i * width(dtype), from, width(dtype));
+  }
+  return bytes;
+}
+
+enum class Kind { normal, wide, tiny, edges };
+inline constexpr std::array<Kind, 4> kKinds{Kind::normal, Kind::wide, Kind::tiny, Kind::edges};
+
+/// Finite numbers. `wide`: exponents from -40 to 15 and signed zeros; `tiny`: subnormal in fp32;
+/// `edges`: values and midpoints of the small formats and their neighbours in fp64.
+inline std::vector<double> numbers(Kind kind, std::size_t n, unsigned seed = 1) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  std::uniform_int_distribution<int> exponent(-40, 15), code(0, 255), nudge(-1, 1);
+  std::vector<double> made(n);
+  for (double& x : made) {
+    x = normal(random);
+    if (kind == Kind::wide) x = code(random) < 16 ? std::copysign(0.0, x) : std::ldexp(x, exponent(random));
+    if (kind == Kind::tiny) x = std::ldexp(x, -133);
+    if (kind != Kind::edges) continue;
+    const auto values = trait(code(random) % 2 == 0 ? Codes::f8_e4m3 : Codes::f8_e5m2).values;
+    const auto i = static_cast<std::size_t>(code(random)) & 0x7Bu;
+    const double value = values[i], next = values[i + 1];
+    x = std::copysign(code(random) % 2 == 0 ? value : (value + next) / 2, x);
+    if (!std::isfinite(x)) x = 1;
+    x += nudge(random) * std::ldexp(std::fabs(x), -45);
+  }
+  return made;
+}
+
+/// The parts of a weight in memory of their own.
+struct Parts {
+  Layout layout;
+  std::vector<Bytes> bytes;
+
+  Parts(const Storage& storage, const Shape& shape) : layout(stowage::layout(storage, shape)) {
+    for (int i = 0; i < layout.count; ++i)
+      bytes.emplace_back(static_cast<std::size_t>(layout.parts[static_cast<std::size_t>(i)].bytes) + 1,
+                         std::byte{0xA5});  // one more: a part without bytes has an address too
+  }
+  std::vector<void*> writable() {
+    std::vector<void*> pointers;
+    for (Bytes& part : bytes) pointers.push_back(part.data());
+    return pointers;
+  }
+  Weight weight(const Storage& storage, const Shape& shape) const {
+    std::vector<const void*> pointers;
+    for (const Bytes& part : bytes) pointers.push_back(part.data());
+    return {storage, shape, pointers};
+  }
+};
+
+inline Parts reference_parts(const Bytes& values, Dtype dtype, const Shape& shape,
+                             const Storage& storage, bool keep_nonfinite = false) {
+  Parts parts(storage, shape);
+  reference::quantize(values.data(), dtype, shape, storage, parts.writable(), keep_nonfinite);
+  return parts;
+}
+
+inline Bytes reference_values(const Weight& weight, Dtype dtype) {
+  Bytes values(static_cast<std::size_t>(weight.shape().elements()) * width(dtype));
+  reference::dequantize(weight, values.data(), dtype);
+  return values;
+}
+
+/// Storages of every kind and size of group.
+inline const std::vector<std::string>& storages() {
+  static const std::vector<std::string> all{
+      "f32",          "bf16",        "f16",         "f8_e4m3",          "f8_e5m2",
+      "int8:tensor",  "int8:row",    "int8:row2",   "f8_e4m3:tensor",   "f8_e5m2:row",
+      "f8_e4m3:row2", "int8:block7", "f8_e4m3:block32", "f8_e5m2:block128", "nf4",
+      "fp4",          "nf4:block32:nested", "nf4:block4096", "fp4:block128:nested"};
+  return all;
+}
+/// Shapes with whole and ragged rows and blocks, odd and even, and without elements.
+inline const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> all{{1, 1},     {3, 5},       {4, 64},  {7, 67},
+                                      {33, 129},  {2, 3, 50},   {150, 211}, {5, 0},
+                                      {0, 5},     {3, 2, 3, 3}, {1, 4097}};
+  return all;
+}
+
+/// A test for each table of kernels that this CPU runs.
+class EachIsa : public ::testing::TestWithParam<NamedKernels> {
+ protected:
+  const Kernels& table() const { return *GetParam().kernels; }
+};
+inline std::string isa_test_name(const ::testing::TestParamInfo<NamedKernels>& info) {
+  std::string name(info.param.name);
+  for (char& c : name)
+    if (c == '+') c = '_';
+  return name;
+}
+#define STOWAGE_FOR_EACH_ISA(suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(Kernels, suite, ::testing::ValuesIn(stowage::runnable_kernels()), \
+                           stowage::samples::isa_test_name)
+
+}  // namespace stowage::samples
