@@ -11,7 +11,8 @@
 
 namespace stowage {
 
-/// Elements that are worth a task of their own: some 20 us of work. A multiple of every 4-bit block.
+/// Elements that are worth a task of their own: some 20 us of work. A multiple of every 4-bit
+/// block.
 inline constexpr std::int64_t kChunkElements = std::int64_t{1} << 17;
 
 /// Calls body(begin, end) for chunks of [0, n) in exact floating-point mode; one chunk runs on the

@@ -15,10 +15,9 @@ void check(const Weight& weight, Range rows, const void* out, Dtype dtype) {
     throw Error(Code::invalid_argument, "dequantize: dtype must be f64, f32, bf16 or f16, got " +
                                             std::string(disk_name(dtype)));
   if (rows.begin < 0 || rows.end < rows.begin || rows.end > weight.rows())
-    throw Error(Code::invalid_argument, "dequantize: rows must lie in [0, " +
-                                            std::to_string(weight.rows()) + "), got [" +
-                                            std::to_string(rows.begin) + ", " +
-                                            std::to_string(rows.end) + ")");
+    throw Error(Code::invalid_argument,
+                "dequantize: rows must lie in [0, " + std::to_string(weight.rows()) + "), got [" +
+                    std::to_string(rows.begin) + ", " + std::to_string(rows.end) + ")");
   if (out == nullptr && rows.begin != rows.end && weight.row_elements() != 0)
     throw Error(Code::invalid_argument, "dequantize: out must not be null");
 }

@@ -29,9 +29,12 @@ const Kernels& with_vbmi() {
 
 std::string_view to_string(Isa isa) noexcept {
   switch (isa) {
-    case Isa::scalar: return "scalar";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: break;
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      break;
   }
   return "avx512";
 }

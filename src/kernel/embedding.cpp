@@ -15,9 +15,9 @@ void check(const Weight& weight, const std::int64_t* ids, std::int64_t n, const 
     throw Error(Code::invalid_argument, "embedding: dtype must be f64, f32, bf16 or f16, got " +
                                             std::string(disk_name(dtype)));
   if (n < 0 || (n > 0 && ids == nullptr))
-    throw Error(Code::invalid_argument, "embedding: ids must be n numbers, got n = " +
-                                            std::to_string(n) +
-                                            (ids == nullptr ? " and null" : ""));
+    throw Error(Code::invalid_argument,
+                "embedding: ids must be n numbers, got n = " + std::to_string(n) +
+                    (ids == nullptr ? " and null" : ""));
   for (std::int64_t i = 0; i < n; ++i)
     if (ids[i] < 0 || ids[i] >= weight.rows())
       throw Error(Code::invalid_argument, "embedding: ids must lie in [0, " +

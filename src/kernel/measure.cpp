@@ -77,7 +77,11 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
   const Storage& storage = weight.storage();
   const bool cast = storage.scaling.kind == Scaling::Kind::none;
   const Comparison comparison{
-      kernels.dequantize, static_cast<const char*>(values), dtype, Runs(weight), storage.codes,
+      kernels.dequantize,
+      static_cast<const char*>(values),
+      dtype,
+      Runs(weight),
+      storage.codes,
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};
   std::vector<Loss> losses(static_cast<std::size_t>(ceil_div(n, kChunkElements)));
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {

@@ -80,9 +80,9 @@ std::uint32_t quantize_blocks(const Job& job, float* absmax) {
   static_assert(kChunkElements % 4096 == 0, "a chunk holds whole blocks");
   Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    largest.take(kernel({job.at(begin), end - begin, block,
-                         static_cast<std::uint8_t*>(job.parts[0]) + begin / 2,
-                         absmax + begin / block}));
+    largest.take(
+        kernel({job.at(begin), end - begin, block,
+                static_cast<std::uint8_t*>(job.parts[0]) + begin / 2, absmax + begin / block}));
   });
   return largest.bits();
 }
@@ -104,13 +104,12 @@ struct Groups {
   std::int64_t group, line, per_line, count;
   Groups(const Storage& storage, const Shape& shape)
       : group(group_elements(storage, shape)),
-        line(storage.scaling.kind == Scaling::Kind::block ? shape.row_elements() : shape.elements()),
+        line(storage.scaling.kind == Scaling::Kind::block ? shape.row_elements()
+                                                          : shape.elements()),
         per_line(ceil_div(line, group)),
         count(shape.elements() / line * per_line) {}
   std::int64_t begin(std::int64_t g) const { return g / per_line * line + g % per_line * group; }
-  std::int64_t size(std::int64_t g) const {
-    return std::min(group, line - g % per_line * group);
-  }
+  std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
 };
 
 float scale_of(const Job& job, std::uint32_t amax) {
@@ -168,8 +167,8 @@ std::uint32_t quantize_scaled(const Job& job, const Shape& shape) {
   if (groups.group <= kChunkElements) return quantize_small_groups(job, groups);
   std::uint32_t largest = 0;
   for (std::int64_t g = 0; g < groups.count && largest < kInfinityBits; ++g)
-    largest = std::max(largest,
-                       quantize_large_group(job, groups.begin(g), groups.size(g), scales + g));
+    largest =
+        std::max(largest, quantize_large_group(job, groups.begin(g), groups.size(g), scales + g));
   return largest;
 }
 
@@ -202,8 +201,8 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const Storage& storage, std::span<void* const> parts,
                    const QuantizeOptions& options) {
   check(values, dtype, layout(storage, shape), storage, parts);
-  const Job job{kernels, static_cast<const char*>(values), dtype, shape.elements(),
-                storage, parts,                            or_default(options.executor)};
+  const Job job{kernels, static_cast<const char*>(values), dtype, shape.elements(), storage,
+                parts,   or_default(options.executor)};
   const std::uint32_t largest = run(job, shape);
   const bool keep = options.keep_nonfinite && can_keep_nonfinite(storage);
   if (largest >= kInfinityBits && !keep) refuse_nonfinite(job);
@@ -227,8 +226,8 @@ Weight quantize(const void* values, Dtype dtype, const Shape& shape, const Stora
     offsets[part] = bytes - kAlignment;
     bytes += ceil_div(static_cast<std::size_t>(made.parts[part].bytes), kAlignment) * kAlignment;
   }
-  std::shared_ptr<void> memory(::operator new(bytes, std::align_val_t{kAlignment}), [](void* p) {
-    ::operator delete(p, std::align_val_t{kAlignment});
+  std::shared_ptr<void> memory(::operator new (bytes, std::align_val_t{kAlignment}), [](void* p) {
+    ::operator delete (p, std::align_val_t{kAlignment});
   });
   std::array<void*, kMaxParts> parts{};
   const auto count = static_cast<std::size_t>(made.count);

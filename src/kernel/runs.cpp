@@ -11,8 +11,8 @@ namespace stowage {
 Runs::Runs(const Weight& weight) {
   const Storage& storage = weight.storage();
   if (storage.dialect != Dialect::standard)
-    throw Error(Code::unsupported, "dequantize: storage must have kernels in this version, got " +
-                                       to_string(storage));
+    throw Error(Code::unsupported,
+                "dequantize: storage must have kernels in this version, got " + to_string(storage));
   codes_ = static_cast<const std::uint8_t*>(weight.part(0));
   if (storage.scaling.kind == Scaling::Kind::none) return;
   group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);

@@ -35,11 +35,16 @@ const FourBitTables& four_bit_tables(Codes codes) noexcept {
 
 int value_index(Dtype dtype) noexcept {
   switch (dtype) {
-    case Dtype::f64: return 0;
-    case Dtype::f32: return 1;
-    case Dtype::bf16: return 2;
-    case Dtype::f16: return 3;
-    default: return -1;
+    case Dtype::f64:
+      return 0;
+    case Dtype::f32:
+      return 1;
+    case Dtype::bf16:
+      return 2;
+    case Dtype::f16:
+      return 3;
+    default:
+      return -1;
   }
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dequantize kernels and driver against the reference codec, byte for byte.
-#include <numeric>
-
 #include "base/threads.h"
 #include "expect_error.h"
 #include "fenced.h"
@@ -17,7 +15,7 @@ STOWAGE_FOR_EACH_ISA(Dequantize);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-const float kScales[] = {1.0f,     0.37f,     -1.5f,  0.0f, -0.0f, 0x1p-126f, 0x1.8p-140f,
+const float kScales[] = {1.0f,     0.37f,    -1.5f,           0.0f, -0.0f, 0x1p-126f, 0x1.8p-140f,
                          0x1p100f, 0x1p-24f, 0x1.fffffep127f, kInf, -kInf, kNan};
 
 Bytes run_kernel(const Kernels& table, Codes codes, const Run& run, Dtype out) {
@@ -78,7 +76,8 @@ TEST_P(Dequantize, EveryPlainCastOfAtMostSixteenBits) {
   for (const Codes codes : {Codes::bf16, Codes::f16, Codes::f8_e4m3, Codes::f8_e5m2}) {
     const Bytes all = every_code(codes);
     const std::int64_t n = count_of(codes, all);
-    const Weight weight(parse_storage(trait(codes).name), {n}, std::vector<const void*>{all.data()});
+    const Weight weight(parse_storage(trait(codes).name), {n},
+                        std::vector<const void*>{all.data()});
     for (const Dtype out : kValueTypes)
       EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, nullptr, 1, n}, out),
                 reference_values(weight, out))
@@ -113,16 +112,18 @@ void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t gr
   const Bytes whole =
       run_kernel(table, codes, {all.data(), 0, scale, group, kLongest + kStarts}, out);
   const auto kernel = table.dequantize.to[static_cast<int>(codes)][value_index(out)];
+  const Fenced inputs(all.size()), outputs(whole.size());
   for (std::int64_t n = 0; n <= kLongest; ++n) {
     for (std::int64_t first = 0; first <= kStarts; ++first) {
       const auto end = static_cast<std::size_t>(((first + n) * trait(codes).bits + 7) / 8);
+      const std::size_t bytes = static_cast<std::size_t>(n) * width(out);
       for (const auto against : {Fenced::Against::end, Fenced::Against::begin}) {
-        const Fenced from(std::span<const std::byte>(all).first(end), against);
-        const Fenced to(static_cast<std::size_t>(n) * width(out), against);
-        kernel({from.data(), first, scale, group, n}, to.data());
-        ASSERT_EQ(std::memcmp(to.data(), whole.data() + static_cast<std::size_t>(first) * width(out),
-                              to.size()),
-                  0)
+        char* to = outputs.piece(bytes, against);
+        kernel({inputs.piece(std::span<const std::byte>(all).first(end), against), first, scale,
+                group, n},
+               to);
+        ASSERT_EQ(
+            std::memcmp(to, whole.data() + static_cast<std::size_t>(first) * width(out), bytes), 0)
             << trait(codes).name << " to " << disk_name(out) << " n " << n << " first " << first;
       }
     }
@@ -132,7 +133,8 @@ void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t gr
 TEST_P(Dequantize, TouchesNothingOutsideItsRun) {
   for (const FormatTrait& format : formats())
     for (const Dtype out : kValueTypes)
-      for (const std::int64_t group : {32, 1 << 20}) check_lengths(table(), format.codes, out, group);
+      for (const std::int64_t group : {32, 1 << 20})
+        check_lengths(table(), format.codes, out, group);
 }
 
 TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
@@ -150,10 +152,10 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
                                  Range{0, shape.rows() / 2}, Range{shape.rows(), shape.rows()}}) {
           Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
           dequantize_with(table(), weight, rows, got.data(), out, inline_executor());
-          EXPECT_EQ(std::memcmp(got.data(),
-                                expected.data() + static_cast<std::size_t>(rows.begin) * row,
-                                got.size() - 1),
-                    0)
+          EXPECT_EQ(
+              std::memcmp(got.data(), expected.data() + static_cast<std::size_t>(rows.begin) * row,
+                          got.size() - 1),
+              0)
               << name << to_string(shape) << " to " << disk_name(out);
           EXPECT_EQ(got.back(), std::byte{0x5A});
         }

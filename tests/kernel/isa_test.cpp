@@ -14,9 +14,6 @@
 namespace stowage {
 namespace {
 
-// Names a table in the failures of parametrized tests.
-void PrintTo(const NamedKernels& table, std::ostream* out) { *out << table.name; }
-
 std::vector<const void*> functions(const DequantizeKernels& kernels) {
   std::vector<const void*> all;
   for (const auto& row : kernels.to)
@@ -47,7 +44,8 @@ TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
     if (runs_here) {
       EXPECT_EQ(kernels_named(to_string(isa)).isa, isa);
     } else {
-      EXPECT_STOWAGE_ERROR(kernels_named(to_string(isa)), unsupported, "must be a set that this CPU");
+      EXPECT_STOWAGE_ERROR(kernels_named(to_string(isa)), unsupported,
+                           "must be a set that this CPU");
     }
   }
 }

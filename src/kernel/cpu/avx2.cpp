@@ -47,7 +47,8 @@ struct Lanes : PortableLanes {
   }
   static void store_u16(void* p, I x) { store_as(p, words(x)); }
   static void store_nibbles(void* p, I x) {
-    const __m256i pairs = _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
+    const __m256i pairs =
+        _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
     const __m256i first = _mm256_shuffle_epi8(
         pairs, _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
                                 -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -72,9 +73,8 @@ struct Lanes : PortableLanes {
   };
   static WordTable load_words(const void* sixteen) {
     const __m256i bytes = _mm256_shuffle_epi8(
-        load_as<__m256i>(sixteen),
-        _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
+        load_as<__m256i>(sixteen), _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                       0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
     return {_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xDD)};
   }
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
@@ -127,5 +127,5 @@ struct Lanes : PortableLanes {
 namespace stowage {
 extern const Kernels kAvx2Kernels;  // the one symbol of this file
 constexpr Kernels kAvx2Kernels{Isa::avx2, dequantize_kernels(), quantize_kernels(),
-                                 linear_kernels()};
+                               linear_kernels()};
 }  // namespace stowage

@@ -24,10 +24,10 @@ struct Lanes : PortableLanes {
   //   s eeee mmm  ->  s s0eeee mmm0000000  less the second s
   static F load_e4m3(const void* p) {
     const __m256i words = _mm256_cvtepi8_epi16(load_as<__m128i>(p));
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(
-        _mm256_and_si256(words, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7F));
-    const __m256i halves =
-        _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<short>(0xBFFF)));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(words, _mm256_set1_epi16(0x7F)),
+                                                  _mm256_set1_epi16(0x7F));
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(words, 7),
+                                            _mm256_set1_epi16(static_cast<short>(0xBFFF)));
     const __m256i all = _mm256_mask_blend_epi16(nan, halves, _mm256_set1_epi16(0x7E00));
     return _mm512_cvtph_ps(all) * 256.0f;
   }
@@ -46,7 +46,8 @@ struct Lanes : PortableLanes {
   static void store_u8(void* p, I x) { store_as(p, _mm512_cvtepi32_epi8(to(x))); }
   static void store_u16(void* p, I x) { store_as(p, _mm512_cvtepi32_epi16(to(x))); }
   static void store_nibbles(void* p, I x) {
-    const __m512i pairs = _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));
+    const __m512i pairs =
+        _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
   }
   static void store_f64(void* p, F x) {
@@ -67,7 +68,8 @@ struct Lanes : PortableLanes {
   }
   static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
     const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
-    const __m512i index = _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+    const __m512i index =
+        _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
     store_as(p, _mm512_permutexvar_epi16(index, table));
   }
 
@@ -83,7 +85,8 @@ struct Lanes : PortableLanes {
     const auto even = load_as<__m512i>(even_bytes);
     ByteTable table;
     for (int i = 0; i < 4; ++i) {
-      const auto a = load_as<__m512i>(entries + 64 * i), b = load_as<__m512i>(entries + 64 * i + 32);
+      const auto a = load_as<__m512i>(entries + 64 * i),
+                 b = load_as<__m512i>(entries + 64 * i + 32);
       table.low[i] = _mm512_permutex2var_epi8(a, even, b);
       table.high[i] = _mm512_permutex2var_epi8(a, _mm512_or_si512(even, _mm512_set1_epi8(1)), b);
     }
@@ -124,8 +127,7 @@ struct Lanes : PortableLanes {
     const __m256 cut = _mm512_cvt_roundpd_ps(x, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
     const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), x, _CMP_NEQ_OQ);
     const __m256i bits = _mm256_castps_si256(cut);
-    return _mm256_castsi256_ps(
-        _mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
   }
 };
 

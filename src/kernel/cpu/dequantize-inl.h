@@ -71,8 +71,7 @@ struct Widen {
 
 /// Codes of 4 bits: multiply and round the sixteen values, then look up.
 template <Codes kCodes, Dtype kOut>
-  requires(is_four_bit(kCodes) && bytes_of(kOut) > 2)
-struct Widen<kCodes, kOut> {
+requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = kWidth;
   explicit Widen(float scale) {
     F scaled[16 / kWidth];
@@ -87,8 +86,7 @@ struct Widen<kCodes, kOut> {
   Lanes::Table16 table_;
 };
 template <Codes kCodes, Dtype kOut>
-  requires(is_four_bit(kCodes) && bytes_of(kOut) == 2)
-struct Widen<kCodes, kOut> {
+requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = Lanes::kNibbleStep;
   explicit Widen(float scale) {
     F scaled[16 / kWidth];
@@ -135,7 +133,8 @@ void ragged(const Step& step, const std::uint8_t* codes, std::int64_t first, std
             char* out) {
   std::uint8_t padded[Step::kStep * bits_of(kCodes) / 8 + 1] = {};
   char values[Step::kStep * bytes_of(kOut)];
-  const std::int64_t begin = first * bits_of(kCodes) / 8, end = ((first + n) * bits_of(kCodes) + 7) / 8;
+  const std::int64_t begin = first * bits_of(kCodes) / 8,
+                     end = ((first + n) * bits_of(kCodes) + 7) / 8;
   __builtin_memcpy(padded, codes + begin, static_cast<std::size_t>(end - begin));
   step(padded, values);
   const bool odd = is_four_bit(kCodes) && first % 2 != 0;
@@ -164,8 +163,7 @@ void group(float scale, const std::uint8_t* codes, std::int64_t first, std::int6
 #if defined(__AVX512VBMI__)
   if constexpr (bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
     using Table = WidenByTable<kCodes, kOut>;
-    if (n >= Table::kWorthwhile)
-      return sweep<kCodes, kOut>(Table(scale), codes, first, n, out);
+    if (n >= Table::kWorthwhile) return sweep<kCodes, kOut>(Table(scale), codes, first, n, out);
   }
 #endif
   sweep<kCodes, kOut>(Widen<kCodes, kOut>(scale), codes, first, n, out);

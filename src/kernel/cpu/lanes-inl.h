@@ -19,7 +19,9 @@ inline F as_float(I bits) { return reinterpret_cast<F>(bits); }
 inline I as_int(F x) { return reinterpret_cast<I>(x); }
 inline I splat(std::int32_t x) { return x - I{}; }
 inline F splat(float x) { return x - F{}; }
-inline I shift_right(I x, int count) { return reinterpret_cast<I>(reinterpret_cast<U>(x) >> count); }
+inline I shift_right(I x, int count) {
+  return reinterpret_cast<I>(reinterpret_cast<U>(x) >> count);
+}
 inline I magnitude(F x) { return as_int(x) & 0x7FFFFFFF; }
 inline I sign(F x) { return as_int(x) & static_cast<std::int32_t>(kSign); }
 inline I min(I a, I b) { return a < b ? a : b; }
@@ -173,7 +175,8 @@ struct PortableLanes {
     float near = static_cast<float>(wide);
     if (static_cast<double>(near) == wide || wide != wide) return near;
     auto bits = __builtin_bit_cast(std::uint32_t, near);
-    const bool away = wide < 0 ? static_cast<double>(near) < wide : static_cast<double>(near) > wide;
+    const bool away =
+        wide < 0 ? static_cast<double>(near) < wide : static_cast<double>(near) > wide;
     if (away) --bits;  // the next one towards zero; infinity becomes the largest number
     return __builtin_bit_cast(float, bits | 1);
   }

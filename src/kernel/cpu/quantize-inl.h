@@ -27,7 +27,8 @@ void for_each_step(const void* x, std::int64_t n, Body&& body) {
   for (; i + kWidth <= n; i += kWidth) body(from + i * bytes_of(kIn), kWidth, i);
   if (i == n) return;
   char padded[kWidth * bytes_of(kIn)] = {};
-  __builtin_memcpy(padded, from + i * bytes_of(kIn), static_cast<std::size_t>(n - i) * bytes_of(kIn));
+  __builtin_memcpy(padded, from + i * bytes_of(kIn),
+                   static_cast<std::size_t>(n - i) * bytes_of(kIn));
   body(padded, static_cast<int>(n - i), i);
 }
 
@@ -86,7 +87,7 @@ I encode_finite(F x) {
 /// The code of an infinity and of a NaN, without their sign, which stays.
 template <Codes kCodes>
 constexpr std::int32_t infinity_code() {
-  return kCodes == Codes::f8_e4m3 ? 0x7F
+  return kCodes == Codes::f8_e4m3   ? 0x7F
          : kCodes == Codes::f8_e5m2 ? 0x7C
          : kCodes == Codes::bf16    ? 0x7F80
          : kCodes == Codes::f16     ? 0x7C00
@@ -94,7 +95,7 @@ constexpr std::int32_t infinity_code() {
 }
 template <Codes kCodes>
 constexpr std::int32_t nan_code() {
-  return kCodes == Codes::f8_e4m3 ? 0x7F
+  return kCodes == Codes::f8_e4m3   ? 0x7F
          : kCodes == Codes::f8_e5m2 ? 0x7F
          : kCodes == Codes::bf16    ? 0x7FC0
          : kCodes == Codes::f16     ? 0x7E00
@@ -177,8 +178,8 @@ std::uint32_t block(const FourBit& four_bit, const char* x, std::int64_t n, bool
                     std::uint8_t* codes, float* absmax) {
   constexpr float kLeast = 1e-38f;
   const std::uint32_t most = amax<kIn>(x, n);
-  const float found = most > kInfinityBits ? __builtin_bit_cast(float, kQuietNan)
-                                           : __builtin_bit_cast(float, most);
+  const float found =
+      most > kInfinityBits ? __builtin_bit_cast(float, kQuietNan) : __builtin_bit_cast(float, most);
   const float a = found < kLeast ? kLeast : found;
   *absmax = full ? found : a;
   const F r = splat(full ? 1.0f / a : a);
@@ -199,9 +200,9 @@ std::uint32_t blocks(const Blocks& all) noexcept {
   std::uint32_t most = 0;
   for (std::int64_t i = 0, b = 0; i < all.n; i += all.block, ++b) {
     const bool full = all.n - i >= all.block;
-    const std::uint32_t here = block<kIn>(
-        four_bit, static_cast<const char*>(all.x) + i * bytes_of(kIn), full ? all.block : all.n - i,
-        full, all.codes + i / 2, all.absmax + b);
+    const std::uint32_t here =
+        block<kIn>(four_bit, static_cast<const char*>(all.x) + i * bytes_of(kIn),
+                   full ? all.block : all.n - i, full, all.codes + i / 2, all.absmax + b);
     most = here > most ? here : most;
   }
   return most;

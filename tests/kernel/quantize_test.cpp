@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantize kernels and driver against the reference codec, byte for byte.
+#include "base/threads.h"
+#include "expect_error.h"
+#include "fenced.h"
+#include "kernel/drivers.h"
+#include "samples.h"
+
+namespace stowage {
+namespace {
+
+using namespace stowage::samples;
+using Quantize = EachIsa;
+STOWAGE_FOR_EACH_ISA(Quantize);
+
+constexpr Codes kCasts[] = {Codes::f32, Codes::bf16, Codes::f16, Codes::f8_e4m3, Codes::f8_e5m2};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+Parts quantized(const Kernels& table, const Bytes& values, Dtype dtype, const Shape& shape,
+                const Storage& storage,
+                QuantizeOptions options = {.executor = &inline_executor()}) {
+  Parts parts(storage, shape);
+  quantize_with(table, values.data(), dtype, shape, storage, parts.writable(), options);
+  return parts;
+}
+
+TEST_P(Quantize, EveryHalfToEveryCast) {
+  Bytes halves(2 * 65536);
+  for (std::size_t i = 0; i < 65536; ++i) {
+    const auto half = static_cast<std::uint16_t>(i);
+    std::memcpy(halves.data() + 2 * i, &half, 2);
+  }
+  for (const Codes codes : kCasts)
+    for (const Dtype in : {Dtype::bf16, Dtype::f16})
+      EXPECT_TRUE(
+          quantized(table(), halves, in, {65536}, {codes}, {true, &inline_executor()}).bytes ==
+          reference_parts(halves, in, {65536}, {codes}, true).bytes)
+          << disk_name(in) << " to " << trait(codes).name;
+}
+
+// Each value of a format, each midpoint, and numbers next to both, which fp32 cannot all tell
+// apart.
+std::vector<double> edges_of(Codes codes) {
+  std::vector<double> all{0x1p-1074, 0x1p-150, 1e300,   1e-300, 1e39,
+                          65519.99,  65520,    3.39e38, 448,    464};
+  double below = 0;
+  for (std::uint32_t code = 1; code < 0x7FFF;
+       code += codes == Codes::f16 || codes == Codes::bf16 ? 7 : 1) {
+    if (code > 0x7E && trait(codes).bits == 8) break;
+    const auto half = static_cast<std::uint16_t>(code);
+    const double value = codes == Codes::bf16     ? double{bf16_to_f32(half)}
+                         : codes == Codes::f16    ? double{f16_to_f32(half)}
+                         : trait(codes).bits == 8 ? double{trait(codes).values[code]}
+                                                  : double{float_of(code << 15)};
+    if (!std::isfinite(value)) break;
+    for (const double x : {value, (below + value) / 2, value + (value - below) / 2})
+      for (const double nudge : {0.0, 0x1p-30, -0x1p-30, 0x1p-52, -0x1p-52})
+        all.push_back(x + x * nudge);
+    below = value;
+  }
+  const std::size_t positive = all.size();
+  for (std::size_t i = 0; i < positive; ++i) all.push_back(-all[i]);
+  return all;
+}
+
+TEST_P(Quantize, CastsRoundOnceAtEveryEdge) {
+  for (const Codes codes : kCasts) {
+    const std::vector<double> edges = edges_of(codes);
+    const Shape shape{static_cast<std::int64_t>(edges.size())};
+    for (const Dtype in : {Dtype::f64, Dtype::f32}) {
+      const Bytes values = as_type(edges, in);
+      EXPECT_TRUE(
+          quantized(table(), values, in, shape, {codes}, {true, &inline_executor()}).bytes ==
+          reference_parts(values, in, shape, {codes}, true).bytes)
+          << disk_name(in) << " to " << trait(codes).name;
+    }
+  }
+}
+
+TEST_P(Quantize, EveryStorageShapeAndTypeOfInput) {
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    for (const Shape& shape : shapes()) {
+      for (const Dtype in : kValueTypes) {
+        for (const Kind kind : kKinds) {
+          const Bytes values =
+              as_type(numbers(kind, static_cast<std::size_t>(shape.elements())), in);
+          const Parts got = quantized(table(), values, in, shape, storage);
+          const Parts expected = reference_parts(values, in, shape, storage);
+          for (std::size_t part = 0; part < got.bytes.size(); ++part)
+            EXPECT_TRUE(got.bytes[part] == expected.bytes[part])
+                << name << to_string(shape) << " from " << disk_name(in) << ", kind "
+                << static_cast<int>(kind) << ", part " << got.layout.parts[part].name;
+        }
+      }
+    }
+  }
+}
+
+// Scaled inputs on each threshold, next to it and at both ends: absmax is 1.
+TEST_P(Quantize, FourBitCodesAtEveryThreshold) {
+  for (const Codes codes : {Codes::nf4, Codes::fp4}) {
+    std::vector<double> inputs;
+    for (const float t : reference::thresholds4(codes)) {
+      const float up = std::nextafter(t, 2.0f), down = std::nextafter(t, -2.0f);
+      inputs.insert(inputs.end(), {1.0, -1.0, t, up, down, 0.0, -0.0});
+    }
+    for (const char* block : {":block32", ":block4096"}) {  // whole blocks, then a short one
+      const Storage storage = parse_storage(std::string(trait(codes).name) + block);
+      const Bytes values = as_type(inputs, Dtype::f32);
+      const Shape shape{static_cast<std::int64_t>(inputs.size())};
+      EXPECT_TRUE(quantized(table(), values, Dtype::f32, shape, storage).bytes ==
+                  reference_parts(values, Dtype::f32, shape, storage).bytes)
+          << to_string(storage);
+    }
+  }
+}
+
+TEST_P(Quantize, KeepsNanAndInfinityWhereAsked) {
+  std::vector<double> inputs = numbers(Kind::normal, 200);
+  inputs[3] = kNan, inputs[64] = kInf, inputs[130] = -kInf, inputs[131] = -kNan, inputs[199] = kNan;
+  for (const char* name : {"f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "nf4", "fp4:block32"}) {
+    const Storage storage = parse_storage(name);
+    for (const Dtype in : kValueTypes) {
+      const Bytes values = as_type(inputs, in);
+      EXPECT_TRUE(
+          quantized(table(), values, in, {200}, storage, {true, &inline_executor()}).bytes ==
+          reference_parts(values, in, {200}, storage, true).bytes)
+          << name << " from " << disk_name(in);
+    }
+  }
+}
+
+TEST_P(Quantize, RefusesNanAndInfinityByIndex) {
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    const Shape shape{3, 5, 41};
+    std::vector<double> inputs = numbers(Kind::normal, 615);
+    inputs[417] = kNan;
+    inputs[500] = -kInf;
+    for (const Dtype in : kValueTypes)
+      EXPECT_STOWAGE_ERROR(quantized(table(), as_type(inputs, in), in, shape, storage),
+                           invalid_argument, "got nan at element 417");
+    inputs[417] = 0;
+    const bool kept = storage.scaling.kind == Scaling::Kind::none ||
+                      (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+    if (kept) continue;
+    EXPECT_STOWAGE_ERROR(
+        quantized(table(), as_type(inputs, Dtype::f32), Dtype::f32, shape, storage,
+                  {true, &inline_executor()}),
+        invalid_argument,
+        "values must be finite in " + to_string(storage) + ", got -inf at element 500");
+  }
+}
+
+TEST_P(Quantize, RefusesDoublesThatScaledStoragesCannotSee) {
+  std::vector<double> inputs(64, 1.0);
+  inputs[9] = 1e39;
+  const Bytes values = as_type(inputs, Dtype::f64);
+  for (const char* name : {"int8", "f8_e4m3:tensor", "nf4"})
+    EXPECT_STOWAGE_ERROR(quantized(table(), values, Dtype::f64, {64}, parse_storage(name)),
+                         invalid_argument, "at element 9");
+  EXPECT_TRUE(quantized(table(), values, Dtype::f64, {64}, {Codes::f32}).bytes ==
+              reference_parts(values, Dtype::f64, {64}, {Codes::f32}).bytes);
+}
+
+// Inputs of every length against a fence on either side of inputs and codes.
+template <class Kernel>
+void check_lengths(Dtype in, int code_bits, Kernel&& kernel) {
+  constexpr std::size_t kLongest = 3 * 64 + 1;
+  const Bytes all = as_type(numbers(Kind::wide, kLongest), in);
+  const Fenced inputs(all.size()), outputs(kLongest * 4);
+  for (std::size_t n = 0; n <= kLongest; ++n) {
+    const auto values = std::span<const std::byte>(all).first(n * width(in));
+    const std::size_t bytes = (n * static_cast<std::size_t>(code_bits) + 7) / 8;
+    Bytes expected(bytes + 1);
+    kernel(values.data(), static_cast<std::int64_t>(n), expected.data());
+    for (const auto against : {Fenced::Against::end, Fenced::Against::begin}) {
+      char* codes = outputs.piece(bytes, against);
+      kernel(inputs.piece(values, against), static_cast<std::int64_t>(n), codes);
+      ASSERT_EQ(std::memcmp(codes, expected.data(), bytes), 0) << disk_name(in) << " n " << n;
+    }
+  }
+}
+
+TEST_P(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
+  const QuantizeKernels& kernels = table().quantize;
+  for (const Dtype in : kValueTypes) {
+    const int i = value_index(in);
+    check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) { kernels.amax[i](x, n); });
+    for (int codes = 0; codes < kCodesCount; ++codes) {
+      const int bits = formats()[static_cast<std::size_t>(codes)].bits;
+      if (const auto encode = kernels.encode[codes][i])
+        check_lengths(in, bits,
+                      [&](const void* x, std::int64_t n, void* out) { encode(x, n, 0.7f, out); });
+      if (const auto cast = kernels.cast[codes][i])
+        check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) { cast(x, n, out); });
+      if (const auto blocks = kernels.blocks[codes][i])
+        check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) {
+          float absmax[8];
+          blocks({x, n, 32, static_cast<std::uint8_t*>(out), absmax});
+        });
+    }
+  }
+}
+
+TEST_P(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
+  const Shape shape{3, 251, 1001};
+  const Bytes values =
+      as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
+  for (const char* name : {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100",
+                           "nf4", "fp4:block128:nested"}) {
+    const Storage storage = parse_storage(name);
+    const Parts expected = reference_parts(values, Dtype::bf16, shape, storage);
+    for (const int threads : {1, 2, 3, 5}) {
+      const auto pool = make_pool(threads);
+      const Parts got =
+          quantized(table(), values, Dtype::bf16, shape, storage, {.executor = pool.get()});
+      EXPECT_TRUE(got.bytes == expected.bytes) << name << " on " << threads << " threads";
+    }
+  }
+}
+
+TEST(QuantizeOwned, HoldsTheSameBytesInMemoryOfItsOwn) {
+  const Shape shape{5, 77};
+  const Bytes values = as_type(numbers(Kind::normal, 385), Dtype::f32);
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    const Shape here = storage.scaling.kind == Scaling::Kind::row2 ? Shape{5, 7, 11} : shape;
+    const Weight weight = quantize(values.data(), Dtype::f32, here, storage);
+    const Parts expected = reference_parts(values, Dtype::f32, here, storage);
+    for (std::size_t i = 0; i < expected.bytes.size(); ++i)
+      EXPECT_EQ(std::memcmp(weight.part(static_cast<int>(i)), expected.bytes[i].data(),
+                            expected.bytes[i].size() - 1),
+                0)
+          << name;
+  }
+}
+
+TEST(QuantizeErrors, NameTheRule) {
+  const float values[4] = {1, 2, 3, 4};
+  std::uint8_t codes[4];
+  float scale[2];
+  void* parts[] = {codes, scale};
+  const Storage row = parse_storage("int8:row");
+  EXPECT_STOWAGE_ERROR(quantize_into(values, Dtype::i32, {2, 2}, row, parts), invalid_argument,
+                       "quantize: values must be f64, f32, bf16 or f16, got I32");
+  EXPECT_STOWAGE_ERROR(quantize_into(values, Dtype::f32, {2, 2}, {Codes::bf16}, parts),
+                       invalid_argument, "bf16 must have 1 parts, got 2");
+  EXPECT_STOWAGE_ERROR(quantize_into(nullptr, Dtype::f32, {2, 2}, row, parts), invalid_argument,
+                       "values must not be null");
+  void* missing[] = {codes, nullptr};
+  EXPECT_STOWAGE_ERROR(quantize_into(values, Dtype::f32, {2, 2}, row, missing), invalid_argument,
+                       "part scale must not be null");
+  EXPECT_STOWAGE_ERROR(quantize(values, Dtype::f32, {4}, parse_storage("int8:row2")),
+                       invalid_argument, "at least 2 dimensions");
+  EXPECT_STOWAGE_ERROR(quantize(values, Dtype::f32, {2, 2}, parse_storage("nf4:torchao")),
+                       unsupported, "torchao");
+}
+
+}  // namespace
+}  // namespace stowage

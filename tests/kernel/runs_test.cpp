@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs cover what they are asked for, in order, with the scale that the reference gives.
+#include "kernel/runs.h"
+
+#include "samples.h"
+
+namespace stowage {
+namespace {
+
+using namespace stowage::samples;
+
+TEST(Runs, CoverEveryElementOnceWithItsScale) {
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    const Shape shape{3, 7, 997};
+    const Parts parts = reference_parts(as_type(numbers(Kind::normal, 20937), Dtype::f32),
+                                        Dtype::f32, shape, storage);
+    const Weight weight = parts.weight(storage, shape);
+    const auto* codes = static_cast<const std::uint8_t*>(weight.part(0));
+    const Runs runs(weight);
+    for (const auto& [begin, end] :
+         {std::pair<std::int64_t, std::int64_t>{0, 20937}, {997, 20000}, {5, 5}}) {
+      std::int64_t at = begin;
+      runs.cover(begin, end, [&](const stowage::Run& run) {
+        const std::int64_t bits = trait(storage.codes).bits;
+        const auto skipped = static_cast<const std::uint8_t*>(run.codes) - codes;
+        EXPECT_EQ(skipped * 8 / bits + run.first, at) << name;
+        for (std::int64_t i = 0; i < run.n; i += 11) {
+          const float scale =
+              run.scales == nullptr ? 1.0f : run.scales[(run.first + i) / run.group];
+          ASSERT_EQ(scale, reference::scale_at(weight, at + i)) << name << " at " << at + i;
+        }
+        at += run.n;
+      });
+      EXPECT_EQ(at, end) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stowage
