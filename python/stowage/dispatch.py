@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators do with stowed weights, below autograd: moves, copies, slices, products.
+
+An operator that the table lacks dequantizes its stowed arguments, computes, and is counted:
+`stowage.fallbacks()`. Operators that write go to guard.py, views to views.py.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stowage import guard, ops, registry
+from stowage.registry import op
+from stowage.tensor import MATRIX_DTYPES, StowedTensor
+from stowage.views import (
+    PACKED,
+    StowedView,
+    alias,
+    matrix,
+    outside_inference,
+    plain,
+    row_slice,
+    view_of,
+)
+
+aten = torch.ops.aten
+_fallbacks: Counter[str] = Counter()
+
+
+def fallbacks(*, clear: bool = False) -> dict[str, int]:
+    """How often an operator without a stowed form has dequantized a whole weight, by operator."""
+    counted = dict(_fallbacks)
+    if clear:
+        _fallbacks.clear()
+    return counted
+
+
+@op()
+def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if guard.writes(called):
+        return guard.write(called, args, kwargs)
+    if torch.is_inference_mode_enabled() and called._can_decompose():
+        # Composite operators (chunk, reshape, matmul) arrive whole there.
+        result = called.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if called.is_view and isinstance(args[0], PACKED):
+        return view_of(called, args[0], args[1:], kwargs)
+    _fallbacks[str(called)] += 1
+    return called(*plain(args), **plain(kwargs))
+
+
+# --- the same weight in another place or form -----------------------------------------------------
+
+
+@op(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+def _alias(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return alias(args[0]) if type(args[0]) is StowedTensor else NotImplemented
+
+
+@op(aten.clone.default)
+def _clone(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t = args[0]
+    if type(t) is StowedTensor:
+        return t._like([part.clone() for part in t._parts()])
+    return called(t.dequantize(), **kwargs)
+
+
+@op(aten._to_copy.default)
+def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A Parameter stays stowed and changes its compute dtype; any other tensor becomes plain."""
+    t = args[0]
+    dtype = kwargs.get("dtype") or t.dtype
+    stays = dtype == t.dtype or (getattr(t, "_is_param", False) and dtype.is_floating_point)
+    if type(t) is not StowedTensor or not stays:
+        kept = {k: v for k, v in kwargs.items() if k != "dtype"}
+        values = t.dequantize(dtype)
+        return called(values, **kept) if kept else values
+    # Parts keep their own dtypes and their one legal layout.
+    where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
+    return t._like([called(part, **where) for part in t._parts()], dtype=dtype)
+
+
+@op(aten._pin_memory.default)
+def _pin(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t = args[0]
+    if type(t) is not StowedTensor:
+        return NotImplemented
+    return t._like([called(part, *args[1:], **kwargs) for part in t._parts()])
+
+
+@op(aten.is_pinned.default)
+def _is_pinned(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t = args[0]
+    parts = t._parts() if type(t) is StowedTensor else t._weight._parts()
+    return all(called(part, *args[1:], **kwargs) for part in parts)
+
+
+@op(
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A plain tensor of that shape, no value read; Module.to_empty() gets a stowed one."""
+    t = args[0]
+    device = kwargs.get("device") or t.device
+    if called is aten.empty_like.default and "device" in kwargs and type(t) is StowedTensor:
+        dtype = kwargs.get("dtype") or t._dt
+        return t._like([torch.empty_like(p, device=device) for p in t._parts()], dtype=dtype)
+    like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    return called(like, *args[1:], **{**kwargs, "device": device})
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@op(aten.slice.Tensor)
+def _slice(
+    called: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    t, dim, first, last, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
+    if type(t) is not StowedTensor or dim % max(t.dim(), 1) or step != 1:
+        return NotImplemented
+    start, stop, _ = slice(first, last).indices(t.shape[0])
+    rows = outside_inference(lambda: row_slice(t, start, max(start, stop)))
+    return NotImplemented if rows is None else rows
+
+
+def _pieces(t: Any, sizes: list[int]) -> Any:
+    """Consecutive row slices of these sizes, if all can stay stowed."""
+    pieces, first = [], 0
+    for size in sizes:
+        piece = row_slice(t, first, first + size)
+        if piece is None:
+            return NotImplemented
+        pieces.append(piece)
+        first += size
+    return pieces
+
+
+@op(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t, sizes, dim = (*args, kwargs.get("dim", 0))[:3]
+    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+        return NotImplemented
+    if isinstance(sizes, int):
+        rows, each = t.shape[0], sizes
+        if each <= 0:
+            return NotImplemented
+        sizes = [min(each, rows - first) for first in range(0, rows, each)]
+    return outside_inference(lambda: _pieces(t, list(sizes)))
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
+    """Whether our ops take these: all else goes to stock ops, which have the texts of errors."""
+    return all(
+        other is None or (not isinstance(other, PACKED) and other.dtype is w._dt)
+        for other in others
+    )
+
+
+@op(aten.linear.default)
+def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, weight, bias = (*args, kwargs.get("bias"))[:3]
+    found = matrix(weight)
+    if found is None or not _computes(found[0], x, bias) or x.shape[-1] != weight.shape[1]:
+        return NotImplemented
+    w, transposed = found
+    if not transposed:
+        codes, scales, key, rows = w._matrix
+        return ops.linear(x, codes, scales, key, rows, bias, w._exact)
+    y = _times(x, w, False)
+    return y if bias is None else y + bias
+
+
+def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
+    """x W^T, or x W."""
+    assert w._matrix is not None
+    codes, scales, key, rows = w._matrix
+    if transposed:
+        return ops.linear(x, codes, scales, key, rows, None, w._exact)
+    return ops.linear_grad_input(x, codes, scales, key, w.shape[1], w._exact)
+
+
+@op(aten.mm.default)
+def _mm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    left, right = args
+    if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+        return NotImplemented
+    if (found := matrix(right)) is not None and _computes(found[0], left):
+        return _times(left, *found)
+    if (found := matrix(left)) is not None and _computes(found[0], right):
+        w, transposed = found
+        return _times(right.t(), w, not transposed).t()
+    return NotImplemented
+
+
+@op(aten.addmm.default)
+def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    bias, x, weight = args
+    found = matrix(weight)
+    if found is None or kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
+        return NotImplemented
+    w, transposed = found
+    if not _computes(w, x, bias) or x.dim() != 2 or x.shape[1] != weight.shape[0]:
+        return NotImplemented
+    if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
+        codes, scales, key, rows = w._matrix
+        return ops.linear(x, codes, scales, key, rows, bias, w._exact)
+    return _times(x, w, transposed) + bias
+
+
+@op(aten.embedding.default)
+def _embedding(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    w, ids = args[:2]
+    if type(w) is not StowedTensor or w._dt not in (*MATRIX_DTYPES, torch.float64):
+        return NotImplemented
+    codes, *scales = w._parts()
+    return ops.embedding(ids, codes, scales, w._storage.key, w.shape, w._dt)
+
+
+@op(aten.convolution.default, aten.convolution_backward.default)
+def _convolution(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Dequantizes for the call; autograd keeps the stowed weight and comes here again."""
+    return called(*plain(args), **plain(kwargs))
+
+
+@op(aten.copy_.default)
+def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    into, values = args[:2]
+    if type(into) is StowedTensor and type(values) is StowedTensor and guard.same_form(into, values):
+        return guard.copy_parts(into, values)
+    if not isinstance(into, PACKED):  # reading a stowed tensor is what a copy is for
+        return called(into, values.dequantize(), *args[2:])
+    return NotImplemented
+
+

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch functions that know stowed weights, above autograd: the hot path, and doors to memory.
+
+Each handler is called as the function it stands for and returns NotImplemented to leave the call
+to dispatch.py. It must do by itself what lies between: autocast, and the choice of gradients.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from stowage import autograd, guard, ops
+from stowage._errors import Unsupported, translated
+from stowage.registry import function
+from stowage.tensor import MATRIX_DTYPES, StowedTensor
+from stowage.views import matrix
+
+_linear_op = ops.linear
+_grad_enabled = torch.is_grad_enabled
+_transforming = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def _autocast(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks for on this device, if it is on and takes such an input."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    if x.dtype not in MATRIX_DTYPES:
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+@function(torch._C._nn.linear)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+    if type(weight) is not StowedTensor or weight._matrix is None:
+        return NotImplemented
+    codes, scales, key, rows = weight._matrix
+    if _any_autocast() and (dtype := _autocast(input)) is not None:
+        input = input.to(dtype)  # noqa: A001
+        bias = None if bias is None else bias.to(dtype)
+    elif input.dtype is not weight._dt:
+        return NotImplemented
+    try:
+        if _grad_enabled() or _transforming():
+            trained = weight if weight.requires_grad else None
+            return autograd.linear(
+                input, codes, scales, key, rows, bias, trained, weight._exact
+            )
+        return _linear_op(input, codes, scales, key, rows, bias, weight._exact)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
+    """x W^T or x W; w is a matrix."""
+    codes, scales, key, rows = w._matrix  # type: ignore[misc]
+    if _any_autocast() and (dtype := _autocast(x)) is not None:
+        x = x.to(dtype)
+    elif x.dtype is not w._dt:
+        return NotImplemented
+    trained = w if _grad_enabled() and w.requires_grad else None
+    try:
+        if transposed:
+            return autograd.linear(x, codes, scales, key, rows, None, trained, w._exact)
+        columns = w.shape[1]
+        return autograd.linear_grad_input(x, codes, scales, key, columns, trained, w._exact)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+@function(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:  # noqa: A002
+    found = matrix(other)
+    if found is None or kwargs or type(input) is not Tensor or input.dim() < 1:
+        return NotImplemented
+    if input.shape[-1] != other.shape[0]:
+        return NotImplemented
+    return _product(input, *found)
+
+
+@function(F.embedding)
+def _embedding(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if type(weight) is not StowedTensor or max_norm is not None or sparse:
+        return NotImplemented
+    if weight.requires_grad or weight._matrix is None:
+        return NotImplemented
+    codes, scales, key, _ = weight._matrix
+    try:
+        return ops.embedding(input, codes, scales, key, weight.shape, weight._dt)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+# --- memory that a stowed weight does not have ----------------------------------------------------
+
+
+@function(Tensor.data.__set__)  # type: ignore[attr-defined]
+def _set_data(into: Tensor, values: Tensor) -> Any:
+    return guard.set_data(into, values)
+
+
+@function(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+def _no_memory(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    raise Unsupported(
+        "stowage: a stowed tensor shares no memory with NumPy or DLPack, since writes there would "
+        "be lost; take .dequantize() first"
+    )
+
+
+@function(Tensor.tolist)
+def _tolist(self: Any) -> Any:
+    return self.dequantize().tolist()
+
+
+@function(Tensor.data_ptr)
+def _data_ptr(self: Tensor) -> int:
+    return 0  # as of every wrapper; torch.save knows them by it

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes to stowed weights: carried out by requantizing what changed, or refused; never lost.
+
+One mechanism for every operator that writes, driven by its schema: each weight that is written
+becomes one dequantized copy, the operator runs on views of that copy (so that aliases among its
+arguments stay aliases), and the rows that changed are quantized again (requantize.py).
+"""
+
+import re
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from stowage import requantize
+from stowage._errors import InvalidArgument, Unsupported
+from stowage.tensor import StowedTensor
+from stowage.views import PACKED, Packed, StowedView, replay, source
+
+aten = torch.ops.aten
+
+# They write running statistics, and their schemas do not say so.
+_UNMARKED = {
+    "aten::batch_norm",
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::batch_norm_update_stats",
+}
+_STATISTICS = (3, 5)  # arguments of those: running mean and variance
+# What adds to the values that are there, so that rounding can swallow a small step.
+_ACCUMULATES = re.compile(
+    r"aten::_?(foreach_|fused_)?"
+    r"(add|sub|mul|div|lerp|addc|adam|sgd|adagrad|addmm|addmv|addbmm|addr|baddbmm|true_divide|"
+    r"subtract|multiply|divide|index_add|scatter_add|scatter_reduce|index_reduce|pow|sqrt)"
+)
+
+
+def writes(called: Any) -> bool:
+    """Whether an operator changes any of its arguments."""
+    return called._schema.is_mutable or called._schema.name in _UNMARKED
+
+
+def _refuse(called: Any, why: str) -> NoReturn:
+    raise Unsupported(f"stowage: {called} would {why}; dequantize the weight or unstow the model")
+
+
+def _written(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
+    """The stowed tensors among the arguments that the schema marks as written."""
+    if called._schema.name in _UNMARKED:
+        marked = list(args[slice(*_STATISTICS)])
+    else:
+        marked = []
+        for i, argument in enumerate(called._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = kwargs.get(argument.name, args[i] if i < len(args) else None)
+                marked += value if isinstance(value, (list, tuple)) else [value]
+    return [t for t in marked if isinstance(t, PACKED)]
+
+
+class _Pass:
+    """One operator's run: a dequantized copy of each weight it writes, views of them for it."""
+
+    def __init__(self, written: list[Packed]) -> None:
+        self.weights: dict[int, tuple[StowedTensor, Tensor, Tensor]] = {}  # weight, new, old
+        self.stood_in: list[tuple[Tensor, Packed, torch.Size]] = []
+        self.read: set[int] = set()
+        for t in written:
+            weight = _current(t)
+            if (key := _identity(weight)) not in self.weights:
+                values = weight.dequantize()
+                self.weights[key] = (weight, values, values.clone())
+
+    def stand_in(self, t: Packed) -> Tensor:
+        """What the operator gets for a stowed argument."""
+        weight, chain = source(t)
+        found = self.weights.get(_identity(weight))
+        if found is None:
+            return t.dequantize()
+        view = replay(chain, found[1])
+        self.stood_in.append((view, t, view.shape))
+        return view
+
+    def given_back(self, result: Any) -> Any:
+        """The operator's result with the stowed arguments in place of what stood in for them."""
+        stood_in = {id(view): t for view, t, _ in self.stood_in}
+        return tree_map_only(Tensor, lambda t: stood_in.get(id(t), t), result)
+
+
+def _identity(weight: StowedTensor) -> int:
+    """Aliases (`w`, `w.data`) have the same codes object."""
+    return id(weight._parts()[0])
+
+
+def _current(t: Packed) -> StowedTensor:
+    """The weight that a write to `t` changes."""
+    weight, _ = source(t)
+    seen = t._weight if isinstance(t, StowedView) else t
+    if seen is not weight:
+        mine, there = seen._parts()[0], weight._parts()[0]
+        if mine.untyped_storage().data_ptr() != there.untyped_storage().data_ptr():
+            raise Unsupported(
+                f"stowage: {t!r} is a stale view: the codes of its weight have moved since it was "
+                "taken; take it again"
+            )
+    return weight
+
+
+def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that writes. Raises Unsupported or InvalidArgument, with nothing changed."""
+    written = _written(called, args, kwargs)
+    name = called._schema.name
+    if written and torch.Tag.inplace_view in called.tags:
+        _refuse(called, "change the shape of a stowed weight")
+    if written and name in _UNMARKED:
+        _refuse(called, "keep running statistics in a stowed weight")
+    accumulates = _ACCUMULATES.match(name) is not None
+    if accumulates and any(source(t)[0].requires_grad or t.requires_grad for t in written):
+        _refuse(
+            called,
+            "train a stowed weight in place, where rounding swallows most steps: keep it frozen "
+            "(requires_grad=False), train an adapter or a plain copy",
+        )
+    run = _Pass(written)
+    given = tree_map_only(PACKED, run.stand_in, args)
+    overwrites = "out" in kwargs  # whatever is there, unless it is an argument as well
+    run.read = {_identity(source(t)[0]) for _, t, _ in run.stood_in}
+    named = tree_map_only(PACKED, run.stand_in, kwargs)
+    result = called(*given, **named)
+    if any(view.shape != shape for view, _, shape in run.stood_in):
+        _refuse(called, "resize a stowed weight (wrong shape of `out`)")
+    changes = [
+        requantize.plan(w, new, old, accumulates and (key in run.read or not overwrites))
+        for key, (w, new, old) in run.weights.items()
+    ]
+    for change in changes:
+        change.commit()
+    return run.given_back(result)
+
+
+# --- whole weights --------------------------------------------------------------------------------
+
+
+def same_form(into: StowedTensor, values: StowedTensor) -> bool:
+    """Whether codes and scales can be copied as they are."""
+    return into._storage is values._storage and into.shape == values.shape and into._root is None
+
+
+def copy_parts(into: StowedTensor, values: StowedTensor) -> StowedTensor:
+    requantize.Change(into, values._parts()).commit()
+    return into
+
+
+def set_data(into: Tensor, values: Tensor) -> Any:
+    """`into.data = values`: the values go into the weight, whose compute dtype follows them."""
+    if type(into) is not StowedTensor:
+        raise Unsupported("stowage: a view's .data cannot be replaced; copy_ into the view")
+    if into.shape != values.shape:
+        raise InvalidArgument(
+            f"stowage: .data of a stowed weight must keep its shape {list(into.shape)}, got "
+            f"{list(values.shape)}"
+        )
+    if into._root is not None:
+        raise Unsupported("stowage: a slice's .data cannot be replaced; copy_ into the slice")
+    if type(values) is StowedTensor:
+        return _adopt(into, values)
+    if not values.is_floating_point():
+        raise InvalidArgument(f"stowage: .data must be floating, got {values.dtype}")
+    if values.dtype is not into._dt:
+        _adopt(into, into._like(dtype=values.dtype))
+    with torch.no_grad():
+        write(aten.copy_.default, (into, values), {})
+    return None
+
+
+def _adopt(into: StowedTensor, values: StowedTensor) -> None:
+    """Makes `into` an alias of `values`, as the setter of plain tensors does."""
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.data.__set__(into, values)  # type: ignore[attr-defined]
+    into._storage, into._dt, into._exact = values._storage, values._dt, values._exact
+    into._seat(values._parts(), values._matrix is not None, values.shape)

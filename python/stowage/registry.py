@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two tables behind the tensor subclasses, and what may be done without an entry in them.
+
+`functions.py` fills FUNCTIONS (torch functions, above autograd: the hot path), `dispatch.py` fills
+OPS (operators, below autograd). tensor.py and views.py only look up, so that neither imports them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Handler = Callable[..., Any]
+
+FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
+OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
+_DEFAULT = "default"
+
+
+def function(*keys: Any) -> Callable[[Handler], Handler]:
+    """Enters a handler for torch functions and methods."""
+
+    def enter(handler: Handler) -> Handler:
+        FUNCTIONS.update(dict.fromkeys(keys, handler))
+        return handler
+
+    return enter
+
+
+def op(*keys: Any) -> Callable[[Handler], Handler]:
+    """Enters a handler for operators; without a key, for every operator that has none."""
+
+    def enter(handler: Handler) -> Handler:
+        OPS.update(dict.fromkeys(keys or (_DEFAULT,), handler))
+        return handler
+
+    return enter
+
+
+def dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that was given a stowed tensor or a view of one."""
+    handler = OPS.get(called)
+    if handler is not None:
+        result = handler(called, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    return OPS[_DEFAULT](called, args, kwargs)

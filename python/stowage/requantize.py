@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizes again what a write changed of a weight, and nothing else.
+
+One principle: a scale whose rows have all changed is computed anew; a scale shared with a row that
+did not change stays, and the new values must fit it or the write is refused. So no write alters a
+row that it did not name. Inside a changed row, values that were not written are requantized from
+fp32, which gives their codes back wherever the scale allows.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from stowage import _codec, ops
+from stowage._errors import InvalidArgument, Unsupported, translated
+from stowage._mapped import ensure_writable
+from stowage.tensor import StowedTensor, rows_and_columns
+
+_NESTED_BLOCK = 256  # block scales that share one scale of their own
+_SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
+
+
+class Change(NamedTuple):
+    """New parts for a weight, not yet in force."""
+
+    weight: StowedTensor
+    parts: Sequence[Tensor]
+
+    def commit(self) -> None:
+        for into, part in zip(self.weight._parts(), self.parts, strict=True):
+            if part is not into:
+                ensure_writable(into)
+                into.copy_(part)
+
+
+class _Rows(NamedTuple):
+    """What a write changed, as rows of dim 0."""
+
+    index: Tensor  # of the rows, [n]
+    written: Tensor  # which elements of them, bool [n, columns]
+    values: Tensor  # all of them, fp32 [n, columns]
+    rest: bool  # whether other rows did not change
+
+
+def plan(weight: StowedTensor, new: Tensor, old: Tensor, accumulates: bool) -> Change:
+    """What turns `weight`, whose values are `old`, into one whose values are `new`.
+
+    Raises InvalidArgument for values that are not finite; Unsupported for values that do not fit a
+    scale shared with other rows, and for an accumulating write that rounding would swallow.
+    """
+    parts = weight._parts()
+    rows, columns = rows_and_columns(weight.shape)
+    new, old = new.reshape(rows, columns), old.reshape(rows, columns)
+    changed = (new != old) & ~(new.isnan() & old.isnan())
+    touched = changed.any(1)
+    index = touched.nonzero().view(-1)
+    if not len(index):
+        return Change(weight, parts)
+    written = changed[index]
+    values = torch.where(written, new[index].float(), _values(weight, parts, index))
+    if not bool(values.isfinite().logical_or(~written).all()):
+        raise InvalidArgument(f"stowage: values written to {weight!r} must be finite")
+    lines = _Rows(index, written, values, len(index) < rows)
+    try:
+        fresh = _encode(weight, parts, lines)
+        if accumulates:
+            _check_rounding(weight, fresh, lines, old[index].float())
+    except RuntimeError as error:
+        raise translated(error) from None
+    return Change(weight, fresh)
+
+
+def _values(weight: StowedTensor, parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Rows of the weight in fp32, [n, columns]."""
+    codes, *scales = parts
+    kind, shape = weight._storage.key, weight.shape
+    if not weight.dim():
+        return ops.dequantize(codes, scales, kind, shape, torch.float32).view(1, 1)
+    rows = ops.embedding(index, codes, scales, kind, shape, torch.float32)
+    return rows.view(len(index), rows_and_columns(shape)[1])
+
+
+def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list[Tensor]:
+    storage = weight._storage
+    if storage.kind == "none":
+        return _encode_casts(weight, parts, lines)
+    if not lines.rest:
+        return ops.quantize(lines.values.view(weight.shape), storage.key)
+    if storage.bits == 4:
+        return _encode_blocks(weight, parts, lines)
+    codes, scale = (part.clone() for part in parts)
+    if storage.kind == "tensor":
+        reach = float(scale) * storage.largest * _SLACK
+        if float(lines.values.abs().amax()) > reach:
+            _refuse(weight, f"values within +-{reach:.6g}")
+        fresh = [_codec.encode8(lines.values, scale, storage)]
+    else:
+        fresh = ops.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
+        scale[lines.index] = fresh[1]
+    codes[lines.index] = fresh[0].view(-1, *weight.shape[1:])
+    return [codes, scale]
+
+
+def _encode_casts(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list[Tensor]:
+    codes = parts[0].clone()
+    flat = codes.view(rows_and_columns(weight.shape))
+    values = torch.where(lines.written, lines.values, 0.0)
+    (fresh,) = ops.quantize(values, weight._storage.key)
+    flat[lines.index] = torch.where(lines.written, fresh, flat[lines.index])
+    return [codes]
+
+
+def _refuse(weight: StowedTensor, rule: str) -> NoReturn:
+    raise Unsupported(
+        f"stowage: a write to some rows of {weight!r} needs {rule}, since it shares scales with "
+        "rows that it does not change; write the whole weight at once (copy_)"
+    )
+
+
+# --- 4-bit codes: flat blocks, which rows may share -----------------------------------------------
+
+
+def _blocks(flat: Tensor, block: int) -> Tensor:
+    return pad(flat, (0, -len(flat) % block)).view(-1, block)
+
+
+def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list[Tensor]:
+    storage, (rows, columns) = weight._storage, rows_and_columns(weight.shape)
+    block, count = storage.block, rows * columns
+    written = torch.zeros(rows, columns, dtype=torch.bool, device=lines.values.device)
+    written[lines.index] = lines.written
+    values = torch.zeros(rows, columns, device=lines.values.device)
+    values[lines.index] = lines.values
+    mask = _blocks(written.view(-1), block)
+    which = mask.any(1).nonzero().view(-1)
+    mask = mask[which]
+    owned = _owned(which, lines, weight, block)[:, None]
+
+    table = torch.tensor(storage.values, device=values.device)
+    scales = _codec.absmax(parts, slice(0, parts[1].numel()))[which, None]
+    packed = _blocks(parts[0].view(-1), block // 2)
+    nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
+    wanted = torch.where(mask, _blocks(values.view(-1), block)[which], table[nibbles.long()] * scales)
+    inside = which[:, None] * block + torch.arange(block, device=which.device) < count
+    wanted = torch.where(inside, wanted, 0.0)
+
+    amax = wanted.abs().amax(1, keepdim=True)
+    if storage.nested:
+        rest, fresh = _nested_scales(weight, parts, which, amax, owned)
+        scales = torch.where(owned, fresh, scales)
+    else:
+        scales = torch.where(owned, amax, scales)
+        rest = [parts[1].index_copy(0, which, scales.view(-1))]
+    if bool((amax > scales).any()):
+        _refuse(weight, "values within the largest of each block")
+    floor = scales.clamp(min=1e-38)
+    tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
+    scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
+    fresh = _codec.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
+    nibbles = torch.where(mask | owned, fresh, nibbles)
+    codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
+    return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]
+
+
+def _owned(which: Tensor, lines: _Rows, weight: StowedTensor, block: int) -> Tensor:
+    """Whether all rows that a block touches have changed."""
+    rows, columns = rows_and_columns(weight.shape)
+    same = torch.ones(rows, dtype=torch.int64, device=which.device)
+    same[lines.index] = 0
+    before = pad(same.cumsum(0), (1, 0))
+    first = which * block // columns
+    last = ((which + 1) * block).clamp(max=rows * columns) - 1
+    return before[last // columns + 1] == before[first]
+
+
+def _nested_scales(
+    weight: StowedTensor, parts: Sequence[Tensor], which: Tensor, amax: Tensor, owned: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """New block scales, the smallest that hold `amax` among those that the nested scale offers."""
+    _, absmax, nested, table, offset = parts
+    span = nested[which // _NESTED_BLOCK, None]
+
+    def offered(code: Tensor) -> Tensor:
+        return table[code] * span + offset
+
+    code = torch.searchsorted(table, ((amax - offset) / span).nan_to_num(0.0)).clamp(max=255)
+    code = torch.where(offered(code) < amax, code + 1, code).clamp(max=255)
+    scales = offered(code)
+    coarse = (scales > 2 * amax) & (amax > 0)  # its values would come out as zeros
+    if bool((owned & (coarse | (scales < amax))).any()):
+        _refuse(weight, "block maxima like those of the rows beside them")
+    code = torch.where(owned, code.to(torch.uint8), absmax[which, None])
+    return [absmax.index_copy(0, which, code.view(-1)), nested, table, offset], scales
+
+
+# --- rounding -------------------------------------------------------------------------------------
+
+
+def _check_rounding(
+    weight: StowedTensor, fresh: Sequence[Tensor], lines: _Rows, before: Tensor
+) -> None:
+    after = _values(weight, fresh, lines.index)
+    lost = torch.where(lines.written, after - lines.values, 0.0).double().square().sum()
+    asked = torch.where(lines.written, lines.values - before, 0.0).double().square().sum()
+    if bool(lost >= asked):
+        raise Unsupported(
+            f"stowage: an accumulating write changes {weight!r} by less than its rounding step and "
+            "would be lost; accumulate in a plain tensor and copy_ the result, or unstow the model"
+        )

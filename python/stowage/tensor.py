@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StowedTensor: a weight that rests small and computes exactly, as one tensor subclass.
+
+A traceable wrapper: the outer tensor has the logical shape and the *compute* dtype but no memory of
+its own; the codes and scales are inner tensors, `_` + the part's name. Stock modules hold it as
+their nn.Parameter. What functions and operators do with it: functions.py, dispatch.py, guard.py.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stowage import ops, registry
+from stowage._errors import InvalidArgument, translated
+from stowage._storage import Storage
+
+MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
+_VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
+_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_first"})
+# A kernel that is handed the empty memory of a wrapper must raise, not write to address 0.
+_guard_memory = getattr(torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
+
+
+def wrap(
+    parts: Sequence[Tensor],
+    storage: Storage,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    exact: bool = False,
+    requires_grad: bool = False,
+    offset: int = 0,
+) -> "StowedTensor":
+    """A stowed tensor around `parts`, unchecked."""
+    w: StowedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        StowedTensor,
+        shape,
+        strides=_contiguous_strides(shape) if offset else None,
+        storage_offset=offset or None,
+        dtype=dtype,
+        device=parts[0].device,
+        requires_grad=requires_grad,
+    )
+    w._storage, w._dt, w._exact = storage, dtype, exact
+    w._seat(parts, len(shape) == 2 and dtype in MATRIX_DTYPES, shape)
+    _guard_memory(w)
+    return w
+
+
+class StowedTensor(Tensor):
+    """A weight at rest. Make one with `stowage.quantize`, or from parts that are at hand.
+
+    `parts` are codes and scales in the order and shapes of the storage's layout. `dtype` is the
+    compute dtype: what a reader sees, gradients flow in and results come in. Raises
+    InvalidArgument where the parts are not those of such a weight.
+    """
+
+    _storage: Storage
+    _dt: torch.dtype
+    _exact: bool
+    _matrix: tuple[Tensor, list[Tensor], int, int] | None  # what ops.linear takes; see _seat
+    _root: "StowedTensor | None" = None  # of a row slice: the weight that it is a slice of ...
+    _first: int = 0  # ... and the row there that is its first
+
+    def __new__(
+        cls,
+        parts: "Sequence[Tensor] | Mapping[str, Tensor] | Tensor",
+        storage: str | Storage | None = None,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        exact: bool = False,
+        requires_grad: bool = False,
+    ) -> Any:
+        if isinstance(parts, Tensor):  # libraries rebuild parameters as type(p)(value, ...)
+            if storage is None:
+                return torch.nn.Parameter(parts, requires_grad)
+            raise InvalidArgument("StowedTensor: parts must be a list of tensors, got one tensor")
+        if storage is None or shape is None or dtype is None:
+            raise InvalidArgument("StowedTensor: storage, shape and dtype must be given")
+        kind = Storage(storage)
+        given = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+        _check(given, kind, shape, dtype)
+        return wrap(given, kind, tuple(shape), dtype, exact, requires_grad)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def _seat(self, parts: Sequence[Tensor], matrix: bool, shape: Sequence[int]) -> None:
+        """Puts other inner tensors in: the one way to move a weight that is in use."""
+        for name, part in zip(self._storage.part_names, parts, strict=True):
+            setattr(self, "_" + name, part)
+        # In one attribute since each look-up costs the hot path 40 ns.
+        self._matrix = (parts[0], list(parts[1:]), self._storage.key, shape[0]) if matrix else None
+
+    def _parts(self) -> list[Tensor]:
+        return [getattr(self, "_" + name) for name in self._storage.part_names]
+
+    def _like(
+        self,
+        parts: Sequence[Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> "StowedTensor":
+        """The same weight with something else in place of its parts, dtype or shape."""
+        size = self.shape if shape is None else shape
+        return wrap(
+            self._parts() if parts is None else parts,
+            self._storage,
+            size,
+            dtype or self._dt,
+            self._exact,
+        )
+
+    # --- what a user asks ---------------------------------------------------------------------
+
+    @property
+    def storage(self) -> str:  # type: ignore[override]
+        """How the values rest, such as "nf4:block64"."""
+        return self._storage.name
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """The inner tensors by name, codes first. They are the weight: write to it, not to them."""
+        return MappingProxyType(dict(zip(self._storage.part_names, self._parts(), strict=True)))
+
+    @property
+    def nbytes_at_rest(self) -> int:
+        """Bytes of codes and scales; `nbytes` is what the plain tensor would take."""
+        return sum(part.nbytes for part in self._parts())
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A plain tensor of the values, rounded once to `dtype` (default: the compute dtype)."""
+        out = dtype or self._dt
+        direct = out if out in _VALUE_DTYPES else torch.float32
+        codes, *scales = self._parts()
+        try:
+            values = ops.dequantize(codes, scales, self._storage.key, self.shape, direct)
+        except RuntimeError as error:
+            raise translated(error) from None
+        return values if out is direct else values.to(out)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        trained = ", requires_grad=True" if self.requires_grad else ""
+        return (
+            f"StowedTensor({list(self.shape)}, {self._storage.name!r}, {self._dt}, "
+            f"{self.device}, {self.nbytes_at_rest} bytes at rest{trained})"
+        )
+
+    # --- sharing and copying ------------------------------------------------------------------
+
+    def share_memory_(self) -> "StowedTensor":
+        for part in self._parts():
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(part.is_shared() for part in self._parts())
+
+    def _extras(self) -> dict[str, Any]:
+        """Attributes that others have set; `_is_param` of nn.Parameter is one."""
+        inner = {"_" + name for name in self._storage.part_names}
+        return {k: v for k, v in self.__dict__.items() if k not in _OWN and k not in inner}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StowedTensor":
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
+        result = self._like(copy.deepcopy(self._parts(), memo))
+        memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self._extras(), memo))
+        result.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
+        return _rebuild, (self._parts(), *facts, self._extras())
+
+    # --- the protocols of torch ---------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[str, torch.dtype, bool]]:
+        names = ["_" + name for name in self._storage.part_names]
+        return names, (self._storage.name, self._dt, self._exact)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, size: Sequence[int], stride: Sequence[int]
+    ) -> "StowedTensor":
+        storage, dtype, exact = Storage(context[0]), context[1], context[2]
+        parts = [inner["_" + name] for name in storage.part_names]
+        return wrap(parts, storage, size, dtype, exact)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        handler = registry.FUNCTIONS.get(func)
+        if handler is not None:
+            result = handler(*args, **kwargs) if kwargs else handler(*args)
+            if result is not NotImplemented:
+                return result
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs) if kwargs else func(*args)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return registry.dispatch(func, args, kwargs or {})
+
+
+def _check(
+    parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    if not dtype.is_floating_point:
+        raise InvalidArgument(f"StowedTensor: dtype must be floating, got {dtype}")
+    layout = storage.layout(shape)
+    if len(parts) != len(layout):
+        names = ", ".join(storage.part_names)
+        raise InvalidArgument(f"StowedTensor: parts must be {names}, got {len(parts)} tensors")
+    for part, (name, wanted, sizes) in zip(parts, layout, strict=True):
+        if part.dtype is not wanted or tuple(part.shape) != sizes or not part.is_contiguous():
+            raise InvalidArgument(
+                f"StowedTensor: {name} of {storage} {list(shape)} must be contiguous {wanted} "
+                f"{list(sizes)}, got {part.dtype} {list(part.shape)}"
+            )
+
+
+def _rebuild(
+    parts: list[Tensor],
+    storage: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    exact: bool,
+    requires_grad: bool,
+    extras: dict[str, Any],
+) -> StowedTensor:
+    """What pickles of a stowed tensor call. Files depend on it: keep its name and arguments."""
+    result = wrap(parts, Storage(storage), shape, dtype, exact, requires_grad)
+    result.__dict__.update(extras)
+    return result
+
+
+def _contiguous_strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
+    """Indices of dim 0, and the elements below one."""
+    return (shape[0] if len(shape) else 1), math.prod(shape[1:])
+
+
+torch.serialization.add_safe_globals([StowedTensor, _rebuild])

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of stowed weights: row slices that stay stowed, and StowedView for every other view.
+
+A StowedView has no values, only its weight and the chain of view ops that leads from it: a read
+dequantizes the weight and replays the chain, so it sees later writes; a write goes to the weight
+(guard.py). Nothing that indexing or `.data` returns is ever a temporary that swallows writes.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from stowage import registry
+from stowage.tensor import StowedTensor, _guard_memory, rows_and_columns, wrap
+
+aten = torch.ops.aten
+_NESTED_BLOCK = 256  # block scales that share one scale of their own
+
+
+class Step(NamedTuple):
+    """One view op of a chain; `index` picks from ops that return several views."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    index: int | None = None
+
+
+Chain = tuple[Step, ...]
+TRANSPOSE = Step(aten.t.default, ())
+
+
+def replay(chain: Chain, values: Tensor) -> Tensor:
+    """The view of `values` that the chain describes."""
+    for step in chain:
+        seen = step.op(values, *step.args, **dict(step.kwargs))
+        values = seen if step.index is None else seen[step.index]
+    return values
+
+
+class StowedView(Tensor):
+    """A view of a stowed weight: reads give its values, writes requantize it, both at any time."""
+
+    _weight: StowedTensor
+    _chain: Chain
+
+    @staticmethod
+    def __new__(cls, weight: StowedTensor, chain: Chain, like: Tensor) -> "StowedView":
+        view = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            like.shape,
+            strides=like.stride(),
+            storage_offset=like.storage_offset(),
+            dtype=like.dtype,
+            device=weight.device,
+        )
+        view._weight, view._chain = weight, chain
+        _guard_memory(view)
+        return view  # type: ignore[no-any-return]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A plain tensor of the values seen now."""
+        values = replay(self._chain, self._weight.dequantize())
+        return values if dtype is None else values.to(dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        steps = ".".join(step.op._schema.name.removeprefix("aten::") for step in self._chain)
+        return f"StowedView({list(self.shape)}, {self.dtype}, {steps} of {self._weight!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        weight = copy.deepcopy(self._weight, memo)
+        return memo.setdefault(id(self), view_along(weight, self._chain))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dequantize().clone().__reduce_ex__(protocol)  # its own memory, plain
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        # Names of ops, since an OpOverload in the context defeats the compile cache.
+        steps = tuple((str(step.op), *step[1:]) for step in self._chain)
+        return ["_weight"], (steps, self.storage_offset(), self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Any], context: Any, size: Sequence[int], stride: Sequence[int]
+    ) -> "StowedView":
+        steps, offset, dtype = context
+        chain = tuple(Step(_op_named(name), *rest) for name, *rest in steps)
+        like = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        like = torch.as_strided(like, size, stride, offset) if offset else like
+        return StowedView(inner["_weight"], chain, like)
+
+    __torch_function__ = StowedTensor.__torch_function__
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return registry.dispatch(func, args, kwargs or {})
+
+
+PACKED = (StowedTensor, StowedView)
+Packed = StowedTensor | StowedView
+
+
+def _op_named(name: str) -> Any:
+    _, packet, overload = name.split(".")
+    return getattr(getattr(aten, packet), overload)
+
+
+def plain(tree: Any) -> Any:
+    """The same arguments with the values of every stowed tensor in its place."""
+    return tree_map_only(PACKED, lambda t: t.dequantize(), tree)
+
+
+def source(t: Packed) -> tuple[StowedTensor, Chain]:
+    """The weight that a write to `t` changes, and the chain that leads from there to `t`."""
+    weight, chain = (t._weight, t._chain) if isinstance(t, StowedView) else (t, ())
+    if weight._root is None:
+        return weight, chain
+    rows = Step(aten.slice.Tensor, (0, weight._first, weight._first + weight.shape[0]))
+    return weight._root, (rows, *chain)
+
+
+def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
+    """The stowed matrix that `t` is, or whose transpose it is, and which of the two; else None."""
+    if type(t) is StowedTensor:
+        return (t, False) if t._matrix is not None else None
+    if type(t) is StowedView and t._chain == (TRANSPOSE,) and t._weight._matrix is not None:
+        return t._weight, True
+    return None
+
+
+def outside_inference(make: Callable[[], Any]) -> Any:
+    """Runs `make` so that its views of tensors made outside inference_mode are legal."""
+    if not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False):
+        return make()
+
+
+def _share(view: Tensor, of: Tensor) -> Tensor:
+    """Tells autograd and functionalization that `view` shares the memory of `of`."""
+    torch._functionalize_unsafe_set(view, of)  # type: ignore[attr-defined]
+    return view
+
+
+def alias(t: StowedTensor) -> StowedTensor:
+    """Another tensor on the same parts: what detach and alias return.
+
+    The inner tensors are the same objects, so that replacing their memory (guard.py) reaches it.
+    """
+
+    def make() -> StowedTensor:
+        result = wrap(
+            t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset()
+        )
+        result._root, result._first = t._root, t._first
+        _share(result, t)
+        return result
+
+    return outside_inference(make)  # type: ignore[no-any-return]
+
+
+def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a view op returns for a stowed tensor: a guarded view, or a list of them."""
+    weight, chain = (t._weight, t._chain) if isinstance(t, StowedView) else (t, ())
+    if op is aten.as_strided.default:  # its offsets count from the start of the weight
+        weight, chain = (weight if weight._root is None else weight._root), ()
+    if op in _TRANSPOSES and t.dim() == 2 and _swaps(op, args):
+        if chain == (TRANSPOSE,):
+            return alias(weight)
+        op, args = aten.t.default, ()
+    with torch.inference_mode(False):
+        like = _meta(weight)
+        seen = op(replay(chain, like), *args, **kwargs)
+        items = tuple(kwargs.items())
+        if isinstance(seen, Tensor):
+            return _view(weight, (*chain, Step(op, args, items)), seen, t)
+        steps = (Step(op, args, items, i) for i in range(len(seen)))
+        views = [_view(weight, (*chain, s), v, t) for s, v in zip(steps, seen, strict=True)]
+    return views
+
+
+def view_along(weight: StowedTensor, chain: Chain) -> Tensor:
+    return _view(weight, chain, replay(chain, _meta(weight)), weight)
+
+
+def _meta(weight: StowedTensor) -> Tensor:
+    return torch.empty(weight.shape, dtype=weight._dt, device="meta")
+
+
+def _view(weight: StowedTensor, chain: Chain, like: Tensor, of: Tensor) -> Tensor:
+    return _share(StowedView(weight, chain, like), of)
+
+
+_TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
+
+
+def _swaps(op: Any, args: tuple[Any, ...]) -> bool:
+    if op is aten.transpose.int:
+        return args[0] % 2 != args[1] % 2
+    if op is aten.permute.default:
+        return [d % 2 for d in args[0]] == [1, 0]
+    return True
+
+
+def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
+    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it.
+
+    4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
+    A weight in memory that may be read-only has none, since a write moves it (guard.py).
+    """
+    rows, columns = rows_and_columns(t.shape)
+    codes, *scales = t._parts()
+    storage = t._storage
+    if not (t.dim() and 0 <= first <= last <= rows) or not codes.untyped_storage().resizable():
+        return None
+    if storage.bits == 4:
+        parts = _flat_slices(t, first * columns, last * columns, last == rows)
+        if parts is None:
+            return None
+    elif storage.kind in ("none", "tensor"):
+        parts = [codes[first:last], *scales]
+    else:
+        parts = [codes[first:last], scales[0][first:last]]
+
+    result = wrap(
+        parts,
+        storage,
+        (last - first, *t.shape[1:]),
+        t._dt,
+        t._exact,
+        offset=t.storage_offset() + first * columns,
+    )
+    result._root = t if t._root is None else t._root
+    result._first = t._first + first
+    _share(result, t)
+    return result
+
+
+def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
+    block, nested = t._storage.block, t._storage.nested
+    edge = block * _NESTED_BLOCK if nested else block
+    if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
+        return None
+    codes, absmax, *rest = t._parts()
+    parts = [codes[start // 2 : (stop + 1) // 2], absmax[start // block : -(-stop // block)]]
+    if nested:
+        group, *shared = rest
+        parts += [group[start // edge : -(-stop // edge)], *shared]
+    return parts
+
+

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes to stowed weights that cannot be carried out: an error that says why, and nothing changed."""
+
+import mmap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import stowage
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PLAIN = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+
+
+def parameter(storage: str = "nf4", trained: bool = False) -> nn.Parameter:
+    return nn.Parameter(stowage.quantize(PLAIN, storage), requires_grad=trained)
+
+
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    "resize_": lambda w: w.data.resize_(3),
+    "resize_as_": lambda w: w.data.resize_as_(torch.zeros(3)),
+    "t_": lambda w: w.data.t_(),
+    "unsqueeze_": lambda w: w.data.unsqueeze_(0),
+    "squeeze_": lambda w: w.data[0:1].squeeze_(0),
+    "set_": lambda w: w.data.set_(torch.zeros(3)),
+    "out of a wrong shape": lambda w: torch.add(torch.zeros(3), 1, out=w.data),
+    "data = of a wrong shape": lambda w: setattr(w, "data", torch.zeros(3)),
+    "data = of integers": lambda w: setattr(w, "data", torch.zeros(16, 64, dtype=torch.int32)),
+    "data of a view =": lambda w: setattr(w.data[0], "data", torch.zeros(64)),
+    "data of a slice =": lambda w: setattr(w.data[0:2], "data", torch.zeros(2, 64)),
+    "NaN": lambda w: w.data.fill_(float("nan")),
+    "one infinity": lambda w: w.data.__setitem__((3, 4), float("inf")),
+    "batch_norm": lambda w: F.batch_norm(torch.randn(3, 64), w.data[0], w.data[1], training=True),
+    "small add_": lambda w: w.data.add_(1e-6),
+    "small sub_": lambda w: w.data.sub_(torch.randn(16, 64), alpha=1e-6),
+    "small row add_": lambda w: w.data[3].add_(1e-6),
+    "small _foreach_add_": lambda w: torch._foreach_add_([w.data], 1e-6),
+    "small add out": lambda w: torch.add(w.data, 1e-6, out=w.data),
+    "numpy": lambda w: w.data.numpy(),
+    "asarray": lambda w: np.asarray(w.data),
+    "from_dlpack": lambda w: torch.from_dlpack(w.data),
+    "memoryview": lambda w: memoryview(w.data),
+    "map_": lambda w: w.data.map_(torch.zeros(16, 64), lambda a, b: b),
+    "apply_": lambda w: w.data.apply_(lambda v: 0),
+    "storage fill_": lambda w: w.data.untyped_storage().fill_(0),
+    "storage copy_": lambda w: w.untyped_storage().copy_(torch.zeros(16, 64).untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("storage", ["nf4", "int8", "f8_e4m3:tensor", "nf4:block64:nested"])
+@pytest.mark.parametrize("form", REFUSED)
+def test_refused_with_nothing_changed(form: str, storage: str) -> None:
+    w = parameter(storage)
+    with pytest.raises((RuntimeError, TypeError)):
+        REFUSED[form](w)
+    assert torch.equal(w.dequantize(), parameter(storage).dequantize())
+
+
+TORCHS = ("memoryview", "map_", "apply_", "storage fill_", "storage copy_")
+
+
+@pytest.mark.parametrize("form", [form for form in REFUSED if form not in TORCHS])
+def test_the_error_is_ours(form: str) -> None:
+    with pytest.raises(stowage.StowageError):
+        REFUSED[form](parameter())
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers_are_refused(kind: type, options: dict[str, bool]) -> None:
+    layer = nn.Linear(64, 16)
+    layer.weight = parameter("int8", trained=True)
+    layer(torch.randn(3, 64)).sum().backward()
+    assert type(layer.weight.grad) is Tensor
+    with pytest.raises(stowage.Unsupported, match="train a stowed weight in place"):
+        kind([layer.weight], lr=1e-2, **options).step()
+    assert torch.equal(layer.weight.dequantize(), parameter("int8").dequantize())
+
+
+def test_same_values_may_always_be_written() -> None:
+    for storage in ("nf4", "int8", "nf4:block64:nested", "f8_e4m3:tensor"):
+        w = parameter(storage)
+        codes = w.parts["codes"].clone()
+        w.data.copy_(w.dequantize())
+        w.data[3] = w.data[3].clone()
+        w.data.add_(0.0)
+        assert torch.equal(w.parts["codes"], codes)
+
+
+def mapped(path: Path, storage: str) -> tuple[nn.Parameter, Tensor]:
+    """A parameter on a file that is mapped read-only, and its values."""
+    w = stowage.quantize(PLAIN, storage)
+    path.write_bytes(b"".join(p.numpy().tobytes() for p in w.parts.values()))
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    parts, at = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch cannot know that nobody writes to it
+        for part in w.parts.values():
+            flat = torch.frombuffer(memory, dtype=part.dtype, count=part.numel(), offset=at)
+            parts.append(flat.view(part.shape))
+            at += part.nbytes
+    stowed = stowage.StowedTensor(parts, storage, w.shape, w.dtype)
+    return nn.Parameter(stowed, requires_grad=False), w.dequantize()
+
+
+@pytest.mark.parametrize("storage", ["f8_e4m3", "int8", "nf4", "nf4:block64:nested"])
+def test_mapped_weight_is_copied_before_a_write(storage: str, tmp_path: Path) -> None:
+    w, values = mapped(tmp_path / "weights", storage)
+    before = (tmp_path / "weights").read_bytes()
+    alias, rows, column = w.data, w.data[2:5], w.data[:, 7]
+    assert torch.equal(w.dequantize(), values)
+    w.data[2:5].zero_()
+    values[2:5] = 0
+    for seen, wanted in ((w, values), (alias, values), (rows, values[2:5]), (column, values[:, 7])):
+        assert torch.equal(seen.dequantize(), wanted)
+    rows.copy_(0.9 * PLAIN[8:11])
+    assert torch.equal(alias.dequantize(), w.dequantize())
+    assert (alias.dequantize()[2:5] - 0.9 * PLAIN[8:11]).norm() < 0.2 * PLAIN[8:11].norm()
+    assert (tmp_path / "weights").read_bytes() == before
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4"])
+def test_mapped_weight_takes_a_state_dict(storage: str, tmp_path: Path) -> None:
+    layer = nn.Linear(64, 16, bias=False)
+    layer.weight, _ = mapped(tmp_path / "weights", storage)
+    layer.load_state_dict({"weight": stowage.quantize(-PLAIN, storage)})
+    assert torch.equal(layer.weight.dequantize(), stowage.quantize(-PLAIN, storage).dequantize())
+
+
+def test_slice_of_codes_that_moved_is_stale() -> None:
+    w = parameter("int8")
+    rows = w.data[2:4]
+    codes = w.parts["codes"]
+    codes.data = codes.clone()
+    with pytest.raises(stowage.Unsupported, match="stale"):
+        rows.zero_()

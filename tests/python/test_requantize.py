@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a write to some rows does to codes and scales: only what it must."""
+
+import pytest
+import stowage
+import torch
+from torch import Tensor, nn
+
+
+def weight(storage: str, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(5))
+    return nn.Parameter(stowage.quantize(values, storage, compute_dtype=dtype), False).data
+
+
+@pytest.mark.parametrize("columns", [63, 64, 65, 96, 256])
+@pytest.mark.parametrize("storage", ["f8_e4m3", "int8", "int8:block32", "nf4", "fp4:block32"])
+def test_other_rows_keep_their_bytes(storage: str, columns: int) -> None:
+    w = weight(storage, 8, columns)
+    before = w.clone()
+    small = torch.randn(columns).clamp(-0.5, 0.5) * 0.1
+    w[3] = small  # fits every block that row 3 shares
+    after, was = w.dequantize(), before.dequantize()
+    others = torch.arange(8) != 3
+    assert torch.equal(after[others], was[others])
+    assert (after[3] - small).abs().max() < 0.35
+    assert not torch.equal(after[3], was[3])
+
+
+@pytest.mark.parametrize("storage", ["nf4", "fp4"])
+@pytest.mark.parametrize("columns", [63, 96])
+def test_block_shared_with_other_rows_refuses_what_does_not_fit(storage: str, columns: int) -> None:
+    w = weight(storage, 8, columns)
+    before = w.dequantize()
+    with pytest.raises(stowage.Unsupported, match="shares scales"):
+        w[3] = 100.0
+    assert torch.equal(w.dequantize(), before)
+    w.fill_(100.0)
+    assert torch.equal(w.dequantize(), torch.full((8, columns), 100.0))
+
+
+@pytest.mark.parametrize("storage", ["nf4", "nf4:block64:nested", "fp4:block32:nested"])
+def test_odd_tail(storage: str) -> None:
+    w = weight(storage, 7, 33)  # 231 elements: half a byte and a short block at the end
+    before = w.dequantize()
+    w[6] = 0.0
+    assert torch.equal(w.dequantize()[6], torch.zeros(33))
+    assert torch.equal(w.dequantize()[:6], before[:6])
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4", "f8_e4m3:row", "nf4:block64:nested"])
+def test_written_rows_rest_as_quantize_makes_them(storage: str) -> None:
+    w = weight(storage, 16, 128)
+    fresh = torch.randn(16, 128)
+    w.copy_(fresh)
+    for a, b in zip(w.parts.values(), stowage.quantize(fresh, storage).parts.values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_bf16_weight_is_requantized_from_fp32() -> None:
+    """Elements of a changed row that were not written keep their codes, not those of their bf16."""
+    w = weight("int8", 4, 512, torch.bfloat16)
+    codes = w.parts["codes"].clone()
+    w[1, 0] = 0.0
+    changed = (w.parts["codes"] != codes).nonzero().tolist()
+    assert changed == [[1, 0]]
+
+
+@pytest.mark.parametrize("storage", ["int8:tensor", "f8_e4m3:tensor"])
+def test_tensor_scale_is_kept_or_the_write_refused(storage: str) -> None:
+    w = weight(storage, 8, 64)
+    before, scale = w.dequantize(), w.parts["scale"].clone()
+    w[2] = 0.5
+    assert torch.equal(w.parts["scale"], scale)
+    assert torch.equal(w.dequantize()[3:], before[3:])
+    with pytest.raises(stowage.Unsupported, match="within"):
+        w[2] = 100.0
+    w.fill_(100.0)
+    assert torch.allclose(w.dequantize(), torch.tensor(100.0))
+
+
+def test_nested_scales_take_the_smallest_that_holds_the_block() -> None:
+    w = weight("nf4:block64:nested", 64, 64)
+    before = w.dequantize()
+    row = before[7].flip(0) * 0.9
+    w[5] = row
+    assert torch.equal(w.dequantize()[6:], before[6:])
+    assert (w.dequantize()[5] - row).norm() < 0.15 * row.norm()
+    with pytest.raises(stowage.Unsupported, match="block maxima"):
+        w[5] = 1e-3  # far below the scales beside it: it would come out as zeros
+
+
+@pytest.mark.parametrize("storage", ["int8:row2", "f8_e4m3:row2", "int8:row", "nf4", "int8:block16"])
+def test_three_dimensions(storage: str) -> None:
+    values = torch.randn(3, 4, 64)
+    w = stowage.quantize(values, storage)
+    before = w.dequantize()
+    w[1].mul_(3)
+    w[2, 0] = 1.0
+    wanted = before.clone()
+    wanted[1] *= 3
+    wanted[2, 0] = 1.0
+    assert torch.equal(w.dequantize()[0], before[0])
+    assert torch.equal(w.dequantize(), stowage.quantize(wanted, storage).dequantize())
+
+
+def test_scalars_and_vectors() -> None:
+    w = stowage.quantize(torch.tensor(0.75), "f8_e4m3")
+    w.fill_(0.5)
+    assert float(w.dequantize()) == 0.5
+    v = stowage.quantize(torch.arange(8.0), "int8:tensor")
+    v[2] = 7.0
+    assert torch.allclose(v.dequantize()[2], torch.tensor(7.0))
+    stowage.quantize(torch.empty(0, 8), "int8").zero_()
