@@ -2,6 +2,7 @@
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
 from stowage import _transforms, composite, fakes  # noqa: F401  they complete the ops
+from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
 from stowage._errors import (
     BadFile,
     FileError,
@@ -11,6 +12,9 @@ from stowage._errors import (
     Unsupported,
 )
 from stowage._info import info
+from stowage._quantize import quantize
+from stowage.dispatch import fallbacks
+from stowage.tensor import StowedTensor
 
 __all__ = [
     "BadFile",
@@ -18,6 +22,9 @@ __all__ = [
     "InvalidArgument",
     "OutOfMemory",
     "StowageError",
+    "StowedTensor",
     "Unsupported",
+    "fallbacks",
     "info",
+    "quantize",
 ]

@@ -116,7 +116,7 @@ def _scale_of(amax: Tensor, largest: float) -> Tensor:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
-def _encode8(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+def encode8(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
     inverse = torch.ones_like(scale) / scale
     scaled = (v * inverse).clamp(-storage.largest, storage.largest)
     if storage.codes == "int8":
@@ -140,7 +140,7 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     scale = _scale_of(amax, storage.largest)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     for span in spans(flat.numel(), 1):
-        codes.view(-1)[span].copy_(_encode8(flat[span].to(torch.float32), scale, storage))
+        codes.view(-1)[span].copy_(encode8(flat[span].to(torch.float32), scale, storage))
     return [codes, scale]
 
 
@@ -160,7 +160,7 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
         _check_finite(v.reshape(-1), span.start * length)
         grouped = torch.nn.functional.pad(v, (0, -length % width)).view(len(v), -1, width)
         scales[span].copy_(_scale_of(grouped.abs().amax(2), storage.largest))
-        coded = _encode8(grouped, scales[span, :, None], storage)
+        coded = encode8(grouped, scales[span, :, None], storage)
         out[span].copy_(coded.view(len(v), -1)[:, :length])
     return [codes, scale]
 
@@ -177,7 +177,7 @@ def _thresholds(storage: Storage, device: torch.device) -> tuple[Tensor, Tensor,
     return values.to(device), middle.to(device), order.to(torch.uint8).to(device)
 
 
-def _encode4(v: Tensor, storage: Storage) -> Tensor:
+def encode4(v: Tensor, storage: Storage) -> Tensor:
     _, middle, order = _thresholds(storage, v.device)
     # A value on a midpoint takes the lower code; NaN takes the last.
     return order[torch.bucketize(v, middle, out_int32=True)]
@@ -203,7 +203,7 @@ def _quantize4(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
             last = v[-tail:].abs().amax().clamp(min=1e-38)
             absmax[-1].copy_(last)
             scaled = torch.cat([scaled, (v[-tail:] / last).clamp(-1, 1)])
-        coded = _encode4(torch.nn.functional.pad(scaled, (0, len(v) % 2)), storage)
+        coded = encode4(torch.nn.functional.pad(scaled, (0, len(v) % 2)), storage)
         start = span.start * block // 2
         out[start : start + len(coded) // 2].copy_(coded[0::2] * 16 + coded[1::2])
     return [codes, absmax] if not storage.nested else [codes, *_nest(absmax)]
@@ -257,7 +257,7 @@ def _nest(absmax: Tensor) -> list[Tensor]:
     return [codes.to(torch.uint8).view(-1)[:count], largest, nested_map(device).clone(), offset]
 
 
-def _absmax(parts: Sequence[Tensor], blocks: slice) -> Tensor:
+def block_scales(parts: Sequence[Tensor], blocks: slice) -> Tensor:
     if len(parts) == 2:
         return parts[1][blocks]
     _, absmax, nested, table, offset = parts
@@ -272,7 +272,7 @@ def _decode4(parts: Sequence[Tensor], storage: Storage, first: int, last: int) -
     pairs = torch.stack([packed >> 4, packed & 15], 1).view(-1)
     codes = pairs[first % 2 : first % 2 + last - first].to(torch.int32)
     blocks = slice(first // storage.block, -(-last // storage.block))
-    scales = _absmax(parts, blocks).repeat_interleave(storage.block)
+    scales = block_scales(parts, blocks).repeat_interleave(storage.block)
     return table[codes] * scales[first - blocks.start * storage.block :][: last - first]
 
 
@@ -316,7 +316,7 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
         blocks = slice(0, parts[1].numel())
         return (
             _thresholds(storage, ids.device)[0][codes]
-            * _absmax(parts, blocks)[index // storage.block]
+            * block_scales(parts, blocks)[index // storage.block]
         )
     codes = parts[0].view(rows, length)
     bits = codes.view(torch.int16) if storage.bits == 16 else codes

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import guard, ops, registry
+from stowage import guard, ops
 from stowage.registry import op
 from stowage.tensor import MATRIX_DTYPES, StowedTensor
 from stowage.views import (
     PACKED,
-    StowedView,
     alias,
     matrix,
     outside_inference,
@@ -126,12 +125,9 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @op(aten.slice.Tensor)
-def _slice(
-    called: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    t, dim, first, last, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
+def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    t, (dim, first, last, step) = args[0], given
     if type(t) is not StowedTensor or dim % max(t.dim(), 1) or step != 1:
         return NotImplemented
     start, stop, _ = slice(first, last).indices(t.shape[0])
@@ -167,6 +163,11 @@ def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 # --- products -------------------------------------------------------------------------------------
 
 
+def _matrix(w: StowedTensor) -> tuple[Tensor, list[Tensor], int, int]:
+    assert w._matrix is not None
+    return w._matrix
+
+
 def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
     """Whether our ops take these: all else goes to stock ops, which have the texts of errors."""
     return all(
@@ -183,7 +184,7 @@ def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     w, transposed = found
     if not transposed:
-        codes, scales, key, rows = w._matrix
+        codes, scales, key, rows = _matrix(w)
         return ops.linear(x, codes, scales, key, rows, bias, w._exact)
     y = _times(x, w, False)
     return y if bias is None else y + bias
@@ -191,8 +192,7 @@ def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
     """x W^T, or x W."""
-    assert w._matrix is not None
-    codes, scales, key, rows = w._matrix
+    codes, scales, key, rows = _matrix(w)
     if transposed:
         return ops.linear(x, codes, scales, key, rows, None, w._exact)
     return ops.linear_grad_input(x, codes, scales, key, w.shape[1], w._exact)
@@ -221,7 +221,7 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _computes(w, x, bias) or x.dim() != 2 or x.shape[1] != weight.shape[0]:
         return NotImplemented
     if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
-        codes, scales, key, rows = w._matrix
+        codes, scales, key, rows = _matrix(w)
         return ops.linear(x, codes, scales, key, rows, bias, w._exact)
     return _times(x, w, transposed) + bias
 
@@ -244,10 +244,12 @@ def _convolution(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 @op(aten.copy_.default)
 def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     into, values = args[:2]
-    if type(into) is StowedTensor and type(values) is StowedTensor and guard.same_form(into, values):
+    if (
+        type(into) is StowedTensor
+        and type(values) is StowedTensor
+        and guard.same_form(into, values)
+    ):
         return guard.copy_parts(into, values)
     if not isinstance(into, PACKED):  # reading a stowed tensor is what a copy is for
         return called(into, values.dequantize(), *args[2:])
     return NotImplemented
-
-

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from stowage import autograd, guard, ops
 from stowage._errors import Unsupported, translated
@@ -34,21 +34,19 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 
 
 @function(torch._C._nn.linear)
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or weight._matrix is None:
         return NotImplemented
     codes, scales, key, rows = weight._matrix
     if _any_autocast() and (dtype := _autocast(input)) is not None:
-        input = input.to(dtype)  # noqa: A001
+        input = input.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     elif input.dtype is not weight._dt:
         return NotImplemented
     try:
         if _grad_enabled() or _transforming():
             trained = weight if weight.requires_grad else None
-            return autograd.linear(
-                input, codes, scales, key, rows, bias, trained, weight._exact
-            )
+            return autograd.linear(input, codes, scales, key, rows, bias, trained, weight._exact)
         return _linear_op(input, codes, scales, key, rows, bias, weight._exact)
     except RuntimeError as error:
         raise translated(error) from None
@@ -72,7 +70,7 @@ def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
 
 
 @function(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:  # noqa: A002
+def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
     found = matrix(other)
     if found is None or kwargs or type(input) is not Tensor or input.dim() < 1:
         return NotImplemented
@@ -83,7 +81,7 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:  # noqa: A002
 
 @function(F.embedding)
 def _embedding(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,

@@ -143,8 +143,10 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 # --- whole weights --------------------------------------------------------------------------------
 
 
-def same_form(into: StowedTensor, values: StowedTensor) -> bool:
+def same_form(into: Any, values: Any) -> bool:
     """Whether codes and scales can be copied as they are."""
+    if type(into) is not StowedTensor or type(values) is not StowedTensor:
+        return False
     return into._storage is values._storage and into.shape == values.shape and into._root is None
 
 

@@ -39,7 +39,7 @@ class Change(NamedTuple):
 class _Rows(NamedTuple):
     """What a write changed, as rows of dim 0."""
 
-    index: Tensor  # of the rows, [n]
+    rows: Tensor  # their indices, [n]
     written: Tensor  # which elements of them, bool [n, columns]
     values: Tensor  # all of them, fp32 [n, columns]
     rest: bool  # whether other rows did not change
@@ -99,8 +99,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list
         fresh = [_codec.encode8(lines.values, scale, storage)]
     else:
         fresh = ops.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
-        scale[lines.index] = fresh[1]
-    codes[lines.index] = fresh[0].view(-1, *weight.shape[1:])
+        scale[lines.rows] = fresh[1]
+    codes[lines.rows] = fresh[0].view(-1, *weight.shape[1:])
     return [codes, scale]
 
 
@@ -109,7 +109,7 @@ def _encode_casts(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -
     flat = codes.view(rows_and_columns(weight.shape))
     values = torch.where(lines.written, lines.values, 0.0)
     (fresh,) = ops.quantize(values, weight._storage.key)
-    flat[lines.index] = torch.where(lines.written, fresh, flat[lines.index])
+    flat[lines.rows] = torch.where(lines.written, fresh, flat[lines.rows])
     return [codes]
 
 
@@ -131,19 +131,20 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     storage, (rows, columns) = weight._storage, rows_and_columns(weight.shape)
     block, count = storage.block, rows * columns
     written = torch.zeros(rows, columns, dtype=torch.bool, device=lines.values.device)
-    written[lines.index] = lines.written
+    written[lines.rows] = lines.written
     values = torch.zeros(rows, columns, device=lines.values.device)
-    values[lines.index] = lines.values
+    values[lines.rows] = lines.values
     mask = _blocks(written.view(-1), block)
     which = mask.any(1).nonzero().view(-1)
     mask = mask[which]
     owned = _owned(which, lines, weight, block)[:, None]
 
     table = torch.tensor(storage.values, device=values.device)
-    scales = _codec.absmax(parts, slice(0, parts[1].numel()))[which, None]
+    scales = _codec.block_scales(parts, slice(0, parts[1].numel()))[which, None]
     packed = _blocks(parts[0].view(-1), block // 2)
     nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
-    wanted = torch.where(mask, _blocks(values.view(-1), block)[which], table[nibbles.long()] * scales)
+    wanted = _blocks(values.view(-1), block)[which]
+    wanted = torch.where(mask, wanted, table[nibbles.long()] * scales)
     inside = which[:, None] * block + torch.arange(block, device=which.device) < count
     wanted = torch.where(inside, wanted, 0.0)
 
@@ -169,7 +170,7 @@ def _owned(which: Tensor, lines: _Rows, weight: StowedTensor, block: int) -> Ten
     """Whether all rows that a block touches have changed."""
     rows, columns = rows_and_columns(weight.shape)
     same = torch.ones(rows, dtype=torch.int64, device=which.device)
-    same[lines.index] = 0
+    same[lines.rows] = 0
     before = pad(same.cumsum(0), (1, 0))
     first = which * block // columns
     last = ((which + 1) * block).clamp(max=rows * columns) - 1
@@ -202,7 +203,7 @@ def _nested_scales(
 def _check_rounding(
     weight: StowedTensor, fresh: Sequence[Tensor], lines: _Rows, before: Tensor
 ) -> None:
-    after = _values(weight, fresh, lines.index)
+    after = _values(weight, fresh, lines.rows)
     lost = torch.where(lines.written, after - lines.values, 0.0).double().square().sum()
     asked = torch.where(lines.written, lines.values - before, 0.0).double().square().sum()
     if bool(lost >= asked):

@@ -33,10 +33,10 @@ def wrap(
     dtype: torch.dtype,
     exact: bool = False,
     requires_grad: bool = False,
-    offset: int = 0,
+    offset: int | torch.SymInt = 0,
 ) -> "StowedTensor":
     """A stowed tensor around `parts`, unchecked."""
-    w: StowedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    w: StowedTensor = torch.Tensor._make_wrapper_subclass(
         StowedTensor,
         shape,
         strides=_contiguous_strides(shape) if offset else None,
@@ -144,7 +144,7 @@ class StowedTensor(Tensor):
             raise translated(error) from None
         return values if out is direct else values.to(out)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         trained = ", requires_grad=True" if self.requires_grad else ""
         return (
             f"StowedTensor({list(self.shape)}, {self._storage.name!r}, {self._dt}, "
@@ -168,7 +168,7 @@ class StowedTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StowedTensor":
         if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]
+            return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
         result = self._like(copy.deepcopy(self._parts(), memo))
@@ -210,7 +210,7 @@ class StowedTensor(Tensor):
             return func(*args, **kwargs) if kwargs else func(*args)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return registry.dispatch(func, args, kwargs or {})

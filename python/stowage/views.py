@@ -22,12 +22,12 @@ _NESTED_BLOCK = 256  # block scales that share one scale of their own
 
 
 class Step(NamedTuple):
-    """One view op of a chain; `index` picks from ops that return several views."""
+    """One view op of a chain; `item` picks from ops that return several views."""
 
     op: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
-    index: int | None = None
+    item: int | None = None
 
 
 Chain = tuple[Step, ...]
@@ -38,7 +38,7 @@ def replay(chain: Chain, values: Tensor) -> Tensor:
     """The view of `values` that the chain describes."""
     for step in chain:
         seen = step.op(values, *step.args, **dict(step.kwargs))
-        values = seen if step.index is None else seen[step.index]
+        values = seen if step.item is None else seen[step.item]
     return values
 
 
@@ -50,7 +50,7 @@ class StowedView(Tensor):
 
     @staticmethod
     def __new__(cls, weight: StowedTensor, chain: Chain, like: Tensor) -> "StowedView":
-        view = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        view = torch.Tensor._make_wrapper_subclass(
             cls,
             like.shape,
             strides=like.stride(),
@@ -60,7 +60,7 @@ class StowedView(Tensor):
         )
         view._weight, view._chain = weight, chain
         _guard_memory(view)
-        return view  # type: ignore[no-any-return]
+        return view
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -70,7 +70,7 @@ class StowedView(Tensor):
         values = replay(self._chain, self._weight.dequantize())
         return values if dtype is None else values.to(dtype)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         steps = ".".join(step.op._schema.name.removeprefix("aten::") for step in self._chain)
         return f"StowedView({list(self.shape)}, {self.dtype}, {steps} of {self._weight!r})"
 
@@ -99,7 +99,7 @@ class StowedView(Tensor):
     __torch_function__ = StowedTensor.__torch_function__
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return registry.dispatch(func, args, kwargs or {})
@@ -147,7 +147,7 @@ def outside_inference(make: Callable[[], Any]) -> Any:
 
 def _share(view: Tensor, of: Tensor) -> Tensor:
     """Tells autograd and functionalization that `view` shares the memory of `of`."""
-    torch._functionalize_unsafe_set(view, of)  # type: ignore[attr-defined]
+    torch._functionalize_unsafe_set(view, of)
     return view
 
 
@@ -158,14 +158,12 @@ def alias(t: StowedTensor) -> StowedTensor:
     """
 
     def make() -> StowedTensor:
-        result = wrap(
-            t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset()
-        )
+        result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
         result._root, result._first = t._root, t._first
         _share(result, t)
         return result
 
-    return outside_inference(make)  # type: ignore[no-any-return]
+    return outside_inference(make)
 
 
 def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,5 +254,3 @@ def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[T
         group, *shared = rest
         parts += [group[start // edge : -(-stop // edge)], *shared]
     return parts
-
-

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No write to a stowed weight is lost: each form does what it does to a plain Parameter, then rests.
+"""No write to a stowed weight is lost: each form does what it does to a plain Parameter.
 
 The oracle of a write that is carried out is exact: the values must be those that quantizing the
 plain tensor's result gives, rows that did not change included.
@@ -9,9 +9,10 @@ import copy
 from collections.abc import Callable
 
 import pytest
-import stowage
 import torch
 from torch import Tensor, nn
+
+import stowage
 
 ROWS, COLUMNS = 16, 64
 Write = Callable[[Tensor], object]
@@ -182,9 +183,17 @@ WHOLE: dict[str, Write] = {
     "_foreach_copy_": lambda w: torch._foreach_copy_([w.data], [values(2)]),
     "_foreach_add_ overlapping": lambda w: torch._foreach_add_([w.data[:4], w.data[2:6]], 1.0),
     "_fused_sgd_": lambda w: torch._fused_sgd_(
-        [w.data], [values(2)], [], weight_decay=0.0, momentum=0.0, lr=1.0, dampening=0.0,
-        nesterov=False, maximize=False, is_first_step=True,
-    ),  # fmt: skip
+        [w.data],
+        [values(2)],
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=1.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=True,
+    ),
     "vector_to_parameters": lambda w: nn.utils.vector_to_parameters(values(2).view(-1), [w]),
     "load_state_dict": lambda w: _linear(w).load_state_dict({"weight": values(2)}),
     "swap_tensors": lambda w: torch.utils.swap_tensors(w, nn.Parameter(w.data.mul_(2), False)),
@@ -245,7 +254,9 @@ def test_write_is_carried_out_in_every_storage(storage: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("storage", ["int8:tensor", "f8_e4m3:tensor", "nf4:block64:nested", "fp4:block128"])
+@pytest.mark.parametrize(
+    "storage", ["int8:tensor", "f8_e4m3:tensor", "nf4:block64:nested", "fp4:block128"]
+)
 def test_write_with_shared_scales_is_near_or_refused(storage: str, form: str) -> None:
     stowed = nn.Parameter(stowage.quantize(values(), storage), requires_grad=False)
     before = stowed.dequantize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to stowed weights that cannot be carried out: an error that says why, and nothing changed."""
+"""Writes to stowed weights that cannot be carried out: an error, and nothing changed."""
 
 import mmap
 import warnings
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import stowage
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import stowage
 
 PLAIN = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
 

@@ -2,9 +2,10 @@
 """What a write to some rows does to codes and scales: only what it must."""
 
 import pytest
-import stowage
 import torch
 from torch import Tensor, nn
+
+import stowage
 
 
 def weight(storage: str, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -89,7 +90,9 @@ def test_nested_scales_take_the_smallest_that_holds_the_block() -> None:
         w[5] = 1e-3  # far below the scales beside it: it would come out as zeros
 
 
-@pytest.mark.parametrize("storage", ["int8:row2", "f8_e4m3:row2", "int8:row", "nf4", "int8:block16"])
+@pytest.mark.parametrize(
+    "storage", ["int8:row2", "f8_e4m3:row2", "int8:row", "nf4", "int8:block16"]
+)
 def test_three_dimensions(storage: str) -> None:
     values = torch.randn(3, 4, 64)
     w = stowage.quantize(values, storage)

@@ -2,10 +2,11 @@
 """Stowed weights in shared memory: handed to other processes, forked and spawned."""
 
 import pytest
-import stowage
 import torch
 import torch.multiprocessing as mp
 from torch import nn
+
+import stowage
 
 
 def _double_first_row(weight: nn.Parameter, results: object) -> None:

@@ -7,12 +7,24 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-import stowage
 import torch
 from torch import Tensor, nn
 
-STORAGES = ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2:row", "f8_e4m3:tensor", "int8", "int8:block16",
-            "nf4", "fp4", "nf4:block32:nested"]  # fmt: skip
+import stowage
+
+STORAGES = [
+    "f32",
+    "bf16",
+    "f16",
+    "f8_e4m3",
+    "f8_e5m2:row",
+    "f8_e4m3:tensor",
+    "int8",
+    "int8:block16",
+    "nf4",
+    "fp4",
+]
+STORAGES += ["nf4:block32:nested"]
 
 
 def parameter(storage: str = "nf4", dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -125,7 +137,9 @@ def test_state_dicts_convert(storage: str) -> None:
         stowed.load_state_dict(nn.Linear(64, 40).state_dict())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
+)
 def test_parameter_stays_stowed_and_changes_compute_dtype(dtype: torch.dtype) -> None:
     layer, w = nn.Linear(64, 48), parameter()
     layer.weight = w
