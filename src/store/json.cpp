@@ -148,6 +148,11 @@ void JsonVisitor::refuse_type(JsonPath path, std::string_view expected) const {
 }
 
 void walk_json(std::string_view text, JsonVisitor& visitor) {
+  // The parser takes a zero byte for the end of its input, whatever follows.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    visitor.place_.byte = visitor.start_ + zero;
+    visitor.refuse(Refusal::json_syntax, "a zero byte");
+  }
   Walk walk(visitor, visitor.place_.byte, visitor.start_);
   const Cursor begin{text.data(), walk.count()};
   const Cursor end{text.data() + text.size(), walk.count()};

@@ -83,11 +83,11 @@ void ManifestVisitor::weight_leaf(JsonPath path, const JsonLeaf& value) {
   if (path.size() < 3) refuse_type(path, "an object");
   set_tensor(path[1]);
   if (path[2] == "storage") {
+    const std::string storage = text(path, value);
     try {
-      entry_.storage = parse_storage(text(path, value));
-    } catch (const Error& error) {
-      if (error.code() == Code::bad_file) throw;
-      refuse(Refusal::manifest_value, in_quotes(error.what()));
+      entry_.storage = parse_storage(storage);
+    } catch (const Error&) {
+      refuse(Refusal::manifest_value, "storage " + in_quotes(storage));
     }
   } else if (path[2] == "compute") {
     entry_.compute = compute_from_name(text(path, value));

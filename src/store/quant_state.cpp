@@ -2,6 +2,7 @@
 #include "store/quant_state.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <cmath>
@@ -135,13 +136,15 @@ void StateVisitor::finish() {
   if (*quant_type_ != "nf4" && *quant_type_ != "fp4") {
     refuse(Refusal::quant_state_value, "quant_type " + in_quotes(*quant_type_));
   }
+  const std::string storage =
+      fmt::format("{}:block{}{}", *quant_type_, *block_, nested == 3 ? ":nested" : "");
   try {
-    state_.storage = parse_storage(
-        fmt::format("{}:block{}{}", *quant_type_, *block_, nested == 3 ? ":nested" : ""));
+    state_.storage = parse_storage(storage);
     state_.shape = Shape(*shape_);
     (void)layout(state_.storage, state_.shape);
-  } catch (const Error& error) {
-    refuse(Refusal::quant_state_value, in_quotes(error.what()));
+  } catch (const Error&) {
+    refuse(Refusal::quant_state_value,
+           fmt::format("{} of shape [{}]", in_quotes(storage), fmt::join(*shape_, ", ")));
   }
   state_.nested_offset = offset_.value_or(0);
 }

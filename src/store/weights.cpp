@@ -85,16 +85,16 @@ void Search::add(const std::string& name, const Storage& storage, const Shape& s
 }
 
 void Search::quant_states() {
-  std::set<std::string> seen;
+  std::map<std::string, const TensorInfo*> states;
   for (const TensorInfo& tensor : source_.tensors) {
     const std::size_t at = tensor.name.find(kQuantStatePrefix);
     if (at == std::string::npos) continue;
     const std::string name = tensor.name.substr(0, at);
-    if (!seen.insert(name).second) {
+    if (!states.emplace(name, &tensor).second) {
       refuse(Refusal::quant_state_count, place(tensor), "another for " + in_quotes(name));
     }
-    quant_state_weight(tensor, name);
   }
+  for (const auto& [name, tensor] : states) quant_state_weight(*tensor, name);
 }
 
 // Packed codes may be typed as any quant_storage of bitsandbytes: only their bytes count.

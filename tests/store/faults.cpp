@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/faults.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+
+namespace stowage::test {
+namespace {
+
+struct {
+  bool armed = false;
+  int nth = -1, error = 0, calls = 0;
+  std::string failed;
+  std::size_t step = 0;
+  int steps = 0;
+  bool plain = false;
+} state;
+
+bool fails(const char* call) {
+  if (!state.armed || state.calls++ != state.nth) return false;
+  state.failed = call;
+  errno = state.error;
+  return true;
+}
+
+bool interrupted() {
+  if (state.step == 0 || state.steps++ % 2 != 0) return false;
+  errno = EINTR;
+  return true;
+}
+
+std::size_t limited(std::size_t bytes) {
+  return state.step == 0 ? bytes : std::min(bytes, state.step);
+}
+
+template <class Function>
+Function* real(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+Fault::Fault(int nth, int error) {
+  state.armed = true, state.nth = nth, state.error = error, state.calls = 0;
+  state.failed.clear();
+}
+Fault::~Fault() { state.armed = false; }
+int Fault::calls() { return state.calls; }
+std::string Fault::failed() { return state.failed; }
+
+SmallSteps::SmallSteps(std::size_t bytes) { state.step = bytes; }
+SmallSteps::~SmallSteps() { state.step = 0; }
+PlainFileSystem::PlainFileSystem() { state.plain = true; }
+PlainFileSystem::~PlainFileSystem() { state.plain = false; }
+
+}  // namespace stowage::test
+
+using stowage::test::fails, stowage::test::interrupted, stowage::test::limited;
+using stowage::test::real, stowage::test::state;
+
+extern "C" {
+
+int fallocate(int fd, int mode, off_t offset, off_t length) {
+  if (fails("fallocate")) return -1;
+  if (state.plain) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return real<int(int, int, off_t, off_t)>("fallocate")(fd, mode, offset, length);
+}
+
+ssize_t pwrite(int fd, const void* from, size_t bytes, off_t offset) {
+  if (fails("pwrite") || interrupted()) return -1;
+  return real<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, from, limited(bytes), offset);
+}
+
+ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
+  if (interrupted()) return -1;
+  return real<ssize_t(int, void*, size_t, off_t)>("pread")(fd, to, limited(bytes), offset);
+}
+
+int fsync(int fd) { return fails("fsync") ? -1 : real<int(int)>("fsync")(fd); }
+
+int linkat(int from, const char* name, int to, const char* target, int flags) noexcept {
+  if (fails("linkat")) return -1;
+  return real<int(int, const char*, int, const char*, int)>("linkat")(from, name, to, target,
+                                                                      flags);
+}
+
+int rename(const char* from, const char* to) noexcept {
+  return fails("rename") ? -1 : real<int(const char*, const char*)>("rename")(from, to);
+}
+
+int open(const char* path, int flags, ...) {
+  mode_t mode = 0;
+  if ((flags & (O_CREAT | O_TMPFILE)) != 0) {
+    std::va_list arguments;
+    va_start(arguments, flags);
+    mode = va_arg(arguments, mode_t);
+    va_end(arguments);
+  }
+  if (state.plain && (flags & O_TMPFILE) == O_TMPFILE) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return real<int(const char*, int, ...)>("open")(path, flags, mode);
+}
+
+}  // extern "C"

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes the system calls of this test program fail on demand: faults.cpp defines them ahead of the
+// C library, so the library under test needs no hook.
+#pragma once
+#include <string>
+
+namespace stowage::test {
+
+/// While one lives, the n-th call (from 0) to a call that writing uses (fallocate, pwrite, fsync,
+/// linkat, rename) sets errno and fails; -1 fails none and only counts.
+class Fault {
+ public:
+  Fault(int nth, int error);
+  Fault(const Fault&) = delete;
+  ~Fault();
+  static int calls();           // since the last Fault was made
+  static std::string failed();  // the name of the call that failed, or ""
+};
+
+/// While one lives, pwrite and pread take at most `bytes` at a time, and every other call of them
+/// is interrupted by a signal (EINTR).
+class SmallSteps {
+ public:
+  explicit SmallSteps(std::size_t bytes);
+  SmallSteps(const SmallSteps&) = delete;
+  ~SmallSteps();
+};
+
+/// While one lives, the file system cannot make nameless files or reserve space.
+class PlainFileSystem {
+ public:
+  PlainFileSystem();
+  PlainFileSystem(const PlainFileSystem&) = delete;
+  ~PlainFileSystem();
+};
+
+}  // namespace stowage::test
