@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line: options, help texts with examples, and which function runs.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
+
+#include "cli/bench.h"
+#include "cli/commands.h"
+#include "cli/text.h"
+#include "stowage/info.h"
+
+namespace stowage::cli {
+namespace {
+
+constexpr const char* kAbout = "Model weights that rest small and work exactly.";
+constexpr const char* kExamples = R"(Examples:
+  stowage inspect model/                               what a model is made of
+  stowage pack model/ packed/ --storage nf4            every Linear, Embedding and Conv weight
+  stowage pack model/ packed/ --storage f8_e4m3:row --rule '*.mlp.*=nf4' --compute bf16
+  stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes
+  stowage verify packed/
+  stowage unpack packed/ plain/ --compute bf16
+
+MODEL and IN are a .safetensors file, a .safetensors.index.json, or a folder that holds either.
+Exit codes: 0 ok, 1 a problem with a file or I/O, 2 wrong usage.)";
+constexpr const char* kPackExamples =
+    R"(Rules: the first that matches a weight's name or its module's path decides; without one, floating
+weights of Linear, Embedding and Conv shape rest as --storage, norms and heads stay plain.
+
+Examples:
+  stowage pack model.safetensors small.safetensors --storage int8:row
+  stowage pack model/ packed/ --storage nf4:block64:nested --rule '*embed*=int8:row'
+  stowage pack model/ packed/ --rule '*.experts.*=nf4' --rule '*=plain'
+  stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes --compute bf16)";
+constexpr const char* kUnpackExamples = R"(Examples:
+  stowage unpack packed/ plain/ --compute bf16
+  stowage unpack small.safetensors model.safetensors)";
+
+std::string version_text() {
+  return std::string("stowage ") + version() + " (commit " + commit() + ", " + instruction_set() +
+         ", " + std::to_string(thread_count()) + " threads)\n";
+}
+
+// What parses a value for CLI11: its refusal is a usage error with our text.
+template <class Parse>
+auto usage(Parse parse) {
+  try {
+    return parse();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
+std::optional<Dtype> compute_dtype(const std::string& name, bool f64_too) {
+  if (name.empty()) return std::nullopt;
+  const auto dtype = value_dtype_from_name(name);
+  if (!dtype || (*dtype == Dtype::f64 && !f64_too))
+    throw UsageError("--compute: must be f32, bf16 or f16" +
+                     std::string(f64_too ? ", or f64" : "") + ", got '" + name + "'");
+  return dtype;
+}
+
+struct Texts {  // options as they were typed
+  std::string storage, compute, peer, shard;
+  std::vector<std::string> rules;
+};
+
+void read_pack(const Texts& texts, PackOptions& options) {
+  if (texts.storage.empty() && texts.rules.empty())
+    throw UsageError("pack: must be given --storage or --rule, got neither (stowage pack --help)");
+  options.for_bitsandbytes = !texts.peer.empty();
+  if (!texts.peer.empty() && texts.peer != "bitsandbytes")
+    throw UsageError("--for: must be bitsandbytes, got '" + texts.peer + "'");
+  options.policy.linears_only = options.for_bitsandbytes;
+  options.compute = compute_dtype(texts.compute, false);
+  usage([&] {
+    if (!texts.storage.empty()) options.policy.storage = parse_storage(texts.storage);
+    for (const std::string& rule : texts.rules) options.policy.rules.push_back(parse_rule(rule));
+    if (!texts.shard.empty()) options.shard_bytes = parse_size(texts.shard);
+    return true;
+  });
+}
+
+void add_inspect(CLI::App& app, std::function<void()>& chosen, InspectOptions& options) {
+  auto* command = app.add_subcommand("inspect", "Tensors, storages and bytes of a model");
+  command->add_option("MODEL", options.model)->required();
+  command->add_flag("--json", options.json, "Everything, as JSON");
+  command->footer("Examples:\n  stowage inspect model/\n  stowage inspect a.safetensors --json");
+  command->callback([&] { chosen = [&] { inspect(options); }; });
+}
+
+void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOptions& options) {
+  auto* command = app.add_subcommand("pack", "Quantize a model into a new file or folder");
+  command->add_option("IN", options.in)->required();
+  command->add_option("OUT", options.out, "a new .safetensors file, or a new folder")->required();
+  command->add_option("--storage", texts.storage, legal_storages());
+  command->add_option("--rule", texts.rules, "GLOB=STORAGE or GLOB=plain; may be repeated")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--compute", texts.compute,
+                      "What the weights compute in (f32, bf16, f16); other tensors are cast to it");
+  command->add_option("--for", texts.peer, "bitsandbytes: a folder that transformers opens");
+  command->add_option("--shard-size", texts.shard, "Split into files of at most this size: 5GB");
+  command->add_flag("--keep-nonfinite", options.keep_nonfinite,
+                    "Accept NaN and inf in weights that casts, nf4 and fp4 take");
+  command->add_flag("--force", options.force, "Replace OUT where it is a file");
+  command->add_flag("--json", options.json, "The error report as JSON");
+  command->footer(kPackExamples);
+  command->callback([&] {
+    chosen = [&] {
+      read_pack(texts, options);
+      pack(options);
+    };
+  });
+}
+
+void add_unpack(CLI::App& app, std::function<void()>& chosen, Texts& texts,
+                UnpackOptions& options) {
+  auto* command =
+      app.add_subcommand("unpack", "Write the values of a packed model as plain floats");
+  command->add_option("IN", options.in)->required();
+  command->add_option("OUT", options.out, "a new .safetensors file, or a new folder")->required();
+  command->add_option("--compute", texts.compute,
+                      "f32, bf16, f16 or f64; without it, what each weight computes in");
+  command->add_option("--shard-size", texts.shard, "Split into files of at most this size: 5GB");
+  command->add_flag("--force", options.force, "Replace OUT where it is a file");
+  command->footer(kUnpackExamples);
+  command->callback([&] {
+    chosen = [&] {
+      options.compute = compute_dtype(texts.compute, true);
+      if (!texts.shard.empty())
+        options.shard_bytes = usage([&] { return parse_size(texts.shard); });
+      unpack(options);
+    };
+  });
+}
+
+void add_verify(CLI::App& app, std::function<void()>& chosen, VerifyOptions& options) {
+  auto* command = app.add_subcommand("verify", "Check a model's structure and its checksums");
+  command->add_option("MODEL", options.model)->required();
+  command->footer("Example:\n  stowage verify packed/");
+  command->callback([&] { chosen = [&] { verify(options); }; });
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv) {
+  CLI::App app(kAbout, "stowage");
+  app.footer(kExamples);
+  bool wants_version = false;
+  app.add_flag("--version", wants_version, "Version, commit, instruction set and threads");
+  app.require_subcommand(0, 1);
+  std::function<void()> chosen;
+  InspectOptions inspecting;
+  PackOptions packing;
+  UnpackOptions unpacking;
+  VerifyOptions verifying;
+  BenchOptions benching;
+  Texts pack_texts, unpack_texts;
+  add_inspect(app, chosen, inspecting);
+  add_pack(app, chosen, pack_texts, packing);
+  add_unpack(app, chosen, unpack_texts, unpacking);
+  add_verify(app, chosen, verifying);
+  auto* command = app.add_subcommand("bench", "Kernels beside the limits of this machine");
+  add_bench_options(*command, benching);
+  command->callback([&] { chosen = [&] { bench(benching); }; });
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    std::string message = error.what();
+    std::ranges::replace(message, '\n', ' ');
+    throw UsageError(message + " (see stowage --help)");
+  }
+  if (wants_version)
+    print(version_text());
+  else if (chosen)
+    chosen();
+  else
+    throw UsageError(
+        "must be given a command: inspect, pack, unpack, verify or bench (see "
+        "stowage --help)");
+  return kExitOk;
+}
+
+}  // namespace stowage::cli

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The config.json of what pack and unpack write, and the one that transformers needs to open 4-bit
+// weights through bitsandbytes.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/model_folder.h"
+#include "cli/pack_plan.h"
+
+namespace stowage::cli {
+
+/// The new config.json: with a quantization_config under --for bitsandbytes, else without one;
+/// nothing where the model has none. Throws UsageError where the plan holds what bitsandbytes
+/// cannot, io without a config.json, bad_file where it is no JSON object, unsupported for models
+/// whose weights bitsandbytes transposes.
+std::optional<std::string> packed_config(const Output& output, const std::vector<Item>& items,
+                                         const PackOptions& options);
+
+/// The same text without quantization_config: of a model that is plain again.
+std::optional<std::string> plain_config(const Output& output, std::optional<Dtype> compute);
+
+}  // namespace stowage::cli

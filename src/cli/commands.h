@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The subcommands: what each is asked for, and the function that does it. They print to stdout and
+// throw; main() turns exceptions into one line on stderr and the exit code.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli/policy.h"
+
+namespace stowage::cli {
+
+inline constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
+
+/// What was asked makes no sense, whatever the files hold: exit code 2.
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct InspectOptions {
+  std::string model;
+  bool json = false;
+};
+void inspect(const InspectOptions& options);
+
+struct PackOptions {
+  std::string in, out;
+  Policy policy;
+  std::optional<Dtype> compute;  // f32, bf16 or f16
+  bool for_bitsandbytes = false;
+  bool keep_nonfinite = false;
+  bool force = false;
+  std::uint64_t shard_bytes = 0;
+  bool json = false;
+};
+void pack(const PackOptions& options);
+
+struct UnpackOptions {
+  std::string in, out;
+  std::optional<Dtype> compute;  // f64, f32, bf16 or f16; else what each weight computes in
+  bool force = false;
+  std::uint64_t shard_bytes = 0;
+};
+void unpack(const UnpackOptions& options);
+
+struct VerifyOptions {
+  std::string model;
+};
+void verify(const VerifyOptions& options);
+
+/// Parses the arguments and runs what they ask for. Throws UsageError, stowage::Error.
+int run(int argc, const char* const* argv);
+
+}  // namespace stowage::cli

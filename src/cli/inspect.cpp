@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// `stowage inspect`: what a model is made of, and what it would weigh in other storages.
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/source.h"
+#include "cli/text.h"
+
+namespace stowage::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The storages that are offered, and which of them the table has room for.
+constexpr std::array<const char*, 7> kOffers{"bf16",       "f8_e4m3",     "f8_e4m3:row",
+                                             "int8:row",   "nf4:block64", "nf4:block64:nested",
+                                             "fp4:block64"};
+constexpr std::array<std::size_t, 4> kColumns{2, 3, 4, 5};
+constexpr std::string_view kManifest = "stowage";  // metadata that the weights already show
+
+// Bytes of a source in an offered storage; of its own where pack would not take it.
+std::uint64_t cost(const Source& source, const Storage& storage) {
+  const Policy policy{.rules = {}, .storage = storage};
+  const bool floating = source.is_plain_float() || source.rests();
+  if (!choose(policy, source.name, source.shape, floating).storage) return source.bytes;
+  return static_cast<std::uint64_t>(layout(storage, source.shape).bytes());
+}
+
+bool is_taken(const Source& source) {
+  const Policy policy{.rules = {}, .storage = Storage{}};
+  return choose(policy, source.name, source.shape, source.is_plain_float() || source.rests())
+      .storage.has_value();
+}
+
+std::vector<std::int64_t> sizes(const Shape& shape) {
+  return {shape.sizes().begin(), shape.sizes().end()};
+}
+
+Json costs(const std::vector<Source>& all) {
+  Json json = Json::object();
+  for (const char* offer : kOffers) {
+    std::uint64_t sum = 0;
+    for (const Source& source : all) sum += cost(source, parse_storage(offer));
+    json[offer] = sum;
+  }
+  return json;
+}
+
+Json tensor_json(const TensorInfo& tensor) {
+  return {{"name", tensor.name},   {"dtype", tensor.dtype_name}, {"shape", sizes(tensor.shape)},
+          {"bytes", tensor.bytes}, {"file", tensor.shard},       {"offset", tensor.offset}};
+}
+
+Json weight_json(const Source& source) {
+  const WeightInfo& weight = *source.weight;
+  Json json{{"name", weight.name},
+            {"storage", to_string(weight.storage)},
+            {"shape", sizes(weight.shape)},
+            {"bytes", source.bytes},
+            {"compute", weight.compute ? Json(value_dtype_name(*weight.compute)) : Json(nullptr)},
+            {"parts", weight.parts}};
+  json["would_cost"] = is_taken(source) ? costs({source}) : Json(nullptr);
+  return json;
+}
+
+std::uint64_t total_bytes(const File& file) {
+  std::uint64_t bytes = 0;
+  for (const TensorInfo& tensor : file.tensors()) bytes += tensor.bytes;
+  return bytes;
+}
+
+Json describe(const File& file, const std::vector<Source>& all) {
+  Json metadata = Json::object(), tensors = Json::array(), weights = Json::array();
+  for (const auto& [key, value] : file.metadata())
+    if (key != kManifest) metadata[key] = value;
+  for (const TensorInfo& tensor : file.tensors()) tensors.push_back(tensor_json(tensor));
+  for (const Source& source : all)
+    if (source.weight != nullptr) weights.push_back(weight_json(source));
+  return {{"files", file.paths()}, {"metadata", metadata},       {"tensors", tensors},
+          {"weights", weights},    {"bytes", total_bytes(file)}, {"would_cost", costs(all)}};
+}
+
+std::string kind_of(const Source& source) {
+  if (source.weight == nullptr) return source.tensor->dtype_name;
+  return to_string(source.weight->storage);
+}
+
+std::string table(const std::vector<Source>& all) {
+  std::vector<std::string> heading{"tensor", "storage", "shape", "bytes"};
+  for (const std::size_t column : kColumns) heading.emplace_back(kOffers[column]);
+  Table rows(std::move(heading), 3);
+  for (const Source& source : all) {
+    std::vector<std::string> row{printable(source.name), kind_of(source), to_string(source.shape),
+                                 size_text(source.bytes)};
+    for (const std::size_t column : kColumns)
+      row.push_back(is_taken(source) ? size_text(cost(source, parse_storage(kOffers[column])))
+                                     : "-");
+    rows.add(std::move(row));
+  }
+  return rows.text();
+}
+
+std::string summary(const File& file, const std::vector<Source>& all) {
+  Table rows({"all tensors as", "bytes"}, 1);
+  rows.add({"they are", size_text(total_bytes(file))});
+  const Json offers = costs(all);
+  for (const auto& [offer, bytes] : offers.items())
+    rows.add({offer, size_text(bytes.get<std::uint64_t>())});
+  return rows.text();
+}
+
+}  // namespace
+
+void inspect(const InspectOptions& options) {
+  const File file = File::open(options.model);
+  const std::vector<Source> all = sources(file);
+  if (options.json) {
+    print(describe(file, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return;
+  }
+  print(fmt::format("{}: {} tensors in {} file{}\n\n{}\n{}", printable(options.model),
+                    file.tensors().size(), file.paths().size(), file.paths().size() == 1 ? "" : "s",
+                    table(all), summary(file, all)));
+}
+
+}  // namespace stowage::cli

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a command writes: one file, or a folder with the weights and the small files that a model
+// needs beside them. What is not committed is taken away again.
+#pragma once
+#include <optional>
+#include <string>
+
+namespace stowage::cli {
+
+class Output {
+ public:
+  /// `out` ends in .safetensors: a file, new unless `force`. Otherwise a folder, new or empty.
+  /// Throws io.
+  Output(std::string in, std::string out, bool force);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  /// For Writer; its folder exists.
+  const std::string& weights_path() const noexcept { return weights_; }
+  bool is_folder() const noexcept { return folder_; }
+  /// The text of the model's config.json, where IN is a folder that has one.
+  std::optional<std::string> config() const;
+  std::string config_path() const;
+  /// Copies configuration and tokenizer files from IN to OUT, where both are folders; config.json
+  /// with the given text.
+  void copy_side_files(const std::optional<std::string>& config) const;
+  void commit() noexcept { committed_ = true; }
+
+ private:
+  std::string in_, out_, weights_, created_;  // created_: the topmost new folder
+  bool folder_ = false, committed_ = false;
+};
+
+}  // namespace stowage::cli

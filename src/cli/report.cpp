@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/text.h"
+
+namespace stowage::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Sums {
+  std::size_t packed = 0;
+  std::uint64_t before = 0, after = 0, packed_before = 0, packed_after = 0;
+  Loss loss{};
+  const Outcome* worst = nullptr;  // the largest relative error
+};
+
+Sums sum(const std::vector<Outcome>& outcomes) {
+  Sums sums;
+  for (const Outcome& outcome : outcomes) {
+    sums.before += outcome.item.source.bytes;
+    sums.after += outcome.bytes;
+    if (!outcome.item.packed()) continue;
+    ++sums.packed;
+    sums.packed_before += outcome.item.source.bytes;
+    sums.packed_after += outcome.bytes;
+    sums.loss.elements += outcome.loss.elements;
+    sums.loss.saturated += outcome.loss.saturated;
+    sums.loss.nonfinite += outcome.loss.nonfinite;
+    sums.loss.max_error = std::max(sums.loss.max_error, outcome.loss.max_error);
+    sums.loss.sum_error2 += outcome.loss.sum_error2;
+    sums.loss.sum_value2 += outcome.loss.sum_value2;
+    if (sums.worst == nullptr || outcome.loss.relative() > sums.worst->loss.relative())
+      sums.worst = &outcome;
+  }
+  return sums;
+}
+
+Json errors(const Loss& loss) {
+  return {{"elements", loss.elements},   {"max_error", loss.max_error},
+          {"rms_error", loss.rms()},     {"relative_error", loss.relative()},
+          {"saturated", loss.saturated}, {"nonfinite", loss.nonfinite}};
+}
+
+Json row(const Outcome& outcome) {
+  const Item& item = outcome.item;
+  const auto sizes = item.source.shape.sizes();
+  Json json{{"name", item.source.name},
+            {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},
+            {"bytes_before", item.source.bytes},
+            {"bytes", outcome.bytes}};
+  if (!item.packed()) {
+    json["reason"] = item.reason;
+    return json;
+  }
+  json["storage"] = to_string(item.storage);
+  json["compute"] = item.compute ? Json(value_dtype_name(*item.compute)) : Json(nullptr);
+  json.update(errors(outcome.loss));
+  return json;
+}
+
+// "61 not named weight, 1 a head": most frequent first.
+std::string reasons(const std::vector<Outcome>& outcomes) {
+  std::map<std::string, int> counts;
+  for (const Outcome& outcome : outcomes)
+    if (!outcome.item.packed()) ++counts[outcome.item.reason];
+  std::vector<std::pair<std::string, int>> rows(counts.begin(), counts.end());
+  std::ranges::stable_sort(rows, std::greater<>{}, &std::pair<std::string, int>::second);
+  std::string text;
+  for (const auto& [reason, count] : rows)
+    text += fmt::format("  {:>5}  {}\n", count, printable(reason));
+  return text;
+}
+
+}  // namespace
+
+std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes) {
+  const Sums sums = sum(outcomes);
+  std::string text = fmt::format("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
+                                 printable(options.out), sums.packed, outcomes.size(),
+                                 size_text(sums.packed_before), size_text(sums.packed_after),
+                                 size_text(sums.before), size_text(sums.after));
+  if (sums.worst != nullptr) {
+    text += fmt::format("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", sums.loss.max_error,
+                        sums.loss.rms(), sums.loss.relative());
+    text +=
+        fmt::format("worst: {} ({}), relative {:.3g}, max {:.3g}\n",
+                    printable(sums.worst->item.source.name), to_string(sums.worst->item.storage),
+                    sums.worst->loss.relative(), sums.worst->loss.max_error);
+  }
+  if (sums.loss.saturated != 0)
+    text += fmt::format("saturated: {} elements lie beyond their format's largest value\n",
+                        sums.loss.saturated);
+  if (sums.loss.nonfinite != 0)
+    text += fmt::format("not finite: {} elements, left out of the errors\n", sums.loss.nonfinite);
+  const std::string plain = reasons(outcomes);
+  return plain.empty() ? text : text + "not packed:\n" + plain;
+}
+
+std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes) {
+  const Sums sums = sum(outcomes);
+  Json weights = Json::array(), plain = Json::array();
+  for (const Outcome& outcome : outcomes)
+    (outcome.item.packed() ? weights : plain).push_back(row(outcome));
+  Json total{{"bytes_before", sums.before}, {"bytes", sums.after}};
+  total.update(errors(sums.loss));
+  total["worst"] = sums.worst == nullptr ? Json(nullptr) : Json(sums.worst->item.source.name);
+  const Json json{{"in", options.in},
+                  {"out", options.out},
+                  {"weights", weights},
+                  {"not_packed", plain},
+                  {"total", total}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace stowage::cli

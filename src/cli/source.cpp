@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "stowage/quantize.h"
+
+namespace stowage::cli {
+namespace {
+
+bool is_cast_to_itself(const WeightInfo& weight) {
+  return weight.storage.scaling.kind == Scaling::Kind::none && trait(weight.storage.codes).bits > 8;
+}
+
+}  // namespace
+
+bool Source::is_plain_float() const noexcept {
+  return weight != nullptr ? is_cast_to_itself(*weight) : is_value_dtype(tensor->dtype);
+}
+
+std::vector<Source> sources(const File& file) {
+  std::vector<Source> found;
+  std::set<std::string, std::less<>> taken;
+  for (const WeightInfo& weight : file.weights()) {
+    Source source{weight.name, weight.shape, &weight, file.find(weight.parts.front()), 0};
+    std::set<std::string> names(weight.parts.begin(), weight.parts.end());
+    for (const Declaration& part : disk_layout(weight.name, weight.storage, weight.shape))
+      names.insert(part.name);
+    for (const std::string& name : names)
+      if (const TensorInfo* tensor = file.find(name)) source.bytes += tensor->bytes;
+    taken.insert(names.begin(), names.end());
+    found.push_back(source);
+  }
+  for (const TensorInfo& tensor : file.tensors())
+    if (!taken.contains(tensor.name))
+      found.push_back({tensor.name, tensor.shape, nullptr, &tensor, tensor.bytes});
+  std::ranges::sort(found, {}, &Source::name);
+  return found;
+}
+
+Values::Values(const File& file, const Source& source) {
+  if (source.is_plain_float()) {
+    const auto bytes = file.bytes(*source.tensor);
+    data_ = bytes.data();
+    dtype_ = source.tensor->dtype;
+    const auto width = static_cast<std::size_t>(bits(dtype_)) / 8;
+    if (reinterpret_cast<std::uintptr_t>(data_) % width == 0) return;
+    buffer_.assign(bytes.begin(), bytes.end());  // a file may put it at an odd offset
+  } else {
+    const Weight weight = file.weight(source.name);
+    dtype_ = Dtype::f32;
+    buffer_.resize(static_cast<std::size_t>(source.shape.elements()) * sizeof(float));
+    dequantize(weight, {0, weight.rows()}, buffer_.data(), dtype_);
+  }
+  data_ = buffer_.data();
+}
+
+Declaration declare_copy(const TensorInfo& tensor) {
+  const bool named = tensor.dtype == Dtype::unknown;
+  return {tensor.name, tensor.dtype, tensor.shape, named ? tensor.dtype_name : "",
+          named ? tensor.bytes : 0};
+}
+
+void drop(const File& file, const Source& source) {
+  file.drop(*source.tensor);
+  if (source.weight == nullptr) return;
+  for (const std::string& part : source.weight->parts)
+    if (const TensorInfo* tensor = file.find(part)) file.drop(*tensor);
+}
+
+}  // namespace stowage::cli

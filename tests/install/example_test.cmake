@@ -1,0 +1,37 @@
+# Installs the library into an empty prefix, moves the prefix, builds examples/cpp against it with
+# find_package and with pkg-config, and runs both programs: relocated, they print the same.
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed OUTPUT_VARIABLE output
+                  ERROR_VARIABLE output)
+  if(failed)
+    message(FATAL_ERROR "failed: ${ARGN}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${work})
+file(MAKE_DIRECTORY ${work})
+run(${CMAKE_COMMAND} --install ${build} --component library --prefix ${work}/first)
+file(RENAME ${work}/first ${work}/moved)
+run(${model} ${work}/model.safetensors)
+
+run(${CMAKE_COMMAND} -S ${source}/examples/cpp -B ${work}/example -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_CXX_COMPILER=${cxx} -DCMAKE_PREFIX_PATH=${work}/moved)
+run(${CMAKE_COMMAND} --build ${work}/example)
+run(${work}/example/multiply ${work}/model.safetensors layer.weight)
+set(expected "${output}")
+if(NOT expected MATCHES "^layer.weight: nf4:block64 \\[64, 128\\], 4608 bytes at rest\ny\\[0\\] = ")
+  message(FATAL_ERROR "the example printed: ${expected}")
+endif()
+
+find_program(pkg_config NAMES pkg-config pkgconf)
+if(pkg_config)
+  set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
+  run(${pkg_config} --cflags --libs stowage)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  run(${cxx} ${source}/examples/cpp/multiply.cpp ${flags} -o ${work}/by_pkg_config)
+  run(${work}/by_pkg_config ${work}/model.safetensors)
+  if(NOT output STREQUAL expected)
+    message(FATAL_ERROR "found by pkg-config it printed: ${output}")
+  endif()
+endif()
