@@ -35,7 +35,7 @@ STOWAGE_API void dequantize(const Weight& weight, Range rows, void* out, Dtype d
                             Executor* executor = nullptr);
 
 /// How far a resting weight is from the values it was made from.
-struct Loss {
+struct STOWAGE_API Loss {
   std::int64_t elements = 0, saturated = 0, nonfinite = 0;
   double max_error = 0;              // max |x - w|
   double sum_error2 = 0;             // sum (x - w)^2, fp64

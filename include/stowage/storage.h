@@ -130,7 +130,7 @@ struct Part {
   std::int64_t bytes;
 };
 inline constexpr int kMaxParts = 5;
-struct Layout {
+struct STOWAGE_API Layout {
   std::array<Part, kMaxParts> parts;
   int count = 0;
   std::int64_t bytes() const noexcept;

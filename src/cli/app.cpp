@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/text.h"
 #include "stowage/info.h"
@@ -90,10 +89,14 @@ void add_inspect(CLI::App& app, std::function<void()>& chosen, InspectOptions& o
 }
 
 void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOptions& options) {
+  std::string storages = legal_storages();  // one line for each format
+  for (std::size_t at = 0; (at = storages.find(", ", at)) != std::string::npos;)
+    storages.replace(at, 2, "\n  ");
   auto* command = app.add_subcommand("pack", "Quantize a model into a new file or folder");
   command->add_option("IN", options.in)->required();
   command->add_option("OUT", options.out, "a new .safetensors file, or a new folder")->required();
-  command->add_option("--storage", texts.storage, legal_storages());
+  command->add_option("--storage", texts.storage,
+                      "How the weights rest: nf4, int8:row, f8_e4m3:row, ... (listed below)");
   command->add_option("--rule", texts.rules, "GLOB=STORAGE or GLOB=plain; may be repeated")
       ->expected(1)
       ->take_all();
@@ -105,7 +108,7 @@ void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOp
                     "Accept NaN and inf in weights that casts, nf4 and fp4 take");
   command->add_flag("--force", options.force, "Replace OUT where it is a file");
   command->add_flag("--json", options.json, "The error report as JSON");
-  command->footer(kPackExamples);
+  command->footer("Storages:\n  " + storages + "\n\n" + kPackExamples);
   command->callback([&] {
     chosen = [&] {
       read_pack(texts, options);
@@ -155,15 +158,11 @@ int run(int argc, const char* const* argv) {
   PackOptions packing;
   UnpackOptions unpacking;
   VerifyOptions verifying;
-  BenchOptions benching;
   Texts pack_texts, unpack_texts;
   add_inspect(app, chosen, inspecting);
   add_pack(app, chosen, pack_texts, packing);
   add_unpack(app, chosen, unpack_texts, unpacking);
   add_verify(app, chosen, verifying);
-  auto* command = app.add_subcommand("bench", "Kernels beside the limits of this machine");
-  add_bench_options(*command, benching);
-  command->callback([&] { chosen = [&] { bench(benching); }; });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -178,7 +177,7 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, unpack, verify or bench (see "
+        "must be given a command: inspect, pack, unpack or verify (see "
         "stowage --help)");
   return kExitOk;
 }
