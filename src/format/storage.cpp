@@ -114,11 +114,10 @@ bool is_legal(const Storage& storage) noexcept {
 
 void check_legal(const Storage& storage, const char* where) {
   if (is_legal(storage)) return;
-  const bool named = static_cast<int>(storage.codes) < kCodesCount;
-  throw Error(Code::invalid_argument,
-              refusal(std::string(where) + ": storage",
-                      named ? to_string(storage)
-                            : "codes " + std::to_string(static_cast<int>(storage.codes))));
+  const auto codes = static_cast<int>(storage.codes);
+  std::string got = std::to_string(codes);
+  if (codes < kCodesCount) got = to_string(storage);
+  throw Error(Code::invalid_argument, refusal(std::string(where) + ": storage", got));
 }
 
 inline namespace v0 {

@@ -131,7 +131,7 @@ TEST(Storage, HandMadeOnesAreChecked) {
   EXPECT_STOWAGE_ERROR(check_legal({Codes::nf4, Dialect::standard, {.kind = Kind::row}}, "layout"),
                        invalid_argument, "layout: storage: must be one of f32");
   EXPECT_STOWAGE_ERROR(check_legal({static_cast<Codes>(99)}, "layout"), invalid_argument,
-                       "codes 99");
+                       "got '99'");
 }
 
 }  // namespace
