@@ -52,11 +52,18 @@ struct TransposeTask {
   std::int64_t out_stride;
 };
 
+/// out[i, j] = round(y[i, j] + bias[j]); a null bias adds nothing.
+struct NarrowTask {
+  const float* y;
+  std::int64_t y_stride, rows, columns;
+  const void* bias;  // [columns], in the type of out
+  void* out;
+  std::int64_t out_stride;
+};
+
 struct LinearKernels {
   void (*widen[kValueDtypes])(const void* x, std::int64_t n, float* out) noexcept;  // not f64
-  /// out[i] = round(y[i] + bias[i]); a null bias adds nothing.
-  void (*narrow[kValueDtypes])(const float* y, const void* bias, std::int64_t n,
-                               void* out) noexcept;    // not f64
+  void (*narrow[kValueDtypes])(const NarrowTask& task) noexcept;                    // not f64
   void (*arrange)(float* x, std::int64_t n) noexcept;  // x in the order 4-bit dots read; n padded
   DotKernel dot[kCodesCount];
   void (*dots)(const DotsTask& task) noexcept;

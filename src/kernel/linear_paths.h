@@ -33,16 +33,14 @@ struct LinearCall {
   const void* bias_at(std::int64_t element) const noexcept {
     return bias == nullptr ? nullptr : static_cast<const char*>(bias) + element * bytes();
   }
-  void* y_at(std::int64_t element) const noexcept {
-    return static_cast<char*>(y) + element * bytes();
-  }
   void widen_x(std::int64_t element, std::int64_t n, float* out) const noexcept {
     kernels->widen[value_index(dtype)](x_at(element), n, out);
   }
-  /// y[element + i] = round(sums[i] + bias[column + i]), for i < n.
-  void finish(const float* sums, std::int64_t element, std::int64_t column,
-              std::int64_t n) const noexcept {
-    kernels->narrow[value_index(dtype)](sums, bias_at(column), n, y_at(element));
+  /// y[row + i, column + j] = round(sums[i, j] + bias[column + j]); y has `columns` columns.
+  void finish(const float* sums, std::int64_t stride, std::int64_t row, std::int64_t rows,
+              std::int64_t column, std::int64_t n, std::int64_t columns) const noexcept {
+    void* out = static_cast<char*>(y) + (row * columns + column) * bytes();
+    kernels->narrow[value_index(dtype)]({sums, stride, rows, n, bias_at(column), out, columns});
   }
 };
 

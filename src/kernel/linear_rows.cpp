@@ -31,14 +31,14 @@ bool fits_tiny(const LinearCall& call) noexcept {
 void linear_tiny(const LinearCall& call) noexcept {
   const ExactFloats exact;
   const std::int64_t n = call.weight->rows(), k = call.weight->columns(), n16 = padded(n);
-  float x[kTinyFloats], w[kTinyFloats], columns[kTinyFloats];
+  alignas(64) float x[kTinyFloats], w[kTinyFloats], columns[kTinyFloats];
   call.widen_x(0, call.m * k, x);
   call.weight->widen(0, 0, n * k, w);
   if (n != n16) std::fill_n(columns, k * n16, 0.0f);
   call.kernels->transpose({w, k, n, k, columns, n16});
   float* sums = w;  // which is not needed any more
   call.kernels->tile({x, k, call.m, columns, n16, n16, k, sums, n16, false});
-  for (std::int64_t i = 0; i < call.m; ++i) call.finish(sums + i * n16, i * n, 0, n);
+  call.finish(sums, n16, 0, call.m, 0, n, n);
 }
 
 bool fits_rows(const LinearCall& call) noexcept {
@@ -59,7 +59,7 @@ struct RowsCall {
     const std::int64_t step =
         stride > kColumns ? kLinearRows
                           : std::max(kWidened / std::max(stride, kLinearPad) / 4 * 4, kLinearRows);
-    float w[kWidened];
+    alignas(64) float w[kWidened];
     for (std::int64_t i = 0; i < count; i += step) {
       const std::int64_t rows = std::min(step, count - i);
       for (std::int64_t c = 0; c < k; c += kColumns) {
@@ -72,15 +72,14 @@ struct RowsCall {
   }
 
   void batch(std::int64_t row, std::int64_t count) const noexcept {
-    float sums[kMostVectors * kBatch];
+    alignas(64) float sums[kMostVectors * kBatch];
     if (call.m == 1 && call.weight->has_dot()) {
       call.weight->dot(row, count, x, sums);
     } else {
       std::fill_n(sums, call.m * kBatch, 0.0f);
       dots(row, count, sums);
     }
-    for (std::int64_t j = 0; j < call.m; ++j)
-      call.finish(sums + j * kBatch, j * call.weight->rows() + row, row, count);
+    call.finish(sums, kBatch, 0, call.m, row, count, call.weight->rows());
   }
 
   void rows(std::int64_t begin, std::int64_t end) const noexcept {
@@ -117,7 +116,7 @@ void run(const RowsCall& rows) {
 void linear_rows(const LinearCall& call) {
   const std::int64_t stride = padded(call.weight->columns()), floats = call.m * stride;
   if (floats <= kStackX) {
-    float x[kStackX];
+    alignas(64) float x[kStackX];
     widen_x(call, x, stride);
     return run({call, x, stride});
   }

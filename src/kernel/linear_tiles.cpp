@@ -37,7 +37,7 @@ struct Tiles {
   // b[p, j] = w[column + j, d + p], with zeros up to the padded count of columns.
   void widen_transposed(std::int64_t d, std::int64_t n, std::int64_t column, std::int64_t count,
                         float* b) const noexcept {
-    float w[kTransposedRows * kDepth];
+    alignas(64) float w[kTransposedRows * kDepth];
     for (std::int64_t j = 0; j < padded(count); j += kTransposedRows) {
       const std::int64_t rows = std::min(kTransposedRows, count - j);
       call.weight->widen_rows(column + j, rows, d, n, w, n);
@@ -73,8 +73,7 @@ struct Tiles {
           {a, kDepth, rows, b, b_stride(), padded(count), n, c, tile_columns, d != 0});
       d += n;
     } while (d < depth);
-    for (std::int64_t i = 0; i < rows; ++i)
-      call.finish(c + i * tile_columns, (row + i) * columns + column, column, count);
+    call.finish(c, tile_columns, row, rows, column, count, columns);
   }
 
   void run() const {

@@ -16,6 +16,7 @@
 #include "format/reference.h"
 #include "kernel/kernels.h"
 #include "kernel/linear_drivers.h"
+#include "kernel/samples.h"
 #include "stowage/weight.h"
 
 namespace stowage::linear_test {

@@ -32,12 +32,11 @@ class LinearOn : public testing::TestWithParam<NamedKernels> {
                         exact(g, m, weight, nullptr, true), n, "gradient " + what);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, LinearOn, testing::ValuesIn(runnable_kernels()),
-                         [](const auto& row) {
-                           std::string name(row.param.name);
-                           std::erase_if(name, [](char c) { return std::isalnum(c) == 0; });
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Isa, LinearOn, testing::ValuesIn(runnable_kernels()), [](const auto& row) {
+  std::string name(row.param.name);
+  std::erase_if(name, [](char c) { return std::isalnum(c) == 0; });
+  return name;
+});
 
 TEST_P(LinearOn, EveryLengthUpToThreeVectorsAndOne) {
   for (const char* storage : kStorages)

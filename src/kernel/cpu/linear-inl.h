@@ -30,28 +30,39 @@ void widen(const void* x, std::int64_t n, float* out) noexcept {
 }
 
 template <Dtype kOut>
-void narrow_vector(const float* y, const void* bias, void* out) {
+void narrow_vector(const float* y, const char* bias, char* out) {
   F value = Lanes::load_f32(y);
   if (bias != nullptr) value += load_value<kOut>(bias);
   store<kOut>(out, value);
 }
 
+/// Fewer than a vector: through copies, so that nothing outside the row is read or written.
 template <Dtype kOut>
-void narrow(const float* y, const void* bias, std::int64_t n, void* out) noexcept {
-  const auto* from = static_cast<const char*>(bias);
-  auto* to = static_cast<char*>(out);
-  std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth)
-    narrow_vector<kOut>(y + i, bias == nullptr ? nullptr : from + i * bytes_of(kOut),
-                        to + i * bytes_of(kOut));
-  if (i == n) return;
-  const auto left = static_cast<std::size_t>(n - i);
+void narrow_tail(const float* y, const char* bias, std::int64_t n, char* out) {
+  const auto bytes = static_cast<std::size_t>(n * bytes_of(kOut));
   float values[kWidth] = {};
   char biases[kWidth * bytes_of(kOut)] = {}, rounded[kWidth * bytes_of(kOut)];
-  __builtin_memcpy(values, y + i, left * sizeof(float));
-  if (bias != nullptr) __builtin_memcpy(biases, from + i * bytes_of(kOut), left * bytes_of(kOut));
+  __builtin_memcpy(values, y, static_cast<std::size_t>(n) * sizeof(float));
+  if (bias != nullptr) __builtin_memcpy(biases, bias, bytes);
   narrow_vector<kOut>(values, bias == nullptr ? nullptr : biases, rounded);
-  __builtin_memcpy(to + i * bytes_of(kOut), rounded, left * bytes_of(kOut));
+  __builtin_memcpy(out, rounded, bytes);
+}
+
+template <Dtype kOut>
+void narrow(const NarrowTask& task) noexcept {
+  const auto* bias = static_cast<const char*>(task.bias);
+  const auto bias_at = [&](std::int64_t j) {
+    return bias == nullptr ? nullptr : bias + j * bytes_of(kOut);
+  };
+  for (std::int64_t i = 0; i < task.rows; ++i) {
+    const float* y = task.y + i * task.y_stride;
+    char* out = static_cast<char*>(task.out) + i * task.out_stride * bytes_of(kOut);
+    std::int64_t j = 0;
+    for (; j + kWidth <= task.columns; j += kWidth)
+      narrow_vector<kOut>(y + j, bias_at(j), out + j * bytes_of(kOut));
+    if (j < task.columns)
+      narrow_tail<kOut>(y + j, bias_at(j), task.columns - j, out + j * bytes_of(kOut));
+  }
 }
 
 typedef float F4 __attribute__((vector_size(16)));

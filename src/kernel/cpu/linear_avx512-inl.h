@@ -77,8 +77,7 @@ struct NibbleReader {
   F read(const std::uint8_t* codes) {
     const __m512i kShifts =
         _mm512_setr_epi32(4, 4, 0, 0, 12, 12, 8, 8, 20, 20, 16, 16, 28, 28, 24, 24);
-    const __m512i words =
-        _mm512_broadcast_i32x2(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+    const __m512i words = _mm512_set1_epi64(load_as<long long>(codes));
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, kShifts), table_);
   }
   void read4(const std::uint8_t* codes, F (&w)[4]) {

@@ -9,6 +9,7 @@ namespace {
 
 // Codes are asked for this far ahead; without it one core waits for memory half of the time.
 constexpr std::int64_t kPrefetchBytes = 2048;
+constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
 template <Codes kCodes>
 constexpr std::int64_t bytes_for(std::int64_t elements) {
@@ -24,10 +25,10 @@ F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes, std::int64_t n) {
   return reader.read(padded);
 }
 
-/// sums += n codes times n values of x.
+/// sums += n codes times n values of x. Inlined so that sums stay in registers.
 template <Codes kCodes>
-void add_products(Reader<kCodes>& reader, const std::uint8_t* codes, const float* x, std::int64_t n,
-                  F (&sums)[4]) {
+[[gnu::always_inline]] inline void add_products(Reader<kCodes>& reader, const std::uint8_t* codes,
+                                                const float* x, std::int64_t n, F (&sums)[4]) {
   constexpr std::int64_t kStep = 4 * kWidth;
   std::int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
@@ -49,8 +50,9 @@ void add_products(Reader<kCodes>& reader, const std::uint8_t* codes, const float
 
 /// The same for elements that share a scale.
 template <Codes kCodes>
-void add_group(Reader<kCodes>& reader, const std::uint8_t* codes, const float* x, std::int64_t n,
-               float scale, F (&sums)[4]) {
+[[gnu::always_inline]] inline void add_group(Reader<kCodes>& reader, const std::uint8_t* codes,
+                                             const float* x, std::int64_t n, float scale,
+                                             F (&sums)[4]) {
   if constexpr (Reader<kCodes>::kScalesSum) {
     F group[4] = {};
     add_products(reader, codes, x, n, group);
@@ -75,6 +77,12 @@ float dot_row(const DotTask& task, std::int64_t first) {
   Reader<kCodes> reader(task.values);
   F sums[4] = {};
   for (std::int64_t k = 0; k < task.columns; ++scale) {
+    // The common block, with its length known to the compiler.
+    for (; left == kCommonBlock && k + kCommonBlock <= task.columns; k += kCommonBlock, ++scale) {
+      add_group(reader, codes + bytes_for<kCodes>(k), task.x + k, kCommonBlock, *scale, sums);
+      left = task.run.group;
+    }
+    if (k == task.columns) break;
     const std::int64_t n = left < task.columns - k ? left : task.columns - k;
     add_group(reader, codes + bytes_for<kCodes>(k), task.x + k, n, *scale, sums);
     k += n;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `stowage bench` measures: limits and kernels are cases alike, run in turn.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stowage/executor.h"
+
+namespace stowage::cli {
+
+/// What a figure is compared with. Bytes of `memcpy` are those read and those written.
+enum class Limit : std::uint8_t { memcpy, read, multiply_add };
+inline constexpr int kLimits = 3;
+const char* to_string(Limit limit) noexcept;
+
+struct BenchCase {
+  std::string name;
+  Limit limit;
+  std::int64_t bytes;  // a run moves
+  double work;         // what a run counts for its limit: bytes, or operations
+  int threads;
+  std::function<void()> run;
+};
+
+/// Memory with its pages in place.
+class WarmBytes {
+ public:
+  explicit WarmBytes(std::size_t bytes);
+  void* data() const noexcept { return memory_.get(); }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  struct Unmap {
+    std::size_t size;
+    void operator()(void* memory) const noexcept;
+  };
+  std::size_t size_;
+  std::unique_ptr<void, Unmap> memory_;
+};
+struct BenchSizes {
+  std::int64_t rows, columns;  // of the matrices that are quantized and dequantized
+  std::int64_t pool_bytes;     // of the weights that few rows of x meet: more than caches hold
+};
+
+/// What all cases share. bf16 values lie in `values`; `out` takes as many. Weights lie in the two
+/// pools: codes of any storage are random bytes, scales plausible numbers.
+struct BenchMemory {
+  explicit BenchMemory(const BenchSizes& sizes);
+
+  BenchSizes sizes;
+  WarmBytes values, out, codes, scales;
+};
+
+/// The memory must outlive the cases, and so must the executor.
+std::vector<BenchCase> limit_cases(BenchMemory& memory, Executor& executor);
+std::vector<BenchCase> dequantize_cases(BenchMemory& memory, Executor& executor);
+std::vector<BenchCase> quantize_cases(BenchMemory& memory, Executor& executor);
+std::vector<BenchCase> linear_cases(BenchMemory& memory, Executor& executor);
+
+}  // namespace stowage::cli
