@@ -13,7 +13,10 @@ from stowage._errors import (
 )
 from stowage._info import info
 from stowage._quantize import quantize
+from stowage._report import Report, Row, report
+from stowage.checkpoint import load, load_state_dict, save, state_dict
 from stowage.dispatch import fallbacks
+from stowage.modules import stow, unstow
 from stowage.tensor import StowedTensor
 
 __all__ = [
@@ -21,10 +24,19 @@ __all__ = [
     "FileError",
     "InvalidArgument",
     "OutOfMemory",
+    "Report",
+    "Row",
     "StowageError",
     "StowedTensor",
     "Unsupported",
     "fallbacks",
     "info",
+    "load",
+    "load_state_dict",
     "quantize",
+    "report",
+    "save",
+    "state_dict",
+    "stow",
+    "unstow",
 ]

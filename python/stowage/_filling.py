@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills a model from a source: first matches every name, shape and storage and collects all
+problems, then reads tensor by tensor, then changes the model in one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stowage._errors import StowageError
+from stowage._flat import Entry, unflatten
+from stowage._report import remember
+from stowage._source import Source
+from stowage._storage import Storage
+from stowage._stowing import Loss, Making, from_parts, from_values, obstacle
+from stowage._weights import LAZY, Held, Swap, buffers, is_persistent, parameters, values
+from stowage.policy import VALUE_DTYPES, Choice, Policy, WidePlaces
+from stowage.tensor import StowedTensor
+
+Rename = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One tensor of the model and where its value comes from."""
+
+    held: Held
+    entry: Entry
+    storage: Storage | None  # to rest as; None: plain
+    reason: str
+
+
+@dataclass(frozen=True)
+class Options:
+    how: Making
+    mmap: bool = False
+    strict: bool = True
+    rename: Rename | None = None
+    keep_dtypes: bool = False  # the model's dtypes stand, not the file's
+
+
+class Filling:
+    """The plan of one load. `problems` is complete before anything is read for keeps."""
+
+    def __init__(
+        self, model: nn.Module, source: Source, policy: Policy | None, options: Options
+    ) -> None:
+        self.problems: list[str] = []
+        self._model, self._source, self._options = model, source, options
+        self._wide = WidePlaces(model)
+        self._entries = self._renamed(source.entries)
+        self._kept_name = self._renamed_ties(source.ties)
+        plain = {e.dtype for e in source.entries.values() if e.dtype and e.dtype.is_floating_point}
+        self._ambient = plain.pop() if len(plain) == 1 else None
+        self._used: set[str] = set()
+        self._steps: list[_Step] = []
+        self._ties: list[tuple[Held, str]] = []
+        self._recast: list[tuple[Held, torch.dtype]] = []
+        choices = {} if policy is None else self._choices(policy)
+        for held in parameters(model):
+            self._match(held, choices.get(held.name), required=True)
+        for held in buffers(model):
+            self._match(held, None, required=is_persistent(held))
+        self._leftovers()
+
+    def _choices(self, policy: Policy) -> dict[str, Choice]:
+        choices = policy.choose(self._model)
+        self.problems.extend(policy.idle_rules(choices))
+        return {choice.held.name: choice for choice in choices}
+
+    def _renamed(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        rename = self._options.rename
+        if rename is None:
+            return dict(entries)
+        found: dict[str, Entry] = {}
+        for name, entry in entries.items():
+            new = rename(name)
+            if new is not None and new in found:
+                self.problems.append(f"{name}: rename must give each a name of its own, got {new}")
+            elif new is not None:
+                found[new] = entry
+        return found
+
+    def _renamed_ties(self, ties: Mapping[str, str]) -> dict[str, str]:
+        rename = self._options.rename or (lambda name: name)
+        every = {name for held in values(self._model) for name in held.names}
+        found = ((rename(name), rename(kept)) for name, kept in ties.items())
+        return {a: b for a, b in found if a is not None and b is not None and {a, b} <= every}
+
+    def _match(self, held: Held, choice: Choice | None, required: bool) -> None:
+        present = [name for name in held.names if name in self._entries]
+        if not present:
+            self._without_entry(held, required)
+            return
+        self._used.update(present)
+        entry = self._entries[present[0]]
+        for other in present[1:]:
+            self._check_tie(held, entry, self._entries[other])
+        if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
+            self.problems.append(
+                f"{held.name}: shape must be {list(held.tensor.shape)}, the file has "
+                f"{list(entry.shape)}"
+            )
+            return
+        self._decide(held, entry, choice)
+
+    def _without_entry(self, held: Held, required: bool) -> None:
+        tie = next((self._kept_name[name] for name in held.names if name in self._kept_name), None)
+        if tie is not None:
+            self._ties.append((held, tie))
+        elif required and self._options.strict and not self._may_lack(held.name):
+            self.problems.append(f"{held.name}: must be in {self._source.where}, is missing")
+        elif held.tensor.is_meta:
+            self.problems.append(
+                f"{held.name}: must get a value, is on the meta device and not in "
+                f"{self._source.where}; pass a function that builds the model instead of the model"
+            )
+        elif not required and held.tensor.is_floating_point():
+            self._recast_buffer(held)
+
+    def _recast_buffer(self, held: Held) -> None:
+        given = self._options.how.compute_dtype
+        if given is not None and self._wide.contain(held.name):
+            return
+        dtype = given or self._source.buffer_dtypes.get(held.name)
+        if dtype is not None and dtype != held.tensor.dtype:
+            self._recast.append((held, dtype))
+
+    def _check_tie(self, held: Held, one: Entry, other: Entry) -> None:
+        same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
+        for a, b in zip(one.members, other.members, strict=False) if same else ():
+            bytes_a = self._source.read(a).contiguous().reshape(-1).view(torch.uint8)
+            bytes_b = self._source.read(b).contiguous().reshape(-1).view(torch.uint8)
+            same = same and torch.equal(bytes_a, bytes_b)
+        self._source.drop(other)
+        if not same:
+            self.problems.append(
+                f"{held.name}: is one tensor with {', '.join(held.names[1:])} in the model; the "
+                f"file has different values for {one.name} and {other.name}"
+            )
+
+    def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
+        wanted = choice.storage if choice is not None else None
+        reason = choice.reason if choice is not None else ""
+        tensor, has = held.tensor, entry.storage
+        if wanted is None and has is None and isinstance(tensor, StowedTensor):
+            wanted, reason = tensor._storage, "rested already"
+        if has is not None:
+            if wanted is not None and wanted is not has:
+                self.problems.append(
+                    f"{held.name}: storage must be {wanted.name}, the file has {has.name} (load it "
+                    f"as it is, then stow(..., restow=True))"
+                )
+                return
+            wanted, reason = has, "" if wanted is has else "rests in the file"
+        elif not _holds_values(entry.dtype, tensor.dtype):
+            self.problems.append(
+                f"{held.name}: must be {_short(tensor.dtype)} values, the file has "
+                f"{_short(entry.dtype)} that stowage cannot read as such"
+            )
+            return
+        elif wanted is not None:
+            problem = obstacle(held.name, wanted, entry.shape)
+            if not problem and entry.dtype not in VALUE_DTYPES:
+                problem = f"must be f64, f32, bf16 or f16 values, the file has {entry.dtype}"
+            if problem:
+                self.problems.append(f"{held.name}: {problem}")
+                return
+        self._steps.append(_Step(held, entry, wanted, reason))
+
+    def _leftovers(self) -> None:
+        if not self._options.strict:
+            return
+        for name in sorted(self._entries.keys() - self._used):
+            if not self._may_have(name):
+                self.problems.append(f"{name}: must be in the model, is only in the file")
+
+    def _may_lack(self, name: str) -> bool:
+        return _declared(self._model, "_keys_to_ignore_on_load_missing", name)
+
+    def _may_have(self, name: str) -> bool:
+        return _declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
+
+    def execute(self) -> Callable[[], None]:
+        """Reads every tensor; returns what changes the model. Values that cannot be quantized add
+        to `problems`; the model must then be left alone."""
+        swap = Swap()
+        memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
+        made: dict[str, torch.Tensor] = {}
+        for step in self._steps:
+            if self.problems and (step.storage is None or step.entry.storage is not None):
+                continue  # only checking values from here on
+            try:
+                tensor, loss = self._make(step)
+            except StowageError as error:
+                self.problems.append(f"{step.held.name}: {error}")
+                swap, memories, made = Swap(), [], {}
+                continue
+            finally:
+                self._source.drop(step.entry)
+            if self.problems:
+                continue
+            swap.put(step.held, tensor)
+            made.update(dict.fromkeys(step.held.names, tensor))
+            if isinstance(tensor, nn.Parameter):
+                memories.append((step.held, tensor, step.reason, loss))
+        for held, name in self._ties:
+            if name in made:
+                swap.put(held, made[name])
+        for held, dtype in self._recast:
+            swap.put(held, held.tensor.to(dtype))
+
+        def commit() -> None:
+            swap.commit()
+            for memory in memories:
+                remember(*memory)
+
+        return commit
+
+    def _make(self, step: _Step) -> tuple[torch.Tensor, Loss | None]:
+        entry, held, how = step.entry, step.held, self._options.how
+        compute = self._compute(step)
+        if step.storage is None:
+            return _plain(self._source.read(entry.members[0]), held.tensor, compute), None
+        if entry.storage is None:
+            values = self._source.read(entry.members[0])
+            return from_values(values, step.storage, how, compute)
+        parts = unflatten(entry, self._source.read)
+        # Mapped memory only where its alignment suits torch; everything else is copied once.
+        parts = [part if self._options.mmap and _aligned(part) else part.clone() for part in parts]
+        exact = how.exact or (isinstance(held.tensor, StowedTensor) and held.tensor._exact)
+        return from_parts(parts, step.storage, entry.shape, compute, exact), None
+
+    def _compute(self, step: _Step) -> torch.dtype:
+        entry, held, given = step.entry, step.held, self._options.how.compute_dtype
+        if self._options.keep_dtypes or not held.tensor.is_floating_point():
+            return held.tensor.dtype
+        if given is not None and not self._wide.contain(held.name):
+            return given
+        # A file that does not say what its weights compute in computes in the dtype of the rest.
+        return entry.compute or entry.dtype or self._ambient or held.tensor.dtype
+
+
+def _plain(found: torch.Tensor, old: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    values = found.clone() if found.dtype == dtype else found.to(dtype)
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(values, requires_grad=old.requires_grad)
+    return values
+
+
+def _holds_values(found: torch.dtype | None, wanted: torch.dtype) -> bool:
+    """Whether a plain tensor of a file can stand for one of a model. Float8 without a scale that we
+    know are codes, not values."""
+    if found is None or found.is_floating_point != wanted.is_floating_point:
+        return False
+    return found == wanted or not found.is_floating_point or found.itemsize > 1
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() % tensor.dtype.itemsize == 0
+
+
+def _short(dtype: torch.dtype | None) -> str:
+    return "a type unknown to torch" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _declared(model: nn.Module, attribute: str, name: str) -> bool:
+    """Whether the model itself (transformers) says that this name may differ."""
+    return any(re.search(pattern, name) for pattern in getattr(model, attribute, None) or ())

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report`: what rests where, in what form, how many bytes it takes and how far it is from the
+values it was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stowage._stowing import Loss
+from stowage._table import bytes_text, number_text, table
+from stowage._weights import Held, buffers, parameters
+from stowage.dispatch import fallbacks
+from stowage.tensor import StowedTensor
+
+_MEMORIES = "_stowage_memories"  # attribute of a module: its parameter's name -> _Memory
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What `stow` and `load` know of a parameter and cannot be read off it."""
+
+    reason: str
+    loss: Loss | None
+    stamp: tuple[int, ...] | None  # of the codes that `loss` is about; None for a plain parameter
+
+
+@dataclass(frozen=True)
+class Row:
+    """One weight. Errors are None where the values it was made from were not at hand, or where the
+    weight has been written since."""
+
+    name: str
+    also: tuple[str, ...]  # further names of a tied weight
+    shape: tuple[int, ...]
+    storage: str | None  # None: plain
+    compute: str
+    tier: str  # accelerator, ram, disk; none for a meta tensor
+    shard: str  # whole, or which rows are here
+    wire: str | None  # what travels between ranks; None where the weight is whole
+    logical_bytes: int  # in the compute dtype
+    rest_bytes: int  # what this weight adds: bytes that an earlier row holds are not counted again
+    reason: str
+    max_error: float | None = None
+    rms_error: float | None = None
+    relative_error: float | None = None
+    saturated: int | None = None
+    nonfinite: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """One row for each parameter, and totals. `str()` is a table; `to_json()` has every field."""
+
+    rows: tuple[Row, ...]
+    buffer_bytes: int
+    fallbacks: Mapping[str, int]  # of this process: operators that dequantized whole weights
+
+    @property
+    def stowed(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.storage is not None)
+
+    @property
+    def plain(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.storage is None)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes of all parameters as they are."""
+        return sum(row.rest_bytes for row in self.rows)
+
+    @property
+    def stowed_bytes(self) -> int:
+        """Bytes of the resting weights alone."""
+        return sum(row.rest_bytes for row in self.stowed)
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of all parameters in their compute dtypes, tied ones once."""
+        return sum(row.logical_bytes for row in self.rows)
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if name == row.name or name in row.also:
+                return row
+        raise KeyError(f"stowage.Report: no parameter is named {name!r}")
+
+    def to_json(self) -> str:
+        totals = {
+            "parameters": len(self.rows),
+            "stowed": len(self.stowed),
+            "logical_bytes": self.logical_bytes,
+            "rest_bytes": self.rest_bytes,
+            "stowed_bytes": self.stowed_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "fallbacks": dict(self.fallbacks),
+        }
+        rows = [dataclasses.asdict(row) for row in self.rows]
+        return json.dumps({"totals": totals, "rows": rows}, indent=1)
+
+    def __str__(self) -> str:
+        body = table(_HEAD, [_cells(row) for row in self.rows])
+        share = self.rest_bytes / self.logical_bytes if self.logical_bytes else 1.0
+        lines = [
+            body,
+            f"{len(self.stowed)} of {len(self.rows)} parameters rest in "
+            f"{bytes_text(self.stowed_bytes)}; all parameters take {bytes_text(self.rest_bytes)}, "
+            f"{share:.3f} of {bytes_text(self.logical_bytes)} in their compute dtypes; "
+            f"buffers {bytes_text(self.buffer_bytes)}",
+        ]
+        for operator, times in sorted(self.fallbacks.items()):
+            lines.append(f"{operator} dequantized whole weights {times} times in this process")
+        return "\n".join(lines)
+
+
+_HEAD = ("weight", "storage", "compute", "tier", "shard", "wire", "logical", "rest", "max error",
+         "rms", "relative", "saturated", "reason")  # fmt: skip
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = row.name + (f" (= {', '.join(row.also)})" if row.also else "")
+    errors = (number_text(e) for e in (row.max_error, row.rms_error, row.relative_error))
+    saturated = "" if row.saturated is None else str(row.saturated)
+    left = (name, row.storage or "plain", row.compute, row.tier, row.shard, row.wire or "")
+    sizes = (bytes_text(row.logical_bytes), bytes_text(row.rest_bytes))
+    return (*left, *sizes, *errors, saturated, row.reason)
+
+
+def report(model: nn.Module) -> Report:
+    """Describes every parameter of `model` as it is now. Changes nothing."""
+    seen: set[tuple[int, int]] = set()
+    rows = tuple(_row(held, seen) for held in parameters(model))
+    buffer_bytes = sum(_new_bytes([held.tensor], seen) for held in buffers(model))
+    return Report(rows, buffer_bytes, fallbacks())
+
+
+def _row(held: Held, seen: set[tuple[int, int]]) -> Row:
+    tensor = held.tensor
+    if isinstance(tensor, StowedTensor):
+        parts, storage = list(tensor.parts.values()), tensor.storage
+    else:
+        parts, storage = [tensor.detach()], None
+    reason, loss = _recall(held)
+    return Row(
+        name=held.name,
+        also=held.names[1:],
+        shape=tuple(tensor.shape),
+        storage=storage,
+        compute=str(tensor.dtype).removeprefix("torch."),
+        tier=_tier(tensor),
+        shard="whole",
+        wire=None,
+        logical_bytes=tensor.numel() * tensor.dtype.itemsize,
+        rest_bytes=_new_bytes(parts, seen),
+        reason=reason,
+        **({} if loss is None else dataclasses.asdict(loss)),
+    )
+
+
+def _tier(tensor: torch.Tensor) -> str:
+    if tensor.is_meta:
+        return "none"
+    if tensor.device.type != "cpu":
+        return "accelerator"
+    if isinstance(tensor, StowedTensor):
+        memory = tensor.parts["codes"].untyped_storage()
+        if not (memory.resizable() or memory.is_shared()):
+            return "disk"  # borrowed: mapped from a file, paged in on use
+    return "ram"
+
+
+def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[tuple[int, int]]) -> int:
+    """Bytes of those tensors whose memory no tensor in `seen` has; adds them to `seen`."""
+    total = 0
+    for tensor in tensors:
+        where = (tensor.data_ptr(), tensor.nbytes)
+        if not tensor.is_meta and where not in seen:
+            seen.add(where)
+            total += tensor.nbytes
+    return total
+
+
+def _stamp(weight: StowedTensor) -> tuple[int, ...]:
+    """Of the bytes at rest, so that a copy has the same and a write another. One sum of words for
+    each part: reading codes costs less than any forward."""
+    return tuple(_sum_of_words(part) for part in weight.parts.values())
+
+
+def _sum_of_words(part: torch.Tensor) -> int:
+    octets = part.detach().reshape(-1).view(torch.uint8)
+    whole = octets.numel() // 8 * 8
+    if octets.storage_offset() % 8:
+        whole = 0  # torch cannot look at these as words
+    words, rest = octets[:whole].view(torch.int64), octets[whole:]
+    return int(words.sum()) + int(rest.sum())
+
+
+def remember(held: Held, weight: torch.Tensor, reason: str, loss: Loss | None = None) -> None:
+    """Keeps, with the modules that hold it, why a parameter is as it is, and its error."""
+    stamp = None
+    if isinstance(weight, StowedTensor):
+        stamp = () if loss is None else _stamp(weight)
+    memory = _Memory(reason, loss, stamp)
+    for site in held.sites:
+        site.module.__dict__.setdefault(_MEMORIES, {})[site.attribute] = memory
+
+
+def _recall(held: Held) -> tuple[str, Loss | None]:
+    site, resting = held.sites[0], isinstance(held.tensor, StowedTensor)
+    memory: _Memory | None = site.module.__dict__.get(_MEMORIES, {}).get(site.attribute)
+    if memory is None or (memory.stamp is not None) != resting:
+        return "", None
+    if not isinstance(held.tensor, StowedTensor) or memory.loss is None:
+        return memory.reason, None
+    # A weight that was written since has an error that nobody measured.
+    return memory.reason, memory.loss if memory.stamp == _stamp(held.tensor) else None
+
+
+def loss_of(held: Held) -> Loss | None:
+    """The error of a resting weight, if it was measured on these very codes."""
+    return _recall(held)[1]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where weights come from: a file or shard set that is mapped, or a dictionary of tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from stowage import ops
+from stowage._errors import translated
+from stowage._flat import DISK_DTYPES, Entry, entries, on_disk
+from stowage._storage import Storage
+
+
+class Source(Protocol):
+    """Entries, and the tensors they are made of."""
+
+    where: str
+    entries: dict[str, Entry]
+    ties: dict[str, str]  # name -> the name under which its tensor is written
+    buffer_dtypes: dict[str, torch.dtype]  # of buffers that are not written
+
+    def read(self, member: str) -> torch.Tensor:
+        """A tensor by the name it has in the file; its memory may be mapped read-only."""
+
+    def drop(self, entry: Entry) -> None:
+        """The entry has been read: its pages may go."""
+
+
+class DictSource:
+    """Flat tensors under file names, StowedTensors, or both."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.where = "the state"
+        self._tensors = tensors
+        self.entries = {entry.name: entry for entry in entries(tensors)}
+        self.ties: dict[str, str] = {}
+        self.buffer_dtypes: dict[str, torch.dtype] = {}
+
+    def read(self, member: str) -> torch.Tensor:
+        return self._tensors[member].detach()
+
+    def drop(self, entry: Entry) -> None:
+        pass
+
+
+class FileSource:
+    """A .safetensors file, a shard index, or a folder that holds either. Close it after use;
+    tensors that were read stay valid."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.where = os.fspath(path)
+        try:
+            self._handle = ops.file_open(self.where)
+            facts = json.loads(ops.file_describe(self._handle))
+        except RuntimeError as error:
+            raise translated(error) from None
+        self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
+        self.entries = self._entries(facts["weights"])
+        metadata: dict[str, str] = facts["metadata"]
+        known = self.entries
+        self.ties = {a: b for a, b in metadata.items() if b in known and a not in known}
+        dtypes = json.loads(metadata.get("stowage.buffer_dtypes", "{}"))
+        self.buffer_dtypes = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+
+    def _entries(self, weights: list[dict[str, Any]]) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        taken: set[str] = set()
+        for facts in weights:
+            name, shape = facts["name"], tuple(facts["shape"])
+            storage, compute = Storage.parse(facts["storage"]), facts["compute"]
+            if compute is None and storage.bits > 8:
+                continue  # an ordinary float tensor
+            declared = on_disk(name, storage, shape)
+            members = tuple(t["name"] for t in declared if t["name"] in self._tensors)
+            dtype = DISK_DTYPES[compute] if compute else None
+            found[name] = Entry(name, shape, None, storage, dtype, members)
+            taken.update(members)
+        for name, tensor in self._tensors.items():
+            if name not in taken:
+                dtype = DISK_DTYPES.get(tensor["dtype"])
+                found[name] = Entry(name, tuple(tensor["shape"]), dtype, None, None, (name,))
+        return found
+
+    def read(self, member: str) -> torch.Tensor:
+        facts = self._tensors[member]
+        try:
+            found = ops.file_read(self._handle, member)
+        except RuntimeError as error:
+            raise translated(error) from None
+        return found.view(DISK_DTYPES[facts["dtype"]]).reshape(facts["shape"])
+
+    def drop(self, entry: Entry) -> None:
+        for member in entry.members:
+            ops.file_drop(self._handle, member)
+
+    def verify(self) -> int:
+        try:
+            return int(ops.file_verify(self._handle))
+        except RuntimeError as error:
+            raise translated(error) from None
+
+    def close(self) -> None:
+        ops.file_close(self._handle)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters and buffers of a model, each once under all its names, and changing many of them
+as one step that is either done whole or undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+# Tensors of lazy modules that have not run yet: neither shape nor values.
+LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a module holds a tensor."""
+
+    module: nn.Module
+    path: str  # of the module, "" for the root
+    attribute: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter or buffer with every place that holds it; more than one when it is tied."""
+
+    tensor: torch.Tensor
+    sites: tuple[Site, ...]
+
+    @property
+    def name(self) -> str:
+        return self.sites[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.sites)
+
+
+def _group(model: nn.Module, dictionary: str) -> list[Held]:
+    sites: dict[int, list[Site]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for attribute, tensor in getattr(module, dictionary).items():
+            if tensor is not None:
+                tensors[id(tensor)] = tensor
+                sites.setdefault(id(tensor), []).append(Site(module, path, attribute))
+    return [Held(tensor, tuple(sites[key])) for key, tensor in tensors.items()]
+
+
+def parameters(model: nn.Module) -> list[Held]:
+    """Every parameter once, in the order of `model.named_parameters()`."""
+    return _group(model, "_parameters")
+
+
+def buffers(model: nn.Module) -> list[Held]:
+    """Every buffer once, persistent or not."""
+    return _group(model, "_buffers")
+
+
+def is_persistent(held: Held) -> bool:
+    """Whether a buffer goes into `state_dict()`."""
+    return any(s.attribute not in s.module._non_persistent_buffers_set for s in held.sites)
+
+
+def values(model: nn.Module) -> Iterator[Held]:
+    """Parameters, then buffers."""
+    yield from parameters(model)
+    yield from buffers(model)
+
+
+@dataclass
+class Swap:
+    """New tensors for many places of a model. Nothing changes before `commit`, and an exception
+    during `commit` puts everything back."""
+
+    _places: list[tuple[Site, torch.Tensor]] = field(default_factory=list)
+    _values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def put(self, held: Held, tensor: torch.Tensor) -> None:
+        """Gives every place of `held` the one new tensor, so that ties stay ties."""
+        self._places.extend((site, tensor) for site in held.sites)
+
+    def put_values(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Gives a Parameter new values and dtype. The object stays, as under `module.to()`:
+        optimizers hold on to it."""
+        self._values.append((parameter, values))
+        if parameter.grad is not None:
+            self._values.append((parameter.grad, parameter.grad.detach().to(values.dtype)))
+
+    def commit(self) -> None:
+        undo: list[Callable[[], None]] = []
+        try:
+            for site, tensor in self._places:
+                old = getattr(site.module, site.attribute)
+                undo.append(partial(setattr, site.module, site.attribute, old))
+                setattr(site.module, site.attribute, tensor)
+            for target, values in self._values:
+                undo.append(partial(setattr, target, "data", target.data))
+                target.data = values
+        except BaseException:
+            for step in reversed(undo):
+                step()
+            raise

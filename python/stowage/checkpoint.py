@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`save`, `load`, `state_dict` and `load_state_dict`: models with resting weights as ordinary
+safetensors files and as plain tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stowage import ops
+from stowage._building import build
+from stowage._errors import translated
+from stowage._filling import Filling, Options, Rename
+from stowage._flat import DISK_NAMES, flatten
+from stowage._source import DictSource, FileSource, Source
+from stowage._storage import Storage
+from stowage._stowing import Making
+from stowage._weights import Held, buffers, is_persistent, parameters
+from stowage.modules import raise_problems
+from stowage.policy import Policy, Rules
+from stowage.tensor import StowedTensor
+
+FILE = "model.safetensors"
+
+
+def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers as plain tensors under the names that files use
+    (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
+    takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too."""
+    flat: dict[str, torch.Tensor] = {}
+    for held in _written(model):
+        flat.update(_flat_one(held))
+    return flat
+
+
+def _written(model: nn.Module) -> list[Held]:
+    return parameters(model) + [held for held in buffers(model) if is_persistent(held)]
+
+
+def load_state_dict(
+    model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
+) -> None:
+    """Fills `model` with copies of what `state_dict` of this module or of torch gave, or of both
+    mixed. Weights that rest in the state rest in the model; a plain value for a weight that rests
+    in the model is quantized to its storage; dtypes are the model's, as in torch. All problems come
+    in one error, before any change."""
+    options = Options(Making(), strict=strict, keep_dtypes=True)
+    _fill(model, DictSource(state), None, options, "load_state_dict")
+
+
+def save(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    shard_bytes: int = 0,
+    metadata: Mapping[str, str] | None = None,
+    checksums: bool = True,
+) -> Path:
+    """Writes every parameter and persistent buffer to `folder`/model.safetensors, or with
+    `shard_bytes` to several files and an index; returns the path of the file or index. The files
+    appear whole or not at all, and replace an earlier save. Configuration and tokenizer files are
+    the caller's own: model.config.save_pretrained(folder).
+
+    Raises InvalidArgument for tensors that have no values or no place in a safetensors file, and
+    FileError (an OSError) when the disk is full or not writable."""
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    raise_problems("stowage.save", _unsavable(model))
+    flat = state_dict(model)
+    declaration = {
+        "tensors": [
+            {"name": name, "dtype": DISK_NAMES[t.dtype], "shape": list(t.shape)}
+            for name, t in flat.items()
+        ],
+        "weights": [_weight_facts(held) for held in _written(model) if _rests(held)],
+        "metadata": {**(metadata or {}), **_ties(model), **_buffer_dtypes(model)},
+        "shard_bytes": shard_bytes,
+        "checksums": checksums,
+    }
+    _write(str(where / FILE), declaration, flat)
+    index = where / f"{FILE}.index.json"
+    return index if index.exists() else where / FILE  # the writer leaves only the new one
+
+
+def _rests(held: Held) -> bool:
+    return isinstance(held.tensor, StowedTensor)
+
+
+def _unsavable(model: nn.Module) -> list[str]:
+    """Every reason why a tensor of `model` cannot be written."""
+    problems, names = [], set()
+    for held in _written(model):
+        tensor = held.tensor
+        if tensor.is_meta:
+            problems.append(f"{held.name}: must hold values, got a meta tensor")
+            continue
+        if not _rests(held) and type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            problems.append(
+                f"{held.name}: must be an ordinary or a stowed tensor, got {type(tensor).__name__}"
+            )
+            continue
+        for name, part in _flat_one(held).items():
+            if part.dtype not in DISK_NAMES:
+                problems.append(f"{name}: safetensors must have its dtype, got {part.dtype}")
+            if name in names:
+                problems.append(f"{name}: must be the name of one tensor, two would have it")
+            names.add(name)
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            kind = type(module).__name__
+            problems.append(f"{path or kind}: must hold its state in tensors, has extra state")
+    return problems
+
+
+def _flat_one(held: Held) -> dict[str, torch.Tensor]:
+    tensor = held.tensor
+    if isinstance(tensor, StowedTensor):
+        return flatten(held.name, tensor)
+    return {held.name: tensor.detach()}
+
+
+def _weight_facts(held: Held) -> dict[str, object]:
+    weight = held.tensor
+    assert isinstance(weight, StowedTensor)
+    return {
+        "name": held.name,
+        "storage": weight.storage,
+        "shape": list(weight.shape),
+        "parts": list(flatten(held.name, weight)),
+        "compute": DISK_NAMES[weight.dtype],
+    }
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """The further names of tied tensors, as safetensors.torch.save_model writes them."""
+    return {name: held.name for held in _written(model) for name in held.names[1:]}
+
+
+def _buffer_dtypes(model: nn.Module) -> dict[str, str]:
+    """Computed buffers are made again by the model's constructor, in its dtype, not in this one."""
+    dtypes = {
+        held.name: str(held.tensor.dtype).removeprefix("torch.")
+        for held in buffers(model)
+        if not is_persistent(held) and held.tensor.is_floating_point()
+    }
+    return {"stowage.buffer_dtypes": json.dumps(dtypes)} if dtypes else {}
+
+
+def _write(path: str, declaration: dict[str, object], flat: dict[str, torch.Tensor]) -> None:
+    try:
+        writer = ops.writer_open(path, json.dumps(declaration))
+        try:
+            for name, tensor in flat.items():
+                plain = tensor.detach().cpu().contiguous().reshape(-1)
+                ops.writer_write(writer, name, plain.view(torch.uint8))
+        except BaseException:
+            ops.writer_discard(writer)
+            raise
+        ops.writer_finish(writer)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+def load(
+    model: nn.Module | Callable[[], nn.Module],
+    folder: str | os.PathLike[str],
+    storage: str | Storage | Rules | None = None,
+    *,
+    rules: Rules | None = None,
+    compute_dtype: torch.dtype | None = None,
+    exact: bool = False,
+    keep_nonfinite: bool = False,
+    mmap: bool = False,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = False,
+    measure: bool = True,
+) -> nn.Module:
+    """Fills a model from a file, a shard index or a folder that holds either; returns the model.
+
+    `model` is a module, or a function that builds one: it is called so that parameters take no
+    memory (on the meta device) and computed buffers have values. Weights that rest in the file rest
+    in the model. With `storage` or `rules` (as in `stow`) plain weights of the file are quantized
+    on the way, tensor by tensor from the mapped file. dtypes are the file's unless `compute_dtype`
+    is given. Memory beyond the model's own at rest stays below 32 MiB.
+
+    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `rename`
+    gives a weight of the file the model's name for it, or None to leave it out. `strict=False`
+    permits missing and unexpected names. `verify` compares the file's checksums first. `exact`,
+    `keep_nonfinite` and `measure` are those of `stow`.
+
+    Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
+    storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
+    unreadable file."""
+    policy = None if storage is None and rules is None else Policy.parse(storage, rules)
+    how = Making(compute_dtype, exact, keep_nonfinite, measure)
+    source = FileSource(folder)
+    try:
+        if verify:
+            source.verify()
+        target = model if isinstance(model, nn.Module) else build(model)
+        _fill(target, source, policy, Options(how, mmap, strict, rename), "load")
+    finally:
+        source.close()
+    return target
+
+
+def _fill(
+    model: nn.Module, source: Source, policy: Policy | None, options: Options, where: str
+) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        filling = Filling(model, source, policy, options)
+        commit = filling.execute()
+        raise_problems(f"stowage.{where}: {source.where}", filling.problems)
+        commit()
