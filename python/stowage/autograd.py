@@ -25,7 +25,7 @@ def _transforming() -> bool:
     return _functorch_active() or forward_ad._current_level >= 0
 
 
-def _weight_gradient(g: Tensor, x: Tensor) -> Tensor:
+def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
     """g^T x over all leading dimensions."""
     wide, seen = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
     if g.dtype is _WIDEN:
@@ -61,7 +61,7 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     if need_bias:
         gb = bias_gradient(g)
     if need_weight and x is not None:
-        gw = _weight_gradient(g, x)
+        gw = weight_gradient(g, x)
     return gx, gb, gw, None, None, None, None, *([None] * ctx.scales)
 
 
@@ -153,7 +153,7 @@ def _grad_input_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     if need_g:
         out = linear(gg, codes, scales, ctx.storage, ctx.rows, None, weight, ctx.exact)
     if need_weight and g is not None:
-        gw = _weight_gradient(g, gg)
+        gw = weight_gradient(g, gg)
     return out, gw, None, None, None, None, *([None] * ctx.scales)
 
 

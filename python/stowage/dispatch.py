@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stowage import guard, ops
 from stowage.registry import op
-from stowage.tensor import MATRIX_DTYPES, StowedTensor
+from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import (
     PACKED,
     alias,
@@ -163,7 +163,7 @@ def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 # --- products -------------------------------------------------------------------------------------
 
 
-def _matrix(w: StowedTensor) -> tuple[Tensor, list[Tensor], int, int]:
+def _matrix(w: StowedTensor) -> Matrix:
     assert w._matrix is not None
     return w._matrix
 
@@ -184,18 +184,18 @@ def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     w, transposed = found
     if not transposed:
-        codes, scales, key, rows = _matrix(w)
-        return ops.linear(x, codes, scales, key, rows, bias, w._exact)
+        codes, scales, key, rows, exact, _ = _matrix(w)
+        return ops.linear(x, codes, scales, key, rows, bias, exact)
     y = _times(x, w, False)
     return y if bias is None else y + bias
 
 
 def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
     """x W^T, or x W."""
-    codes, scales, key, rows = _matrix(w)
+    codes, scales, key, rows, exact, _ = _matrix(w)
     if transposed:
-        return ops.linear(x, codes, scales, key, rows, None, w._exact)
-    return ops.linear_grad_input(x, codes, scales, key, w.shape[1], w._exact)
+        return ops.linear(x, codes, scales, key, rows, None, exact)
+    return ops.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
 
 
 @op(aten.mm.default)
@@ -221,8 +221,8 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _computes(w, x, bias) or x.dim() != 2 or x.shape[1] != weight.shape[0]:
         return NotImplemented
     if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
-        codes, scales, key, rows = _matrix(w)
-        return ops.linear(x, codes, scales, key, rows, bias, w._exact)
+        codes, scales, key, rows, exact, _ = _matrix(w)
+        return ops.linear(x, codes, scales, key, rows, bias, exact)
     return _times(x, w, transposed) + bias
 
 

@@ -182,4 +182,4 @@ def _adopt(into: StowedTensor, values: StowedTensor) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         Tensor.data.__set__(into, values)  # type: ignore[attr-defined]
     into._storage, into._dt, into._exact = values._storage, values._dt, values._exact
-    into._seat(values._parts(), values._matrix is not None, values.shape)
+    into._seat(values._parts(), values.shape)
