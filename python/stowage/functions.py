@@ -18,7 +18,11 @@ from stowage.registry import function
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import matrix
 
-_linear_op = ops.linear
+# Below the overload objects, which are Python: 0.4 us less, but dynamo cannot see through it.
+_linear_op = ops.linear._op
+_grad_input_op = ops.linear_grad_input._op
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+_in_dynamo = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _transforming = torch._C._are_functorch_transforms_active
@@ -48,7 +52,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return NotImplemented
     try:
         if _inference():
-            return _linear_op(input, codes, scales, key, rows, bias, exact)
+            op = ops.linear if _in_dynamo() else _linear_op
+            return op(input, codes, scales, key, rows, bias, exact)
         return _recorded_linear(input, weight, bias, matrix)
     except RuntimeError as error:
         raise translated(error) from None
@@ -64,7 +69,7 @@ def _recorded_linear(x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Mat
         trained = weight if wanted and weight.requires_grad else None
         return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
     if wanted:
-        return _Linear.apply(x, bias, weight, matrix)
+        return _apply_linear(_unwrap_if_dead(x), bias, weight, matrix)
     with _BelowAutograd():
         return _linear_op(x, codes, scales, key, rows, bias, exact)
 
@@ -98,6 +103,10 @@ class _Linear(torch.autograd.Function):
         return gx, gb, gw, None
 
 
+# Function.apply without its Python wrapper, which looks for functorch again: 2 us less.
+_apply_linear = super(torch.autograd.Function, _Linear).apply
+
+
 def _grad_input(
     g: Tensor,
     codes: Tensor,
@@ -110,7 +119,7 @@ def _grad_input(
     if _grad_enabled() or _transforming():  # create_graph=True
         return autograd.linear_grad_input(g, codes, scales, key, columns, weight, exact)
     with _BelowAutograd():
-        return ops.linear_grad_input(g, codes, scales, key, columns, exact)
+        return _grad_input_op(g, codes, scales, key, columns, exact)
 
 
 def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
