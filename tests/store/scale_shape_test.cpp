@@ -28,7 +28,7 @@ TEST(ScaleShape, SaysTheScaling) {
 TEST(ScaleShape, SaysTheBlockWhereOnlyOneIsUsual) {
   EXPECT_EQ(meaning({4, 128}, {4, 2}), "int8:block64");
   EXPECT_EQ(meaning({4, 130}, {4, 3}), "int8:block64");
-  EXPECT_EQ(meaning({4, 144}, {4, 3}), "int8:block48");
+  EXPECT_EQ(meaning({4, 48}, {4, 4}), "int8:block12");
   EXPECT_EQ(meaning({4, 2, 64}, {4, 4}), "int8:block32") << "rows are those of dim 0";
 }
 
