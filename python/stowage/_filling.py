@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from stowage._errors import StowageError
-from stowage._flat import Entry, unflatten
+from stowage._flat import Entry
 from stowage._report import remember
 from stowage._source import Source
 from stowage._storage import Storage
@@ -223,17 +223,18 @@ class Filling:
 
     def _make(self, step: _Step) -> tuple[torch.Tensor, Loss | None]:
         entry, held, how = step.entry, step.held, self._options.how
+        if isinstance(held.tensor, StowedTensor) and held.tensor._exact:
+            how = replace(how, exact=True)
         compute = self._compute(step)
         if step.storage is None:
             return _plain(self._source.read(entry.members[0]), held.tensor, compute), None
         if entry.storage is None:
             values = self._source.read(entry.members[0])
             return from_values(values, step.storage, how, compute)
-        parts = unflatten(entry, self._source.read)
+        parts = self._source.parts(entry)
         # Mapped memory only where its alignment suits torch; everything else is copied once.
         parts = [part if self._options.mmap and _aligned(part) else part.clone() for part in parts]
-        exact = how.exact or (isinstance(held.tensor, StowedTensor) and held.tensor._exact)
-        return from_parts(parts, step.storage, entry.shape, compute, exact), None
+        return from_parts(parts, step.storage, entry.shape, compute, how.exact), None
 
     def _compute(self, step: _Step) -> torch.dtype:
         entry, held, given = step.entry, step.held, self._options.how.compute_dtype

@@ -12,8 +12,9 @@ import torch
 
 from stowage import ops
 from stowage._errors import translated
-from stowage._flat import DISK_DTYPES, Entry, entries, on_disk
+from stowage._flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
 from stowage._storage import Storage
+from stowage.tensor import StowedTensor
 
 
 class Source(Protocol):
@@ -26,6 +27,9 @@ class Source(Protocol):
 
     def read(self, member: str) -> torch.Tensor:
         """A tensor by the name it has in the file; its memory may be mapped read-only."""
+
+    def parts(self, entry: Entry) -> list[torch.Tensor]:
+        """Codes and scales of a weight that rests, in the order of its layout."""
 
     def drop(self, entry: Entry) -> None:
         """The entry has been read: its pages may go."""
@@ -43,6 +47,12 @@ class DictSource:
 
     def read(self, member: str) -> torch.Tensor:
         return self._tensors[member].detach()
+
+    def parts(self, entry: Entry) -> list[torch.Tensor]:
+        tensor = self._tensors[entry.members[0]]
+        if isinstance(tensor, StowedTensor):
+            return list(tensor.parts.values())
+        return unflatten(entry, self.read)
 
     def drop(self, entry: Entry) -> None:
         pass
@@ -93,6 +103,9 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         return found.view(DISK_DTYPES[facts["dtype"]]).reshape(facts["shape"])
+
+    def parts(self, entry: Entry) -> list[torch.Tensor]:
+        return unflatten(entry, self.read)
 
     def drop(self, entry: Entry) -> None:
         for member in entry.members:
