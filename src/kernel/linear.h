@@ -11,13 +11,18 @@ namespace stowage {
 /// Padding that these kernels may rely on: counts called padded are multiples of this.
 inline constexpr std::int64_t kLinearPad = 16;
 
-/// y[i] = sum_k w[i, k] x[k]: rows of codes are multiplied while they are decoded, one vector x.
+/// y[j, i] += sum_k w[i, k] x[j, k]: rows of codes are multiplied while they are decoded.
 struct DotTask {
-  Run run;               // whole rows; groups are padded, unless they are whole rows
-  std::int64_t columns;  // 4-bit codes: padded
-  const float* values;   // 4-bit codes: the table of 16 values
-  const float* x;        // [columns], then zeros up to the padded length; 4-bit: arranged
-  float* y;              // [run.n / columns]
+  Run run;                        // begins with the first row; n is not read; groups are padded,
+                                  // unless they are whole rows of the weight
+  std::int64_t rows, row_stride;  // elements from row to row
+  std::int64_t columns;           // 4-bit codes: padded
+  std::int64_t ahead;             // bytes from a code to those that will be read soon
+  const float* values;            // 4-bit codes: the table of 16 values
+  const float* x;                 // columns, then zeros up to the padded length; 4-bit: arranged
+  std::int64_t x_stride, m;
+  float* y;
+  std::int64_t y_stride;
 };
 using DotKernel = void (*)(const DotTask& task) noexcept;
 

@@ -50,8 +50,6 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 bool fits_tiny(const LinearCall& call) noexcept;
 void linear_tiny(const LinearCall& call) noexcept;
-
-inline constexpr std::int64_t kMostVectors = 16;  // rows of x on the rows path
 bool fits_rows(const LinearCall& call) noexcept;
 void linear_rows(const LinearCall& call);
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/checked.h"
+
 namespace stowage {
 namespace {
 
@@ -27,17 +29,17 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   to_f32_ = kernels.dequantize.to[codes][value_index(Dtype::f32)];
   dot_ = kernels.linear.dot[codes];
   values_ = format.values.data();
-  four_bit_ = format.bits == 4;
+  bits_ = format.bits;
   dot_rows_ = most_dot_rows(weight.storage());
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
   if (columns_ == 0) return 0;
-  if (four_bit_ && columns_ % kLinearPad != 0) return 0;
+  if (arranged() && columns_ % kLinearPad != 0) return 0;
   if (storage.scaling.kind != Scaling::Kind::block) return rows_;
   const std::int64_t block = storage.scaling.block;
   if (block % kLinearPad != 0) return 0;
-  if (!four_bit_ && columns_ % block != 0) return 1;  // groups begin anew in each row
+  if (!arranged() && columns_ % block != 0) return 1;  // groups begin anew in each row
   // Nested scales are expanded so many at a time; rows may cut the first and the last of them.
   if (storage.scaling.nested) return (kExpandedScales - 2) * block / columns_;
   return rows_;
@@ -61,13 +63,19 @@ void LinearWeight::widen_rows(std::int64_t row, std::int64_t count, std::int64_t
   }
 }
 
-void LinearWeight::dot(std::int64_t row, std::int64_t count, const float* x,
-                       float* y) const noexcept {
-  for (const std::int64_t end = row + count; row < end; row += dot_rows_) {
-    const std::int64_t next = std::min(end, row + dot_rows_);
-    runs_.cover(row * columns_, next * columns_, [&](const Run& run) {
-      dot_({run, columns_, values_, x, y});
-      y += run.n / columns_;
+void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                       const Vectors& to) const noexcept {
+  // So many bytes of the stretches that are read one after the other are on their way.
+  constexpr std::int64_t kAhead = 2048;
+  const std::int64_t stretch = std::max<std::int64_t>(1, n * bits_ / 8);
+  const std::int64_t ahead =
+      n == columns_ ? kAhead : ceil_div(kAhead, stretch) * (columns_ * bits_ / 8);
+  for (std::int64_t done = 0; done < count; done += dot_rows_) {
+    const std::int64_t some = std::min(dot_rows_, count - done);
+    const std::int64_t begin = (row + done) * columns_ + k;
+    runs_.cover(begin, begin + (some - 1) * columns_ + n, [&](const Run& run) {
+      dot_({run, some, columns_, n, ahead, values_, to.x, to.x_stride, to.m, to.y + done,
+            to.y_stride});
     });
   }
 }

@@ -26,9 +26,17 @@ class LinearWeight {
 
   /// Whether dot() can read this storage and shape.
   bool has_dot() const noexcept { return dot_rows_ != 0; }
-  bool arranged() const noexcept { return four_bit_; }  // dot() wants x arranged
-  /// y[i] = w[row + i] . x for i < count. x has zeros up to the padded length.
-  void dot(std::int64_t row, std::int64_t count, const float* x, float* y) const noexcept;
+  bool arranged() const noexcept { return bits_ == 4; }  // dot() wants x arranged
+  /// y[j, i] += sum over columns [k, k + n) of w[row + i] x[j], for i < count and j < m. x begins
+  /// with column k, a padded number, and has zeros from the last column up to the padded length.
+  struct Vectors {
+    const float* x;
+    std::int64_t x_stride, m;
+    float* y;
+    std::int64_t y_stride;
+  };
+  void dot(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+           const Vectors& vectors) const noexcept;
 
  private:
   std::int64_t most_dot_rows(const Storage& storage) const noexcept;
@@ -37,8 +45,8 @@ class LinearWeight {
   std::int64_t rows_, columns_;
   DequantizeKernel to_f32_;
   DotKernel dot_;
-  const float* values_;  // of a 4-bit format
-  bool four_bit_;
+  const float* values_;    // of a 4-bit format
+  int bits_;               // of a code
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
 };
 

@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums in 16 registers
 inline F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-inline float sum(F x) {
-  const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+/// sums[j] = all lanes of x[j].
+inline void sum4(const F (&x)[4], float (&sums)[4]) {
+  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 }
 inline void arrange(float*, std::int64_t) noexcept {}
 

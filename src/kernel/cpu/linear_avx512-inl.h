@@ -10,7 +10,15 @@ namespace {
 
 constexpr int kTileRows = 8, kTileVectors = 2;
 inline F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-inline float sum(F x) { return _mm512_reduce_add_ps(x); }
+/// sums[j] = all lanes of x[j]: halves of each first, then as quarters of one register.
+inline void sum4(const F (&x)[4], float (&sums)[4]) {
+  __m256 half[4];
+  for (int j = 0; j < 4; ++j)
+    half[j] = _mm256_add_ps(_mm512_castps512_ps256(x[j]), _mm512_extractf32x8_ps(x[j], 1));
+  const __m256 pairs =
+      _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+}
 
 /// Through fp16, which has e4m3's numbers with 8 added to the exponent; NaN would become 480.
 //   e4m3                s eeee mmm

@@ -8,7 +8,10 @@ namespace {
 
 constexpr int kTileRows = 2, kTileVectors = 4;  // 8 sums in 16 registers
 inline F multiply_add(F a, F b, F c) { return a * b + c; }
-inline float sum(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+/// sums[j] = all lanes of x[j].
+inline void sum4(const F (&x)[4], float (&sums)[4]) {
+  for (int j = 0; j < 4; ++j) sums[j] = (x[j][0] + x[j][2]) + (x[j][1] + x[j][3]);
+}
 inline void arrange(float*, std::int64_t) noexcept {}
 
 }  // namespace

@@ -44,7 +44,7 @@ void tile(const TileTask& task) noexcept {
     tile_rows<kTileRows, kTileVectors>(task, 0, column);
   if constexpr (kColumns > kLinearPad) {
     for (; column < task.columns; column += kLinearPad)
-      tile_rows<kTileRows, kLinearPad / kWidth>(task, 0, column);
+      tile_rows<2 * kTileRows, kLinearPad / kWidth>(task, 0, column);
   }
 }
 
