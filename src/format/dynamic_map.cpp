@@ -39,11 +39,19 @@ std::array<float, 256> make_map() {
   return map;
 }
 
-std::array<float, 255> make_midpoints() {
+constexpr std::size_t kSteps = 65536;
+
+// The code of each step of [-1, 1]: how many midpoints of the map lie below it.
+std::array<std::uint8_t, kSteps> make_step_codes() {
   const auto& map = dynamic_map();
-  std::array<float, 255> midpoints{};
-  for (std::size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = 0.5f * (map[i] + map[i + 1]);
-  return midpoints;
+  std::array<std::uint8_t, kSteps> codes{};
+  std::size_t below = 0;
+  for (std::size_t step = 0; step < kSteps; ++step) {
+    const float value = -1.0f + 2.0f * static_cast<float>(step) / 65535.0f;
+    while (below < 255 && 0.5f * (map[below] + map[below + 1]) < value) ++below;
+    codes[step] = static_cast<std::uint8_t>(below);
+  }
+  return codes;
 }
 
 }  // namespace
@@ -54,11 +62,8 @@ const std::array<float, 256>& dynamic_map() noexcept {
 }
 
 std::uint8_t dynamic_code(float u) noexcept {
-  static const std::array<float, 255> midpoints = make_midpoints();
-  const auto step = static_cast<std::uint16_t>((u + 1.0f) * 0.5f * 65535.0f + 0.5f);
-  const float rounded = -1.0f + 2.0f * static_cast<float>(step) / 65535.0f;
-  return static_cast<std::uint8_t>(std::ranges::lower_bound(midpoints, rounded) -
-                                   midpoints.begin());
+  static const std::array<std::uint8_t, kSteps> codes = make_step_codes();
+  return codes[static_cast<std::uint16_t>((u + 1.0f) * 0.5f * 65535.0f + 0.5f)];
 }
 
 void nest_scales(std::span<const float> absmax, std::uint8_t* codes, float* nested_absmax,

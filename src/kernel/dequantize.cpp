@@ -22,22 +22,14 @@ void check(const Weight& weight, Range rows, const void* out, Dtype dtype) {
     throw Error(Code::invalid_argument, "dequantize: out must not be null");
 }
 
-/// Elements that are dequantized next to each other before they are streamed out: small enough for
-/// the first cache, large enough for tables by group to pay.
-constexpr std::int64_t kStage = 4096;
-
-/// A run by way of a buffer, whose lines match those of `out` after the first piece.
-void stream_run(DequantizeKernel kernel, Run run, std::int64_t width, char* out) {
-  alignas(64) char stage[kStage * 8];
-  const auto past_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % 64);
-  std::int64_t piece = kStage - past_line / width;
-  for (std::int64_t left = run.n; left > 0;) {
-    run.n = std::min(left, piece);
-    kernel(run, stage);
-    stream_copy(out, stage, run.n * width);
-    run.first += run.n, left -= run.n, out += run.n * width;
-    piece = kStage;
-  }
+void stream_run(DequantizeKernel kernel, const Run& run, std::int64_t width, int code_bits,
+                char* out) {
+  stream_pieces(out, run.n, width, [&](std::int64_t begin, std::int64_t count, void* stage) {
+    kernel({run.codes, run.first + begin, run.scales, run.group, count}, stage);
+    const std::int64_t next = run.first + begin + count;
+    const std::int64_t ahead = std::min(count, run.n - begin - count);
+    fetch_ahead(static_cast<const char*>(run.codes) + next * code_bits / 8, ahead * code_bits / 8);
+  });
 }
 
 }  // namespace
@@ -50,12 +42,13 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
   const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
   const std::int64_t width = bits(dtype) / 8, begin = rows.begin * weight.row_elements(),
                      n = (rows.end - rows.begin) * weight.row_elements();
+  const int code_bits = trait(weight.storage().codes).bits;
   const bool stream = n * width >= kStreamBytes;
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t from, std::int64_t to) {
     char* place = static_cast<char*>(out) + from * width;
     runs.cover(begin + from, begin + to, [&](const Run& run) {
       if (stream)
-        stream_run(kernel, run, width, place);
+        stream_run(kernel, run, width, code_bits, place);
       else
         kernel(run, place);
       place += run.n * width;

@@ -41,6 +41,10 @@ struct Job {
   std::size_t codes() const { return static_cast<std::size_t>(storage.codes); }
   std::size_t in() const { return static_cast<std::size_t>(value_index(dtype)); }
   const char* at(std::int64_t i) const { return values + i * (bits(dtype) / 8); }
+
+  std::uint8_t* code(std::int64_t i) const {
+    return static_cast<std::uint8_t*>(parts[0]) + i * trait(storage.codes).bits / 8;
+  }
 };
 
 bool can_keep_nonfinite(const Storage& storage) {
@@ -65,11 +69,9 @@ bool can_keep_nonfinite(const Storage& storage) {
 
 std::uint32_t quantize_cast(const Job& job) {
   const CastKernel cast = job.kernels.quantize.cast[job.codes()][job.in()];
-  const std::int64_t width = trait(job.storage.codes).bits / 8;
   Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    char* out = static_cast<char*>(job.parts[0]) + begin * width;
-    largest.take(cast(job.at(begin), end - begin, out));
+    largest.take(cast(job.at(begin), end - begin, job.code(begin)));
   });
   return largest.bits();
 }
@@ -81,8 +83,7 @@ std::uint32_t quantize_blocks(const Job& job, float* absmax) {
   Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     largest.take(
-        kernel({job.at(begin), end - begin, block,
-                static_cast<std::uint8_t*>(job.parts[0]) + begin / 2, absmax + begin / block}));
+        kernel({job.at(begin), end - begin, block, job.code(begin), absmax + begin / block}));
   });
   return largest.bits();
 }
@@ -120,7 +121,6 @@ float scale_of(const Job& job, std::uint32_t amax) {
 std::uint32_t quantize_small_groups(const Job& job, const Groups& groups) {
   const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
   const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
-  auto* codes = static_cast<std::uint8_t*>(job.parts[0]);
   auto* scales = static_cast<float*>(job.parts[1]);
   Largest largest;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / groups.group);
@@ -131,7 +131,7 @@ std::uint32_t quantize_small_groups(const Job& job, const Groups& groups) {
       largest.take(most);
       if (most >= kInfinityBits) return;
       scales[g] = scale_of(job, most);
-      encode(job.at(begin), size, 1.0f / scales[g], codes + begin);
+      encode(job.at(begin), size, 1.0f / scales[g], job.code(begin));
     }
   });
   return largest.bits();
@@ -150,9 +150,8 @@ std::uint32_t quantize_large_group(const Job& job, std::int64_t first, std::int6
   const ExactFloats exact;
   *scale = scale_of(job, largest.bits());
   const float r = 1.0f / *scale;
-  auto* codes = static_cast<std::uint8_t*>(job.parts[0]) + first;
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    encode(job.at(first + begin), end - begin, r, codes + begin);
+    encode(job.at(first + begin), end - begin, r, job.code(first + begin));
   });
   return largest.bits();
 }

@@ -17,9 +17,8 @@ void stream_copy(void* to, const void* from, std::int64_t bytes) noexcept {
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
   const auto past_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out) % kLine);
-  const std::int64_t head = std::min(bytes, (kLine - past_line) % kLine);
-  std::memcpy(out, in, static_cast<std::size_t>(head));
-  std::int64_t i = head;
+  std::int64_t i = std::min(bytes, (kLine - past_line) % kLine);
+  std::memcpy(out, in, static_cast<std::size_t>(i));
   for (; i + kLine <= bytes; i += kLine)
     for (std::int64_t j = i; j < i + kLine; j += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
@@ -33,5 +32,10 @@ void stream_copy(void* to, const void* from, std::int64_t bytes) noexcept {
 }
 void stream_done() noexcept {}
 #endif
+
+void fetch_ahead(const void* from, std::int64_t bytes) noexcept {
+  for (std::int64_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const char*>(from) + i);
+}
 
 }  // namespace stowage

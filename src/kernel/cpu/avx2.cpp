@@ -71,11 +71,12 @@ struct Lanes : PortableLanes {
   struct WordTable {
     __m256i low, high;  // bytes of the sixteen, twice
   };
-  static WordTable load_words(const void* sixteen) {
-    const __m256i bytes = _mm256_shuffle_epi8(
-        load_as<__m256i>(sixteen), _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                                       0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
-    return {_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xDD)};
+  static WordTable word_table(const I (&entries)[2]) {
+    const __m128i low = words(entries[0]), high = words(entries[1]);
+    const __m128i low_bytes = _mm_packus_epi16(_mm_and_si128(low, _mm_set1_epi16(0xFF)),
+                                               _mm_and_si128(high, _mm_set1_epi16(0xFF)));
+    const __m128i high_bytes = _mm_packus_epi16(_mm_srli_epi16(low, 8), _mm_srli_epi16(high, 8));
+    return {_mm256_broadcastsi128_si256(low_bytes), _mm256_broadcastsi128_si256(high_bytes)};
   }
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
     const __m256i pairs = _mm256_cvtepu8_epi16(load_as<__m128i>(nibbles));
@@ -88,6 +89,39 @@ struct Lanes : PortableLanes {
     store_as(p, _mm256_permute2x128_si256(a, b, 0x20));
     store_as(static_cast<char*>(p) + 32, _mm256_permute2x128_si256(a, b, 0x31));
   }
+  static void store_bf16_pair(void* p, F a, F b) {  // packing works inside 16 bytes
+    const __m256i mixed =
+        _mm256_packus_epi32(to(round_shift(as_int(a), 16)), to(round_shift(as_int(b), 16)));
+    store_as(p, _mm256_permute4x64_epi64(mixed, 0xD8));
+  }
+
+  static constexpr bool kHasFloat8 = true;
+  // The code  s e.. m..  has the bits: table entry of m.. + e.. in its place, and the sign.
+  template <int kMantissa>
+  static bool store_float8(void* p, const WordTable& table, const std::uint8_t* codes) {
+    constexpr char kLow = (1 << kMantissa) - 1, kHigh = 0x7F - kLow;
+    constexpr char kLargest = kMantissa == 3 ? 0x7E : 0x7B;
+    // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
+    const __m256i code = _mm256_permute4x64_epi64(load_as<__m256i>(codes), 0xD8);
+    const __m256i size = _mm256_and_si256(code, _mm256_set1_epi8(0x7F));
+    if (_mm256_movemask_epi8(_mm256_cmpgt_epi8(size, _mm256_set1_epi8(kLargest))) != 0)
+      return false;
+    const __m256i subnormal = _mm256_cmpgt_epi8(_mm256_set1_epi8(kLow + 1), size);
+    const __m256i index = _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi8(kLow)),
+                                          _mm256_and_si256(subnormal, _mm256_set1_epi8(kLow + 1)));
+    const __m256i low = _mm256_shuffle_epi8(table.low, index);
+    const __m256i high = _mm256_shuffle_epi8(table.high, index), zero = _mm256_setzero_si256();
+    const auto value = [&](__m256i entry, __m256i word) {  // word: the code times 2^8
+      const __m256i exponent = _mm256_and_si256(word, _mm256_set1_epi16(kHigh << 8));
+      const __m256i moved = _mm256_srli_epi16(exponent, 1 + kMantissa);
+      return _mm256_xor_si256(_mm256_add_epi16(entry, moved),
+                              _mm256_and_si256(word, _mm256_set1_epi16(-0x8000)));
+    };
+    store_as(p, value(_mm256_unpacklo_epi8(low, high), _mm256_unpacklo_epi8(zero, code)));
+    store_as(static_cast<char*>(p) + 32,
+             value(_mm256_unpackhi_epi8(low, high), _mm256_unpackhi_epi8(zero, code)));
+    return true;
+  }
 
   struct Table16 {
     __m256i low, high;
@@ -95,6 +129,13 @@ struct Lanes : PortableLanes {
   static Table16 load_table(const void* sixteen) {
     return {load_as<__m256i>(sixteen),
             load_as<__m256i>(static_cast<const std::int32_t*>(sixteen) + 8)};
+  }
+  static std::uint32_t largest(I magnitudes) {
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(to(magnitudes)),
+                                       _mm256_extracti128_si256(to(magnitudes), 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return static_cast<std::uint32_t>(
+        _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1))));
   }
   static I look_up(const Table16& table, I index) {
     const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.low, to(index)));

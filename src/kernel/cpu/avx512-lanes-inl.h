@@ -63,8 +63,8 @@ struct Lanes : PortableLanes {
 
   static constexpr int kNibbleStep = 32;
   using WordTable = __m512i;  // twice the sixteen, so that the fifth bit of an index is free
-  static WordTable load_words(const void* sixteen) {
-    return _mm512_broadcast_i64x4(load_as<__m256i>(sixteen));
+  static WordTable word_table(const I (&words)[1]) {
+    return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(to(words[0])));
   }
   static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
     const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
@@ -73,7 +73,36 @@ struct Lanes : PortableLanes {
     store_as(p, _mm512_permutexvar_epi16(index, table));
   }
 
+  static void store_bf16_pair(void* p, F a, F b) {  // packing works inside 16 bytes
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m512i mixed =
+        _mm512_packus_epi32(to(round_shift(as_int(a), 16)), to(round_shift(as_int(b), 16)));
+    store_as(p, _mm512_permutexvar_epi64(order, mixed));
+  }
+
+  static constexpr bool kHasFloat8 = true;
+  // The code  s e.. m..  has the bits: table entry of m.. + e.. in its place, and the sign.
+  template <int kMantissa>
+  static bool store_float8(void* p, WordTable table, const std::uint8_t* codes) {
+    constexpr short kLow = (1 << kMantissa) - 1, kHigh = 0x7F - kLow;
+    constexpr short kLargest = kMantissa == 3 ? 0x7E : 0x7B;
+    const __m512i code = _mm512_cvtepu8_epi16(load_as<__m256i>(codes));
+    const __m512i exponent = _mm512_and_si512(code, _mm512_set1_epi16(kHigh));
+    const __m512i mantissa = _mm512_and_si512(code, _mm512_set1_epi16(kLow));
+    const __m512i size = _mm512_or_si512(exponent, mantissa);
+    if (_mm512_cmpgt_epi16_mask(size, _mm512_set1_epi16(kLargest)) != 0) return false;
+    const __mmask32 subnormal = _mm512_testn_epi16_mask(exponent, exponent);
+    const __m512i index =
+        _mm512_mask_add_epi16(mantissa, subnormal, mantissa, _mm512_set1_epi16(kLow + 1));
+    const __m512i value = _mm512_add_epi16(_mm512_permutexvar_epi16(index, table),
+                                           _mm512_slli_epi16(exponent, 7 - kMantissa));
+    const __m512i signs = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16(-0x8000));
+    store_as(p, _mm512_xor_si512(value, signs));
+    return true;
+  }
+
 #if defined(__AVX512VBMI__)
+  static constexpr bool kHasByteTable = true;
   /// 256 entries of 16 bits, as two tables of bytes.
   struct ByteTable {
     __m512i low[4], high[4];
@@ -109,6 +138,49 @@ struct Lanes : PortableLanes {
 
   using Table16 = __m512i;
   static Table16 load_table(const void* sixteen) { return load_as<__m512i>(sixteen); }
+  // 32 bins of [-1, 1] with at most one threshold each, so that one comparison settles the rank.
+  // Whatever the rounding, numbers in ascending order fall into bins in ascending order.
+  struct Ranks {
+    __m512 ascending, threshold[2];  // of each bin; 2 where there is none
+    __m512i below[2];                // how many thresholds fall into lower bins
+    explicit Ranks(const float* thresholds) : ascending(load_as<__m512>(thresholds)) {
+      const I bins = bin(ascending);
+      float of_bin[32];
+      std::int32_t count[32] = {};
+      for (float& limit : of_bin) limit = 2;
+      for (int i = 0; i < 15; ++i) {
+        of_bin[bins[i]] = thresholds[i];
+        for (int b = bins[i] + 1; b < 32; ++b) ++count[b];
+      }
+      for (int i = 0; i < 2; ++i) {
+        threshold[i] = load_as<__m512>(of_bin + 16 * i);
+        below[i] = load_as<__m512i>(count + 16 * i);
+      }
+    }
+    I of(F v) const {  // binary search
+      __m512i rank = _mm512_setzero_si512();
+      for (int step = 8; step > 0; step /= 2) {
+        const __m512i next = _mm512_add_epi32(rank, _mm512_set1_epi32(step - 1));
+        const __mmask16 above =
+            _mm512_cmp_ps_mask(v, _mm512_permutexvar_ps(next, ascending), _CMP_NLE_UQ);
+        rank = _mm512_mask_add_epi32(rank, above, rank, _mm512_set1_epi32(step));
+      }
+      return from(rank);
+    }
+    I of_spread(F v) const {
+      const __m512i b = to(bin(v)), base = _mm512_permutex2var_epi32(below[0], b, below[1]);
+      const __m512 limit = _mm512_permutex2var_ps(threshold[0], b, threshold[1]);
+      const __mmask16 above = _mm512_cmp_ps_mask(v, limit, _CMP_NLE_UQ);
+      return from(_mm512_mask_add_epi32(base, above, base, _mm512_set1_epi32(1)));
+    }
+
+   private:
+    static I bin(F v) { return from(_mm512_cvttps_epi32(v * 15.5f + 15.5f)); }
+  };
+
+  static std::uint32_t largest(I magnitudes) {
+    return static_cast<std::uint32_t>(_mm512_reduce_max_epi32(to(magnitudes)));
+  }
   static I look_up(Table16 table, I index) {
     return from(_mm512_permutexvar_epi32(to(index), table));
   }

@@ -1,136 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dequantizing, once for each instruction set: a Widen turns kStep codes that share a scale into
-// values; sweeps over groups and ragged ends are the same for all formats.
+// Dequantizing, once for each instruction set: runs are cut into groups and groups into steps;
+// ragged ends are the same for all formats.
 #pragma once
 #include <cstdint>
 
+#include "kernel/cpu/widen-inl.h"
 #include "kernel/dequantize.h"
-#include "kernel/tables.h"
 
 namespace stowage {
 namespace {
 
-constexpr int bits_of(Codes c) {
-  return c == Codes::f32                       ? 32
-         : c == Codes::bf16 || c == Codes::f16 ? 16
-         : c == Codes::nf4 || c == Codes::fp4  ? 4
-                                               : 8;
-}
-constexpr bool is_four_bit(Codes c) { return bits_of(c) == 4; }
-constexpr bool is_own_type(Codes c, Dtype d) {
-  return (c == Codes::f32 && d == Dtype::f32) || (c == Codes::bf16 && d == Dtype::bf16) ||
-         (c == Codes::f16 && d == Dtype::f16);
-}
-constexpr int bytes_of(Dtype d) { return d == Dtype::f64 ? 8 : d == Dtype::f32 ? 4 : 2; }
-
-template <Dtype kOut>
-void store(void* to, F x) {
-  if constexpr (kOut == Dtype::bf16) {
-    Lanes::store_bf16(to, x);
-  } else if constexpr (kOut == Dtype::f16) {
-    Lanes::store_f16(to, x);
-  } else {
-    const I quiet = is_nan(magnitude(x)) ? splat(static_cast<std::int32_t>(kQuietNan)) : as_int(x);
-    if constexpr (kOut == Dtype::f32) Lanes::store_f32(to, as_float(quiet));
-    if constexpr (kOut == Dtype::f64) Lanes::store_f64(to, as_float(quiet));
-  }
-}
-
-template <Codes kCodes>
-F decode(const void* codes) {
-  if constexpr (kCodes == Codes::f32) return Lanes::load_f32(codes);
-  if constexpr (kCodes == Codes::bf16) return Lanes::load_bf16(codes);
-  if constexpr (kCodes == Codes::f16) return Lanes::load_f16(codes);
-  if constexpr (kCodes == Codes::f8_e4m3) return Lanes::load_e4m3(codes);
-  if constexpr (kCodes == Codes::f8_e5m2) return Lanes::load_e5m2(codes);
-  if constexpr (kCodes == Codes::int8) return __builtin_convertvector(Lanes::load_i8(codes), F);
-}
-
-inline void scale_values(Codes codes, float scale, F (&scaled)[16 / kWidth]) {
-  const float* values = four_bit_tables(codes).values;
-  for (int i = 0; i < 16 / kWidth; ++i)
-    scaled[i] = Lanes::load_f32(values + i * kWidth) * splat(scale);
-}
-
-/// Codes of 8 bits and more: decode, multiply, round.
-template <Codes kCodes, Dtype kOut>
-struct Widen {
-  static constexpr int kStep = kWidth;
-  explicit Widen(float scale) : scale_(splat(scale)) {}
-  void operator()(const std::uint8_t* codes, void* out) const {
-    const F value = decode<kCodes>(codes);
-    if constexpr (bits_of(kCodes) > 8)
-      store<kOut>(out, value);  // plain casts have no scale
-    else
-      store<kOut>(out, value * scale_);
-  }
-
- private:
-  F scale_;
-};
-
-/// Codes of 4 bits: multiply and round the sixteen values, then look up.
-template <Codes kCodes, Dtype kOut>
-requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
-  static constexpr int kStep = kWidth;
-  explicit Widen(float scale) {
-    F scaled[16 / kWidth];
-    scale_values(kCodes, scale, scaled);
-    table_ = Lanes::load_table(scaled);
-  }
-  void operator()(const std::uint8_t* codes, void* out) const {
-    store<kOut>(out, as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes))));
-  }
-
- private:
-  Lanes::Table16 table_;
-};
-template <Codes kCodes, Dtype kOut>
-requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> {
-  static constexpr int kStep = Lanes::kNibbleStep;
-  explicit Widen(float scale) {
-    F scaled[16 / kWidth];
-    scale_values(kCodes, scale, scaled);
-    std::uint16_t rounded[16];
-    for (int i = 0; i < 16 / kWidth; ++i) store<kOut>(rounded + i * kWidth, scaled[i]);
-    table_ = Lanes::load_words(rounded);
-  }
-  void operator()(const std::uint8_t* codes, void* out) const {
-    Lanes::store_looked_up(out, table_, codes);
-  }
-
- private:
-  Lanes::WordTable table_;
-};
-
-#if defined(__AVX512VBMI__)
-/// Codes of 8 bits to 16: multiply and round all 256 values, then look up.
-template <Codes kCodes, Dtype kOut>
-struct WidenByTable {
-  static constexpr int kStep = 64;
-  static constexpr std::int64_t kWorthwhile = 1024;  // elements that pay for the table
-  explicit WidenByTable(float scale) {
-    std::uint8_t codes[256];
-    for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
-    std::uint16_t rounded[256];
-    const Widen<kCodes, kOut> widen(scale);
-    for (int i = 0; i < 256; i += kWidth) widen(codes + i, rounded + i);
-    table_ = Lanes::load_byte_table(rounded);
-  }
-  void operator()(const std::uint8_t* codes, void* out) const {
-    Lanes::store_looked_up(out, table_, codes);
-  }
-
- private:
-  Lanes::ByteTable table_;
-};
-#endif
-
 /// Fewer than kStep elements, or 4-bit ones that begin in the middle of a byte: through a copy, so
 /// that nothing outside the run is read or written.
 template <Codes kCodes, Dtype kOut, class Step>
-void ragged(const Step& step, const std::uint8_t* codes, std::int64_t first, std::int64_t n,
-            char* out) {
+[[gnu::noinline]] void ragged(const Step& step, const std::uint8_t* codes, std::int64_t first,
+                              std::int64_t n, char* out) {
   std::uint8_t padded[Step::kStep * bits_of(kCodes) / 8 + 1] = {};
   char values[Step::kStep * bytes_of(kOut)];
   const std::int64_t begin = first * bits_of(kCodes) / 8,
@@ -142,10 +26,10 @@ void ragged(const Step& step, const std::uint8_t* codes, std::int64_t first, std
                    static_cast<std::size_t>(n) * bytes_of(kOut));
 }
 
-/// n elements of one group.
+/// n elements of one group. Inlined, since a group may be two steps.
 template <Codes kCodes, Dtype kOut, class Step>
-void sweep(const Step& step, const std::uint8_t* codes, std::int64_t first, std::int64_t n,
-           char* out) {
+[[gnu::always_inline]] inline void sweep(const Step& step, const std::uint8_t* codes,
+                                         std::int64_t first, std::int64_t n, char* out) {
   if (is_four_bit(kCodes) && first % 2 != 0) {
     ragged<kCodes, kOut>(step, codes, first, 1, out);
     ++first, --n, out += bytes_of(kOut);
@@ -159,14 +43,20 @@ void sweep(const Step& step, const std::uint8_t* codes, std::int64_t first, std:
 }
 
 template <Codes kCodes, Dtype kOut>
-void group(float scale, const std::uint8_t* codes, std::int64_t first, std::int64_t n, char* out) {
-#if defined(__AVX512VBMI__)
-  if constexpr (bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
+[[gnu::always_inline]] inline void group(const Values<kCodes>& values, float scale,
+                                         const std::uint8_t* codes, std::int64_t first,
+                                         std::int64_t n, char* out) {
+  if constexpr (Lanes::kHasByteTable && bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
     using Table = WidenByTable<kCodes, kOut>;
-    if (n >= Table::kWorthwhile) return sweep<kCodes, kOut>(Table(scale), codes, first, n, out);
+    if (n >= Table::kWorthwhile)
+      return sweep<kCodes, kOut>(Table(values, scale), codes, first, n, out);
   }
-#endif
-  sweep<kCodes, kOut>(Widen<kCodes, kOut>(scale), codes, first, n, out);
+  if constexpr (Lanes::kHasFloat8 && is_float8(kCodes) && kOut == Dtype::bf16) {
+    using Float8 = WidenFloat8<kCodes>;
+    if (Float8::fits(scale))
+      return sweep<kCodes, kOut>(Float8(values, scale), codes, first, n, out);
+  }
+  sweep<kCodes, kOut>(Widen<kCodes, kOut>(values, scale), codes, first, n, out);
 }
 
 template <Codes kCodes, Dtype kOut>
@@ -178,13 +68,14 @@ void dequantize(const Run& run, void* to) noexcept {
                      static_cast<std::size_t>(run.n) * bytes_of(kOut));
     return;
   }
-  if (run.scales == nullptr) return group<kCodes, kOut>(1.0f, codes, run.first, run.n, out);
+  const Values<kCodes> values;
+  if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
   std::int64_t g = run.first / run.group;
   for (std::int64_t done = 0; done < run.n; ++g) {
     const std::int64_t first = run.first + done;
     const std::int64_t left = run.n - done, in_group = (g + 1) * run.group - first;
     const std::int64_t n = left < in_group ? left : in_group;
-    group<kCodes, kOut>(run.scales[g], codes, first, n, out + done * bytes_of(kOut));
+    group<kCodes, kOut>(values, run.scales[g], codes, first, n, out + done * bytes_of(kOut));
     done += n;
   }
 }

@@ -134,19 +134,54 @@ struct PortableLanes {
   static void store_bf16(void* p, F x) { narrow<std::uint16_t>(p, bf16_bits(x)); }
   static void store_f16(void* p, F x) { narrow<std::uint16_t>(p, f16_bits(x)); }
 
-  /// Sixteen entries of 16 bits; store_looked_up() writes those that kNibbleStep nibbles name, the
-  /// high one of each byte first.
+  /// Numbers and quiet NaNs, 2 kWidth of them.
+  static void store_bf16_pair(void* p, F a, F b) {
+    narrow<std::uint16_t>(p, round_shift(as_int(a), 16));
+    narrow<std::uint16_t>(static_cast<std::uint16_t*>(p) + kWidth, round_shift(as_int(b), 16));
+  }
+
+  /// Sixteen entries of 16 bits, from the low halves of lanes; store_looked_up() writes those that
+  /// kNibbleStep nibbles name, the high one of each byte first.
   static constexpr int kNibbleStep = 8;
   struct WordTable {
     std::uint16_t entries[16];
   };
-  static WordTable load_words(const void* sixteen) { return load_as<WordTable>(sixteen); }
+  static WordTable word_table(const I (&words)[16 / kWidth]) {
+    WordTable table;
+    for (int i = 0; i < 16; ++i)
+      table.entries[i] = static_cast<std::uint16_t>(words[i / kWidth][i % kWidth]);
+    return table;
+  }
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
     auto* out = static_cast<char*>(p);
     for (int i = 0; i < kNibbleStep / 2; ++i, out += 4) {
       store_as(out, table.entries[nibbles[i] >> 4]);
       store_as(out + 2, table.entries[nibbles[i] & 15]);
     }
+  }
+  /// Whether there is store_float8(), 32 codes by a table of mantissas (WidenFloat8), and
+  /// store_looked_up() of 64 codes by a table of all 256 (WidenByTable).
+  static constexpr bool kHasFloat8 = false, kHasByteTable = false;
+
+  /// How many of 15 ascending thresholds lie strictly below each lane; NaN is above all.
+  struct Ranks {
+    F thresholds[15];
+    explicit Ranks(const float* ascending) {
+      for (int i = 0; i < 15; ++i) thresholds[i] = splat(ascending[i]);
+    }
+    I of(F v) const {
+      I rank = splat(15);
+      for (const F& threshold : thresholds) rank += v <= threshold;  // true is -1
+      return rank;
+    }
+    /// The same where no two thresholds are closer than 1/15, for numbers in [-1, 1] or next to it.
+    I of_spread(F v) const { return of(v); }
+  };
+
+  static std::uint32_t largest(I magnitudes) {
+    std::int32_t most = 0;
+    for (int i = 0; i < kWidth; ++i) most = magnitudes[i] > most ? magnitudes[i] : most;
+    return static_cast<std::uint32_t>(most);
   }
 
   /// Sixteen entries of 32 bits, looked up by the low four bits of each lane.

@@ -18,24 +18,25 @@ F load(const void* from) {
   if constexpr (kIn == Dtype::f16) return Lanes::load_f16(from);
 }
 
+/// How far ahead inputs are asked for: loops that compute this much between loads leave the
+/// hardware's own prefetcher behind. Nothing is read past the end.
+constexpr int kAhead = 2048;
+
 /// Calls body(input, elements, i) for kWidth elements at a time; the last, short, time the input is
 /// a copy padded with zeros.
 template <Dtype kIn, class Body>
 void for_each_step(const void* x, std::int64_t n, Body&& body) {
   const auto* from = static_cast<const char*>(x);
   std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) body(from + i * bytes_of(kIn), kWidth, i);
+  for (; i + kWidth <= n; i += kWidth) {
+    __builtin_prefetch(from + i * bytes_of(kIn) + kAhead);
+    body(from + i * bytes_of(kIn), kWidth, i);
+  }
   if (i == n) return;
   char padded[kWidth * bytes_of(kIn)] = {};
   __builtin_memcpy(padded, from + i * bytes_of(kIn),
                    static_cast<std::size_t>(n - i) * bytes_of(kIn));
   body(padded, static_cast<int>(n - i), i);
-}
-
-inline std::uint32_t largest(I magnitudes) {
-  std::int32_t most = 0;
-  for (int i = 0; i < kWidth; ++i) most = magnitudes[i] > most ? magnitudes[i] : most;
-  return static_cast<std::uint32_t>(most);
 }
 
 template <Dtype kIn>
@@ -44,7 +45,7 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
   for_each_step<kIn>(x, n, [&](const char* from, int, std::int64_t) {
     most = max(most, magnitude(load<kIn>(from)));
   });
-  return largest(most);
+  return Lanes::largest(most);
 }
 
 /// RNE of a magnitude to fp8; the caller has cut it to the largest value. kMantissa as in
@@ -147,34 +148,28 @@ std::uint32_t cast(const void* x, std::int64_t n, void* codes) noexcept {
     store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
                         encode_any<kCodes>(value, exact), count);
   });
-  return largest(most);
+  return Lanes::largest(most);
 }
 
-/// The code of each scaled input: its rank by binary search among the thresholds.
+/// The code of each scaled input: its rank among the thresholds, which stands for a code.
+template <Codes kCodes>
 struct FourBit {
-  Lanes::Table16 thresholds, codes;
-  explicit FourBit(Codes format)
-      : thresholds(Lanes::load_table(four_bit_tables(format).thresholds)),
-        codes(Lanes::load_table(four_bit_tables(format).codes)) {}
-  I operator()(F v) const {
-    I rank{};
-    for (int step = 8; step > 0; step /= 2) {
-      const F threshold = as_float(Lanes::look_up(thresholds, rank + (step - 1)));
-      rank = v <= threshold ? rank : rank + step;  // NaN goes up
-    }
-    return Lanes::look_up(codes, rank);
+  Lanes::Ranks ranks;
+  Lanes::Table16 codes;
+  FourBit()
+      : ranks(four_bit_tables(kCodes).thresholds),
+        codes(Lanes::load_table(four_bit_tables(kCodes).codes)) {}
+  /// `finite`: v is a number, at most an ulp outside [-1, 1].
+  I operator()(F v, bool finite) const {
+    const I rank = kCodes == Codes::nf4 && finite ? ranks.of_spread(v) : ranks.of(v);
+    return kCodes == Codes::nf4 ? rank : Lanes::look_up(codes, rank);  // NF4 is in order
   }
 };
 
-inline F clamp_to_one(F v) {  // NaN stays
-  v = v < -1.0f ? splat(-1.0f) : v;
-  return v > 1.0f ? splat(1.0f) : v;
-}
-
 /// One block: its codes, and its absmax as bits. Full blocks multiply by a reciprocal and the short
 /// one at the end divides, as bitsandbytes does.
-template <Dtype kIn>
-std::uint32_t block(const FourBit& four_bit, const char* x, std::int64_t n, bool full,
+template <Codes kCodes, Dtype kIn>
+std::uint32_t block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t n, bool full,
                     std::uint8_t* codes, float* absmax) {
   constexpr float kLeast = 1e-38f;
   const std::uint32_t most = amax<kIn>(x, n);
@@ -185,7 +180,7 @@ std::uint32_t block(const FourBit& four_bit, const char* x, std::int64_t n, bool
   const F r = splat(full ? 1.0f / a : a);
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
     const F value = load<kIn>(from);
-    const I found_codes = four_bit(clamp_to_one(full ? value * r : value / r));
+    const I found_codes = four_bit(full ? value * r : value / r, most < kInfinityBits);
     if (count == kWidth) return Lanes::store_nibbles(codes + i / 2, found_codes);
     std::uint8_t all[kWidth / 2];
     Lanes::store_nibbles(all, found_codes);
@@ -196,13 +191,13 @@ std::uint32_t block(const FourBit& four_bit, const char* x, std::int64_t n, bool
 
 template <Codes kCodes, Dtype kIn>
 std::uint32_t blocks(const Blocks& all) noexcept {
-  const FourBit four_bit(kCodes);
+  const FourBit<kCodes> four_bit;
   std::uint32_t most = 0;
   for (std::int64_t i = 0, b = 0; i < all.n; i += all.block, ++b) {
     const bool full = all.n - i >= all.block;
     const std::uint32_t here =
-        block<kIn>(four_bit, static_cast<const char*>(all.x) + i * bytes_of(kIn),
-                   full ? all.block : all.n - i, full, all.codes + i / 2, all.absmax + b);
+        block<kCodes, kIn>(four_bit, static_cast<const char*>(all.x) + i * bytes_of(kIn),
+                           full ? all.block : all.n - i, full, all.codes + i / 2, all.absmax + b);
     most = here > most ? here : most;
   }
   return most;

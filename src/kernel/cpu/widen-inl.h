@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of dequantizing, once for each instruction set: a Widen turns kStep codes that share a
+// scale into values. Wherever few results are possible, it is the results that are scaled and
+// rounded, once for a group, and the codes only choose among them.
+#pragma once
+#include <cstdint>
+
+#include "kernel/tables.h"
+
+namespace stowage {
+namespace {
+
+constexpr int bits_of(Codes c) {
+  return c == Codes::f32                       ? 32
+         : c == Codes::bf16 || c == Codes::f16 ? 16
+         : c == Codes::nf4 || c == Codes::fp4  ? 4
+                                               : 8;
+}
+constexpr bool is_four_bit(Codes c) { return bits_of(c) == 4; }
+constexpr bool is_own_type(Codes c, Dtype d) {
+  return (c == Codes::f32 && d == Dtype::f32) || (c == Codes::bf16 && d == Dtype::bf16) ||
+         (c == Codes::f16 && d == Dtype::f16);
+}
+constexpr int bytes_of(Dtype d) { return d == Dtype::f64 ? 8 : d == Dtype::f32 ? 4 : 2; }
+
+inline F quiet(F x) {
+  return is_nan(magnitude(x)) ? as_float(splat(static_cast<std::int32_t>(kQuietNan))) : x;
+}
+
+/// The bits of bf16 or f16 in the low half of each lane.
+template <Dtype kOut>
+I half_bits(F x) {
+  return kOut == Dtype::bf16 ? bf16_bits(x) : f16_bits(x);
+}
+
+template <Dtype kOut>
+void store(void* to, F x) {
+  if constexpr (kOut == Dtype::bf16) {
+    Lanes::store_bf16(to, x);
+  } else if constexpr (kOut == Dtype::f16) {
+    Lanes::store_f16(to, x);
+  } else if constexpr (kOut == Dtype::f32) {
+    Lanes::store_f32(to, quiet(x));
+  } else {
+    Lanes::store_f64(to, quiet(x));
+  }
+}
+
+template <Codes kCodes>
+F decode(const void* codes) {
+  if constexpr (kCodes == Codes::f32) return Lanes::load_f32(codes);
+  if constexpr (kCodes == Codes::bf16) return Lanes::load_bf16(codes);
+  if constexpr (kCodes == Codes::f16) return Lanes::load_f16(codes);
+  if constexpr (kCodes == Codes::f8_e4m3) return Lanes::load_e4m3(codes);
+  if constexpr (kCodes == Codes::f8_e5m2) return Lanes::load_e5m2(codes);
+  if constexpr (kCodes == Codes::int8) return __builtin_convertvector(Lanes::load_i8(codes), F);
+}
+
+constexpr bool is_float8(Codes c) { return c == Codes::f8_e4m3 || c == Codes::f8_e5m2; }
+
+/// What does not change from group to group: the sixteen values of a 4-bit format; for fp8, values
+/// of every mantissa, normal and then subnormal, and the exponent bits that bf16 has for them.
+template <Codes kCodes>
+struct Values {};
+template <Codes kCodes>
+requires(is_four_bit(kCodes)) struct Values<kCodes> {
+  F all[16 / kWidth];
+  Values() {
+    const float* values = four_bit_tables(kCodes).values;
+    for (int i = 0; i < 16 / kWidth; ++i) all[i] = Lanes::load_f32(values + i * kWidth);
+  }
+};
+
+template <Codes kCodes>
+requires(is_float8(kCodes)) struct Values<kCodes> {
+  F all[16 / kWidth];
+  I exponents[16 / kWidth];
+  Values() {
+    constexpr int kMantissas = kCodes == Codes::f8_e4m3 ? 8 : 4;
+    constexpr int kOne = kCodes == Codes::f8_e4m3 ? 7 : 15;  // the exponent field of 1.0
+    std::uint8_t codes[16];
+    std::int32_t bits[16];
+    for (int i = 0; i < 16; ++i) {
+      const bool normal = i < kMantissas;
+      codes[i] = static_cast<std::uint8_t>(i % kMantissas + (normal ? kOne * kMantissas : 0));
+      bits[i] = normal ? kOne << 7 : 0;
+    }
+    for (int i = 0; i < 16 / kWidth; ++i) {
+      all[i] = decode<kCodes>(codes + i * kWidth);
+      exponents[i] = load_as<I>(bits + i * kWidth);
+    }
+  }
+};
+
+/// Codes of 8 bits and more: decode, multiply, round.
+template <Codes kCodes, Dtype kOut>
+struct Widen {
+  static constexpr int kStep = kWidth;
+  Widen(const Values<kCodes>&, float scale) : scale_(splat(scale)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    const F value = decode<kCodes>(codes);
+    if constexpr (bits_of(kCodes) > 8)
+      store<kOut>(out, value);  // plain casts have no scale
+    else
+      store<kOut>(out, value * scale_);
+  }
+
+ private:
+  F scale_;
+};
+template <Codes kCodes>
+requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
+  static constexpr int kStep = 2 * kWidth;
+  Widen(const Values<kCodes>&, float scale)
+      : scale_(splat(scale)), has_nan_(kCodes != Codes::int8 || !__builtin_isfinite(scale)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    F a = decode<kCodes>(codes) * scale_, b = decode<kCodes>(codes + kWidth) * scale_;
+    if (has_nan_) a = quiet(a), b = quiet(b);
+    Lanes::store_bf16_pair(out, a, b);
+  }
+
+ private:
+  F scale_;
+  bool has_nan_;
+};
+
+/// Codes of 4 bits: multiply and round the sixteen values, then look up.
+template <Codes kCodes, Dtype kOut>
+requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
+  static constexpr int kStep = kWidth;
+  Widen(const Values<kCodes>& values, float scale) {
+    F scaled[16 / kWidth];
+    for (int i = 0; i < 16 / kWidth; ++i) scaled[i] = values.all[i] * splat(scale);
+    table_ = Lanes::load_table(scaled);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    store<kOut>(out, as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes))));
+  }
+
+ private:
+  Lanes::Table16 table_;
+};
+template <Codes kCodes, Dtype kOut>
+requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> {
+  static constexpr int kStep = Lanes::kNibbleStep;
+  Widen(const Values<kCodes>& values, float scale) {
+    I rounded[16 / kWidth];
+    for (int i = 0; i < 16 / kWidth; ++i)
+      rounded[i] = half_bits<kOut>(values.all[i] * splat(scale));
+    table_ = Lanes::word_table(rounded);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    Lanes::store_looked_up(out, table_, codes);
+  }
+
+ private:
+  Lanes::WordTable table_;
+};
+
+/// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,
+/// so a table by mantissa (normal ones, then subnormal ones) and a sum of exponents are enough.
+template <Codes kCodes, class L = Lanes>
+struct WidenFloat8 {
+  static constexpr int kStep = 32, kMantissa = kCodes == Codes::f8_e4m3 ? 3 : 2;
+  static bool fits(float scale) {
+    const float size = __builtin_fabsf(scale);
+    return size >= 0x1p-100f && size <= 0x1p100f;
+  }
+  WidenFloat8(const Values<kCodes>& values, float scale) : plain_(values, scale) {
+    I table[16 / kWidth];
+    for (int i = 0; i < 16 / kWidth; ++i)
+      table[i] = bf16_bits(values.all[i] * splat(scale)) - values.exponents[i];
+    table_ = L::word_table(table);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    if (L::template store_float8<kMantissa>(out, table_, codes)) return;
+    for (int i = 0; i < kStep; i += plain_.kStep)  // one is infinite or NaN
+      plain_(codes + i, static_cast<std::uint16_t*>(out) + i);
+  }
+
+ private:
+  Widen<kCodes, Dtype::bf16> plain_;
+  typename L::WordTable table_;
+};
+
+/// Codes of 8 bits to 16: multiply and round all 256 values, then look up.
+template <Codes kCodes, Dtype kOut, class L = Lanes>
+struct WidenByTable {
+  static constexpr int kStep = 64;
+  static constexpr std::int64_t kWorthwhile = 1024;  // elements that pay for the table
+  WidenByTable(const Values<kCodes>& values, float scale) {
+    std::uint8_t codes[256];
+    for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
+    std::uint16_t rounded[256];
+    const Widen<kCodes, kOut> widen(values, scale);
+    for (int i = 0; i < 256; i += widen.kStep) widen(codes + i, rounded + i);
+    table_ = L::load_byte_table(rounded);
+  }
+  void operator()(const std::uint8_t* codes, void* out) const {
+    L::store_looked_up(out, table_, codes);
+  }
+
+ private:
+  typename L::ByteTable table_;
+};
+
+}  // namespace
+}  // namespace stowage
