@@ -60,7 +60,7 @@ std::string spell(const Scaling& scaling) {
     case Kind::block:
       break;
   }
-  return "block" + std::to_string(scaling.block);
+  return std::string("block").append(std::to_string(scaling.block));
 }
 
 std::optional<Storage> read(std::string_view text) {
@@ -131,7 +131,7 @@ Storage parse_storage(std::string_view text) {
 std::string to_string(const Storage& storage) {
   std::string text(trait(storage.codes).name);
   if (storage.dialect == Dialect::torchao) return text + ":torchao";
-  if (storage.scaling.kind != Kind::none) text += ":" + spell(storage.scaling);
+  if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
   return storage.scaling.nested ? text + ":nested" : text;
 }
 
