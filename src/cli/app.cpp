@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/text.h"
 #include "stowage/info.h"
@@ -19,6 +20,7 @@ constexpr const char* kExamples = R"(Examples:
   stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes
   stowage verify packed/
   stowage unpack packed/ plain/ --compute bf16
+  stowage bench --quick
 
 MODEL and IN are a .safetensors file, a .safetensors.index.json, or a folder that holds either.
 Exit codes: 0 ok, 1 a problem with a file or I/O, 2 wrong usage.)";
@@ -145,6 +147,13 @@ void add_verify(CLI::App& app, std::function<void()>& chosen, VerifyOptions& opt
   command->callback([&] { chosen = [&] { verify(options); }; });
 }
 
+void add_bench(CLI::App& app, std::function<void()>& chosen, BenchOptions& options) {
+  auto* command = app.add_subcommand("bench", "Kernels beside the limits of this machine");
+  add_bench_options(*command, options);
+  command->footer("Example:\n  stowage bench --quick --json");
+  command->callback([&] { chosen = [&] { bench(options); }; });
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv) {
@@ -158,11 +167,13 @@ int run(int argc, const char* const* argv) {
   PackOptions packing;
   UnpackOptions unpacking;
   VerifyOptions verifying;
+  BenchOptions benching;
   Texts pack_texts, unpack_texts;
   add_inspect(app, chosen, inspecting);
   add_pack(app, chosen, pack_texts, packing);
   add_unpack(app, chosen, unpack_texts, unpacking);
   add_verify(app, chosen, verifying);
+  add_bench(app, chosen, benching);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -177,7 +188,7 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, unpack or verify (see "
+        "must be given a command: inspect, pack, unpack, verify or bench (see "
         "stowage --help)");
   return kExitOk;
 }

@@ -14,9 +14,10 @@ using testing::HasSubstr;
 
 TEST_F(Program, HelpShowsCommandsExamplesAndExitCodes) {
   const std::string help = expect_ok({"--help"});
-  for (const char* word : {"inspect", "pack", "unpack", "verify", "Examples:", "Exit codes: 0 ok"})
+  for (const char* word :
+       {"inspect", "pack", "unpack", "verify", "bench", "Examples:", "Exit codes: 0 ok"})
     EXPECT_THAT(help, HasSubstr(word));
-  for (const char* command : {"inspect", "pack", "unpack", "verify"})
+  for (const char* command : {"inspect", "pack", "unpack", "verify", "bench"})
     EXPECT_THAT(expect_ok({command, "--help"}), HasSubstr("Example")) << command;
   EXPECT_THAT(expect_ok({"pack", "--help"}), HasSubstr("nf4:torchao"));
 }

