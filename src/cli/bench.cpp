@@ -50,8 +50,8 @@ BenchSizes sizes_for(const BenchOptions& options) {
   const std::int64_t cache = std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE));
   constexpr std::int64_t kMiB = 1 << 20;
   const std::int64_t pool = std::clamp(cache * 3 / 2, 256 * kMiB, 1024 * kMiB);
-  if (options.quick) return {4096, 4096, std::min(pool, 256 * kMiB)};
-  return {16384, 4096, pool};
+  if (options.quick) return {4096, 4096, 2048, std::min(pool, 256 * kMiB)};
+  return {16384, 4096, 4096, pool};
 }
 
 struct Measured {

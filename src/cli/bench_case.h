@@ -42,6 +42,7 @@ class WarmBytes {
 };
 struct BenchSizes {
   std::int64_t rows, columns;  // of the matrices that are quantized and dequantized
+  std::int64_t linear;         // rows and columns of those that are multiplied
   std::int64_t pool_bytes;     // of the weights that few rows of x meet: more than caches hold
 };
 

@@ -12,7 +12,6 @@ namespace stowage::cli {
 namespace {
 
 constexpr Dtype kDtype = Dtype::bf16;
-constexpr std::int64_t kLinear = 4096;  // rows and columns of the weights that are multiplied
 
 /// Weights of one storage and shape, one after the other in the pools, so that each is out of the
 /// caches when its turn comes again.
@@ -104,8 +103,9 @@ BenchCase quantize_case(const char* storage, BenchMemory& memory, Executor& exec
 BenchCase linear_case(const std::shared_ptr<Weights>& weights, const std::string& storage,
                       std::int64_t m, BenchMemory& memory, Executor& executor) {
   const int times = m == 1 ? 4 : 1;  // several weights a run, where one is too quick for a clock
+  const auto size = static_cast<double>(memory.sizes.linear);
   const std::int64_t bytes = times * weights->bytes();
-  const double operations = 2.0 * times * static_cast<double>(m) * kLinear * kLinear;
+  const double operations = 2.0 * times * static_cast<double>(m) * size * size;
   const Limit limit = m == 1 ? Limit::read : Limit::multiply_add;
   return {"linear " + storage + ", " + std::to_string(m) + (m == 1 ? " row" : " rows"),
           limit,
@@ -157,8 +157,9 @@ std::vector<BenchCase> quantize_cases(BenchMemory& memory, Executor& executor) {
 
 std::vector<BenchCase> linear_cases(BenchMemory& memory, Executor& executor) {
   std::vector<BenchCase> cases;
+  const Shape shape{memory.sizes.linear, memory.sizes.linear};
   for (const char* storage : {"nf4", "nf4:block64:nested", "f8_e4m3:row", "int8:row"}) {
-    const auto weights = std::make_shared<Weights>(storage, Shape{kLinear, kLinear}, memory);
+    const auto weights = std::make_shared<Weights>(storage, shape, memory);
     for (const std::int64_t m : {1, 16, 512})
       cases.push_back(linear_case(weights, storage, m, memory, executor));
   }
