@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from stowage import ops
+from stowage import _direct, ops
 from stowage._library import composite_forced
+from stowage._rows import embedding
+
+__all__ = ["embedding", "linear", "linear_grad_input"]
 
 _WIDEN = torch.bfloat16 if composite_forced() else None  # no bf16 arithmetic in stock ops
-_functorch_active = torch._C._are_functorch_transforms_active
-
-
-def _transforming() -> bool:
-    """Under torch.func, or inside forward_ad.dual_level()."""
-    return _functorch_active() or forward_ad._current_level >= 0
 
 
 def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
@@ -43,26 +39,27 @@ def bias_gradient(g: Tensor) -> Tensor:
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    x, _, weight, codes, ctx.storage, _, ctx.exact, *scales = inputs
-    ctx.columns, ctx.scales = x.shape[-1], len(scales)
+    x, _, weight, codes, storage, _, exact, *scales = inputs
+    ctx.facts = storage, x.shape[-1], exact, len(scales)
     saved = (codes, *scales) if weight is None else (codes, *scales, x, weight)
     ctx.save_for_backward(*saved)
     return saved
 
 
 def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    storage, columns, exact, count = ctx.facts
     codes, *rest = ctx.saved_tensors
-    scales, kept = rest[: ctx.scales], rest[ctx.scales :]
+    scales, kept = rest[:count], rest[count:]
     x, weight = kept or (None, None)
     need_x, need_bias, need_weight = ctx.needs_input_grad[:3]
     gx = gb = gw = None
     if need_x:
-        gx = linear_grad_input(g, codes, scales, ctx.storage, ctx.columns, weight, ctx.exact)
+        gx = linear_grad_input(g, codes, scales, storage, columns, weight, exact)
     if need_bias:
         gb = bias_gradient(g)
     if need_weight and x is not None:
         gw = weight_gradient(g, x)
-    return gx, gb, gw, None, None, None, None, *([None] * ctx.scales)
+    return gx, gb, gw, None, None, None, None, *([None] * count)
 
 
 def _linear_forward(
@@ -87,6 +84,31 @@ class _Linear(torch.autograd.Function):
     backward = staticmethod(_linear_backward)
 
 
+class _LinearDirect(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        weight: Tensor | None,
+        codes: Tensor,
+        storage: int,
+        rows: int,
+        exact: bool,
+        *scales: Tensor,
+    ) -> Tensor:
+        ctx.facts = storage, x.size(-1), exact, len(scales)
+        kept = () if weight is None else (x, weight)
+        ctx.save_for_backward(codes, *scales, *kept)
+        return _direct.linear(x, codes, scales, storage, rows, bias, exact)
+
+    backward = staticmethod(_linear_backward)
+
+
+# Function.apply without its look for transforms, 3 us less: there is none, unseen() found.
+_apply_direct = super(torch.autograd.Function, _LinearDirect).apply
+
+
 class _LinearTransformed(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_linear_forward)
@@ -101,11 +123,12 @@ class _LinearTransformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tx: Tensor | None, tb: Tensor | None, tw: Tensor | None, *_: Any) -> Any:
+        storage, _, exact, count = ctx.facts
         codes, *rest = ctx.saved_tensors
-        scales, kept = rest[: ctx.scales], rest[ctx.scales :]
+        scales, kept = rest[:count], rest[count:]
         terms = []
         if tx is not None:
-            terms.append(linear(tx, codes, scales, ctx.storage, ctx.rows, None, None, ctx.exact))
+            terms.append(linear(tx, codes, scales, storage, ctx.rows, None, None, exact))
         if tw is not None:
             terms.append(torch.nn.functional.linear(kept[0], tw))
         if tb is not None:
@@ -124,12 +147,16 @@ def linear(
     exact: bool = False,
 ) -> Tensor:
     """x W^T + bias with gradients to x, bias and `weight` (give it only where it requires one)."""
-    if _transforming():
+    direct = _direct.unseen(x)
+    if not direct and _direct.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, bias, weight, codes, storage, rows, exact, *scales)
+        apply = _apply_direct if direct else _Linear.apply
+        return apply(x, bias, weight, codes, storage, rows, exact, *scales)
+    if direct:
+        return _direct.linear(x, codes, scales, storage, rows, bias, exact)
     return ops.linear(x, codes, scales, storage, rows, bias, exact)
 
 
@@ -213,77 +240,10 @@ def linear_grad_input(
     exact: bool = False,
 ) -> Tensor:
     """g W, itself differentiable."""
-    if _transforming():
+    if _direct.transforming():
         return _LinearGradInputTransformed.apply(g, weight, codes, storage, columns, exact, *scales)
     if torch.is_grad_enabled() and (g.requires_grad or weight is not None):
         return _LinearGradInput.apply(g, weight, codes, storage, columns, exact, *scales)
+    if _direct.unseen(g):
+        return _direct.linear_grad_input(g, codes, scales, storage, columns, exact)
     return ops.linear_grad_input(g, codes, scales, storage, columns, exact)
-
-
-# --- embedding: weight, ids, codes, storage, shape, padding, by_frequency, *scales ---------------
-
-
-def _save_embedding(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    _, ids, _, _, shape, ctx.padding, ctx.by_frequency, *scales = inputs
-    ctx.rows, ctx.inputs = shape[0], 7 + len(scales)
-    ctx.save_for_backward(ids)
-
-
-def _embedding_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    (ids,) = ctx.saved_tensors
-    wide = g.float() if g.dtype is _WIDEN else g
-    padding = -1 if ctx.padding is None else ctx.padding
-    gw = torch.ops.aten.embedding_dense_backward(wide, ids, ctx.rows, padding, ctx.by_frequency)
-    return gw.to(g.dtype), *([None] * (ctx.inputs - 1))
-
-
-def _embedding_forward(
-    weight: Tensor,
-    ids: Tensor,
-    codes: Tensor,
-    storage: int,
-    shape: Sequence[int],
-    padding: int | None,
-    by_frequency: bool,
-    *scales: Tensor,
-) -> Tensor:
-    return ops.embedding(ids, codes, scales, storage, shape, weight.dtype)
-
-
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _save_embedding(ctx, inputs)
-        return _embedding_forward(*inputs)
-
-    backward = staticmethod(_embedding_backward)
-
-
-class _EmbeddingTransformed(torch.autograd.Function):
-    generate_vmap_rule = True
-    forward = staticmethod(_embedding_forward)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save_embedding(ctx, inputs)
-
-    backward = staticmethod(_embedding_backward)
-
-
-def embedding(
-    ids: Tensor,
-    codes: Tensor,
-    scales: Sequence[Tensor],
-    storage: int,
-    shape: Sequence[int],
-    out: torch.dtype,
-    weight: Tensor | None = None,
-    padding: int | None = None,
-    by_frequency: bool = False,
-) -> Tensor:
-    """Rows of W with a gradient to `weight` (give it only where it requires one)."""
-    if weight is None or not (torch.is_grad_enabled() or _transforming()):
-        return ops.embedding(ids, codes, scales, storage, shape, out)
-    function = _EmbeddingTransformed if _transforming() else _Embedding
-    given = (weight, ids, codes, storage, shape, padding, by_frequency)
-    return function.apply(*given, *scales)

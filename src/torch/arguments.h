@@ -6,12 +6,14 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,25 +40,41 @@ struct Door<op> {
   }
 };
 
-/// The element type of a tensor; Dtype::unknown for types that no op of ours takes.
-Dtype dtype_of(const Tensor& tensor);
 /// As torch spells it ("bfloat16").
 const char* dtype_text(Dtype dtype);
 /// torch's number (as its C functions take it) of a dtype.
 std::int32_t torch_dtype(Dtype dtype);
-std::span<const std::int64_t> sizes_of(const Tensor& tensor);
 
-/// A dense CPU tensor whose memory is there: contiguous (copied if it was not).
-Tensor readable(const char* where, const char* name, const Tensor& tensor);
+/// A tensor argument that was checked, and what ops ask of it, read once: it lies on the CPU, its
+/// memory is there, and it is contiguous (copied if it was not). The tensor must outlive this.
+class Argument {
+ public:
+  Argument(const char* where, std::string_view name, const Tensor& tensor);
+  const void* data() const noexcept { return data_; }
+  Dtype dtype() const noexcept { return dtype_; }  // unknown for types that no op of ours takes
+  std::span<const std::int64_t> sizes() const noexcept { return sizes_; }
+  std::int64_t elements() const noexcept;
+
+ private:
+  const void* data_ = nullptr;
+  Dtype dtype_ = Dtype::unknown;
+  std::span<const std::int64_t> sizes_;
+  std::optional<Tensor> copy_;
+};
+
 /// New uninitialised CPU memory. Cheaper than the C++ wrappers, which go through the dispatcher.
 Tensor empty(std::span<const std::int64_t> sizes, Dtype dtype);
 
-/// A resting weight together with the tensors that hold its bytes.
-struct Held {
-  std::vector<Tensor> tensors;
-  Weight weight;
+/// A resting weight whose codes and scales were checked against layout(storage, shape): number,
+/// dtypes, shapes, memory. The tensors must outlive this.
+class Held {
+ public:
+  Held(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
+       std::int64_t storage_key, const Shape& shape);
+  const Weight& weight() const noexcept { return weight_; }
+
+ private:
+  std::array<std::optional<Argument>, kMaxParts> parts_;
+  Weight weight_;
 };
-/// Checks codes and scales against layout(storage, shape): number, dtypes, shapes, memory.
-Held hold(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
-          std::int64_t storage_key, const Shape& shape);
 }  // namespace stowage::door

@@ -10,11 +10,12 @@ namespace stowage::door {
 namespace {
 using torch::headeronly::ScalarType;
 
-Tensor values_of(const char* where, const Tensor& given) {
-  Tensor x = readable(where, "x", given);
-  if (!is_value_dtype(dtype_of(x))) {
-    fail(Code::invalid_argument, std::string(where) + ": x must be float64, float32, bfloat16 or " +
-                                     "float16, got " + dtype_text(dtype_of(x)));
+Argument values_of(const char* where, const Tensor& given) {
+  Argument x(where, "x", given);
+  if (!is_value_dtype(x.dtype())) {
+    fail(Code::invalid_argument, std::string(where) +
+                                     ": x must be float64, float32, bfloat16 or float16, got " +
+                                     dtype_text(x.dtype()));
   }
   return x;
 }
@@ -36,10 +37,10 @@ Dtype out_dtype(const char* where, ScalarType out) {
   }
 }
 
-std::vector<Tensor> quantize_op(Tensor given, std::int64_t key, bool keep_nonfinite) {
-  const Tensor x = values_of("stowage::quantize", given);
+std::vector<Tensor> quantize_op(const Tensor& given, std::int64_t key, bool keep_nonfinite) {
+  const Argument x = values_of("stowage::quantize", given);
   const Storage storage = storage_from_key(key);
-  const Shape shape(sizes_of(x));
+  const Shape shape(x.sizes());
   const Layout parts = layout(storage, shape);
   std::vector<Tensor> made;
   std::array<void*, kMaxParts> pointers{};
@@ -47,33 +48,33 @@ std::vector<Tensor> quantize_op(Tensor given, std::int64_t key, bool keep_nonfin
     made.push_back(empty(parts.parts[i].shape.sizes(), parts.parts[i].dtype));
     pointers[i] = made.back().mutable_data_ptr();
   }
-  quantize_into(x.const_data_ptr(), dtype_of(x), shape, storage,
+  quantize_into(x.data(), x.dtype(), shape, storage,
                 std::span<void* const>(pointers).first(made.size()),
                 {.keep_nonfinite = keep_nonfinite, .executor = &torch_executor()});
   return made;
 }
 
-Tensor dequantize_op(Tensor codes, std::vector<Tensor> scales, std::int64_t key,
-                     std::vector<std::int64_t> sizes, ScalarType out) {
+Tensor dequantize_op(const Tensor& codes, const std::vector<Tensor>& scales, std::int64_t key,
+                     const std::vector<std::int64_t>& sizes, ScalarType out) {
   constexpr const char* kWhere = "stowage::dequantize";
   const Dtype dtype = out_dtype(kWhere, out);
   const Shape shape(sizes);
-  const Held held = hold(kWhere, codes, scales, key, shape);
+  const Held held(kWhere, codes, scales, key, shape);
   const Tensor values = empty(sizes, dtype);
-  dequantize(held.weight, {0, shape.rows()}, values.mutable_data_ptr(), dtype, &torch_executor());
+  dequantize(held.weight(), {0, shape.rows()}, values.mutable_data_ptr(), dtype, &torch_executor());
   return values;
 }
 
-std::vector<std::int64_t> widened(const Tensor& ids) {
-  const auto* narrow = static_cast<const std::int32_t*>(ids.const_data_ptr());
-  return {narrow, narrow + ids.numel()};
+std::vector<std::int64_t> widened(const Argument& ids) {
+  const auto* narrow = static_cast<const std::int32_t*>(ids.data());
+  return {narrow, narrow + ids.elements()};
 }
 
-Tensor embedding_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std::int64_t key,
-                    std::vector<std::int64_t> sizes, ScalarType out) {
+Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
+                    std::int64_t key, const std::vector<std::int64_t>& sizes, ScalarType out) {
   constexpr const char* kWhere = "stowage::embedding";
-  const Tensor ids = readable(kWhere, "ids", given);
-  const Dtype kind = dtype_of(ids);
+  const Argument ids(kWhere, "ids", given);
+  const Dtype kind = ids.dtype();
   if (kind != Dtype::i64 && kind != Dtype::i32) {
     fail(Code::invalid_argument,
          std::string(kWhere) + ": ids must be int64 or int32, got " + dtype_text(kind));
@@ -83,23 +84,25 @@ Tensor embedding_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std:
          std::string(kWhere) + ": a table must have at least 1 dimension, got 0");
   }
   const Dtype dtype = out_dtype(kWhere, out);
-  const Held held = hold(kWhere, codes, scales, key, Shape(sizes));
-  const auto outer = sizes_of(ids);
+  const Held held(kWhere, codes, scales, key, Shape(sizes));
+  const auto outer = ids.sizes();
   std::vector<std::int64_t> result(outer.begin(), outer.end());
   result.insert(result.end(), sizes.begin() + 1, sizes.end());
   const Tensor values = empty(result, dtype);
   const auto wide = kind == Dtype::i32 ? widened(ids) : std::vector<std::int64_t>();
   const auto* rows =
-      kind == Dtype::i32 ? wide.data() : static_cast<const std::int64_t*>(ids.const_data_ptr());
-  embedding(held.weight, rows, ids.numel(), values.mutable_data_ptr(), dtype, &torch_executor());
+      kind == Dtype::i32 ? wide.data() : static_cast<const std::int64_t*>(ids.data());
+  embedding(held.weight(), rows, ids.elements(), values.mutable_data_ptr(), dtype,
+            &torch_executor());
   return values;
 }
 
-Tensor measure_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std::int64_t key) {
+Tensor measure_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
+                  std::int64_t key) {
   constexpr const char* kWhere = "stowage::measure";
-  const Tensor x = values_of(kWhere, given);
-  const Held held = hold(kWhere, codes, scales, key, Shape(sizes_of(x)));
-  const Loss loss = measure(x.const_data_ptr(), dtype_of(x), held.weight, &torch_executor());
+  const Argument x = values_of(kWhere, given);
+  const Held held(kWhere, codes, scales, key, Shape(x.sizes()));
+  const Loss loss = measure(x.data(), x.dtype(), held.weight(), &torch_executor());
   const std::int64_t count = 6;
   const Tensor out = empty({&count, 1}, Dtype::f64);
   auto* to = static_cast<double*>(out.mutable_data_ptr());

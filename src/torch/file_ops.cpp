@@ -18,7 +18,7 @@ Handles<const File>& files() {
   return made;
 }
 
-std::int64_t file_open(std::string path) {
+std::int64_t file_open(const std::string& path) {
   return files().add(std::make_shared<const File>(File::open(path)));
 }
 
@@ -61,7 +61,7 @@ const TensorInfo& tensor_of(const char* where, const File& file, const std::stri
   return *found;
 }
 
-Tensor file_read(std::int64_t handle, std::string name) {
+Tensor file_read(std::int64_t handle, const std::string& name) {
   constexpr const char* kWhere = "stowage::file_read";
   const auto file = files().get(kWhere, handle);
   const auto bytes = file->bytes(tensor_of(kWhere, *file, name));
@@ -74,7 +74,7 @@ Tensor file_read(std::int64_t handle, std::string name) {
                                   torch::headeronly::ScalarType::Byte, [file](void*) {});
 }
 
-void file_drop(std::int64_t handle, std::string name) {
+void file_drop(std::int64_t handle, const std::string& name) {
   constexpr const char* kWhere = "stowage::file_drop";
   const auto file = files().get(kWhere, handle);
   file->drop(tensor_of(kWhere, *file, name));

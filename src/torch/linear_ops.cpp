@@ -13,15 +13,15 @@ namespace stowage::door {
 namespace {
 
 // The left factor: f32, bf16 or f16, contiguous, [..., columns].
-Tensor factor(const char* where, const char* name, const Tensor& given) {
-  Tensor x = readable(where, name, given);
-  const Dtype dtype = dtype_of(x);
+Argument factor(const char* where, const char* name, const Tensor& given) {
+  Argument x(where, name, given);
+  const Dtype dtype = x.dtype();
   if (dtype != Dtype::bf16 && dtype != Dtype::f32 && dtype != Dtype::f16) {
     fail(Code::invalid_argument, std::string(where) + ": " + name +
                                      " must be float32, bfloat16 or float16, got " +
                                      dtype_text(dtype));
   }
-  if (sizes_of(x).empty()) {
+  if (x.sizes().empty()) {
     fail(Code::invalid_argument,
          std::string(where) + ": " + name + " must have at least 1 dimension, got 0");
   }
@@ -30,30 +30,28 @@ Tensor factor(const char* where, const char* name, const Tensor& given) {
 
 // 8-bit and wider codes have the weight's shape, so a wrong x can be told from wrong codes.
 void check_columns(const char* where, const char* name, std::span<const std::int64_t> sizes,
-                   const Tensor& codes, std::size_t dim, std::int64_t key) {
+                   const Tensor& codes, std::int64_t dim, std::int64_t key) {
   if (trait(storage_from_key(key).codes).bits == 4) return;
-  const auto shape = sizes_of(codes);
-  if (shape.size() != 2) {
-    fail(Code::invalid_argument, std::string(where) + ": codes must have 2 dimensions, got " +
-                                     std::to_string(shape.size()));
+  if (codes.dim() != 2) {
+    fail(Code::invalid_argument,
+         std::string(where) + ": codes must have 2 dimensions, got " + std::to_string(codes.dim()));
   }
-  if (sizes.back() != shape[dim]) {
+  if (sizes.back() != codes.size(dim)) {
     fail(Code::invalid_argument, std::string(where) + ": " + name + " must be [..., " +
-                                     std::to_string(shape[dim]) + "], got " +
+                                     std::to_string(codes.size(dim)) + "], got " +
                                      to_string(Shape(sizes)));
   }
 }
 
-Tensor bias_of(const char* where, const Tensor& given, Dtype dtype, std::int64_t rows) {
-  Tensor bias = readable(where, "bias", given);
-  if (dtype_of(bias) != dtype) {
+Argument bias_of(const char* where, const Tensor& given, Dtype dtype, std::int64_t rows) {
+  Argument bias(where, "bias", given);
+  if (bias.dtype() != dtype) {
     fail(Code::invalid_argument, std::string(where) + ": bias must be " + dtype_text(dtype) +
-                                     " like x, got " + dtype_text(dtype_of(bias)));
+                                     " like x, got " + dtype_text(bias.dtype()));
   }
-  const auto sizes = sizes_of(bias);
-  if (sizes.size() != 1 || sizes[0] != rows) {
+  if (bias.sizes().size() != 1 || bias.sizes()[0] != rows) {
     fail(Code::invalid_argument, std::string(where) + ": bias must be [" + std::to_string(rows) +
-                                     "], got " + to_string(Shape(sizes)));
+                                     "], got " + to_string(Shape(bias.sizes())));
   }
   return bias;
 }
@@ -71,47 +69,49 @@ std::int64_t leading(std::span<const std::int64_t> sizes) {
   return m;
 }
 
-Tensor linear_op(Tensor given, Tensor codes, std::vector<Tensor> scales, std::int64_t key,
-                 std::int64_t rows, std::optional<Tensor> given_bias, bool exact) {
+Tensor linear_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
+                 std::int64_t key, std::int64_t rows, const std::optional<Tensor>& given_bias,
+                 bool exact) {
   constexpr const char* kWhere = "stowage::linear";
-  const Tensor x = factor(kWhere, "x", given);
-  const auto sizes = sizes_of(x);
-  const Dtype dtype = dtype_of(x);
+  const Argument x = factor(kWhere, "x", given);
+  const auto sizes = x.sizes();
   check_columns(kWhere, "x", sizes, codes, 1, key);
-  const Held held = hold(kWhere, codes, scales, key, Shape{rows, sizes.back()});
-  const auto bias =
-      given_bias ? std::optional(bias_of(kWhere, *given_bias, dtype, rows)) : std::nullopt;
-  if (exact) return exact_linear(given, held.weight, bias, dtype);
-  const Tensor y = result(sizes, rows, dtype);
-  const Product product{x.const_data_ptr(),
+  const Held held(kWhere, codes, scales, key, Shape{rows, sizes.back()});
+  std::optional<Argument> bias;
+  if (given_bias) bias = bias_of(kWhere, *given_bias, x.dtype(), rows);
+  if (exact) return exact_linear(given, held.weight(), given_bias, x.dtype());
+  const Tensor y = result(sizes, rows, x.dtype());
+  const Product product{x.data(),
                         leading(sizes),
-                        dtype,
-                        held.weight,
-                        bias ? bias->const_data_ptr() : nullptr,
+                        x.dtype(),
+                        held.weight(),
+                        bias ? bias->data() : nullptr,
                         y.mutable_data_ptr()};
-  if (product.m <= most_rows_of_own_kernel(held.weight, dtype)) {
-    linear(product.x, product.m, dtype, product.weight, product.bias, product.y, &torch_executor());
+  if (product.m <= most_rows_of_own_kernel(held.weight(), x.dtype())) {
+    linear(product.x, product.m, product.dtype, product.weight, product.bias, product.y,
+           &torch_executor());
   } else {
     tiled_linear(product);
   }
   return y;
 }
 
-Tensor linear_grad_input_op(Tensor given, Tensor codes, std::vector<Tensor> scales,
-                            std::int64_t key, std::int64_t columns, bool exact) {
+Tensor linear_grad_input_op(const Tensor& given, const Tensor& codes,
+                            const std::vector<Tensor>& scales, std::int64_t key,
+                            std::int64_t columns, bool exact) {
   constexpr const char* kWhere = "stowage::linear_grad_input";
-  const Tensor g = factor(kWhere, "g", given);
-  const auto sizes = sizes_of(g);
-  const Dtype dtype = dtype_of(g);
+  const Argument g = factor(kWhere, "g", given);
+  const auto sizes = g.sizes();
   check_columns(kWhere, "g", sizes, codes, 0, key);
-  const Held held = hold(kWhere, codes, scales, key, Shape{sizes.back(), columns});
-  const Tensor gx = result(sizes, columns, dtype);
-  const Product product{g.const_data_ptr(), leading(sizes), dtype,
-                        held.weight,        nullptr,        gx.mutable_data_ptr()};
+  const Held held(kWhere, codes, scales, key, Shape{sizes.back(), columns});
+  const Tensor gx = result(sizes, columns, g.dtype());
+  const Product product{g.data(),      leading(sizes), g.dtype(),
+                        held.weight(), nullptr,        gx.mutable_data_ptr()};
   if (exact) {
     exact_grad_input(product);
-  } else if (product.m <= most_rows_of_own_kernel(held.weight, dtype)) {
-    linear_grad_input(product.x, product.m, dtype, product.weight, product.y, &torch_executor());
+  } else if (product.m <= most_rows_of_own_kernel(held.weight(), g.dtype())) {
+    linear_grad_input(product.x, product.m, product.dtype, product.weight, product.y,
+                      &torch_executor());
   } else {
     tiled_grad_input(product);
   }

@@ -12,7 +12,7 @@ using nlohmann::json;
 
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block"};
 
-std::int64_t storage_key_op(std::string text) { return storage_key(parse_storage(text)); }
+std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_storage(text)); }
 
 std::string storage_describe(std::int64_t key) {
   const Storage storage = storage_from_key(key);

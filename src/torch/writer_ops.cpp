@@ -56,7 +56,7 @@ WriterOptions options_of(const json& declaration) {
 // {"tensors": [{name, dtype, shape[, bytes]}], "metadata": {..}, "shard_bytes": 0, "checksums":
 // true,
 //  "weights": [{name, storage, shape, parts[, compute]}]}; only "tensors" must be there.
-std::int64_t writer_open(std::string path, std::string text) {
+std::int64_t writer_open(const std::string& path, const std::string& text) {
   std::vector<Declaration> tensors;
   WriterOptions options;
   try {
@@ -71,12 +71,12 @@ std::int64_t writer_open(std::string path, std::string text) {
   return writers().add(std::make_shared<Writer>(path, std::move(tensors), options));
 }
 
-void writer_write(std::int64_t handle, std::string name, Tensor given) {
+void writer_write(std::int64_t handle, const std::string& name, const Tensor& given) {
   constexpr const char* kWhere = "stowage::writer_write";
   const auto writer = writers().get(kWhere, handle);
-  const Tensor tensor = readable(kWhere, "bytes", given);
-  const auto size = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  writer->write(name, {static_cast<const std::byte*>(tensor.const_data_ptr()), size});
+  const Argument bytes(kWhere, "bytes", given);
+  const auto size = static_cast<std::size_t>(bytes.elements()) * given.element_size();
+  writer->write(name, {static_cast<const std::byte*>(bytes.data()), size});
 }
 
 void writer_finish(std::int64_t handle) {
@@ -85,7 +85,8 @@ void writer_finish(std::int64_t handle) {
 
 void writer_discard(std::int64_t handle) { writers().take("stowage::writer_discard", handle); }
 
-std::string storage_on_disk(std::string name, std::int64_t key, std::vector<std::int64_t> shape) {
+std::string storage_on_disk(const std::string& name, std::int64_t key,
+                            const std::vector<std::int64_t>& shape) {
   json out = json::array();
   for (const Declaration& d : disk_layout(name, storage_from_key(key), Shape(shape))) {
     out.push_back({{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}});
