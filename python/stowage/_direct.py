@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from stowage import ops
 
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_profiling = torch._C._autograd._profiler_enabled
 _tracer = torch._C._get_tracing_state
 _linear = ops.linear._handle.redispatch_boxed
+linear_one_scale = torch.ops.stowage._linear.default._handle.redispatch_boxed
 _linear_grad_input = ops.linear_grad_input._handle.redispatch_boxed
 
 
@@ -31,7 +31,6 @@ def transforming() -> bool:
 
 def unseen(x: Tensor) -> bool:
     """Nothing above the CPU kernel would see an op on x, except autograd."""
-    # is_neg: a view of a complex tensor's conjugate, whose memory is not its value.
     return (
         not is_dynamo_compiling()
         and type(x) is Tensor
@@ -39,9 +38,8 @@ def unseen(x: Tensor) -> bool:
         and not _functorch_active()
         and forward_ad._current_level < 0
         and not _modes()
-        and not _profiling()
+        and not profiler._is_profiler_enabled
         and _tracer() is None
-        and not x.is_neg()
     )
 
 
@@ -55,11 +53,13 @@ def linear(
     exact: bool,
 ) -> Tensor:
     """ops.linear for an unseen x; no gradient flows."""
-    return _linear(_CPU, x, codes, scales, storage, rows, bias, exact)
+    if len(scales) == 1 and not exact:
+        return linear_one_scale(CPU, x, codes, scales[0], storage, rows, bias)
+    return _linear(CPU, x, codes, scales, storage, rows, bias, exact)
 
 
 def linear_grad_input(
     g: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int, columns: int, exact: bool
 ) -> Tensor:
     """ops.linear_grad_input for an unseen g; no gradient flows."""
-    return _linear_grad_input(_CPU, g, codes, scales, storage, columns, exact)
+    return _linear_grad_input(CPU, g, codes, scales, storage, columns, exact)

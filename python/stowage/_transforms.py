@@ -17,6 +17,11 @@ def _save(ctx: Any, codes: Tensor, scales: Sequence[Tensor]) -> None:
     ctx.save_for_backward(codes, *scales)
 
 
+def _as_given(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    """One for each argument of the call, in which a default may have been left out."""
+    return gradients[: len(ctx.needs_input_grad)]
+
+
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, codes, scales, ctx.storage, _, ctx.bias, ctx.exact = inputs
     ctx.columns, ctx.bias = x.shape[-1], ctx.bias is not None
@@ -30,7 +35,7 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         gx = ops.linear_grad_input(g, codes, scales, ctx.storage, ctx.columns, ctx.exact)
     if ctx.bias and ctx.needs_input_grad[5]:
         gb = autograd.bias_gradient(g)
-    return gx, None, None, None, None, gb, None
+    return _as_given(ctx, gx, None, [None] * len(scales), None, None, gb, None)
 
 
 def _grad_input_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -42,7 +47,7 @@ def _grad_input_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 def _grad_input_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     codes, *scales = ctx.saved_tensors
     g = ops.linear(gg, codes, scales, ctx.storage, ctx.rows, None, ctx.exact)
-    return g, None, None, None, None, None
+    return _as_given(ctx, g, None, [None] * len(scales), None, None, None)
 
 
 torch.library.register_autograd("stowage::linear", _linear_backward, setup_context=_linear_setup)
@@ -69,7 +74,7 @@ def _linear_vmap(
     storage: int,
     rows: int,
     bias: Tensor | None,
-    exact: bool,
+    exact: bool = False,
 ) -> tuple[Tensor, int]:
     _only_first("linear", dims[1:5])
     x = x.expand(info.batch_size, *x.shape) if dims[0] is None else x.movedim(dims[0], 0)
@@ -89,7 +94,7 @@ def _grad_input_vmap(
     scales: Sequence[Tensor],
     storage: int,
     columns: int,
-    exact: bool,
+    exact: bool = False,
 ) -> tuple[Tensor, int]:
     _only_first("linear_grad_input", dims[1:])
     g = g.movedim(dims[0], 0)

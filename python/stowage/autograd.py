@@ -18,6 +18,7 @@ from stowage._rows import embedding
 
 __all__ = ["embedding", "linear", "linear_grad_input"]
 
+_grad_enabled = torch.is_grad_enabled
 _WIDEN = torch.bfloat16 if composite_forced() else None  # no bf16 arithmetic in stock ops
 
 
@@ -150,14 +151,16 @@ def linear(
     direct = _direct.unseen(x)
     if not direct and _direct.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
-    if torch.is_grad_enabled() and (
+    if _grad_enabled() and (
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
     ):
         apply = _apply_direct if direct else _Linear.apply
         return apply(x, bias, weight, codes, storage, rows, exact, *scales)
-    if direct:
-        return _direct.linear(x, codes, scales, storage, rows, bias, exact)
-    return ops.linear(x, codes, scales, storage, rows, bias, exact)
+    if not direct:
+        return ops.linear(x, codes, scales, storage, rows, bias, exact)
+    if len(scales) == 1 and not exact:  # as _direct.linear, one frame less
+        return _direct.linear_one_scale(_direct.CPU, x, codes, scales[0], storage, rows, bias)
+    return _direct.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 # --- linear_grad_input: g, weight, codes, storage, columns, exact, *scales ----------------------

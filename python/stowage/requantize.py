@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stowage import _codec, ops
+from stowage import _codec, _codec4, ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._mapped import ensure_writable
 from stowage.tensor import StowedTensor, rows_and_columns
@@ -140,7 +140,7 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     owned = _owned(which, lines, weight, block)[:, None]
 
     table = torch.tensor(storage.values, device=values.device)
-    scales = _codec.block_scales(parts, slice(0, parts[1].numel()))[which, None]
+    scales = _codec4.block_scales(parts, slice(0, parts[1].numel()))[which, None]
     packed = _blocks(parts[0].view(-1), block // 2)
     nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
     wanted = _blocks(values.view(-1), block)[which]
@@ -160,7 +160,7 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     floor = scales.clamp(min=1e-38)
     tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
     scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
-    fresh = _codec.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
+    fresh = _codec4.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
     nibbles = torch.where(mask | owned, fresh, nibbles)
     codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
     return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]

@@ -5,7 +5,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
+#include <memory>
 
 namespace stowage::door {
 namespace {
@@ -39,14 +41,6 @@ Dtype dtype_of(AtenTensorHandle tensor) {
     if (pair.torch == dtype) return pair.ours;
   }
   return Dtype::unknown;
-}
-
-std::span<const std::int64_t> sizes_of(AtenTensorHandle tensor) {
-  std::int64_t rank = 0;
-  std::int64_t* sizes = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-  return {sizes, static_cast<std::size_t>(rank)};
 }
 
 bool on_cpu(AtenTensorHandle tensor) {
@@ -91,8 +85,38 @@ std::int32_t torch_dtype(Dtype dtype) {
   fail(Code::unsupported, "stowage: torch has no dtype " + std::string(disk_name(dtype)));
 }
 
-Argument::Argument(const char* where, std::string_view name, const Tensor& tensor) {
-  const AtenTensorHandle handle = tensor.get();
+std::span<const std::int64_t> sizes_of(AtenTensorHandle tensor) {
+  std::int64_t rank = 0;
+  std::int64_t* sizes = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  return {sizes, static_cast<std::size_t>(rank)};
+}
+
+Owned take_tensor(StableIValue value) noexcept {
+  return Owned(torch::stable::detail::to<AtenTensorHandle>(value));
+}
+
+TensorList take_list(const char* where, StableIValue value) {
+  const auto list = torch::stable::detail::to<StableListHandle>(value);
+  const std::unique_ptr<StableListOpaque, void (*)(StableListHandle)> end(
+      list, [](StableListHandle l) { torch_delete_list(l); });
+  TensorList out;
+  TORCH_ERROR_CODE_CHECK(torch_list_size(list, &out.count));
+  if (out.count > out.tensors.size()) {
+    fail(Code::invalid_argument, std::string(where) + ": scales must be at most " +
+                                     std::to_string(out.tensors.size()) + " tensors, got " +
+                                     std::to_string(out.count));
+  }
+  for (std::size_t i = 0; i < out.count; ++i) {
+    StableIValue item = 0;
+    TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
+    out.tensors[i] = take_tensor(item);
+  }
+  return out;
+}
+
+Argument::Argument(const char* where, std::string_view name, AtenTensorHandle handle) {
   const auto refuse = [&](const char* rule) {
     fail(Code::invalid_argument, std::string(where) + ": " + std::string(name) + rule);
   };
@@ -105,8 +129,15 @@ Argument::Argument(const char* where, std::string_view name, const Tensor& tenso
   if (data_ == nullptr && elements() > 0) {
     refuse(" must have its memory, got a tensor whose storage was released");
   }
-  if (!contiguous) {
-    copy_ = torch::stable::contiguous(tensor);
+  // A view of a complex tensor's conjugate has memory that is not its value. Such a view steps over
+  // the real parts; only one element alone can look contiguous.
+  if (!contiguous || elements() == 1) {
+    AtenTensorHandle again = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &again));
+    std::array<StableIValue, 1> stack{torch::stable::detail::from(Tensor(again))};
+    TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("aten::resolve_neg", "", stack.data(), TORCH_ABI_VERSION));
+    copy_ = torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
     data_ = copy_->const_data_ptr();
   }
 }
@@ -117,7 +148,7 @@ std::int64_t Argument::elements() const noexcept {
   return n;
 }
 
-Tensor empty(std::span<const std::int64_t> sizes, Dtype dtype) {
+Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   static const std::int32_t cpu = aoti_torch_device_type_cpu();
   std::array<std::int64_t, 64> strides;  // torch's own limit on the rank
   std::int64_t step = 1;
@@ -128,27 +159,47 @@ Tensor empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
                                                   sizes.data(), strides.data(), torch_dtype(dtype),
                                                   cpu, 0, &handle));
-  return Tensor(handle);
+  return Owned(handle);
+}
+
+Tensor boxed(Owned tensor) { return Tensor(tensor.release()); }
+
+void* memory(const Owned& tensor) {
+  void* data = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor.get(), &data));
+  return data;
+}
+
+Held::Held(const char* where, AtenTensorHandle codes, std::span<const Owned> scales,
+           std::int64_t storage_key, const Shape& shape) {
+  std::array<AtenTensorHandle, kMaxParts + 1> parts{codes};
+  for (std::size_t i = 0; i < scales.size(); ++i) parts[i + 1] = scales[i].get();
+  check(where, std::span(parts).first(scales.size() + 1), storage_key, shape);
 }
 
 Held::Held(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
            std::int64_t storage_key, const Shape& shape) {
+  std::vector<AtenTensorHandle> parts{codes.get()};
+  for (const Tensor& scale : scales) parts.push_back(scale.get());
+  check(where, parts, storage_key, shape);
+}
+
+void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
+                 std::int64_t storage_key, const Shape& shape) {
   const Storage storage = storage_from_key(storage_key);
   const Layout wanted = layout(storage, shape);
-  const std::size_t count = scales.size() + 1;
-  if (count != static_cast<std::size_t>(wanted.count)) {
+  if (parts.size() != static_cast<std::size_t>(wanted.count)) {
     fail(Code::invalid_argument, std::string(where) + ": scales of " + to_string(storage) +
                                      " must be " + std::to_string(wanted.count - 1) +
-                                     " tensors, got " + std::to_string(scales.size()));
+                                     " tensors, got " + std::to_string(parts.size() - 1));
   }
   std::array<const void*, kMaxParts> pointers{};
-  for (std::size_t i = 0; i < count; ++i) {
-    const Part& part = wanted.parts[i];
-    parts_[i].emplace(where, part.name, i == 0 ? codes : scales[i - 1]);
-    check_part(where, part, *parts_[i]);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts_[i].emplace(where, wanted.parts[i].name, parts[i]);
+    check_part(where, wanted.parts[i], *parts_[i]);
     pointers[i] = parts_[i]->data();
   }
-  weight_ = Weight(storage, shape, std::span(pointers).first(count));
+  weight_ = Weight(storage, shape, std::span(pointers).first(parts.size()));
 }
 
 }  // namespace stowage::door

@@ -40,16 +40,47 @@ struct Door<op> {
   }
 };
 
+/// One reference to a tensor, given back at the end. TORCH_BOX makes a shared_ptr of it, which the
+/// hot ops cannot afford.
+class Owned {
+ public:
+  explicit Owned(AtenTensorHandle handle = nullptr) noexcept : handle_(handle) {}
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Owned() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+  AtenTensorHandle get() const noexcept { return handle_; }
+  AtenTensorHandle release() noexcept { return std::exchange(handle_, nullptr); }
+
+ private:
+  AtenTensorHandle handle_;
+};
+
+/// A Tensor argument of the dispatcher's stack, which must be taken exactly once.
+Owned take_tensor(StableIValue value) noexcept;
+/// A Tensor[] argument of at most kMaxParts tensors; `count` says how many there are.
+struct TensorList {
+  std::array<Owned, kMaxParts> tensors;
+  std::size_t count = 0;
+};
+TensorList take_list(const char* where, StableIValue value);
+
 /// As torch spells it ("bfloat16").
 const char* dtype_text(Dtype dtype);
 /// torch's number (as its C functions take it) of a dtype.
 std::int32_t torch_dtype(Dtype dtype);
 
+std::span<const std::int64_t> sizes_of(AtenTensorHandle tensor);
+
 /// A tensor argument that was checked, and what ops ask of it, read once: it lies on the CPU, its
 /// memory is there, and it is contiguous (copied if it was not). The tensor must outlive this.
 class Argument {
  public:
-  Argument(const char* where, std::string_view name, const Tensor& tensor);
+  Argument(const char* where, std::string_view name, AtenTensorHandle tensor);
   const void* data() const noexcept { return data_; }
   Dtype dtype() const noexcept { return dtype_; }  // unknown for types that no op of ours takes
   std::span<const std::int64_t> sizes() const noexcept { return sizes_; }
@@ -63,17 +94,24 @@ class Argument {
 };
 
 /// New uninitialised CPU memory. Cheaper than the C++ wrappers, which go through the dispatcher.
-Tensor empty(std::span<const std::int64_t> sizes, Dtype dtype);
+Owned empty(std::span<const std::int64_t> sizes, Dtype dtype);
+/// A tensor for ops that are boxed by TORCH_BOX.
+Tensor boxed(Owned tensor);
+void* memory(const Owned& tensor);
 
 /// A resting weight whose codes and scales were checked against layout(storage, shape): number,
 /// dtypes, shapes, memory. The tensors must outlive this.
 class Held {
  public:
+  Held(const char* where, AtenTensorHandle codes, std::span<const Owned> scales,
+       std::int64_t storage_key, const Shape& shape);
   Held(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
        std::int64_t storage_key, const Shape& shape);
   const Weight& weight() const noexcept { return weight_; }
 
  private:
+  void check(const char* where, std::span<const AtenTensorHandle> parts, std::int64_t storage_key,
+             const Shape& shape);
   std::array<std::optional<Argument>, kMaxParts> parts_;
   Weight weight_;
 };

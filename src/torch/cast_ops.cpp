@@ -11,7 +11,7 @@ namespace {
 using torch::headeronly::ScalarType;
 
 Argument values_of(const char* where, const Tensor& given) {
-  Argument x(where, "x", given);
+  Argument x(where, "x", given.get());
   if (!is_value_dtype(x.dtype())) {
     fail(Code::invalid_argument, std::string(where) +
                                      ": x must be float64, float32, bfloat16 or float16, got " +
@@ -45,7 +45,7 @@ std::vector<Tensor> quantize_op(const Tensor& given, std::int64_t key, bool keep
   std::vector<Tensor> made;
   std::array<void*, kMaxParts> pointers{};
   for (std::size_t i = 0; i < static_cast<std::size_t>(parts.count); ++i) {
-    made.push_back(empty(parts.parts[i].shape.sizes(), parts.parts[i].dtype));
+    made.push_back(boxed(empty(parts.parts[i].shape.sizes(), parts.parts[i].dtype)));
     pointers[i] = made.back().mutable_data_ptr();
   }
   quantize_into(x.data(), x.dtype(), shape, storage,
@@ -60,7 +60,7 @@ Tensor dequantize_op(const Tensor& codes, const std::vector<Tensor>& scales, std
   const Dtype dtype = out_dtype(kWhere, out);
   const Shape shape(sizes);
   const Held held(kWhere, codes, scales, key, shape);
-  const Tensor values = empty(sizes, dtype);
+  const Tensor values = boxed(empty(sizes, dtype));
   dequantize(held.weight(), {0, shape.rows()}, values.mutable_data_ptr(), dtype, &torch_executor());
   return values;
 }
@@ -73,7 +73,7 @@ std::vector<std::int64_t> widened(const Argument& ids) {
 Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
                     std::int64_t key, const std::vector<std::int64_t>& sizes, ScalarType out) {
   constexpr const char* kWhere = "stowage::embedding";
-  const Argument ids(kWhere, "ids", given);
+  const Argument ids(kWhere, "ids", given.get());
   const Dtype kind = ids.dtype();
   if (kind != Dtype::i64 && kind != Dtype::i32) {
     fail(Code::invalid_argument,
@@ -88,7 +88,7 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
   const auto outer = ids.sizes();
   std::vector<std::int64_t> result(outer.begin(), outer.end());
   result.insert(result.end(), sizes.begin() + 1, sizes.end());
-  const Tensor values = empty(result, dtype);
+  const Tensor values = boxed(empty(result, dtype));
   const auto wide = kind == Dtype::i32 ? widened(ids) : std::vector<std::int64_t>();
   const auto* rows =
       kind == Dtype::i32 ? wide.data() : static_cast<const std::int64_t*>(ids.data());
@@ -104,7 +104,7 @@ Tensor measure_op(const Tensor& given, const Tensor& codes, const std::vector<Te
   const Held held(kWhere, codes, scales, key, Shape(x.sizes()));
   const Loss loss = measure(x.data(), x.dtype(), held.weight(), &torch_executor());
   const std::int64_t count = 6;
-  const Tensor out = empty({&count, 1}, Dtype::f64);
+  const Tensor out = boxed(empty({&count, 1}, Dtype::f64));
   auto* to = static_cast<double*>(out.mutable_data_ptr());
   to[0] = static_cast<double>(loss.elements);
   to[1] = static_cast<double>(loss.saturated);

@@ -66,7 +66,7 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
   const auto file = files().get(kWhere, handle);
   const auto bytes = file->bytes(tensor_of(kWhere, *file, name));
   const auto count = static_cast<std::int64_t>(bytes.size());
-  if (count == 0) return empty({&count, 1}, Dtype::u8);
+  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
   const std::int64_t stride = 1;
   // torch has no read-only tensors: the Python layer guards against writing into the mapping.
   return torch::stable::from_blob(const_cast<std::byte*>(bytes.data()), {&count, 1}, {&stride, 1},

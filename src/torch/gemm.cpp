@@ -40,12 +40,12 @@ Tensor over(const void* data, Dtype dtype, std::int64_t count) {
 }
 
 template <std::size_t n>
-Tensor call(const char* op, const char* overload, std::array<StableIValue, n> stack) {
+Owned call(const char* op, const char* overload, std::array<StableIValue, n> stack) {
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return take_tensor(stack[0]);
 }
 
-Tensor aten_linear(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
+Owned aten_linear(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
   using torch::stable::detail::from;
   return call<3>("aten::linear", "", {from(x), from(w), from(bias)});
 }
@@ -137,12 +137,14 @@ void tiled_grad_input(const Product& p) {
   convert(total.data(), Dtype::f32, p.y, p.dtype, count, torch_executor());
 }
 
-Tensor exact_linear(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias,
-                    Dtype dtype) {
+Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional<Tensor>& bias,
+                   Dtype dtype) {
   const std::int64_t n = weight.rows(), k = weight.row_elements();
   const Scratch scratch(scratch_bytes(weight, n, dtype));
   dequantize(weight, {0, n}, scratch.data(), dtype, &torch_executor());
-  return aten_linear(x, over(scratch.data(), dtype, n, k, k), bias);
+  AtenTensorHandle again = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(x, &again));
+  return aten_linear(Tensor(again), over(scratch.data(), dtype, n, k, k), bias);
 }
 
 void exact_grad_input(const Product& p) {

@@ -28,8 +28,8 @@ void tiled_grad_input(const Product& product);
 
 /// The whole weight dequantized into scratch, then one aten::linear on the tensor as it was given:
 /// bit-equal to the dense layer that holds the dequantized weight.
-Tensor exact_linear(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias,
-                    Dtype dtype);
+Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional<Tensor>& bias,
+                   Dtype dtype);
 void exact_grad_input(const Product& product);
 
 }  // namespace stowage::door

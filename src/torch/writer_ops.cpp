@@ -74,7 +74,7 @@ std::int64_t writer_open(const std::string& path, const std::string& text) {
 void writer_write(std::int64_t handle, const std::string& name, const Tensor& given) {
   constexpr const char* kWhere = "stowage::writer_write";
   const auto writer = writers().get(kWhere, handle);
-  const Argument bytes(kWhere, "bytes", given);
+  const Argument bytes(kWhere, "bytes", given.get());
   const auto size = static_cast<std::size_t>(bytes.elements()) * given.element_size();
   writer->write(name, {static_cast<const std::byte*>(bytes.data()), size});
 }

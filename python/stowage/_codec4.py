@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nf4 and fp4 by stock torch ops, nested scales included: bitsandbytes' rules, bit for bit."""
+
+import math
+import struct
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from stowage._rounding import check_finite, spans
+from stowage._storage import Storage
+
+
+@cache
+def thresholds(storage: Storage, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Values by code; the midpoints between ascending values; the code of each ascending value."""
+    values = torch.tensor(storage.values, dtype=torch.float32)
+    ascending, order = values.sort(stable=True)
+    middle = (ascending[:-1] + ascending[1:]) * 0.5
+    return values.to(device), middle.to(device), order.to(torch.uint8).to(device)
+
+
+def encode4(v: Tensor, storage: Storage) -> Tensor:
+    _, middle, order = thresholds(storage, v.device)
+    # A value on a midpoint takes the lower code; NaN takes the last.
+    return order[torch.bucketize(v, middle, out_int32=True)]
+
+
+def quantize4(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
+    block, count = storage.block, x.numel()
+    codes = torch.empty(((count + 1) // 2, 1), dtype=torch.uint8, device=x.device)
+    absmax = torch.empty((count + block - 1) // block, dtype=torch.float32, device=x.device)
+    flat, out = x.reshape(-1), codes.view(-1)
+    for span in spans(absmax.numel(), block):
+        v = flat[span.start * block : span.stop * block].to(torch.float32)
+        if not keep:
+            check_finite(v, span.start * block)
+        full = len(v) // block
+        grouped = v[: full * block].view(full, block)
+        largest = grouped.abs().amax(1)
+        largest = torch.where(torch.isnan(largest), math.nan, largest)  # one NaN, not any
+        absmax[span.start : span.start + full].copy_(largest)
+        floor = absmax[span.start : span.start + full, None].clamp(min=1e-38)
+        scaled = (grouped * (torch.ones_like(floor) / floor)).clamp(-1, 1).view(-1)
+        if tail := len(v) % block:  # bitsandbytes divides here, and keeps the clamped scale
+            last = v[-tail:].abs().amax().clamp(min=1e-38)
+            absmax[-1].copy_(last)
+            scaled = torch.cat([scaled, (v[-tail:] / last).clamp(-1, 1)])
+        coded = encode4(torch.nn.functional.pad(scaled, (0, len(v) % 2)), storage)
+        start = span.start * block // 2
+        out[start : start + len(coded) // 2].copy_(coded[0::2] * 16 + coded[1::2])
+    return [codes, absmax] if not storage.nested else [codes, *_nest(absmax)]
+
+
+def _f32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+@cache
+def nested_map(device: torch.device) -> Tensor:
+    """The 256 values of an 8-bit block scale: bitsandbytes' dynamic map, CRC-32 1b137aeb.
+
+    Each product and sum below is exact in fp64, so that _f32 rounds once.
+    """
+    values = [0.0, 1.0]
+    for i in range(7):
+        points, start = 2**i + 1, _f32(0.1)
+        step = _f32(_f32(1 - start) / (points - 1))
+        line = [
+            _f32(start + step * k) if k < points // 2 else _f32(1 - step * (points - 1 - k))
+            for k in range(points)
+        ]
+        for low, high in pairwise(line):
+            value = _f32(_f32(10.0 ** (i - 6)) * _f32(_f32(low + high) / 2))
+            values += [value, -value]
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
+
+
+@cache
+def _nested_codes(device: torch.device) -> Tensor:
+    """The code of each of 65,536 points between -1 and 1 (bitsandbytes >= 0.50 on the CPU)."""
+    table = nested_map(torch.device("cpu"))
+    middle = (table[:-1] + table[1:]) * 0.5
+    points = torch.arange(65536, dtype=torch.float32) * 2
+    points = points / torch.full_like(points, 65535) - 1
+    return torch.bucketize(points, middle, out_int32=True).to(torch.uint8).to(device)
+
+
+def _nest(absmax: Tensor) -> list[Tensor]:
+    count, device = absmax.numel(), absmax.device
+    total = absmax.cpu().to(torch.float64).cumsum(0)[-1:]  # in index order
+    mean = float(total[0]) / count if count else 0.0
+    offset = torch.tensor(mean, dtype=torch.float32, device=device)
+    grouped = torch.nn.functional.pad(absmax - offset, (0, -count % 256)).view(-1, 256)
+    largest = grouped.abs().amax(1) if count else grouped.new_empty(0)
+    inverse = torch.ones_like(largest) / largest
+    unit = (grouped * inverse[:, None]).clamp(-1, 1)
+    point = ((unit + 1) * 0.5 * 65535 + 0.5).to(torch.int32).clamp(0, 65535)
+    codes = torch.where(largest[:, None] == 0, 0, _nested_codes(device)[point])
+    return [codes.to(torch.uint8).view(-1)[:count], largest, nested_map(device).clone(), offset]
+
+
+def block_scales(parts: Sequence[Tensor], blocks: slice) -> Tensor:
+    if len(parts) == 2:
+        return parts[1][blocks]
+    _, absmax, nested, table, offset = parts
+    index = torch.arange(blocks.start, blocks.stop, device=absmax.device) // 256
+    return table[absmax[blocks].to(torch.int32)] * nested[index] + offset
+
+
+def decode4(parts: Sequence[Tensor], storage: Storage, first: int, last: int) -> Tensor:
+    """Elements [first, last) of the flat weight."""
+    table, _, _ = thresholds(storage, parts[0].device)
+    packed = parts[0].view(-1)[first // 2 : (last + 1) // 2]
+    pairs = torch.stack([packed >> 4, packed & 15], 1).view(-1)
+    codes = pairs[first % 2 : first % 2 + last - first].to(torch.int32)
+    blocks = slice(first // storage.block, -(-last // storage.block))
+    scales = block_scales(parts, blocks).repeat_interleave(storage.block)
+    return table[codes] * scales[first - blocks.start * storage.block :][: last - first]

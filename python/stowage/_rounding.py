@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounding and chunks of the composite: what its codecs for 8-bit and 4-bit codes share.
+
+Rules of these files: values are computed in fp32; the only things done to a bf16 or float8 tensor
+are casts, views and copies (their arithmetic is missing or wrong on old hardware); a tensor is
+divided by a tensor, since CUDA turns division by a number into a multiplication; temporaries stay
+small.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from stowage._errors import fail
+
+CHUNK = 1 << 20  # elements that are worked on at once
+_NAN_BITS = {torch.bfloat16: (16, 0x7FFF, 0x40), torch.float16: (13, 0x3FF, 0x7E00)}
+
+
+def rows_of(shape: Sequence[int]) -> int:
+    return shape[0] if len(shape) else 1
+
+
+def row_elements(shape: Sequence[int]) -> int:
+    return math.prod(shape[1:])
+
+
+def spans(count: int, width: int) -> Iterator[slice]:
+    """Slices of range(count) whose items, each of `width` elements, fill about one chunk."""
+    step = max(1, CHUNK // max(1, width))
+    return (slice(i, min(i + step, count)) for i in range(0, count, step))
+
+
+def round_to_odd(x: Tensor) -> Tensor:
+    """f64 to fp32 so that a second rounding, to fewer bits, gives what one rounding would."""
+    near = x.to(torch.float32)
+    bits = near.view(torch.int32)
+    wide = near.to(torch.float64)
+    move = torch.where(wide.abs() > x.abs(), -1, 1).to(torch.int32)
+    inexact = (wide != x) & ~torch.isnan(x) & (bits & 1 == 0)
+    return torch.where(inexact, bits + move, bits).view(torch.float32)
+
+
+def check_finite(x: Tensor, first: int) -> None:
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        index = int((~finite).nonzero()[0])
+        fail(
+            "invalid_argument",
+            f"quantize: values must be finite, got {float(x[index])} at element {first + index}",
+        )
+
+
+def widen(x: Tensor) -> Tensor:
+    """fp32, or fp64 as it is."""
+    return x if x.dtype == torch.float64 else x.to(torch.float32)
+
+
+def round_once(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 values as a reader sees them; any NaN is the one quiet NaN."""
+    return narrow(torch.where(torch.isnan(v), math.nan, v), dtype)
+
+
+def narrow(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """NaN keeps its sign and upper bits, which torch's casts do not promise."""
+    out = v.to(dtype)
+    if dtype not in _NAN_BITS or not bool(torch.isnan(v).any()):
+        return out
+    shift, mask, quiet = _NAN_BITS[dtype]
+    bits = v.view(torch.int32)
+    nan = (bits >> 16 & 0x8000) | (bits >> shift & mask) | quiet
+    kept = torch.where(torch.isnan(v), nan.to(torch.int16), out.view(torch.int16))
+    return kept.view(dtype)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.library.opcheck on every op: schema, fake, autograd registration, dynamic shapes."""
+
+import json
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from stowage import ops
+from stowage._storage import Storage
+
+SAMPLED = ("bf16", "f8_e4m3", "int8:block5", "nf4", "fp4:block32:nested")
+
+
+@pytest.fixture(params=SAMPLED)
+def kind(request: pytest.FixtureRequest) -> Storage:
+    return Storage(request.param)
+
+
+@pytest.fixture
+def weight(kind: Storage, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    w = torch.randn(16, 64, generator=generator).to(device)
+    codes, *scales = ops.quantize(w, kind.key)
+    return codes, scales
+
+
+def test_quantize(kind, device) -> None:
+    opcheck(ops.quantize, (torch.randn(16, 64, device=device), kind.key))
+
+
+def test_dequantize(kind, weight) -> None:
+    opcheck(ops.dequantize, (*weight, kind.key, (16, 64), torch.bfloat16))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(kind, weight, bias, device) -> None:
+    x = torch.randn(3, 64, device=device, requires_grad=True)
+    b = torch.randn(16, device=device, requires_grad=True) if bias else None
+    opcheck(ops.linear, (x, *weight, kind.key, 16, b))
+    opcheck(ops.linear, (x.detach(), *weight, kind.key, 16, b, True))
+
+
+def test_linear_grad_input(kind, weight, device) -> None:
+    g = torch.randn(3, 16, device=device, requires_grad=True)
+    opcheck(ops.linear_grad_input, (g, *weight, kind.key, 64))
+
+
+def test_embedding(kind, weight, device) -> None:
+    ids = torch.tensor([[1, 15], [0, 3]], device=device)
+    opcheck(ops.embedding, (ids, *weight, kind.key, (16, 64), torch.float32))
+
+
+def test_measure(kind, weight, device) -> None:
+    opcheck(ops.measure, (torch.randn(16, 64, device=device), *weight, kind.key))
+
+
+def test_the_direct_spelling(device) -> None:
+    kind, x = Storage("int8"), torch.randn(3, 64, device=device)
+    codes, scale = ops.quantize(torch.randn(16, 64, device=device), kind.key)
+    direct = torch.ops.stowage._linear.default
+    opcheck(direct, (x, codes, scale, kind.key, 16, None), test_utils=("test_schema",))
+    assert torch.equal(
+        direct(x, codes, scale, kind.key, 16, None),
+        ops.linear(x, codes, [scale], kind.key, 16, None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (ops.storage_key, ("nf4",)),
+        (ops.storage_describe, (Storage("nf4").key,)),
+        (ops.storage_on_disk, ("w", Storage("nf4").key, [4, 4])),
+        (ops.info, ()),
+    ],
+)
+def test_descriptions(op, args) -> None:
+    opcheck(op, args, test_utils=("test_schema",))
+
+
+def test_files(tmp_path) -> None:
+    path = str(tmp_path / "m.safetensors")
+    declared = json.dumps({"tensors": [{"name": "a", "dtype": "U8", "shape": [3]}]})
+    writer = ops.writer_open(path, declared)
+    # Writing twice is refused, so that the op itself runs once, below the schema checks.
+    with torch.testing._internal.optests.generate_tests.SchemaCheckMode():
+        ops.writer_write(writer, "a", torch.arange(3, dtype=torch.uint8))
+    ops.writer_finish(writer)
+    file = ops.file_open(path)
+    for op, args in (
+        (ops.file_describe, (file,)),
+        (ops.file_drop, (file, "a")),
+        (ops.file_read, (file, "a")),
+        (ops.file_verify, (file,)),
+    ):
+        opcheck(op, args, test_utils=("test_schema",))
+    ops.file_close(file)
+
+
+def test_every_op_is_checked_here() -> None:
+    known = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("stowage::")}
+    assert known == {
+        f"stowage::{name}"
+        for name in (
+            "_linear",
+            "dequantize",
+            "embedding",
+            "file_close",
+            "file_describe",
+            "file_drop",
+            "file_open",
+            "file_read",
+            "file_verify",
+            "info",
+            "linear",
+            "linear_grad_input",
+            "measure",
+            "quantize",
+            "storage_describe",
+            "storage_key",
+            "storage_on_disk",
+            "writer_discard",
+            "writer_finish",
+            "writer_open",
+            "writer_write",
+        )
+    }
