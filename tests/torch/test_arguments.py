@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op checks its arguments itself, in our words, before anything reads their memory."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from stowage import composite, ops
+from stowage._storage import Storage
+
+KIND = Storage("int8:row")
+
+
+@pytest.fixture(params=["kernels", "composite"])
+def linear(request: pytest.FixtureRequest):
+    return ops.linear if request.param == "kernels" else composite.linear
+
+
+def weight(kind: Storage = KIND, rows: int = 8, columns: int = 64) -> tuple[Tensor, list[Tensor]]:
+    codes, *scales = ops.quantize(torch.randn(rows, columns), kind.key)
+    return codes, scales
+
+
+X = torch.randn(3, 64)
+CODES, SCALES = weight()
+_B = torch.bfloat16
+
+LINEAR = [
+    ((X.long(), CODES, SCALES, KIND.key, 8, None), "x must be .*got (int64|long)"),
+    ((X.double(), CODES, SCALES, KIND.key, 8, None), "x must be .*got float64"),
+    (
+        (torch.tensor(1.0), CODES, SCALES, KIND.key, 8, None),
+        "x must have at least 1 dimension, got 0",
+    ),
+    ((X[:, :63], CODES, SCALES, KIND.key, 8, None), r"x must be \[\.\.\., 64\], got \[3, 63\]"),
+    ((X, CODES.float(), SCALES, KIND.key, 8, None), "codes must be .*uint8, got .*float32"),
+    ((X, CODES[0], SCALES, KIND.key, 8, None), "codes must have 2 dimensions, got 1"),
+    ((X, CODES, SCALES, KIND.key, 9, None), r"codes must be \[9, 64\], got \[8, 64\]"),
+    ((X, CODES, [], KIND.key, 8, None), "scales of int8:row must be 1 tensors, got 0"),
+    ((X, CODES, SCALES * 2, KIND.key, 8, None), "scales of int8:row must be 1 tensors, got 2"),
+    ((X, CODES, [SCALES[0].double()], KIND.key, 8, None), "scale must be .*float32, got .*float64"),
+    ((X, CODES, [SCALES[0][:7]], KIND.key, 8, None), r"scale must be \[8, 1\], got \[7, 1\]"),
+    ((X, CODES, SCALES, KIND.key, 8, torch.ones(8, dtype=_B)), "bias must be .*float32 like x"),
+    ((X, CODES, SCALES, KIND.key, 8, torch.ones(7)), r"bias must be \[8\], got \[7\]"),
+    ((X, CODES, SCALES, KIND.key, 8, torch.ones(8, 1)), r"bias must be \[8\], got \[8, 1\]"),
+    ((X, CODES, SCALES, -5, 8, None), "storage key"),
+]
+
+
+@pytest.mark.parametrize(("args", "text"), LINEAR, ids=[text for _, text in LINEAR])
+def test_linear(linear, args, text) -> None:
+    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] .*" + text):
+        linear(*args)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ops.quantize(X.long(), KIND.key), "x must be"),
+        (lambda: ops.quantize(torch.tensor(1.0), KIND.key), "at least 1 dimension"),
+        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [8, 65], _B), r"codes must be \[8, 65\]"),
+        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [8, 64], torch.int32), "out must be"),
+        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [-8, 64], _B), "negative"),
+        (lambda: ops.embedding(X, CODES, SCALES, KIND.key, [8, 64], _B), "ids must be"),
+        (
+            lambda: ops.embedding(torch.tensor([8]), CODES, SCALES, KIND.key, [8, 64], _B),
+            r"\[0, 8\), got 8",
+        ),
+        (
+            lambda: ops.embedding(torch.tensor([-1]), CODES, SCALES, KIND.key, [8, 64], _B),
+            r"\[0, 8\), got -1",
+        ),
+        (
+            lambda: ops.linear_grad_input(X, CODES, SCALES, KIND.key, 64),
+            r"g must be \[\.\.\., 8\], got \[3, 64\]",
+        ),
+        (lambda: ops.measure(X, CODES, SCALES, KIND.key), r"codes must be \[3, 64\]"),
+        (lambda: ops.linear(X, CODES.to("meta"), SCALES, KIND.key, 8, None), "on the CPU|meta"),
+    ],
+)
+def test_other_ops(call, text) -> None:
+    with pytest.raises(RuntimeError, match=text):
+        call()
+
+
+def released(tensor: Tensor) -> Tensor:
+    """As FSDP leaves a gathered weight: sizes without memory."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+@pytest.mark.parametrize("which", ["x", "codes", "scale", "bias"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_released_memory(which, exact) -> None:
+    given = {"x": X, "codes": CODES, "scale": SCALES[0], "bias": torch.ones(8)}
+    given[which] = released(given[which])
+    args = (given["x"], given["codes"], [given["scale"]], KIND.key, 8, given["bias"], exact)
+    with pytest.raises(RuntimeError, match=rf"{which} must have its memory.*storage was released"):
+        ops.linear(*args)
+
+
+@pytest.mark.parametrize("name", ["quantize", "dequantize", "linear_grad_input", "embedding"])
+def test_released_memory_in_other_ops(name) -> None:
+    codes, shape = released(CODES), [8, 64]
+    calls = {
+        "quantize": lambda: ops.quantize(released(X), KIND.key),
+        "dequantize": lambda: ops.dequantize(codes, SCALES, KIND.key, shape, _B),
+        "linear_grad_input": lambda: ops.linear_grad_input(X[:, :8], codes, SCALES, KIND.key, 64),
+        "embedding": lambda: ops.embedding(torch.arange(2), codes, SCALES, KIND.key, shape, _B),
+    }
+    with pytest.raises(RuntimeError, match="storage was released"):
+        calls[name]()
+
+
+def test_any_strides_will_do(storage) -> None:
+    kind = Storage(storage)
+    w = torch.randn(64, 24).t()
+    assert not w.is_contiguous()
+    parts = ops.quantize(w, kind.key)
+    for ours, plain in zip(parts, ops.quantize(w.contiguous(), kind.key), strict=True):
+        assert torch.equal(ours, plain)
+    codes, scales = parts[0], parts[1:]
+    spread = [torch.stack([p, p], -1)[..., 0] for p in parts]
+    x = torch.randn(64, 3).t()
+    args = (scales, kind.key, 24, torch.randn(48)[::2])
+    ours = ops.linear(x, spread[0], spread[1:], *args[1:])
+    assert torch.equal(ours, ops.linear(x.contiguous(), codes, *args))
+    shape, ids = [24, 64], torch.arange(10)[::3]
+    ours = ops.embedding(ids, spread[0], spread[1:], kind.key, shape, torch.float32)
+    dense = ops.dequantize(codes, scales, kind.key, shape, torch.float32)
+    assert torch.equal(ours, dense[ids])
+
+
+def test_empty_sizes(storage) -> None:
+    kind = Storage(storage)
+    for rows, columns in ((0, 8), (8, 0), (0, 0)):
+        codes, scales = weight(kind, rows, columns)
+        bias = torch.arange(float(rows))
+        y = ops.linear(torch.ones(2, columns), codes, scales, kind.key, rows, bias)
+        assert torch.equal(y, bias.expand(2, rows))
+        gx = ops.linear_grad_input(torch.ones(2, rows), codes, scales, kind.key, columns)
+        assert torch.equal(gx, torch.zeros(2, columns))
+    codes, scales = weight(kind)
+    for exact in (False, True):
+        y = ops.linear(torch.ones(0, 64), codes, scales, kind.key, 8, None, exact)
+        assert y.shape == (0, 8)
+        gx = ops.linear_grad_input(torch.ones(0, 8), codes, scales, kind.key, 64, exact)
+        assert gx.shape == (0, 64)
+
+
+def test_messages_are_one_line() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        ops.linear(X[:, :63], CODES, SCALES, KIND.key, 8, None)
+    assert re.fullmatch(
+        r"\[invalid_argument\] stowage::linear: .*, got \[3, 63\]", str(caught.value)
+    )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled module: what it links to, and what importing does where it cannot work."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stowage
+
+ORIGIN = Path(importlib.util.find_spec("stowage.stowage_torch").origin)
+PACKAGE = Path(stowage.__file__).parent
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    # The child finds the package where this process found it.
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, **env}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def undefined_symbols() -> list[str]:
+    tool = shutil.which("nm")
+    if tool is None:
+        pytest.skip("nm is not installed")
+    command = [tool, "--dynamic", "--undefined-only", "--demangle", str(ORIGIN)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line.split(maxsplit=1)[1] for line in text.splitlines()]
+
+
+def test_only_the_stable_abi_is_used() -> None:
+    symbols = undefined_symbols()
+    assert [s for s in symbols if re.search(r"\b(at|c10|torch)::", s)] == []
+    from_torch = [s for s in symbols if re.match(r"(aoti_torch|torch)_", s)]
+    assert len(from_torch) > 10
+    assert [s for s in symbols if s.startswith("Py") or "GOMP" in s or "omp_" in s] == []
+
+
+def test_what_it_links_to() -> None:
+    tool = shutil.which("readelf")
+    if tool is None:
+        pytest.skip("readelf is not installed")
+    text = subprocess.run([tool, "-d", str(ORIGIN)], capture_output=True, text=True, check=True)
+    needed = set(re.findall(r"NEEDED.*\[(.*?)\]", text.stdout))
+    system = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+    assert needed - system == {"libstowage.so.0", "libtorch_cpu.so"}
+
+
+def test_a_second_import_in_one_process_is_fine() -> None:
+    done = run(
+        "import stowage, sys\n"
+        "for name in [n for n in sys.modules if n == 'stowage._library']: del sys.modules[name]\n"
+        "import stowage._library\n"
+        "print(stowage._library.torch.ops.stowage.storage_key('nf4'))"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_copy_is_refused(tmp_path: Path) -> None:
+    shutil.copy(ORIGIN, tmp_path / "stowage_torch.so")
+    libraries = str(PACKAGE / "lib")
+    done = run(
+        f"import torch; torch.ops.load_library({str(tmp_path / 'stowage_torch.so')!r})\n"
+        "import stowage",
+        LD_LIBRARY_PATH=libraries,
+    )
+    assert done.returncode == 1
+    assert "ImportError: stowage: the ops of" in done.stderr and "another copy" in done.stderr
+
+
+def test_a_missing_binary_is_said() -> None:
+    done = run(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n == 'stowage.stowage_torch' else find(n, *a)\n"
+        "import stowage"
+    )
+    assert done.returncode == 1
+    assert "ImportError: stowage: the compiled part" in done.stderr and "pip install" in done.stderr
+
+
+def test_an_old_torch_is_said() -> None:
+    done = run("import torch; torch.__version__ = '2.10.1'\nimport stowage")
+    assert done.returncode == 1
+    assert "torch 2.11 or newer must be installed, got 2.10.1" in done.stderr
+
+
+def test_a_broken_binary_is_said(tmp_path: Path) -> None:
+    (tmp_path / "stowage_torch.so").write_bytes(b"\x7fELF")
+    done = run(
+        "import importlib.util as u, types\n"
+        "find = u.find_spec\n"
+        f"broken = types.SimpleNamespace(origin={str(tmp_path / 'stowage_torch.so')!r})\n"
+        "u.find_spec = lambda n, *a: broken if n == 'stowage.stowage_torch' else find(n, *a)\n"
+        "import stowage"
+    )
+    assert done.returncode == 1
+    assert "cannot be loaded" in done.stderr and "--force-reinstall" in done.stderr
+
+
+@pytest.mark.parametrize("isa", ["scalar", "composite"])
+def test_forced_instruction_sets(isa: str) -> None:
+    done = run(
+        "import stowage, torch\n"
+        "from stowage import ops\n"
+        "from stowage._storage import Storage\n"
+        "k = Storage('nf4').key\n"
+        "codes, *scales = ops.quantize(torch.ones(4, 64), k)\n"
+        "y = ops.linear(torch.ones(1, 64), codes, scales, k, 4, None)\n"
+        "print(stowage.info()['instruction_set'], float(y[0, 0]))",
+        STOWAGE_FORCE_ISA=isa,
+    )
+    assert done.stdout.split() == [isa, "64.0"], done.stderr
+
+
+def test_a_wrong_instruction_set_is_said() -> None:
+    done = run(
+        "import torch\nfrom stowage import ops\n"
+        "ops.quantize(torch.ones(4), ops.storage_key('nf4'))",
+        STOWAGE_FORCE_ISA="mmx",
+    )
+    assert done.returncode == 1 and "[invalid_argument]" in done.stderr and "mmx" in done.stderr
+
+
+def test_info() -> None:
+    facts = stowage.info()
+    assert list(facts) == ["version", "commit", "instruction_set", "torch", "threads", "missing"]
+    assert facts["torch"] == torch.__version__ and facts["threads"] == torch.get_num_threads()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", facts["version"])
