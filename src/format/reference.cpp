@@ -66,11 +66,16 @@ std::uint32_t sign_bit(Codes codes, double x) noexcept {
 std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
   const bool nan = std::isnan(x);
   switch (codes) {
-    case Codes::bf16: return sign_bit(codes, x) | (nan ? 0x7fc0u : 0x7f80u);
-    case Codes::f16: return sign_bit(codes, x) | (nan ? 0x7e00u : 0x7c00u);
-    case Codes::f8_e4m3: return sign_bit(codes, x) | 0x7fu;
-    case Codes::f8_e5m2: return sign_bit(codes, x) | (nan ? 0x7fu : 0x7cu);
-    default: return sign_bit(codes, x) | (nan ? 0x7fc00000u : 0x7f800000u);
+    case Codes::bf16:
+      return sign_bit(codes, x) | (nan ? 0x7fc0u : 0x7f80u);
+    case Codes::f16:
+      return sign_bit(codes, x) | (nan ? 0x7e00u : 0x7c00u);
+    case Codes::f8_e4m3:
+      return sign_bit(codes, x) | 0x7fu;
+    case Codes::f8_e5m2:
+      return sign_bit(codes, x) | (nan ? 0x7fu : 0x7cu);
+    default:
+      return sign_bit(codes, x) | (nan ? 0x7fc00000u : 0x7f800000u);
   }
 }
 
@@ -156,8 +161,7 @@ void dequantize(const Weight& weight, void* out, Dtype dtype) {
   for (std::int64_t i = 0; i < n; ++i) {
     // Which NaN a product gives depends on the machine; which one is stored must not.
     const float computed = value_at(weight, i);
-    const float value =
-        std::isnan(computed) ? std::numeric_limits<float>::quiet_NaN() : computed;
+    const float value = std::isnan(computed) ? std::numeric_limits<float>::quiet_NaN() : computed;
     switch (dtype) {
       case Dtype::f64:
         store<double>(out, i, value);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,9 +52,15 @@ class Program : public testing::Test {
 
   fs::path path(const std::string& name) const { return folder_ / name; }
 
-  /// stdout goes to `stdout_path` if given; `variables` are NAME=VALUE.
-  Result run(std::vector<std::string> arguments, const std::vector<std::string>& variables = {},
-             const std::string& stdout_path = "") const {
+  /// How a run differs from a plain one.
+  struct Surroundings {
+    std::vector<std::string> variables{};  // NAME=VALUE
+    std::string stdout_path{};             // where stdout goes
+    rlim_t private_bytes = RLIM_INFINITY;  // memory that is no file's
+    int interrupt_after_us = -1;           // SIGINT so long after the start
+  };
+  Result run(std::vector<std::string> arguments) const { return run(std::move(arguments), {}); }
+  Result run(std::vector<std::string> arguments, const Surroundings& around) const {
     const fs::path out = folder_ / ".out", err = folder_ / ".err";
     arguments.insert(arguments.begin(), "stowage");
     std::vector<char*> argv;
@@ -61,15 +68,21 @@ class Program : public testing::Test {
     argv.push_back(nullptr);
     const pid_t child = fork();
     if (child == 0) {
-      redirect(stdout_path.empty() ? out.string() : stdout_path, STDOUT_FILENO);
+      redirect(around.stdout_path.empty() ? out.string() : around.stdout_path, STDOUT_FILENO);
       redirect(err.string(), STDERR_FILENO);
-      for (const std::string& variable : variables) putenv(strdup(variable.c_str()));
+      for (const std::string& variable : around.variables) putenv(strdup(variable.c_str()));
+      const rlimit limit{around.private_bytes, around.private_bytes};
+      setrlimit(RLIMIT_DATA, &limit);
       if (chdir(folder_.c_str()) == 0) execv(STOWAGE_PROGRAM, argv.data());
       _exit(127);
     }
+    if (around.interrupt_after_us >= 0) {
+      usleep(static_cast<useconds_t>(around.interrupt_after_us));
+      kill(child, SIGINT);
+    }
     int status = -1;
     waitpid(child, &status, 0);
-    const Result result{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(out),
+    const Result result{WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_text(out),
                         read_text(err)};
     fs::remove(out);
     fs::remove(err);

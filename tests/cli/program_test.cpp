@@ -94,5 +94,20 @@ TEST_F(Program, VerifyChecksEveryChecksum) {
   EXPECT_THAT(error, HasSubstr("p.safetensors"));
 }
 
+TEST_F(Program, BenchJsonHasTheDocumentedKeys) {
+  const json rows =
+      json::parse(expect_ok({"bench", "--quick", "--only", "memcpy", "--threads", "1", "--json"}));
+  ASSERT_FALSE(rows.empty());
+  for (const json& row : rows) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : row.items()) keys.insert(key);
+    EXPECT_EQ(keys, (std::set<std::string>{"name", "bytes", "seconds", "gbps", "limit_name",
+                                           "limit_gbps", "ratio", "threads", "isa"}));
+    EXPECT_GT(row["seconds"], 0);
+    EXPECT_EQ(row["threads"], 1);
+    EXPECT_EQ(row["isa"], instruction_set());
+  }
+}
+
 }  // namespace
 }  // namespace stowage::cli

@@ -118,18 +118,39 @@ TEST_F(Refusals, OfSkippedModulesThatWouldSkipPackedOnes) {
 }
 
 TEST_F(Refusals, OfTheEnvironment) {
-  EXPECT_EQ(run({"--version"}, {"STOWAGE_THREADS=none"}).code, 1);
-  const Result result =
-      run({"pack", "m.safetensors", "o", "--storage", "nf4"}, {"STOWAGE_FORCE_ISA=composite"});
+  EXPECT_EQ(run({"--version"}, {.variables = {"STOWAGE_THREADS=none"}}).code, 1);
+  const Result result = run({"pack", "m.safetensors", "o", "--storage", "nf4"},
+                            {.variables = {"STOWAGE_FORCE_ISA=composite"}});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.err, HasSubstr("STOWAGE_FORCE_ISA"));
   EXPECT_FALSE(fs::exists(path("o")));
 }
 
 TEST_F(Refusals, AFullStdoutIsAnError) {
-  const Result result = run({"inspect", "m.safetensors"}, {}, "/dev/full");
+  const Result result = run({"inspect", "m.safetensors"}, {.stdout_path = "/dev/full"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.err, HasSubstr("stowage: stdout: "));
+}
+
+TEST_F(Refusals, AnInterruptLeavesAWholeResultOrNothing) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 24; ++i)
+    tensors.push_back(f32_tensor("t" + std::to_string(i) + ".weight", {256, 1024}, 1));
+  write_model(path("big.safetensors"), tensors);
+  const std::set<std::string> before = names();
+  int stopped = 0;
+  for (int us = 1000; us < 60000 && stopped < 3; us += 3000) {
+    const Result result =
+        run({"pack", "big.safetensors", "o", "--storage", "nf4"}, {.interrupt_after_us = us});
+    if (result.code == 0) {
+      expect_ok({"verify", "o"});
+      fs::remove_all(path("o"));
+      continue;
+    }
+    stopped += result.code == 1 ? 1 : 0;  // -2: it was not yet up to catching the signal
+    EXPECT_EQ(result.err, result.code == 1 ? "stowage: interrupted; nothing was written\n" : "");
+    EXPECT_EQ(names(), before);
+  }
 }
 
 TEST_F(Refusals, NamesFromAFileCannotSpeakToTheTerminal) {
