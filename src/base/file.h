@@ -61,6 +61,9 @@ class StagedFile {
   int fd_ = -1;
 };
 
+/// Throws invalid_argument for what the system would read as another path: an empty one, or one with
+/// a zero byte.
+void check_path(const std::string& path);
 /// "a/b" -> "a", "b" -> ".".
 std::string folder_of(const std::string& path);
 /// Makes renames in `folder` durable. Throws io.

@@ -72,6 +72,7 @@ void check_checksum(const MappedFile& map, const TensorInfo& tensor, std::uint64
 inline namespace v0 {
 
 File File::open(const std::string& path) {
+  check_path(path);
   const ModelPath model = find_model(path);
   auto state = std::make_shared<State>();
   if (model.is_index) {

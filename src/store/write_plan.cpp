@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/file.h"
 #include "store/header.h"
 #include "store/json.h"
 #include "store/model_path.h"
@@ -151,6 +152,7 @@ std::string entry_text(const PlannedTensor& tensor) {
 
 std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Declaration> tensors,
                                       const WriterOptions& options) {
+  check_path(path);
   if (!path.ends_with(kFileEnding)) {
     throw Error(Code::invalid_argument,
                 "writer: the path must end in .safetensors, got " + in_quotes(path));

@@ -16,7 +16,14 @@ Handles<Writer>& writers() {
   return made;
 }
 
-Shape shape_of(const json& sizes) { return Shape(sizes.get<std::vector<std::int64_t>>()); }
+Shape shape_of(const json& sizes) {
+  for (const json& size : sizes) {  // the JSON library would cut a fraction off
+    if (!size.is_number_integer()) {
+      fail(Code::invalid_argument, "stowage::writer_open: sizes must be whole, got " + size.dump());
+    }
+  }
+  return Shape(sizes.get<std::vector<std::int64_t>>());
+}
 
 Declaration declaration_of(const json& tensor) {
   Declaration made;

@@ -181,6 +181,9 @@ TEST(File, RefusesWhatIsNoRegularFile) {
   ASSERT_EQ(::mkfifo(folder.path("m.safetensors").c_str(), 0600), 0);
   EXPECT_STOWAGE_ERROR(File::open(folder.path("m.safetensors")), bad_file, "regular file");
   EXPECT_STOWAGE_ERROR(File::open("/dev/null"), bad_file, "regular file");
+  EXPECT_STOWAGE_ERROR(File::open(""), invalid_argument, "must not be empty");
+  EXPECT_STOWAGE_ERROR(File::open(folder.path(std::string_view("m\0x", 3))), invalid_argument,
+                       "zero byte");
 }
 
 TEST(File, VerifyFindsAFlippedBitAndNamesTheTensor) {

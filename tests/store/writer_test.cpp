@@ -120,6 +120,7 @@ TEST(Writer, RefusesDeclarationsThatNoFileCanHold) {
   EXPECT_STOWAGE_ERROR(make({declare("\xff", Dtype::u8, {1})}), invalid_argument, "UTF-8");
   EXPECT_STOWAGE_ERROR(make({declare("t", Dtype::f4, {3})}), invalid_argument, "whole bytes");
   EXPECT_STOWAGE_ERROR(make({declare("t", Dtype::unknown, {3})}), invalid_argument, "a name");
+  EXPECT_STOWAGE_ERROR(make({good}, std::string("m\0.safetensors", 14)), invalid_argument, "zero");
   EXPECT_STOWAGE_ERROR(make({good}, "model.bin"), invalid_argument, "end in .safetensors");
   EXPECT_STOWAGE_ERROR(make({good}, "no/such/m.safetensors"), io, "No such file");
   EXPECT_STOWAGE_ERROR(make({declare("t", Dtype::u8, {std::int64_t{1} << 50})}), io, "space");
