@@ -60,6 +60,46 @@ struct Reader<Codes::f8_e5m2> {
   F value(F sum) const { return sum; }
 };
 
+/// Eight nibbles of a 32-bit word, one shift each, in order:
+//   lane   0   1   2   3   4   5   6   7
+//   shift  4   0  12   8  20  16  28  24
+// vpermps reads three bits of a lane, and the fourth, moved to the sign, picks the half of the
+// table.
+struct NibbleReader {
+  static constexpr bool kScalesSum = false;
+  explicit NibbleReader(const float* values)
+      : values_{_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)} {
+    set_scale(1.0f);
+  }
+  void set_scale(float scale) {
+    for (int i = 0; i < 2; ++i) table_[i] = _mm256_mul_ps(values_[i], _mm256_set1_ps(scale));
+  }
+  F read(const std::uint8_t* codes) {
+    const __m256i kDown = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
+    const __m256i kUp = _mm256_setr_epi32(24, 28, 16, 20, 8, 12, 0, 4);
+    const __m256i word = _mm256_set1_epi32(load_as<int>(codes));
+    const __m256i index = _mm256_srlv_epi32(word, kDown);
+    const __m256 low = _mm256_permutevar8x32_ps(table_[0], index);
+    const __m256 high = _mm256_permutevar8x32_ps(table_[1], index);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_sllv_epi32(word, kUp)));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
+  }
+  F value(F sum) const { return sum; }
+
+ private:
+  __m256 values_[2], table_[2];
+};
+template <>
+struct Reader<Codes::nf4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+template <>
+struct Reader<Codes::fp4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+
 }  // namespace
 }  // namespace stowage
 #include "kernel/cpu/linear-inl.h"
