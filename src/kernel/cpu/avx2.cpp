@@ -130,6 +130,28 @@ struct Lanes : PortableLanes {
     return {load_as<__m256i>(sixteen),
             load_as<__m256i>(static_cast<const std::int32_t*>(sixteen) + 8)};
   }
+  // Two steps of four: thresholds 3, 7 and 11 say in which quarter a lane lies, and the other three
+  // of that quarter the rest.
+  struct Ranks {
+    F quarters[3];
+    __m256 inside[3];  // by quarter
+    explicit Ranks(const float* ascending) {
+      for (int i = 0; i < 3; ++i) {
+        quarters[i] = splat(ascending[4 * i + 3]);
+        inside[i] = _mm256_setr_ps(ascending[i], ascending[i + 4], ascending[i + 8],
+                                   ascending[i + 12], 0, 0, 0, 0);
+      }
+    }
+    I of(F v) const {
+      I quarter = splat(3), rest = splat(3);
+      for (const F& threshold : quarters) quarter += v <= threshold;  // true is -1
+      for (const __m256 thresholds : inside)
+        rest += v <= _mm256_permutevar8x32_ps(thresholds, to(quarter));
+      return quarter * 4 + rest;
+    }
+    I of_spread(F v) const { return of(v); }
+  };
+
   static std::uint32_t largest(I magnitudes) {
     const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(to(magnitudes)),
                                        _mm256_extracti128_si256(to(magnitudes), 1));

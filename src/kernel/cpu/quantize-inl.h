@@ -25,11 +25,11 @@ constexpr int kAhead = 2048;
 /// Calls body(input, elements, i) for kWidth elements at a time; the last, short, time the input is
 /// a copy padded with zeros.
 template <Dtype kIn, class Body>
-void for_each_step(const void* x, std::int64_t n, Body&& body) {
+void for_each_step(const void* x, std::int64_t n, Body&& body, std::int64_t ahead = kAhead) {
   const auto* from = static_cast<const char*>(x);
   std::int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
-    __builtin_prefetch(from + i * bytes_of(kIn) + kAhead);
+    __builtin_prefetch(from + i * bytes_of(kIn) + ahead);
     body(from + i * bytes_of(kIn), kWidth, i);
   }
   if (i == n) return;
@@ -53,11 +53,12 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
 template <int kMantissa>
 I float8_magnitude(I a) {
   constexpr int kBias = kMantissa == 3 ? 7 : 15, kShift = 23 - kMantissa;
-  const I normal = round_shift(a, kShift) - ((127 - kBias) << kMantissa);
-  // Below the least normal number the grid is that of fp32 numbers next to kGrid.
+  constexpr int kLeastNormal = (128 - kBias) << 23;
+  // Below the least normal number the grid is that of fp32 numbers next to kGrid. There this is the
+  // larger of the two, and from there on, where it stands still, the smaller.
   constexpr float kGrid = kMantissa == 3 ? 0x1p14f : 0x1p7f;
-  const I subnormal = as_int(as_float(a) + kGrid) - as_int(splat(kGrid));
-  return a < ((128 - kBias) << 23) ? subnormal : normal;
+  const I subnormal = as_int(as_float(min(a, splat(kLeastNormal))) + kGrid) - as_int(splat(kGrid));
+  return max(subnormal, round_shift(a, kShift) - ((127 - kBias) << kMantissa));
 }
 
 inline I cut(I a, float most) { return min(a, splat(__builtin_bit_cast(std::int32_t, most))); }
@@ -127,10 +128,32 @@ void store_codes(void* to, I codes, int n) {
 
 template <Codes kCodes, Dtype kIn>
 void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
+  // A group that was just read for its amax is near; what comes after it is not.
+  constexpr std::int64_t kNear = 16384;
+  const std::int64_t bytes = n * bytes_of(kIn);
+  for_each_step<kIn>(
+      x, n,
+      [&](const char* from, int count, std::int64_t i) {
+        store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
+                            encode_finite<kCodes>(load<kIn>(from) * splat(r)), count);
+      },
+      kAhead < bytes && bytes <= kNear ? bytes : kAhead);
+}
+
+/// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
+template <Codes kCodes, Dtype kIn, bool kFinite>
+std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
+  I most{};
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+    const F exact = load<kIn, true>(from);
+    // fp64 to fp32 is one rounding; to anything shorter it goes by way of round-to-odd.
+    const F value = kCodes == Codes::f32 ? load<kIn>(from) : exact;
+    most = max(most, magnitude(exact));
     store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
-                        encode_finite<kCodes>(load<kIn>(from) * splat(r)), count);
+                        kFinite ? encode_finite<kCodes>(value) : encode_any<kCodes>(value, exact),
+                        count);
   });
+  return Lanes::largest(most);
 }
 
 template <Codes kCodes, Dtype kIn>
@@ -139,16 +162,17 @@ std::uint32_t cast(const void* x, std::int64_t n, void* codes) noexcept {
     __builtin_memcpy(codes, x, static_cast<std::size_t>(n) * bytes_of(kIn));
     return amax<kIn>(x, n);
   }
-  I most{};
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    const F exact = load<kIn, true>(from);
-    // fp64 to fp32 is one rounding; to anything shorter it goes by way of round-to-odd.
-    const F value = kCodes == Codes::f32 ? load<kIn>(from) : exact;
-    most = max(most, magnitude(exact));
-    store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
-                        encode_any<kCodes>(value, exact), count);
-  });
-  return Lanes::largest(most);
+  constexpr std::int64_t kPiece = 1024;
+  std::uint32_t most = 0;
+  for (std::int64_t i = 0; i < n; i += kPiece) {
+    const char* from = static_cast<const char*>(x) + i * bytes_of(kIn);
+    char* to = static_cast<char*>(codes) + i * bits_of(kCodes) / 8;
+    const std::int64_t count = n - i < kPiece ? n - i : kPiece;
+    const std::uint32_t here = cast_some<kCodes, kIn, true>(from, count, to);
+    if (here >= kInfinityBits) cast_some<kCodes, kIn, false>(from, count, to);  // once more
+    most = here > most ? here : most;
+  }
+  return most;
 }
 
 /// The code of each scaled input: its rank among the thresholds, which stands for a code.
