@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::int64_t kDepth = 256;
 constexpr std::int64_t kMostRows = 256, kMostColumns = 128;    // of a tile of y
-constexpr std::int64_t kScratchBytes = std::int64_t{4} << 20;  // of all threads together
+constexpr std::int64_t kScratchBytes = std::int64_t{5} << 19;  // asked for by all threads; the pool
+                                                               // may give half as much again
 constexpr std::int64_t kBetween = 16;  // floats between rows of b: no power of two, which
                                        // would put them all into the same few sets of a cache
 constexpr std::int64_t kTransposedRows = 16;  // rows widened before they are turned

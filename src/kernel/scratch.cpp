@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps buffers that were given back, newest first, up to a bound. They are mapped one by one, so
+// Keeps buffers that were given back, up to a bound. They are mapped one by one, so
 // that what is not kept returns to the system at once and not into the heap of the process.
 #include "kernel/scratch.h"
 
@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -31,9 +33,7 @@ class Pool {
   }
 
   void* take(std::size_t bytes) {
-    bytes = std::max(bytes, std::size_t{1});
-    if (bytes > SIZE_MAX - kHugePage) refuse(bytes);
-    bytes = (bytes + kPage - 1) / kPage * kPage;
+    bytes = rounded(bytes);
     const std::lock_guard lock(mutex_);
     live_.reserve(live_.size() + 1);  // nothing below throws once a buffer is in hand
     idle_.reserve(live_.size() + idle_.size() + 1);
@@ -52,9 +52,7 @@ class Pool {
     const Buffer buffer = *at;
     live_.erase(at);
     use_.live -= buffer.bytes;
-    idle_.push_back(buffer);
-    use_.idle += buffer.bytes;
-    while (use_.idle > kMostIdle) unmap(idle_.begin());
+    keep(buffer);
   }
 
   ScratchUse use(bool restart_peak) noexcept {
@@ -67,11 +65,18 @@ class Pool {
  private:
   using Place = std::vector<Buffer>::iterator;
 
+  // Four sizes for each power of two, so that requests of like size share buffers.
+  static std::size_t rounded(std::size_t bytes) {
+    if (bytes > SIZE_MAX / 2) refuse(bytes);
+    const std::size_t step = std::max(std::bit_floor(bytes) / 4, kPage);
+    return (std::max(bytes, kPage) + step - 1) / step * step;
+  }
+
   // The newest that fits and is not wastefully large, since it is the likeliest to be in cache.
   Buffer find_idle(std::size_t bytes) {
     for (Place at = idle_.end(); at != idle_.begin();) {
       --at;
-      if (at->bytes < bytes || at->bytes > 2 * bytes + kHugePage) continue;
+      if (at->bytes < bytes || at->bytes > bytes + bytes / 4) continue;
       const Buffer found = *at;
       idle_.erase(at);
       use_.idle -= found.bytes;
@@ -86,10 +91,19 @@ class Pool {
     if (bytes >= kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);  // advice: may be refused
     return {memory, bytes};
   }
-  void unmap(Place at) noexcept {
-    munmap(at->memory, at->bytes);
-    use_.idle -= at->bytes;
-    idle_.erase(at);
+  // The oldest make room; what is larger than all that may be kept drives nothing out.
+  void keep(const Buffer& buffer) noexcept {
+    if (buffer.bytes > kMostIdle) {
+      munmap(buffer.memory, buffer.bytes);
+      return;
+    }
+    idle_.push_back(buffer);  // reserved when it was taken
+    use_.idle += buffer.bytes;
+    while (use_.idle > kMostIdle) {
+      munmap(idle_.front().memory, idle_.front().bytes);
+      use_.idle -= idle_.front().bytes;
+      idle_.erase(idle_.begin());
+    }
   }
   [[noreturn]] static void refuse(std::size_t bytes) {
     throw Error(Code::out_of_memory, "take_scratch: the system must have room, got none for " +

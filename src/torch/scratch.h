@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Working memory that lives during one op and is used again by the next: a fresh 4 MiB block costs
-// a thousand page faults, more than filling it.
+// Working memory that lives during one op, from the core's pool: what an op and the kernels under
+// it use is counted and bounded together.
 #pragma once
 #include <cstddef>
 
+#include "stowage/executor.h"
+
 namespace stowage::door {
 
-/// A block of at least `bytes`, aligned to 64. What a pool keeps between uses is bounded (64 MiB);
-/// larger blocks go back to the system at once.
+/// A page-aligned block of at least `bytes`. Throws out_of_memory.
 class Scratch {
  public:
-  explicit Scratch(std::size_t bytes);  // throws std::bad_alloc
+  explicit Scratch(std::size_t bytes) : data_(take_scratch(bytes)) {}
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  ~Scratch();
+  ~Scratch() { give_scratch(data_); }
   void* data() const noexcept { return data_; }
 
  private:
-  std::size_t capacity_ = 0;
-  void* data_ = nullptr;
+  void* data_;
 };
 }  // namespace stowage::door
