@@ -4,10 +4,9 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/file.h"
@@ -32,6 +31,13 @@ struct Output {  // one shard on its way to the disk
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// Found out now, not by the rename after hours of work.
+void check_no_folder(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return;
+  throw Error(Code::io, path + ": must be free for a file, got a folder of that name");
 }
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
@@ -61,6 +67,8 @@ void Writer::State::open(std::vector<PlannedShard> shards) {
     total += header_bytes.back() + shard.data_bytes;
   }
   check_space(folder_of(path), total);
+  for (const PlannedShard& shard : shards) check_no_folder(shard.path);
+  if (shards.size() > 1) check_no_folder(index_path(path));
   outputs.reserve(shards.size());
   for (std::size_t i = 0; i < shards.size(); ++i) {
     for (const PlannedTensor& t : shards[i].tensors) {

@@ -61,7 +61,7 @@ TEST(FuzzReplay, EveryPlaceChanged) {
   constexpr std::string_view kBytes("\0\"\\{}[],:019-e.x\x7f\x80\xff", 20);
   for (const Target& target : kTargets) {
     for (const std::string& content : corpus(target.name)) {
-      const std::size_t step = content.size() / 300 + 1;
+      const std::size_t step = content.size() / 100 + 1;
       for (std::size_t at = 0; at < content.size(); at += step) {
         std::string changed = content;
         for (const char byte : kBytes) {

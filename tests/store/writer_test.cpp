@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "expect_error.h"
@@ -129,6 +131,8 @@ TEST(Writer, RefusesDeclarationsThatNoFileCanHold) {
   EXPECT_STOWAGE_ERROR(make({declare("t", Dtype::i8, {1})}, "m.safetensors", options),
                        invalid_argument, "'t_scale': weight 't' as int8:row must have it declared");
   EXPECT_TRUE(folder.names().empty());
+  std::filesystem::create_directory(folder.path("m.safetensors"));
+  EXPECT_STOWAGE_ERROR(make({good}), io, "got a folder of that name");
 }
 
 TEST(Writer, ADestroyedWriterLeavesNothing) {
@@ -153,6 +157,22 @@ TEST(Writer, ReadersOfTheOldFileKeepIt) {
   EXPECT_EQ(text_of(old.bytes(*old.find("b"))), letters(1));
   EXPECT_EQ(old.verify(), 5);
   EXPECT_EQ(File::open(path).tensors().size(), 1U);
+}
+
+TEST(Writer, WhoOpensWhileWeReplaceSeesOneOrTheOther) {
+  const Scratch folder;
+  const std::string path = folder.path("m.safetensors");
+  write_some(path);
+  std::atomic<bool> stop{false};
+  std::atomic<int> opened{0};
+  std::thread reader([&] {
+    while (!stop) opened += File::open(path).verify() == 5 ? 1 : -1000;
+  });
+  for (int i = 0; i < 20; ++i) write_some(path);
+  stop = true;
+  reader.join();
+  EXPECT_GT(opened, 0);
+  EXPECT_EQ(folder.names().size(), 1U);
 }
 
 TEST(Writer, UnknownDtypesKeepTheirBytes) {
