@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -51,6 +51,19 @@ def wrap(
     w._seat(parts, shape)
     _guard_memory(w)
     return w
+
+
+class _StorageName(str):
+    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> NoReturn:
+        raise InvalidArgument(
+            "stowage: a stowed tensor has no memory of its own that could be written; save with "
+            "stowage.save(model, folder), or give the plain tensors of stowage.state_dict(model), "
+            "as in model.save_pretrained(folder, state_dict=stowage.state_dict(model))"
+        )
 
 
 class StowedTensor(Tensor):
@@ -126,7 +139,7 @@ class StowedTensor(Tensor):
     @property
     def storage(self) -> str:  # type: ignore[override]
         """How the values rest, such as "nf4:block64"."""
-        return self._storage.name
+        return _StorageName(self._storage.name)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
