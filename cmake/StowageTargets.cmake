@@ -29,6 +29,14 @@ if(STOWAGE_SANITIZE)
   target_link_options(stowage_options INTERFACE -fsanitize=${STOWAGE_SANITIZE})
 endif()
 
+# A sanitized build compiles twice as fast without optimisation, but what loops over values would
+# then take minutes to run.
+function(stowage_optimise_loops target name)
+  if(STOWAGE_SANITIZE AND name MATCHES "^(format|kernel)$")
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
+
 # stowage_layer(<name> <source>...): the objects of one folder of src/, target stowage_<name>.
 function(stowage_layer name)
   if(NOT ARGN)
@@ -36,6 +44,7 @@ function(stowage_layer name)
   endif()
   add_library(stowage_${name} OBJECT ${ARGN})
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
+  stowage_optimise_loops(stowage_${name} ${name})
 endfunction()
 
 # stowage_tests(<name> <source>...): one GoogleTest program over the whole core, internals included.
@@ -44,5 +53,15 @@ function(stowage_tests name)
   target_link_libraries(${name}_tests PRIVATE stowage_options stowage_static GTest::gtest_main
                                               GTest::gmock)
   target_include_directories(${name}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  stowage_optimise_loops(${name}_tests ${name})
+  # GoogleTest's headers cost more than most tests do: compiled once for all programs of equal flags.
+  get_target_property(flags ${name}_tests COMPILE_OPTIONS)
+  get_property(first GLOBAL PROPERTY stowage_headers_${flags})
+  if(first)
+    target_precompile_headers(${name}_tests REUSE_FROM ${first})
+  else()
+    target_precompile_headers(${name}_tests PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+    set_property(GLOBAL PROPERTY stowage_headers_${flags} ${name}_tests)
+  endif()
   gtest_discover_tests(${name}_tests DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${name})
 endfunction()
