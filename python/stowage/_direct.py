@@ -18,7 +18,7 @@ from stowage import ops
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_tracer = torch._C._get_tracing_state
+_tracing = torch._C._is_tracing
 _linear = ops.linear._handle.redispatch_boxed
 linear_one_scale = torch.ops.stowage._linear.default._handle.redispatch_boxed
 _linear_grad_input = ops.linear_grad_input._handle.redispatch_boxed
@@ -39,7 +39,7 @@ def unseen(x: Tensor) -> bool:
         and forward_ad._current_level < 0
         and not _modes()
         and not profiler._is_profiler_enabled
-        and _tracer() is None
+        and not _tracing()
     )
 
 

@@ -50,6 +50,22 @@ bool on_cpu(AtenTensorHandle tensor) {
   return device == cpu;
 }
 
+// Layers of a model often have one shape, and a layout costs as much as a small product.
+const Layout& layout_of(std::int64_t key, const Storage& storage, const Shape& shape) {
+  thread_local struct {
+    std::int64_t key = -1;
+    Shape shape;
+    Layout layout;
+  } last;
+  if (last.key != key || last.shape != shape) {
+    last.key = -1;
+    last.layout = layout(storage, shape);
+    last.shape = shape;
+    last.key = key;
+  }
+  return last.layout;
+}
+
 void check_part(const char* where, const Part& part, const Argument& given) {
   const auto wanted = part.shape.sizes(), sizes = given.sizes();
   const auto rule = [&] {
@@ -187,7 +203,7 @@ Held::Held(const char* where, const Tensor& codes, const std::vector<Tensor>& sc
 void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
                  std::int64_t storage_key, const Shape& shape) {
   const Storage storage = storage_from_key(storage_key);
-  const Layout wanted = layout(storage, shape);
+  const Layout& wanted = layout_of(storage_key, storage, shape);
   if (parts.size() != static_cast<std::size_t>(wanted.count)) {
     fail(Code::invalid_argument, std::string(where) + ": scales of " + to_string(storage) +
                                      " must be " + std::to_string(wanted.count - 1) +

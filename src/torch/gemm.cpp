@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of dequantized weight handed to torch's GEMM. The GEMM itself runs on all of torch's
-// threads: spreading single-thread GEMMs of fixed size, which would make the bytes the same for any
-// thread count, costs 25 % and more (docs/decisions.md).
+// Tiles of dequantized weight handed to torch's GEMM, which runs on all of torch's threads. GEMMs
+// of fixed size on one thread each would give the same bytes for any thread count, but oneDNN packs
+// the weight again in each: 25 % slower in two pieces, 55 % in four (docs/decisions.md).
 #include "torch/gemm.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
+#include "stowage/info.h"
 #include "stowage/quantize.h"
 #include "torch/executor.h"
 #include "torch/scratch.h"
@@ -98,7 +100,12 @@ void add(float* total, const void* term, Dtype dtype, std::int64_t count) {
 
 }  // namespace
 
-std::int64_t most_rows_of_own_kernel(const Weight&, Dtype) noexcept { return 16; }
+std::int64_t most_rows_of_own_kernel(Dtype dtype) {
+  if (dtype != Dtype::bf16) return 64;
+  // torch's bf16 GEMM is many times slower than fp32 where the CPU has no AVX-512.
+  static const bool fast = instruction_set() == "avx512";
+  return fast ? 16 : std::numeric_limits<std::int64_t>::max();
+}
 
 void tiled_linear(const Product& p) {
   const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();

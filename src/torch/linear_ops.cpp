@@ -108,7 +108,7 @@ Owned multiply(const LinearCall& call) {
   Owned y = result(sizes, call.rows, x.dtype());
   const Product product{
       x.data(), leading(sizes), x.dtype(), held.weight(), bias ? bias->data() : nullptr, memory(y)};
-  if (product.m <= most_rows_of_own_kernel(held.weight(), x.dtype())) {
+  if (product.m <= most_rows_of_own_kernel(x.dtype())) {
     linear(product.x, product.m, product.dtype, product.weight, product.bias, product.y,
            &torch_executor());
   } else {
@@ -146,7 +146,7 @@ Owned linear_grad_input_op(StableIValue* stack) {
   const Product product{g.data(), leading(sizes), g.dtype(), held.weight(), nullptr, memory(gx)};
   if (plain<bool>(stack[5])) {
     exact_grad_input(product);
-  } else if (product.m <= most_rows_of_own_kernel(held.weight(), g.dtype())) {
+  } else if (product.m <= most_rows_of_own_kernel(g.dtype())) {
     linear_grad_input(product.x, product.m, product.dtype, product.weight, product.y,
                       &torch_executor());
   } else {
