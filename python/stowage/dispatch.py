@@ -20,6 +20,7 @@ from stowage.views import (
     matrix,
     outside_inference,
     plain,
+    row,
     row_slice,
     view_of,
 )
@@ -40,8 +41,8 @@ def fallbacks(*, clear: bool = False) -> dict[str, int]:
 def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if guard.writes(called):
         return guard.write(called, args, kwargs)
-    if torch.is_inference_mode_enabled() and called._can_decompose():
-        # Composite operators (chunk, reshape, matmul) arrive whole there.
+    if called._can_decompose():
+        # Composite operators (chunk, reshape, matmul) arrive whole in inference_mode and export.
         result = called.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -133,6 +134,27 @@ def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     start, stop, _ = slice(first, last).indices(t.shape[0])
     rows = outside_inference(lambda: row_slice(t, start, max(start, stop)))
     return NotImplemented if rows is None else rows
+
+
+@op(aten.select.int)
+def _select(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t, dim, index = args
+    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+        return NotImplemented
+    rows = t.shape[0]
+    if not -rows <= index < rows:
+        return NotImplemented
+    found = outside_inference(lambda: row(t, index % rows))
+    return NotImplemented if found is None else found
+
+
+@op(aten.unbind.int)
+def _unbind(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    t, dim = (*args, 0)[:2]
+    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+        return NotImplemented
+    found = outside_inference(lambda: [row(t, i) for i in range(t.shape[0])])
+    return NotImplemented if any(piece is None for piece in found) else found
 
 
 def _pieces(t: Any, sizes: list[int]) -> Any:

@@ -22,12 +22,17 @@ from stowage.views import matrix
 _linear_op = ops.linear._op
 _grad_input_op = ops.linear_grad_input._op
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
-_in_dynamo = torch.compiler.is_dynamo_compiling
+_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _transforming = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # the ops' own gradients cost 6 us a call
+
+
+def _exporting() -> bool:
+    """Export traces above autograd, where the inner tensors of an intermediate are constants."""
+    return torch.compiler.is_exporting()
 
 
 def _autocast(x: Tensor) -> torch.dtype | None:
@@ -45,15 +50,16 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
     codes, scales, key, rows, exact, dtype = matrix
+    if _compiling() and _exporting():
+        return NotImplemented
     if _any_autocast() and (cast := _autocast(input)) is not None:
         input = input.to(cast)
         bias = None if bias is None else bias.to(cast)
     elif input.dtype is not dtype:
         return NotImplemented
     try:
-        if _inference():
-            op = ops.linear if _in_dynamo() else _linear_op
-            return op(input, codes, scales, key, rows, bias, exact)
+        if not _compiling() and _inference():
+            return _linear_op(input, codes, scales, key, rows, bias, exact)
         return _recorded_linear(input, weight, bias, matrix)
     except RuntimeError as error:
         raise translated(error) from None
@@ -65,7 +71,7 @@ def _recorded_linear(x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Mat
     wanted = _grad_enabled() and (
         x.requires_grad or (bias is not None and bias.requires_grad) or weight.requires_grad
     )
-    if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
+    if _compiling() or _transforming() or forward_ad._current_level >= 0:
         trained = weight if wanted and weight.requires_grad else None
         return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
     if wanted:
@@ -144,6 +150,8 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
     found = matrix(other)
     if found is None or kwargs or type(input) is not Tensor or input.dim() < 1:
         return NotImplemented
+    if _compiling() and _exporting():
+        return NotImplemented
     if input.shape[-1] != other.shape[0]:
         return NotImplemented
     return _product(input, *found)
@@ -161,7 +169,7 @@ def _embedding(
 ) -> Any:
     if type(weight) is not StowedTensor or max_norm is not None or sparse:
         return NotImplemented
-    if weight.requires_grad or weight._matrix is None:
+    if weight.requires_grad or weight._matrix is None or (_compiling() and _exporting()):
         return NotImplemented
     codes, scales, key = weight._matrix[:3]
     try:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from stowage import requantize
+from stowage import registry, requantize
 from stowage._errors import InvalidArgument, Unsupported
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED, Packed, StowedView, replay, source
@@ -112,6 +112,8 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator that writes. Raises Unsupported or InvalidArgument, with nothing changed."""
     written = _written(called, args, kwargs)
     name = called._schema.name
+    if any(type(source(t)[0]._parts()[0]) is not Tensor for t in written):
+        _refuse(called, "write to a stowed weight inside a compiled graph, where nothing checks it")
     if written and torch.Tag.inplace_view in called.tags:
         _refuse(called, "change the shape of a stowed weight")
     if written and name in _UNMARKED:
@@ -173,7 +175,7 @@ def set_data(into: Tensor, values: Tensor) -> Any:
     if values.dtype is not into._dt:
         _adopt(into, into._like(dtype=values.dtype))
     with torch.no_grad():
-        write(aten.copy_.default, (into, values), {})
+        registry.dispatch(aten.copy_.default, (into, values), {})
     return None
 
 

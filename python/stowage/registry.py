@@ -8,11 +8,14 @@ OPS (operators, below autograd). tensor.py and views.py only look up, so that ne
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Handler = Callable[..., Any]
 
 FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
 OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
 _DEFAULT = "default"
+_dynamo_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def function(*keys: Any) -> Callable[[Handler], Handler]:
@@ -37,6 +40,13 @@ def op(*keys: Any) -> Callable[[Handler], Handler]:
 
 def dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator that was given a stowed tensor or a view of one."""
+    if _dynamo_callback() is None:
+        return _dispatch(called, args, kwargs)
+    # Code around a graph break runs with dynamo on, which would compile the handlers in pieces.
+    return torch.compiler.disable(_dispatch)(called, args, kwargs)
+
+
+def _dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = OPS.get(called)
     if handler is not None:
         result = handler(called, args, kwargs)

@@ -34,6 +34,9 @@ class Change(NamedTuple):
             if part is not into:
                 ensure_writable(into)
                 into.copy_(part)
+                if not into.is_inference():
+                    # Below autograd nothing else tells a backward that its weight has changed.
+                    torch.autograd.graph.increment_version(into)
 
 
 class _Rows(NamedTuple):
@@ -52,6 +55,8 @@ def plan(weight: StowedTensor, new: Tensor, old: Tensor, accumulates: bool) -> C
     scale shared with other rows, and for an accumulating write that rounding would swallow.
     """
     parts = weight._parts()
+    if weight.is_meta:
+        return Change(weight, parts)
     rows, columns = rows_and_columns(weight.shape)
     new, old = new.reshape(rows, columns), old.reshape(rows, columns)
     changed = (new != old) & ~(new.isnan() & old.isnan())

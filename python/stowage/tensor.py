@@ -21,7 +21,7 @@ from stowage._storage import Storage
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 _VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
-_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_first"})
+_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail"})
 # Of a matrix, what products take: codes, scales, key of the storage, rows, exact, compute dtype.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype]
 # A kernel that is handed the empty memory of a wrapper must raise, not write to address 0.
@@ -78,8 +78,8 @@ class StowedTensor(Tensor):
     _dt: torch.dtype
     _exact: bool
     _matrix: Matrix | None
-    _root: "StowedTensor | None" = None  # of a row slice: the weight that it is a slice of ...
-    _first: int = 0  # ... and the row there that is its first
+    _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
+    _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
 
     def __new__(
         cls,
@@ -206,6 +206,12 @@ class StowedTensor(Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], tuple[str, torch.dtype, bool]]:
         names = ["_" + name for name in self._storage.part_names]
         return names, (self._storage.name, self._dt, self._exact)
+
+    def _stable_hash_for_caching(self) -> str:
+        """For the caches of compiled graphs: what a graph may depend on, and no value."""
+        facts = [repr(self.__tensor_flatten__()), f"{self.shape} {self.requires_grad}"]
+        facts += [f"{p.device} {p.shape} {p.storage_offset()}" for p in self._parts()]
+        return "; ".join(facts)
 
     @staticmethod
     def __tensor_unflatten__(

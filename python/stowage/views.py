@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from stowage import registry
+from stowage._storage import Storage
 from stowage.tensor import StowedTensor, _guard_memory, rows_and_columns, wrap
 
 aten = torch.ops.aten
@@ -124,8 +125,7 @@ def source(t: Packed) -> tuple[StowedTensor, Chain]:
     weight, chain = (t._weight, t._chain) if isinstance(t, StowedView) else (t, ())
     if weight._root is None:
         return weight, chain
-    rows = Step(aten.slice.Tensor, (0, weight._first, weight._first + weight.shape[0]))
-    return weight._root, (rows, *chain)
+    return weight._root, (*weight._trail, *chain)
 
 
 def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
@@ -159,7 +159,7 @@ def alias(t: StowedTensor) -> StowedTensor:
 
     def make() -> StowedTensor:
         result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
-        result._root, result._first = t._root, t._first
+        result._root, result._trail = t._root, t._trail
         _share(result, t)
         return result
 
@@ -210,37 +210,65 @@ def _swaps(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
-    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it.
+    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it."""
+    parts = _row_parts(t, first, last)
+    if parts is None:
+        return None
+    step = Step(aten.slice.Tensor, (0, first, last))
+    return _slice_of(t, step, parts, t._storage, (last - first, *t.shape[1:]), first)
+
+
+def row(t: StowedTensor, index: int) -> StowedTensor | None:
+    """One index of dim 0 of a weight of three or more dimensions, such as an expert, still stowed.
+
+    Its scales are those of a weight with a dimension less: row for row2, tensor for row.
+    """
+    storage = t._storage
+    parts = _row_parts(t, index, index + 1) if t.dim() > 2 else None
+    if parts is None or (storage.bits == 8 and storage.kind == "block"):
+        return None
+    if storage.bits != 4:
+        parts[0] = parts[0][0]
+    if storage.kind == "row2":
+        parts[1], storage = parts[1][0], Storage(f"{storage.codes}:row")
+    elif storage.kind == "row":
+        parts[1], storage = parts[1].view(()), Storage(f"{storage.codes}:tensor")
+    step = Step(aten.select.int, (0, index))
+    return _slice_of(t, step, parts, storage, t.shape[1:], index)
+
+
+def _slice_of(
+    t: StowedTensor,
+    step: Step,
+    parts: list[Tensor],
+    storage: Storage,
+    shape: Sequence[int],
+    first: int,
+) -> StowedTensor:
+    offset = t.storage_offset() + first * rows_and_columns(t.shape)[1]
+    result = wrap(parts, storage, shape, t._dt, t._exact, offset=offset)
+    result._root = t if t._root is None else t._root
+    result._trail = (*t._trail, step)
+    _share(result, t)
+    return result
+
+
+def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
+    """Slices of the parts that hold rows [first, last), if there are such.
 
     4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
-    A weight in memory that may be read-only has none, since a write moves it (guard.py).
+    Memory that may be read-only has none, since a write moves it (guard.py).
     """
     rows, columns = rows_and_columns(t.shape)
     codes, *scales = t._parts()
-    storage = t._storage
+    kind = t._storage.kind
     if not (t.dim() and 0 <= first <= last <= rows) or not codes.untyped_storage().resizable():
         return None
-    if storage.bits == 4:
-        parts = _flat_slices(t, first * columns, last * columns, last == rows)
-        if parts is None:
-            return None
-    elif storage.kind in ("none", "tensor"):
-        parts = [codes[first:last], *scales]
-    else:
-        parts = [codes[first:last], scales[0][first:last]]
-
-    result = wrap(
-        parts,
-        storage,
-        (last - first, *t.shape[1:]),
-        t._dt,
-        t._exact,
-        offset=t.storage_offset() + first * columns,
-    )
-    result._root = t if t._root is None else t._root
-    result._first = t._first + first
-    _share(result, t)
-    return result
+    if t._storage.bits == 4:
+        return _flat_slices(t, first * columns, last * columns, last == rows)
+    if kind in ("none", "tensor"):
+        return [codes[first:last], *scales]
+    return [codes[first:last], scales[0][first:last]]
 
 
 def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:

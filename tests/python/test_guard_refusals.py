@@ -52,6 +52,7 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("storage", ["nf4", "int8", "f8_e4m3:tensor", "nf4:block64:nested"])
 @pytest.mark.parametrize("form", REFUSED)
 def test_refused_with_nothing_changed(form: str, storage: str) -> None:
@@ -64,6 +65,7 @@ def test_refused_with_nothing_changed(form: str, storage: str) -> None:
 TORCHS = ("memoryview", "map_", "apply_", "storage fill_", "storage copy_")
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("form", [form for form in REFUSED if form not in TORCHS])
 def test_the_error_is_ours(form: str) -> None:
     with pytest.raises(stowage.StowageError):
