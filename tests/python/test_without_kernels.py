@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SOME = "nf4 or int8 or torch_func or double_backward or one_graph"
+SOME = "nf4 or torch_func or double_backward"
 
 
 @pytest.mark.slow
