@@ -9,25 +9,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from stowage import autograd, guard, ops
 from stowage._errors import Unsupported, translated
 from stowage.registry import function
-from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
+from stowage.tensor import MATRIX_DTYPES, StowedTensor
 from stowage.views import matrix
 
-# Below the overload objects, which are Python: 0.4 us less, but dynamo cannot see through it.
-_linear_op = ops.linear._op
-_grad_input_op = ops.linear_grad_input._op
-_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_inference = torch.is_inference_mode_enabled
-_transforming = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # the ops' own gradients cost 6 us a call
 
 
 def _exporting() -> bool:
@@ -57,75 +49,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         bias = None if bias is None else bias.to(cast)
     elif input.dtype is not dtype:
         return NotImplemented
+    # `requires_grad` of a subclass costs 1.4 us, as much as all else here.
+    trained = weight if _grad_enabled() and weight.requires_grad else None
     try:
-        if not _compiling() and _inference():
-            return _linear_op(input, codes, scales, key, rows, bias, exact)
-        return _recorded_linear(input, weight, bias, matrix)
+        return autograd.linear(input, codes, scales, key, rows, bias, trained, exact)
     except RuntimeError as error:
         raise translated(error) from None
-
-
-def _recorded_linear(x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Matrix) -> Tensor:
-    """Outside inference_mode: with gradients where somebody wants them."""
-    codes, scales, key, rows, exact, _ = matrix
-    wanted = _grad_enabled() and (
-        x.requires_grad or (bias is not None and bias.requires_grad) or weight.requires_grad
-    )
-    if _compiling() or _transforming() or forward_ad._current_level >= 0:
-        trained = weight if wanted and weight.requires_grad else None
-        return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
-    if wanted:
-        return _apply_linear(_unwrap_if_dead(x), bias, weight, matrix)
-    with _BelowAutograd():
-        return _linear_op(x, codes, scales, key, rows, bias, exact)
-
-
-class _Linear(torch.autograd.Function):
-    """What autograd.linear does, in a third of the time: few arguments, gradients once."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: Tensor, matrix: Matrix) -> Tensor:
-        codes, scales, key, rows, exact, _ = matrix
-        ctx.facts = key, x.shape[-1], exact, len(scales)
-        # Asking `weight.requires_grad` would cost as much as the product of a small layer.
-        kept = (x, weight) if ctx.needs_input_grad[2] else ()
-        ctx.save_for_backward(codes, *scales, *kept)
-        with _BelowAutograd():
-            return _linear_op(x, codes, scales, key, rows, bias, exact)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        key, columns, exact, count = ctx.facts
-        codes, *scales = ctx.saved_tensors
-        x, weight = scales[count:] or (None, None)
-        need_x, need_bias, need_weight, _ = ctx.needs_input_grad
-        gx = gb = gw = None
-        if need_x:
-            gx = _grad_input(g, codes, scales[:count], key, columns, weight, exact)
-        if need_bias:
-            gb = autograd.bias_gradient(g)
-        if need_weight and x is not None:
-            gw = autograd.weight_gradient(g, x)
-        return gx, gb, gw, None
-
-
-# Function.apply without its Python wrapper, which looks for functorch again: 2 us less.
-_apply_linear = super(torch.autograd.Function, _Linear).apply
-
-
-def _grad_input(
-    g: Tensor,
-    codes: Tensor,
-    scales: list[Tensor],
-    key: int,
-    columns: int,
-    weight: Tensor | None,
-    exact: bool,
-) -> Tensor:
-    if _grad_enabled() or _transforming():  # create_graph=True
-        return autograd.linear_grad_input(g, codes, scales, key, columns, weight, exact)
-    with _BelowAutograd():
-        return _grad_input_op(g, codes, scales, key, columns, exact)
 
 
 def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:

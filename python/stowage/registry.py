@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from stowage._errors import translated
+
 Handler = Callable[..., Any]
 
 FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
@@ -47,9 +49,12 @@ def dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handler = OPS.get(called)
-    if handler is not None:
-        result = handler(called, args, kwargs)
-        if result is not NotImplemented:
-            return result
-    return OPS[_DEFAULT](called, args, kwargs)
+    try:
+        handler = OPS.get(called)
+        if handler is not None:
+            result = handler(called, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return OPS[_DEFAULT](called, args, kwargs)
+    except RuntimeError as error:
+        raise translated(error) from None
