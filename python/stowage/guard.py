@@ -34,13 +34,22 @@ _STATISTICS = (3, 5)  # arguments of those: running mean and variance
 _ACCUMULATES = re.compile(
     r"aten::_?(foreach_|fused_)?"
     r"(add|sub|mul|div|lerp|addc|adam|sgd|adagrad|addmm|addmv|addbmm|addr|baddbmm|true_divide|"
-    r"subtract|multiply|divide|index_add|scatter_add|scatter_reduce|index_reduce|pow|sqrt)"
+    r"subtract|multiply|divide|index_add|scatter_add|scatter_reduce|index_reduce|pow|cumsum)"
 )
 
 
 def writes(called: Any) -> bool:
     """Whether an operator changes any of its arguments."""
     return called._schema.is_mutable or called._schema.name in _UNMARKED
+
+
+def _accumulates(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if _ACCUMULATES.match(called._schema.name) or "reduce" in called._overloadname:
+        return True
+    for i, argument in enumerate(called._schema.arguments):
+        if argument.name == "accumulate":  # of index_put_ and put_
+            return bool(kwargs.get("accumulate", args[i] if i < len(args) else False))
+    return False
 
 
 def _refuse(called: Any, why: str) -> NoReturn:
@@ -118,7 +127,7 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _refuse(called, "change the shape of a stowed weight")
     if written and name in _UNMARKED:
         _refuse(called, "keep running statistics in a stowed weight")
-    accumulates = _ACCUMULATES.match(name) is not None
+    accumulates = _accumulates(called, args, kwargs)
     if accumulates and any(source(t)[0].requires_grad or t.requires_grad for t in written):
         _refuse(
             called,

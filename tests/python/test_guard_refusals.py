@@ -41,6 +41,15 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
     "small row add_": lambda w: w.data[3].add_(1e-6),
     "small _foreach_add_": lambda w: torch._foreach_add_([w.data], 1e-6),
     "small add out": lambda w: torch.add(w.data, 1e-6, out=w.data),
+    "small index_put_": lambda w: w.data.index_put_(
+        (torch.tensor([1, 3]),), 1e-6 * torch.randn(2, 64), accumulate=True
+    ),
+    "small index_add_": lambda w: w.data.index_add_(
+        0, torch.tensor([1, 3]), 1e-6 * torch.randn(2, 64)
+    ),
+    "small scatter_": lambda w: w.data.scatter_(
+        0, torch.tensor([[1, 3]]), 1e-6 * torch.randn(1, 2), reduce="add"
+    ),
     "numpy": lambda w: w.data.numpy(),
     "asarray": lambda w: np.asarray(w.data),
     "from_dlpack": lambda w: torch.from_dlpack(w.data),
