@@ -23,6 +23,7 @@ class HeaderVisitor final : public JsonVisitor {
   void leaf(JsonPath path, const JsonLeaf& value) override;
   void close(JsonPath path) override {
     if (path.size() == 1 && path[0] != kMetadataKey) finish(path[0]);
+    set_tensor("");  // what follows is about another one
   }
   Header take() { return std::move(header_); }
 

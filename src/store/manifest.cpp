@@ -108,6 +108,7 @@ void ManifestVisitor::weight_leaf(JsonPath path, const JsonLeaf& value) {
 void ManifestVisitor::close(JsonPath path) {
   if (path.empty() && !has_version_) refuse(Refusal::missing_key, "no 'version'");
   if (path.size() == 2 && path[0] == "weights") finish_weight(path[1]);
+  set_tensor("");  // what follows is about another one
 }
 
 void ManifestVisitor::finish_weight(const std::string& name) {

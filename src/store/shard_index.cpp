@@ -47,6 +47,7 @@ class IndexVisitor final : public JsonVisitor {
     index_.shard_of.emplace(path[1], std::move(shard));
   }
   void close(JsonPath path) override {
+    set_tensor("");
     if (path.empty() && !has_map_) refuse(Refusal::missing_key, "no 'weight_map'");
   }
   ShardIndex take() { return std::move(index_); }

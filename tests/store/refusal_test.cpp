@@ -32,6 +32,21 @@ TEST(Refusal, EveryBadFileIsRefusedByItsRule) {
   }
 }
 
+// The tensor that was read before is not to blame.
+TEST(Refusal, NamesNoTensorWhereNoneIsMeant) {
+  const Scratch folder;
+  const std::string path = folder.write(
+      "m.safetensors",
+      safetensors("{" + tensor("a", "U8", "[0]", 0, 0) + ",\"__metadata__\":{\"k\":1}}"));
+  try {
+    File::open(path);
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::Not(HasSubstr("tensor 'a'")));
+    EXPECT_THAT(error.what(), HasSubstr("'__metadata__.k' that is not a string"));
+  }
+}
+
 TEST(Refusal, EveryRuleHasARow) {
   // These two show only after a file was opened: file_test.cpp has them.
   std::set<Refusal> missing{Refusal::checksum, Refusal::size_changed};
