@@ -154,3 +154,19 @@ def test_repacks_what_bitsandbytes_wrote(tmp_path: Path) -> None:
     )
     assert len(report["weights"]) == 2 * 7 + 1
     assert "quantization_config" not in json.loads((tmp_path / "p/config.json").read_text())
+
+
+def test_python_loads_what_is_packed(tmp_path: Path) -> None:
+    model = small_llama(tied=True)
+    model.save_pretrained(tmp_path / "model")
+    run("pack", tmp_path / "model", tmp_path / "p", "--storage", "int8:row", "--compute", "bf16")
+    loaded = stowage.load(small_llama(tied=True), tmp_path / "p")
+    stowage.stow(model, "int8:row", compute_dtype=torch.bfloat16)
+    assert loaded.model.embed_tokens.weight.storage == "int8:row"
+    expected = dict(model.named_parameters())
+    for name, weight in loaded.named_parameters():
+        assert weight.dtype == torch.bfloat16
+        plain, other = weight, expected[name]
+        if isinstance(weight, stowage.StowedTensor):
+            plain, other = weight.dequantize(), other.dequantize()
+        assert torch.equal(plain, other), name
