@@ -8,7 +8,7 @@
 namespace stowage {
 namespace {
 
-constexpr int kTileRows = 8, kTileVectors = 2;
+constexpr int kTileRows = 6, kTileVectors = 2;  // with two chains, 24 sums in 32 registers
 inline F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 /// sums[j] = all lanes of x[j]: halves of each first, then as quarters of one register.
 inline void sum4(const F (&x)[4], float (&sums)[4]) {
