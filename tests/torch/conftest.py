@@ -48,6 +48,11 @@ def _make(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def values() -> Callable[..., Tensor]:
     """values(shape, dtype, seed=0)."""

@@ -32,9 +32,7 @@ def weight(kind: Storage, rows: int, columns: int, device: str) -> tuple[Tensor,
     return codes, scales
 
 
-def bounded(
-    ours: Tensor, dense: Tensor, a: Tensor, w: Tensor, bias: Tensor | None, times: float = 2.0
-) -> None:
+def bounded(ours: Tensor, dense: Tensor, a: Tensor, w: Tensor, bias: Tensor | None) -> None:
     """`a` times `w`, both in the compute dtype, against fp64 and against the dense product."""
     wide = a.double(), w.double()
     exact, size = wide[0] @ wide[1], wide[0].abs() @ wide[1].abs()
@@ -44,8 +42,9 @@ def bounded(
     limit = UNIT[a.dtype] * exact.abs() + ((a.shape[1] + 8) * 2.0**-24 + slack) * size + 1e-30
     error = (ours.double() - exact).abs()
     assert bool((error <= limit).all())
-    theirs = (dense.double() - exact).abs().max()
-    assert float(error.max()) <= times * float(theirs) + 1e-7
+    # In the mean: kernels that skip the rounding of w err elsewhere than the dense product.
+    theirs = (dense.double() - exact).square().mean().sqrt()
+    assert float(error.square().mean().sqrt()) <= 2 * float(theirs) + 1e-7
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (50, 130)], ids=["96x64", "50x130"])
@@ -74,10 +73,8 @@ def test_weights_of_several_tiles(compute, device) -> None:
     y = ops.linear(x, codes, scales, kind.key, rows, bias)
     bounded(y, F.linear(x, w, bias), x, w.t(), bias)
     g = torch.randn(40, rows, device=device).to(compute)
-    # The tiles cut these sums, and each part is rounded to bf16: 1.5 times the dense error in the
-    # mean, about 2 in the worst element.
-    gx = ops.linear_grad_input(g, codes, scales, kind.key, columns)
-    bounded(gx, g @ w, g, w, None, times=3.0)
+    # The tiles cut these sums and each part is rounded to bf16: 1.5 times the dense error.
+    bounded(ops.linear_grad_input(g, codes, scales, kind.key, columns), g @ w, g, w, None)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 5), (40,)])
