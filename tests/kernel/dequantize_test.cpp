@@ -15,8 +15,9 @@ STOWAGE_FOR_EACH_ISA(Dequantize);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-const float kScales[] = {1.0f,     0.37f,    -1.5f,           0.0f, -0.0f, 0x1p-126f, 0x1.8p-140f,
-                         0x1p100f, 0x1p-24f, 0x1.fffffep127f, kInf, -kInf, kNan};
+const float kScales[] = {1.0f,        0.37f,    -1.5f,     0.0f,     -0.0f,           0x1p-126f,
+                         0x1.8p-140f, 0x1p100f, 0x1p-100f, 0x1p-24f, 0x1.fffffep127f, kInf,
+                         -kInf,       kNan};
 
 Bytes run_kernel(const Kernels& table, Codes codes, const Run& run, Dtype out) {
   Bytes values(static_cast<std::size_t>(run.n) * width(out));
