@@ -99,7 +99,7 @@ class _LinearDirect(torch.autograd.Function):
         *scales: Tensor,
     ) -> Tensor:
         ctx.facts = storage, x.size(-1), exact, len(scales)
-        kept = () if weight is None else (x, weight)
+        kept = (x, weight) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(codes, *scales, *kept)
         return _direct.linear(x, codes, scales, storage, rows, bias, exact)
 
@@ -148,18 +148,34 @@ def linear(
     exact: bool = False,
 ) -> Tensor:
     """x W^T + bias with gradients to x, bias and `weight` (give it only where it requires one)."""
-    direct = _direct.unseen(x)
-    if not direct and _direct.transforming():
+    if _direct.unseen(x):
+        return linear_unseen(x, codes, scales, storage, rows, bias, weight, exact)
+    if _direct.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
     if _grad_enabled() and (
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
     ):
-        apply = _apply_direct if direct else _Linear.apply
-        return apply(x, bias, weight, codes, storage, rows, exact, *scales)
-    if not direct:
-        return ops.linear(x, codes, scales, storage, rows, bias, exact)
-    if len(scales) == 1 and not exact:  # as _direct.linear, one frame less
-        return _direct.linear_one_scale(_direct.CPU, x, codes, scales[0], storage, rows, bias)
+        return _Linear.apply(x, bias, weight, codes, storage, rows, exact, *scales)
+    return ops.linear(x, codes, scales, storage, rows, bias, exact)
+
+
+def linear_unseen(
+    x: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    rows: int,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    exact: bool,
+) -> Tensor:
+    """linear, for x that is _direct.unseen(); here `weight` may be one that needs no gradient."""
+    if _grad_enabled() and (
+        x.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (weight is not None and weight.requires_grad)
+    ):
+        return _apply_direct(x, bias, weight, codes, storage, rows, exact, *scales)
     return _direct.linear(x, codes, scales, storage, rows, bias, exact)
 
 

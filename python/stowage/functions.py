@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage import autograd, guard, ops
+from stowage import _direct, autograd, guard, ops
 from stowage._errors import Unsupported, translated
 from stowage.registry import function
-from stowage.tensor import MATRIX_DTYPES, StowedTensor
+from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import matrix
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
+_unseen, _direct_linear = _direct.unseen, _direct.linear
+_one_scale, _CPU = _direct.linear_one_scale, _direct.CPU
 
 
 def _exporting() -> bool:
@@ -42,19 +44,30 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
     codes, scales, key, rows, exact, dtype = matrix
-    if _compiling() and _exporting():
-        return NotImplemented
     if _any_autocast() and (cast := _autocast(input)) is not None:
         input = input.to(cast)
         bias = None if bias is None else bias.to(cast)
     elif input.dtype is not dtype:
         return NotImplemented
-    # `requires_grad` of a subclass costs 1.4 us, as much as all else here.
-    trained = weight if _grad_enabled() and weight.requires_grad else None
     try:
-        return autograd.linear(input, codes, scales, key, rows, bias, trained, exact)
+        if not _unseen(input):
+            return _seen_linear(input, weight, bias, matrix)
+        if _grad_enabled():
+            return autograd.linear_unseen(input, codes, scales, key, rows, bias, weight, exact)
+        if len(scales) == 1 and not exact:  # as linear_unseen, a frame less
+            return _one_scale(_CPU, input, codes, scales[0], key, rows, bias)
+        return _direct_linear(input, codes, scales, key, rows, bias, exact)
     except RuntimeError as error:
         raise translated(error) from None
+
+
+def _seen_linear(x: Tensor, weight: StowedTensor, bias: Tensor | None, matrix: Matrix) -> Any:
+    """Where a compiler, a mode, a transform, a profiler or another device sees the op."""
+    if _compiling() and _exporting():
+        return NotImplemented
+    codes, scales, key, rows, exact, _ = matrix
+    trained = weight if _grad_enabled() and weight.requires_grad else None
+    return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
 
 
 def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
