@@ -131,23 +131,30 @@ void dot(const DotTask& task) noexcept {
   if (j + 1 == task.m) dot_rows<kCodes, 1>(task, j);
 }
 
-/// kRows rows of w with kVectors rows of x.
+/// kRows rows of w with kVectors rows of x. Each sum has chains as Sums does.
 template <int kRows, int kVectors>
 void dots_block(const DotsTask& task, std::int64_t row, std::int64_t vector) {
+  constexpr int kChains = kVectors == 1 ? 4 : kVectors == 2 ? 2 : 1;
   const float* w = task.w + row * task.w_stride;
   const float* x = task.x + vector * task.x_stride;
-  F sums[kRows][kVectors] = {};
-  for (std::int64_t k = 0; k < task.columns; k += kWidth) {
+  F sums[kChains][kRows][kVectors] = {};
+  const auto add_products = [&](std::int64_t k, int chain) {
     F values[kVectors];
     for (int v = 0; v < kVectors; ++v) values[v] = Lanes::load_f32(x + v * task.x_stride + k);
     for (int r = 0; r < kRows; ++r) {
       const F weights = Lanes::load_f32(w + r * task.w_stride + k);
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(weights, values[v], sums[r][v]);
+      for (int v = 0; v < kVectors; ++v)
+        sums[chain][r][v] = multiply_add(weights, values[v], sums[chain][r][v]);
     }
-  }
+  };
+  std::int64_t k = 0;
+  for (; k + kChains * kWidth <= task.columns; k += kChains * kWidth)
+    for (int chain = 0; chain < kChains; ++chain) add_products(k + chain * kWidth, chain);
+  for (; k < task.columns; k += kWidth) add_products(k, 0);
   for (int r = 0; r < kRows; ++r) {
     F of_row[4] = {};
-    for (int v = 0; v < kVectors; ++v) of_row[v] = sums[r][v];
+    for (int v = 0; v < kVectors; ++v)
+      for (int chain = 0; chain < kChains; ++chain) of_row[v] += sums[chain][r][v];
     float totals[4];
     sum4(of_row, totals);
     for (int v = 0; v < kVectors; ++v) task.y[(vector + v) * task.y_stride + row + r] += totals[v];
