@@ -15,6 +15,24 @@ from stowage._errors import InvalidArgument
 
 # Memory without content: what modules allocate for the parameters that they then initialize.
 _ALLOCATORS = frozenset({torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal})
+# What initializes them. On the meta device it would do nothing, but importing torch's Python code
+# for the first of these there takes 28 MiB.
+_INITIALIZERS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in [
+        "normal_",
+        "uniform_",
+        "zero_",
+        "fill_",
+        "copy_",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "clamp_",
+        "erfinv_",
+    ]
+)
 
 
 class _WithoutWeights(TorchFunctionMode):
@@ -30,6 +48,10 @@ class _WithoutWeights(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _INITIALIZERS or getattr(func, "__module__", "") == "torch.nn.init":
+            target = args[0] if args else kwargs["tensor"]
+            if target.is_meta:
+                return target
         if func in _ALLOCATORS:
             kwargs["device"] = "meta"
         elif func in _device_constructors():
