@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stowage._library import composite_forced
+
 STORAGES = (
     "f32",
     "bf16",
@@ -46,6 +48,13 @@ def _make(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     for i, value in enumerate(odd[: flat.numel() // 3]):
         flat[(i * 37) % flat.numel()] = value
     return x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
+
+
+@pytest.fixture
+def kernels(device: str) -> None:
+    """For tests of what only our own kernels promise."""
+    if device != "cpu" or composite_forced():
+        pytest.skip("needs the kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -87,6 +87,7 @@ def test_equal_layers_share_one_compile(device) -> None:
     assert counter.compiles == 1
 
 
+@pytest.mark.slow
 def test_inductor_end_to_end(device) -> None:
     torch._dynamo.reset()
     layer = Layer(Storage("int8:row"), device)

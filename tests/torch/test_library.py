@@ -53,6 +53,7 @@ def test_what_it_links_to() -> None:
     assert needed - system == {"libstowage.so.0", "libtorch_cpu.so"}
 
 
+@pytest.mark.slow
 def test_a_second_import_in_one_process_is_fine() -> None:
     done = run(
         "import stowage, sys\n"
@@ -63,6 +64,7 @@ def test_a_second_import_in_one_process_is_fine() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_copy_is_refused(tmp_path: Path) -> None:
     shutil.copy(ORIGIN, tmp_path / "stowage_torch.so")
     libraries = str(PACKAGE / "lib")
@@ -75,6 +77,7 @@ def test_a_second_copy_is_refused(tmp_path: Path) -> None:
     assert "ImportError: stowage: the ops of" in done.stderr and "another copy" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_binary_is_said() -> None:
     done = run(
         "import importlib.util as u\n"
@@ -86,12 +89,14 @@ def test_a_missing_binary_is_said() -> None:
     assert "ImportError: stowage: the compiled part" in done.stderr and "pip install" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_old_torch_is_said() -> None:
     done = run("import torch; torch.__version__ = '2.10.1'\nimport stowage")
     assert done.returncode == 1
     assert "torch 2.11 or newer must be installed, got 2.10.1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_binary_is_said(tmp_path: Path) -> None:
     (tmp_path / "stowage_torch.so").write_bytes(b"\x7fELF")
     done = run(
@@ -105,6 +110,7 @@ def test_a_broken_binary_is_said(tmp_path: Path) -> None:
     assert "cannot be loaded" in done.stderr and "--force-reinstall" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["scalar", "composite"])
 def test_forced_instruction_sets(isa: str) -> None:
     done = run(
@@ -120,6 +126,7 @@ def test_forced_instruction_sets(isa: str) -> None:
     assert done.stdout.split() == [isa, "64.0"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_instruction_set_is_said() -> None:
     done = run(
         "import torch\nfrom stowage import ops\n"

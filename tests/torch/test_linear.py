@@ -78,9 +78,9 @@ def test_weights_of_several_tiles(compute, device) -> None:
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 5), (40,)])
-def test_exact_is_the_dense_product(kind, compute, lead, device) -> None:
-    if device != "cpu" and compute == torch.bfloat16:
-        pytest.skip("exact bf16 products need the kernels")
+def test_exact_is_the_dense_product(kind, compute, lead, device, request) -> None:
+    if compute == torch.bfloat16:
+        request.getfixturevalue("kernels")
     codes, scales = weight(kind, 48, 64, device)
     w = ops.dequantize(codes, scales, kind.key, (48, 64), compute)
     x = torch.randn(*lead, 64, device=device).to(compute)
@@ -132,7 +132,9 @@ def test_casts_give_the_same_bytes_on_any_thread_count(storage, on_threads, valu
         assert torch.equal(raw[0], raw[1]) and torch.equal(raw[0], raw[2])
 
 
-def test_our_kernels_give_the_same_bytes_on_any_thread_count(kind, compute, on_threads) -> None:
+def test_own_kernels_give_the_same_bytes_on_any_thread_count(
+    kind, compute, on_threads, kernels
+) -> None:
     codes, scales = weight(kind, 512, 640, "cpu")
     for m in (1, 4, 16):
         x, g = torch.randn(m, 640).to(compute), torch.randn(m, 512).to(compute)
