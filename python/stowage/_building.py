@@ -18,20 +18,8 @@ _ALLOCATORS = frozenset({torch.empty, torch.empty_strided, torch.rand, torch.ran
 # What initializes them. On the meta device it would do nothing, but importing torch's Python code
 # for the first of these there takes 28 MiB.
 _INITIALIZERS = frozenset(
-    getattr(torch.Tensor, name)
-    for name in [
-        "normal_",
-        "uniform_",
-        "zero_",
-        "fill_",
-        "copy_",
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "clamp_",
-        "erfinv_",
-    ]
+    getattr(torch.Tensor, f"{name}_")
+    for name in ("normal", "uniform", "zero", "fill", "copy", "add", "sub", "mul", "div", "clamp")
 )
 
 

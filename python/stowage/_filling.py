@@ -132,16 +132,20 @@ class Filling:
 
     def _check_tie(self, held: Held, one: Entry, other: Entry) -> None:
         same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
-        for a, b in zip(one.members, other.members, strict=False) if same else ():
-            bytes_a = self._source.read(a).contiguous().reshape(-1).view(torch.uint8)
-            bytes_b = self._source.read(b).contiguous().reshape(-1).view(torch.uint8)
-            same = same and torch.equal(bytes_a, bytes_b)
+        if same:
+            pairs = zip(self._tensors_of(one), self._tensors_of(other), strict=True)
+            same = all(torch.equal(_octets(a), _octets(b)) for a, b in pairs)
         self._source.drop(other)
         if not same:
             self.problems.append(
                 f"{held.name}: is one tensor with {', '.join(held.names[1:])} in the model; the "
                 f"file has different values for {one.name} and {other.name}"
             )
+
+    def _tensors_of(self, entry: Entry) -> list[torch.Tensor]:
+        if entry.storage is not None:
+            return self._source.parts(entry)
+        return [self._source.read(entry.members[0])]
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
@@ -259,6 +263,10 @@ def _holds_values(found: torch.dtype | None, wanted: torch.dtype) -> bool:
     if found is None or found.is_floating_point != wanted.is_floating_point:
         return False
     return found == wanted or not found.is_floating_point or found.itemsize > 1
+
+
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _aligned(tensor: torch.Tensor) -> bool:

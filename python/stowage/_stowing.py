@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stowage import ops
-from stowage._errors import StowageError, translated
+from stowage._errors import InvalidArgument, StowageError, translated
 from stowage._storage import Storage
 from stowage._weights import LAZY
 from stowage.policy import VALUE_DTYPES
@@ -28,6 +28,13 @@ class Making:
     keep_nonfinite: bool = False
     measure: bool = True
 
+    def __post_init__(self) -> None:
+        if self.compute_dtype is not None and self.compute_dtype not in VALUE_DTYPES:
+            raise InvalidArgument(
+                f"stowage: compute_dtype must be one of {_names(VALUE_DTYPES)}, or None, got "
+                f"{self.compute_dtype}"
+            )
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -38,6 +45,10 @@ class Loss:
     relative_error: float
     saturated: int
     nonfinite: int
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def obstacle(name: str, storage: Storage, shape: Sequence[int]) -> str:
@@ -63,8 +74,7 @@ def unfit(name: str, tensor: torch.Tensor, storage: Storage) -> str:
     if tensor.layout is not torch.strided:
         return f"must be a dense tensor, got {tensor.layout}"
     if tensor.dtype not in VALUE_DTYPES:
-        legal = ", ".join(str(dtype).removeprefix("torch.") for dtype in VALUE_DTYPES)
-        return f"values must be {legal}, got {str(tensor.dtype).removeprefix('torch.')}"
+        return f"values must be {_names(VALUE_DTYPES)}, got {_names([tensor.dtype])}"
     return obstacle(name, storage, tensor.shape)
 
 

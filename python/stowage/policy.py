@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from stowage._errors import InvalidArgument
+from stowage._errors import InvalidArgument, StowageError
 from stowage._storage import Storage
 from stowage._weights import LAZY, Held, Site, parameters
 
@@ -46,7 +46,7 @@ class Policy:
 
     @classmethod
     def parse(cls, storage: str | Storage | Rules | None, rules: Rules | None = None) -> Policy:
-        """Raises InvalidArgument that lists the legal storages at a misspelt one."""
+        """Raises InvalidArgument for every misspelt storage at once, with the legal ones."""
         if isinstance(storage, Mapping):
             rules, storage = {**(rules or {}), **storage}, None
         for key in rules or {}:
@@ -54,8 +54,19 @@ class Policy:
                 raise InvalidArgument(
                     f"stowage: a rule must be a glob or a module type, got {key!r}"
                 )
-        ordered = tuple((key, _storage(value)) for key, value in (rules or {}).items())
-        return cls(ordered, _storage(storage))
+        given = list((rules or {}).items())
+        parsed, errors = [], []
+        for value in [*(value for _, value in given), storage]:
+            try:
+                parsed.append(_storage(value))
+            except StowageError as error:
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise InvalidArgument("\n".join(dict.fromkeys(map(str, errors))))
+        *ordered, default = parsed
+        return cls(tuple((key, to) for (key, _), to in zip(given, ordered, strict=True)), default)
 
     def choose(self, model: nn.Module) -> list[Choice]:
         """One choice for each parameter, tied ones once."""
@@ -107,7 +118,11 @@ class Policy:
 
 
 def _storage(value: str | Storage | None) -> Storage | None:
-    return None if value is None else Storage.parse(value)
+    if value is None or isinstance(value, str | Storage):
+        return None if value is None else Storage.parse(value)
+    raise InvalidArgument(
+        f"stowage: a storage must be a string such as 'f8_e4m3', or None, got {value!r}"
+    )
 
 
 def matches(key: str | type[nn.Module], site: Site) -> bool:

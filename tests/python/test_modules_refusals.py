@@ -58,6 +58,22 @@ def test_float8_and_lazy_and_foreign_weights_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="weight: must have a shape: run the model once"):
         stowage.stow(nn.LazyLinear(4), {"weight": "int8"})
 
+    class Foreign(torch.Tensor):
+        pass
+
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(torch.randn(4, 4).as_subclass(Foreign))
+    with pytest.raises(ValueError, match="weight: must be an ordinary tensor, got Foreign"):
+        stowage.stow(layer, "int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
+def test_compute_dtypes(dtype: torch.dtype) -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="compute_dtype must be one of float64, float32, bfloat16"):
+        stowage.stow(layer, "int8", compute_dtype=dtype)
+    assert layer.weight.dtype == torch.float32
+
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), KeyboardInterrupt()])
 def test_any_exception_leaves_the_model_as_it_was(

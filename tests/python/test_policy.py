@@ -182,6 +182,14 @@ def test_a_typo_lists_the_legal_storages(where: Callable[[str], Any]) -> None:
         Policy.parse(where("f8_e4m4"))
 
 
+def test_every_typo_is_told_at_once() -> None:
+    with pytest.raises(stowage.InvalidArgument, match=r"(?s)'nf5'.*'int7'.*'f8'"):
+        Policy.parse("f8", {"a": "nf5", "b": "int7"})
+    dtype: Any = torch.float8_e4m3fn
+    with pytest.raises(stowage.InvalidArgument, match=r"such as 'f8_e4m3'.*got torch"):
+        Policy.parse(dtype)
+
+
 def test_a_rule_is_a_glob_or_a_type() -> None:
     rules: Any = {3: "nf4"}
     with pytest.raises(stowage.InvalidArgument, match="a glob or a module type, got 3"):
