@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes to stowed weights: carried out by requantizing what changed, or refused; never lost.
 
-One mechanism for every operator that writes, driven by its schema: each weight that is written
-becomes one dequantized copy, the operator runs on views of that copy (so that aliases among its
-arguments stay aliases), and the rows that changed are quantized again (requantize.py).
+One mechanism for every operator that writes, driven by its schema: the weights that it writes are
+dequantized, it runs on views of those copies (_working.py), and the rows that changed are quantized
+again (requantize.py).
 """
 
 import re
@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from stowage import registry, requantize
 from stowage._errors import InvalidArgument, Unsupported
+from stowage._working import Working
 from stowage.tensor import StowedTensor
-from stowage.views import PACKED, Packed, StowedView, replay, source
+from stowage.views import PACKED, Packed, StowedView, source
 
 aten = torch.ops.aten
 
@@ -69,40 +70,6 @@ def _written(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     return [t for t in marked if isinstance(t, PACKED)]
 
 
-class _Pass:
-    """One operator's run: a dequantized copy of each weight it writes, views of them for it."""
-
-    def __init__(self, written: list[Packed]) -> None:
-        self.weights: dict[int, tuple[StowedTensor, Tensor, Tensor]] = {}  # weight, new, old
-        self.stood_in: list[tuple[Tensor, Packed, torch.Size]] = []
-        self.read: set[int] = set()
-        for t in written:
-            weight = _current(t)
-            if (key := _identity(weight)) not in self.weights:
-                values = weight.dequantize()
-                self.weights[key] = (weight, values, values.clone())
-
-    def stand_in(self, t: Packed) -> Tensor:
-        """What the operator gets for a stowed argument."""
-        weight, chain = source(t)
-        found = self.weights.get(_identity(weight))
-        if found is None:
-            return t.dequantize()
-        view = replay(chain, found[1])
-        self.stood_in.append((view, t, view.shape))
-        return view
-
-    def given_back(self, result: Any) -> Any:
-        """The operator's result with the stowed arguments in place of what stood in for them."""
-        stood_in = {id(view): t for view, t, _ in self.stood_in}
-        return tree_map_only(Tensor, lambda t: stood_in.get(id(t), t), result)
-
-
-def _identity(weight: StowedTensor) -> int:
-    """Aliases (`w`, `w.data`) have the same codes object."""
-    return id(weight._parts()[0])
-
-
 def _current(t: Packed) -> StowedTensor:
     """The weight that a write to `t` changes."""
     weight, _ = source(t)
@@ -134,21 +101,21 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "train a stowed weight in place, where rounding swallows most steps: keep it frozen "
             "(requires_grad=False), train an adapter or a plain copy",
         )
-    run = _Pass(written)
-    given = tree_map_only(PACKED, run.stand_in, args)
+    work = Working([_current(t) for t in written], (args, kwargs))
+    given = tree_map_only(PACKED, work.stand_in, args)
     overwrites = "out" in kwargs  # whatever is there, unless it is an argument as well
-    run.read = {_identity(source(t)[0]) for _, t, _ in run.stood_in}
-    named = tree_map_only(PACKED, run.stand_in, kwargs)
+    read = work.used()
+    named = tree_map_only(PACKED, work.stand_in, kwargs)
     result = called(*given, **named)
-    if any(view.shape != shape for view, _, shape in run.stood_in):
+    if work.resized():
         _refuse(called, "resize a stowed weight (wrong shape of `out`)")
     changes = [
-        requantize.plan(w, new, old, accumulates and (key in run.read or not overwrites))
-        for key, (w, new, old) in run.weights.items()
+        requantize.plan(*copy, accumulates and (key in read or not overwrites))
+        for key, copy in work.copies.items()
     ]
     for change in changes:
         change.commit()
-    return run.given_back(result)
+    return work.given_back(result)
 
 
 # --- whole weights --------------------------------------------------------------------------------

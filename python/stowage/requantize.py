@@ -48,8 +48,8 @@ class _Rows(NamedTuple):
     rest: bool  # whether other rows did not change
 
 
-def plan(weight: StowedTensor, new: Tensor, old: Tensor, accumulates: bool) -> Change:
-    """What turns `weight`, whose values are `old`, into one whose values are `new`.
+def plan(weight: StowedTensor, first: int, new: Tensor, old: Tensor, accumulates: bool) -> Change:
+    """What turns `weight`, whose values from row `first` on are `old`, into one with `new` there.
 
     Raises InvalidArgument for values that are not finite; Unsupported for values that do not fit a
     scale shared with other rows, and for an accumulating write that rounding would swallow.
@@ -58,21 +58,21 @@ def plan(weight: StowedTensor, new: Tensor, old: Tensor, accumulates: bool) -> C
     if weight.is_meta:
         return Change(weight, parts)
     rows, columns = rows_and_columns(weight.shape)
-    new, old = new.reshape(rows, columns), old.reshape(rows, columns)
+    count = len(new) if weight.dim() else 1
+    new, old = new.reshape(count, columns), old.reshape(count, columns)
     changed = (new != old) & ~(new.isnan() & old.isnan())
-    touched = changed.any(1)
-    index = touched.nonzero().view(-1)
-    if not len(index):
+    touched = changed.any(1).nonzero().view(-1)
+    if not len(touched):
         return Change(weight, parts)
-    written = changed[index]
-    values = torch.where(written, new[index].float(), _values(weight, parts, index))
+    written, index = changed[touched], touched + first
+    values = torch.where(written, new[touched].float(), _values(weight, parts, index))
     if not bool(values.isfinite().logical_or(~written).all()):
         raise InvalidArgument(f"stowage: values written to {weight!r} must be finite")
     lines = _Rows(index, written, values, len(index) < rows)
     try:
         fresh = _encode(weight, parts, lines)
         if accumulates:
-            _check_rounding(weight, fresh, lines, old[index].float())
+            _check_rounding(weight, fresh, lines, old[touched].float())
     except RuntimeError as error:
         raise translated(error) from None
     return Change(weight, fresh)
@@ -135,21 +135,24 @@ def _blocks(flat: Tensor, block: int) -> Tensor:
 def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list[Tensor]:
     storage, (rows, columns) = weight._storage, rows_and_columns(weight.shape)
     block, count = storage.block, rows * columns
-    written = torch.zeros(rows, columns, dtype=torch.bool, device=lines.values.device)
-    written[lines.rows] = lines.written
-    values = torch.zeros(rows, columns, device=lines.values.device)
-    values[lines.rows] = lines.values
-    mask = _blocks(written.view(-1), block)
-    which = mask.any(1).nonzero().view(-1)
-    mask = mask[which]
+    start, near = int(lines.rows[0]), lines.rows - lines.rows[0]
+    low, span = start * columns // block, int(near[-1]) + 1  # first block, rows from there
+
+    def blocks_of(lines_of: Tensor) -> Tensor:
+        """Values of the changed rows in their places in blocks from `low` on, zeros elsewhere."""
+        flat = lines_of.new_zeros(span, columns).index_copy_(0, near, lines_of).view(-1)
+        return _blocks(pad(flat, (start * columns - low * block, 0)), block)
+
+    mask, values = blocks_of(lines.written), blocks_of(lines.values)
+    local = mask.any(1).nonzero().view(-1)
+    mask, values, which = mask[local], values[local], local + low
     owned = _owned(which, lines, weight, block)[:, None]
 
     table = torch.tensor(storage.values, device=values.device)
     scales = _codec4.block_scales(parts, slice(0, parts[1].numel()))[which, None]
     packed = _blocks(parts[0].view(-1), block // 2)
     nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
-    wanted = _blocks(values.view(-1), block)[which]
-    wanted = torch.where(mask, wanted, table[nibbles.long()] * scales)
+    wanted = torch.where(mask, values, table[nibbles.long()] * scales)
     inside = which[:, None] * block + torch.arange(block, device=which.device) < count
     wanted = torch.where(inside, wanted, 0.0)
 

@@ -20,7 +20,7 @@ from stowage._errors import InvalidArgument, translated
 from stowage._storage import Storage
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
-_VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
+VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
 _OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail"})
 # Of a matrix, what products take: codes, scales, key of the storage, rows, exact, compute dtype.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype]
@@ -154,7 +154,7 @@ class StowedTensor(Tensor):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor of the values, rounded once to `dtype` (default: the compute dtype)."""
         out = dtype or self._dt
-        direct = out if out in _VALUE_DTYPES else torch.float32
+        direct = out if out in VALUE_DTYPES else torch.float32
         codes, *scales = self._parts()
         try:
             values = ops.dequantize(codes, scales, self._storage.key, self.shape, direct)

@@ -106,6 +106,23 @@ def test_three_dimensions(storage: str) -> None:
     assert torch.equal(w.dequantize(), stowage.quantize(wanted, storage).dequantize())
 
 
+@pytest.mark.parametrize("storage", ["int8", "nf4", "nf4:block64:nested"])
+def test_a_row_of_a_large_weight_costs_a_row(storage: str) -> None:
+    w = weight(storage, 512, 128)
+    before, row = w.dequantize(), w.dequantize()[9]
+    with torch.autograd.profiler.profile() as profile:
+        w[9] = row * -1
+        w[7:10][1].copy_(row)
+        w[[3, 4]]  # reads all
+    names = [e.name for e in profile.function_events]
+    assert names.count("stowage::dequantize") == 1 and "stowage::embedding" in names
+    after, same = w.dequantize(), torch.arange(512)
+    assert torch.equal(after[9], -row) or "nf4" in storage
+    assert (after[8] - row).abs().max() <= 0.3 and (after[9] + row).abs().max() <= 0.3
+    others = (same != 8) & (same != 9)
+    assert torch.equal(after[others], before[others])
+
+
 def test_scalars_and_vectors() -> None:
     w = stowage.quantize(torch.tensor(0.75), "f8_e4m3")
     w.fill_(0.5)

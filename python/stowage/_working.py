@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator that writes gets in place of stowed tensors: views of dequantized copies.
+
+There is one copy for each weight, of the rows that its arguments show, so that arguments which
+share memory go on doing so, and a row of a large weight costs little.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from stowage import ops
+from stowage.tensor import VALUE_DTYPES, StowedTensor
+from stowage.views import PACKED, Chain, Packed, Step, replay, source
+
+aten = torch.ops.aten
+
+
+class Copy(NamedTuple):
+    """Rows [first, first + len(new)) of a weight: for the operator to write, and as they were."""
+
+    weight: StowedTensor
+    first: int
+    new: Tensor
+    old: Tensor
+
+
+def identity(weight: StowedTensor) -> int:
+    """Aliases (`w`, `w.data`) have the same codes object."""
+    return id(weight._parts()[0])
+
+
+class Working:
+    """The copies of one run of an operator."""
+
+    def __init__(self, written: list[Packed], arguments: Any) -> None:
+        self.copies: dict[int, Copy] = {}
+        self._stood_in: list[tuple[Tensor, Packed, torch.Size]] = []
+        weights = {identity(w): w for w in (source(t)[0] for t in written)}
+        shown = [source(t) for t in tree_leaves(arguments) if isinstance(t, PACKED)]
+        for key, weight in weights.items():
+            spans = [_rows(chain, weight) for w, chain in shown if identity(w) == key]
+            first, last = min(s[0] for s in spans), max(s[1] for s in spans)
+            values = _dequantized(weight, first, last)
+            self.copies[key] = Copy(weight, first, values, values.clone())
+
+    def stand_in(self, t: Packed) -> Tensor:
+        """What the operator gets for a stowed argument."""
+        weight, chain = source(t)
+        copy = self.copies.get(identity(weight))
+        if copy is None:
+            return t.dequantize()
+        if weight.dim() and copy.new.shape[0] < weight.shape[0]:
+            chain = _moved(chain, weight, copy.first)
+        view = replay(chain, copy.new)
+        self._stood_in.append((view, t, view.shape))
+        return view
+
+    def used(self) -> set[int]:
+        """The weights that arguments have stood in for so far."""
+        return {identity(source(t)[0]) for _, t, _ in self._stood_in}
+
+    def resized(self) -> bool:
+        return any(view.shape != shape for view, _, shape in self._stood_in)
+
+    def given_back(self, result: Any) -> Any:
+        """The operator's result with the stowed arguments in place of what stood in for them."""
+        stood_in = {id(view): t for view, t, _ in self._stood_in}
+        return tree_map_only(Tensor, lambda t: stood_in.get(id(t), t), result)
+
+
+def _rows(chain: Chain, weight: StowedTensor) -> tuple[int, int]:
+    """The rows of a weight that a view shows."""
+    rows = weight.shape[0] if weight.dim() else 1
+    if chain and not chain[0].kwargs and chain[0].args[:1] == (0,):
+        if chain[0].op is aten.select.int:
+            index = chain[0].args[1] % rows
+            return index, index + 1
+        if chain[0].op is aten.slice.Tensor:
+            first, last, _ = slice(*chain[0].args[1:3]).indices(rows)
+            return first, max(first, last)
+    return 0, rows
+
+
+def _moved(chain: Chain, weight: StowedTensor, by: int) -> Chain:
+    """The same view, from rows that begin at `by`."""
+    first, last = _rows(chain, weight)
+    head = chain[0]
+    if head.op is aten.select.int:
+        return (Step(head.op, (0, first - by)), *chain[1:])
+    return (Step(head.op, (0, first - by, last - by, *head.args[3:])), *chain[1:])
+
+
+def _dequantized(weight: StowedTensor, first: int, last: int) -> Tensor:
+    if weight._dt not in VALUE_DTYPES or not weight.dim() or last - first == weight.shape[0]:
+        return weight.dequantize()[first:last] if weight.dim() else weight.dequantize()
+    codes, *scales = weight._parts()
+    ids = torch.arange(first, last, device=codes.device)
+    return ops.embedding(ids, codes, scales, weight._storage.key, weight.shape, weight._dt)
