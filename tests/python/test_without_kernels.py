@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SOME = "nf4 or torch_func or double_backward"
+SOME = "nested or torch_func or double_backward"
 
 
 @pytest.mark.slow
