@@ -149,7 +149,7 @@ class Filling:
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
-        reason = choice.reason if choice is not None else ""
+        reason = choice.reason if choice is not None else "plain in the file"
         tensor, has = held.tensor, entry.storage
         if wanted is None and has is None and isinstance(tensor, StowedTensor):
             wanted, reason = tensor._storage, "rested already"
@@ -160,7 +160,7 @@ class Filling:
                     f"as it is, then stow(..., restow=True))"
                 )
                 return
-            wanted, reason = has, "" if wanted is has else "rests in the file"
+            wanted, reason = has, reason if wanted is has else "rests in the file"
         elif not _holds_values(entry.dtype, tensor.dtype):
             self.problems.append(
                 f"{held.name}: must be {_short(tensor.dtype)} values, the file has "

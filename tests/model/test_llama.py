@@ -78,6 +78,7 @@ def test_pack_and_stow_choose_the_same_weights(tmp_path: Path, tied: bool) -> No
 
 @pytest.mark.parametrize("storage", ["f8_e4m3:row", "nf4:block64:nested"])
 def test_save_pretrained_takes_the_plain_state(tmp_path: Path, storage: str) -> None:
+    """Peer defect 05: no file whose values another form would silently replace."""
     model = build(tied=True)
     stowage.stow(model, storage, compute_dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"save_pretrained\(folder, state_dict=stowage.state_dict"):

@@ -175,6 +175,8 @@ def test_weights_without_a_compute_dtype_take_that_of_the_rest(tmp_path: Path) -
 
 
 def test_ties_that_only_the_file_knows(tmp_path: Path) -> None:
+    """Peer defect 42: a tied tensor is written once and is one object again."""
+
     class Untied(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -273,6 +275,7 @@ def test_factories_on_the_meta_device_get_their_buffers(tmp_path: Path) -> None:
 
 
 def test_state_dicts_of_both_forms() -> None:
+    """Peer defects 66, 67: what a model gives, it takes back."""
     model = Model()
     stowage.stow(model, {"embed": "nf4:block64:nested", "body": "f8_e4m3:block16", "conv": "int8"})
     flat = stowage.state_dict(model)

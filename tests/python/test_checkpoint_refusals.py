@@ -38,6 +38,7 @@ def unchanged(model: nn.Module, folder: Path, **arguments: Any) -> str:
 
 
 def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
+    """Peer defect 53: a missing key is always told."""
     bad = torch.randn(8, 8)
     bad[3, 4] = float("nan")
     write(
@@ -150,6 +151,8 @@ def test_factories_that_cannot_do_without_values(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_told_at_once(tmp_path: Path) -> None:
+    """Peer defects 22, 41: a tensor without values is never written."""
+
     class Extra(nn.Linear):
         def get_extra_state(self) -> object:
             return {"a": 1}
