@@ -21,6 +21,9 @@ namespace {
 
 constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;
 
+// Waking threads costs about as much as dequantizing this many elements.
+constexpr std::int64_t kSerialElements = std::int64_t{1} << 18;
+
 /// A tensor over memory that outlives it: [rows, columns] (columns only where rows is 0).
 Tensor over(const void* data, Dtype dtype, std::int64_t rows, std::int64_t columns,
             std::int64_t stride) {
@@ -77,6 +80,12 @@ std::size_t scratch_bytes(const Weight& weight, std::int64_t rows, Dtype dtype) 
   return static_cast<std::size_t>(rows * weight.row_elements() * bytes_of(dtype));
 }
 
+/// Rows of the weight, in the compute dtype.
+void widen(const Weight& weight, Range rows, void* out, Dtype dtype) {
+  const bool serial = (rows.end - rows.begin) * weight.row_elements() <= kSerialElements;
+  dequantize(weight, rows, out, dtype, serial ? &inline_executor() : &torch_executor());
+}
+
 /// Values of one dtype in another, by the core's plain casts.
 void convert(const void* from, Dtype dtype, void* to, Dtype target, std::int64_t count,
              Executor& executor) {
@@ -114,7 +123,7 @@ void tiled_linear(const Product& p) {
   const Tensor x = over(p.x, p.dtype, p.m, k, k);
   for (std::int64_t first = 0; first < n; first += step) {
     const std::int64_t rows = std::min(step, n - first);
-    dequantize(p.weight, {first, first + rows}, scratch.data(), p.dtype, &torch_executor());
+    widen(p.weight, {first, first + rows}, scratch.data(), p.dtype);
     std::optional<Tensor> bias;
     if (p.bias != nullptr) bias = over(element(p.bias, first, p.dtype), p.dtype, rows);
     aten_linear_out(x, over(scratch.data(), p.dtype, rows, k, k), bias,
@@ -127,7 +136,7 @@ void tiled_grad_input(const Product& p) {
   const std::int64_t step = tile_rows(p.weight, p.dtype);
   const Scratch scratch(scratch_bytes(p.weight, step, p.dtype));
   const auto product = [&](std::int64_t first, std::int64_t rows, void* out) {
-    dequantize(p.weight, {first, first + rows}, scratch.data(), p.dtype, &torch_executor());
+    widen(p.weight, {first, first + rows}, scratch.data(), p.dtype);
     aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
                 over(scratch.data(), p.dtype, rows, k, k), over(out, p.dtype, p.m, k, k));
   };
@@ -148,7 +157,7 @@ Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional
                    Dtype dtype) {
   const std::int64_t n = weight.rows(), k = weight.row_elements();
   const Scratch scratch(scratch_bytes(weight, n, dtype));
-  dequantize(weight, {0, n}, scratch.data(), dtype, &torch_executor());
+  widen(weight, {0, n}, scratch.data(), dtype);
   AtenTensorHandle again = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(x, &again));
   return aten_linear(Tensor(again), over(scratch.data(), dtype, n, k, k), bias);
@@ -157,7 +166,7 @@ Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional
 void exact_grad_input(const Product& p) {
   const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
   const Scratch scratch(scratch_bytes(p.weight, n, p.dtype));
-  dequantize(p.weight, {0, n}, scratch.data(), p.dtype, &torch_executor());
+  widen(p.weight, {0, n}, scratch.data(), p.dtype);
   aten_mm_out(over(p.x, p.dtype, p.m, n, n), over(scratch.data(), p.dtype, n, k, k),
               over(p.y, p.dtype, p.m, k, k));
 }
