@@ -29,8 +29,8 @@ struct Range {
   std::int64_t begin = 0, end = 0;
 };
 /// out receives rows [begin, end) of dim 0: table value x scale in fp32, rounded once to `dtype`
-/// (f64, f32, bf16, f16). Every NaN becomes the positive quiet one; a plain cast in its own dtype is
-/// copied.
+/// (f64, f32, bf16, f16). Every NaN becomes the positive quiet one; a plain cast in its own dtype
+/// is copied.
 STOWAGE_API void dequantize(const Weight& weight, Range rows, void* out, Dtype dtype,
                             Executor* executor = nullptr);
 

@@ -61,8 +61,8 @@ class StagedFile {
   int fd_ = -1;
 };
 
-/// Throws invalid_argument for what the system would read as another path: an empty one, or one with
-/// a zero byte.
+/// Throws invalid_argument for what the system would read as another path: an empty one, or one
+/// with a zero byte.
 void check_path(const std::string& path);
 /// "a/b" -> "a", "b" -> ".".
 std::string folder_of(const std::string& path);

@@ -20,7 +20,7 @@ std::string to_string(JsonPath path);
 /// A value that is neither object nor array.
 struct JsonLeaf {
   enum class Kind : std::uint8_t { string, whole, number, boolean, null } kind = Kind::null;
-  std::string text{};        // string
+  std::string text{};       // string
   std::uint64_t whole = 0;  // whole: a number >= 0 without fraction or exponent
   double number = 0;        // whole and number
 };
