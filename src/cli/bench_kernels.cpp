@@ -102,7 +102,7 @@ BenchCase quantize_case(const char* storage, BenchMemory& memory, Executor& exec
 /// Few rows of x are bound by reading the weight, many by multiplying.
 BenchCase linear_case(const std::shared_ptr<Weights>& weights, const std::string& storage,
                       std::int64_t m, BenchMemory& memory, Executor& executor) {
-  const int times = m == 1 ? 4 : 1;  // several weights a run, where one is too quick for a clock
+  const int times = m == 1 ? 8 : 1;  // several weights a run, where one is too quick for a clock
   const auto size = static_cast<double>(memory.sizes.linear);
   const std::int64_t bytes = times * weights->bytes();
   const double operations = 2.0 * times * static_cast<double>(m) * size * size;
