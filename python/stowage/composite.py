@@ -168,7 +168,7 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
 
 
 def _linear(
-    x: Tensor, codes: Tensor, scale: Tensor, storage: int, rows: int, bias: Tensor | None
+    x: Tensor, codes: Tensor, scale: Tensor, storage: int, rows: int, bias: Tensor | None = None
 ) -> Tensor:
     return linear(x, codes, [scale], storage, rows, bias)
 

@@ -54,7 +54,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
             return _seen_linear(input, weight, bias, matrix)
         if _grad_enabled():
             return autograd.linear_unseen(input, codes, scales, key, rows, bias, weight, exact)
-        if len(scales) == 1 and not exact:  # as linear_unseen, a frame less
+        if len(scales) == 1 and not exact:  # as linear_unseen, a frame and an argument less
+            if bias is None:
+                return _one_scale(_CPU, input, codes, scales[0], key, rows)
             return _one_scale(_CPU, input, codes, scales[0], key, rows, bias)
         return _direct_linear(input, codes, scales, key, rows, bias, exact)
     except RuntimeError as error:

@@ -15,7 +15,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       " bool exact=False) -> Tensor");
   // The same product in eager mode, where a list costs 0.4 us: never in a graph, see _direct.py.
   m.def(
-      "_linear(Tensor x, Tensor codes, Tensor scale, int storage, int rows, Tensor? bias)"
+      "_linear(Tensor x, Tensor codes, Tensor scale, int storage, int rows, Tensor? bias=None)"
       " -> Tensor");
   m.def(
       "linear_grad_input(Tensor g, Tensor codes, Tensor[] scales, int storage, SymInt columns,"
