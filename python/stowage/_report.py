@@ -192,6 +192,8 @@ def _stamp(weight: StowedTensor) -> tuple[int, ...]:
 
 
 def _sum_of_words(part: torch.Tensor) -> int:
+    if part.is_meta:
+        return -1  # no values, so the error of none
     octets = part.detach().reshape(-1).view(torch.uint8)
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:

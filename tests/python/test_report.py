@@ -136,7 +136,13 @@ def test_the_table_has_one_line_for_each_parameter() -> None:
 def test_tiers_of_meta_and_memory() -> None:
     assert stowage.report(nn.Linear(4, 4, device="meta"))["weight"].tier == "none"
     assert stowage.report(nn.Linear(4, 4, device="meta")).rest_bytes == 0
-    assert stowage.report(nn.Linear(4, 4))["weight"].tier == "ram"
+    layer = nn.Linear(64, 64)
+    stowage.stow(layer, "int8")
+    assert stowage.report(layer)["weight"].tier == "ram"
+    layer.share_memory()
+    assert stowage.report(layer)["weight"].tier == "ram"
+    row = stowage.report(layer.to("meta"))["weight"]
+    assert (row.tier, row.rest_bytes, row.max_error) == ("none", 0, None)
 
 
 def test_tables_leave_out_empty_columns() -> None:
