@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stowage import autograd, ops
 from stowage._storage import Storage
@@ -160,6 +161,20 @@ def test_a_profiler_sees_the_op(device) -> None:
     with torch.profiler.profile() as profile:
         w.linear(torch.randn(2, COLUMNS, device=device))
     assert "stowage::linear" in {event.key for event in profile.key_averages()}
+
+
+def test_a_mode_sees_the_op(device) -> None:
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    w = Weight(Storage("int8"), device)
+    with Watch():
+        w.linear(torch.randn(2, COLUMNS, device=device))
+    assert "stowage.linear.default" in seen
 
 
 def test_a_negated_view_is_read_as_its_values(device) -> None:
