@@ -206,7 +206,7 @@ def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     w, transposed = found
     if not transposed:
-        codes, scales, key, rows, exact, _ = _matrix(w)
+        codes, scales, key, rows, exact = _matrix(w)[:5]
         return ops.linear(x, codes, scales, key, rows, bias, exact)
     y = _times(x, w, False)
     return y if bias is None else y + bias
@@ -214,7 +214,7 @@ def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
     """x W^T, or x W."""
-    codes, scales, key, rows, exact, _ = _matrix(w)
+    codes, scales, key, rows, exact = _matrix(w)[:5]
     if transposed:
         return ops.linear(x, codes, scales, key, rows, None, exact)
     return ops.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
@@ -243,7 +243,7 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _computes(w, x, bias) or x.dim() != 2 or x.shape[1] != weight.shape[0]:
         return NotImplemented
     if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
-        codes, scales, key, rows, exact, _ = _matrix(w)
+        codes, scales, key, rows, exact = _matrix(w)[:5]
         return ops.linear(x, codes, scales, key, rows, bias, exact)
     return _times(x, w, transposed) + bias
 

@@ -43,7 +43,7 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
-    codes, scales, key, rows, exact, dtype = matrix
+    codes, scales, key, rows, exact, dtype, only = matrix
     if _any_autocast() and (cast := _autocast(input)) is not None:
         input = input.to(cast)
         bias = None if bias is None else bias.to(cast)
@@ -54,10 +54,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
             return _seen_linear(input, weight, bias, matrix)
         if _grad_enabled():
             return autograd.linear_unseen(input, codes, scales, key, rows, bias, weight, exact)
-        if len(scales) == 1 and not exact:  # as linear_unseen, a frame and an argument less
+        if only is not None:  # as linear_unseen, a frame and an argument less
             if bias is None:
-                return _one_scale(_CPU, input, codes, scales[0], key, rows)
-            return _one_scale(_CPU, input, codes, scales[0], key, rows, bias)
+                return _one_scale(_CPU, input, codes, only, key, rows)
+            return _one_scale(_CPU, input, codes, only, key, rows, bias)
         return _direct_linear(input, codes, scales, key, rows, bias, exact)
     except RuntimeError as error:
         raise translated(error) from None
@@ -67,14 +67,14 @@ def _seen_linear(x: Tensor, weight: StowedTensor, bias: Tensor | None, matrix: M
     """Where a compiler, a mode, a transform, a profiler or another device sees the op."""
     if _compiling() and _exporting():
         return NotImplemented
-    codes, scales, key, rows, exact, _ = matrix
+    codes, scales, key, rows, exact = matrix[:5]
     trained = weight if _grad_enabled() and weight.requires_grad else None
     return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
 
 
 def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
     """x W^T or x W; w is a matrix."""
-    codes, scales, key, rows, exact, dtype = w._matrix  # type: ignore[misc]
+    codes, scales, key, rows, exact, dtype, _ = w._matrix  # type: ignore[misc]
     if _any_autocast() and (cast := _autocast(x)) is not None:
         x = x.to(cast)
     elif x.dtype is not dtype:

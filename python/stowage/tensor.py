@@ -22,8 +22,10 @@ from stowage._storage import Storage
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
 _OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail"})
-# Of a matrix, what products take: codes, scales, key of the storage, rows, exact, compute dtype.
-Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype]
+# Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
+# the scales where they are one tensor and exact is False, which has an op of its own.
+Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
+_handler_of = registry.FUNCTIONS.get
 # A kernel that is handed the empty memory of a wrapper must raise, not write to address 0.
 _guard_memory = getattr(torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
 
@@ -112,8 +114,10 @@ class StowedTensor(Tensor):
         self._matrix = None
         if len(shape) == 2 and self._dt in MATRIX_DTYPES:
             # One attribute, since each look-up costs the hot path 50 ns.
+            codes, *scales = parts
+            only = scales[0] if len(scales) == 1 and not self._exact else None
             facts = (self._storage.key, shape[0], self._exact, self._dt)
-            self._matrix = (parts[0], list(parts[1:]), *facts)
+            self._matrix = (codes, scales, *facts, only)
 
     def _parts(self) -> list[Tensor]:
         return [getattr(self, "_" + name) for name in self._storage.part_names]
@@ -225,7 +229,7 @@ class StowedTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        handler = registry.FUNCTIONS.get(func)
+        handler = _handler_of(func)
         if handler is not None:
             result = handler(*args, **kwargs) if kwargs else handler(*args)
             if result is not NotImplemented:
