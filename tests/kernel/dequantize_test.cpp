@@ -153,10 +153,8 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
                                  Range{0, shape.rows() / 2}, Range{shape.rows(), shape.rows()}}) {
           Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
           dequantize_with(table(), weight, rows, got.data(), out, inline_executor());
-          EXPECT_EQ(
-              std::memcmp(got.data(), expected.data() + static_cast<std::size_t>(rows.begin) * row,
-                          got.size() - 1),
-              0)
+          const auto first = expected.begin() + rows.begin * static_cast<std::ptrdiff_t>(row);
+          EXPECT_TRUE(std::equal(got.begin(), got.end() - 1, first))
               << name << to_string(shape) << " to " << disk_name(out);
           EXPECT_EQ(got.back(), std::byte{0x5A});
         }

