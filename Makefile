@@ -64,10 +64,10 @@ demo: build $(STAMPS)/test ## a real model, packed, loaded, compared: the table,
 	@$(BIN)/python examples/demo.py
 
 # ---- tests: stages, their times and the one closing count are in tools/run_tests ----
-test: build $(STAMPS)/test ## every test: C++, sanitizers, checks, Python (12 minutes on 2 cores)
+test: build $(STAMPS)/test ## every test: C++, sanitizers, checks, Python
 	@$(BIN)/python tools/run_tests standard
 
-test-quick: build $(STAMPS)/test ## what to run after each edit (2 minutes)
+test-quick: build $(STAMPS)/test ## what to run after each edit: without sanitizers and slow tests
 	@$(BIN)/python tools/run_tests quick
 
 test-all: build $(STAMPS)/test ## nightly: everything above, plus the slow extras and fuzzing
