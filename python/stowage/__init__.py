@@ -12,6 +12,7 @@ from stowage._errors import (
     Unsupported,
 )
 from stowage._info import info
+from stowage._masters import drop_master
 from stowage._quantize import quantize
 from stowage._report import Report, Row, report
 from stowage.checkpoint import load, load_state_dict, save, state_dict
@@ -29,6 +30,7 @@ __all__ = [
     "StowageError",
     "StowedTensor",
     "Unsupported",
+    "drop_master",
     "fallbacks",
     "info",
     "load",

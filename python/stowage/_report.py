@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stowage._masters import state_of
 from stowage._stowing import Loss
 from stowage._table import bytes_text, number_text, table
 from stowage._weights import Held, buffers, parameters
@@ -51,6 +52,8 @@ class Row:
     relative_error: float | None = None
     saturated: int | None = None
     nonfinite: int | None = None
+    master: str | None = None  # where the exact values are: ram, disk; stale: not of this weight
+    master_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class Report:
         return sum(row.rest_bytes for row in self.stowed)
 
     @property
+    def master_bytes(self) -> int:
+        """Bytes of the exact values kept beside the parameters, in memory and on the disk."""
+        return sum(row.master_bytes for row in self.rows)
+
+    @property
     def logical_bytes(self) -> int:
         """Bytes of all parameters in their compute dtypes, tied ones once."""
         return sum(row.logical_bytes for row in self.rows)
@@ -97,6 +105,7 @@ class Report:
             "logical_bytes": self.logical_bytes,
             "rest_bytes": self.rest_bytes,
             "stowed_bytes": self.stowed_bytes,
+            "master_bytes": self.master_bytes,
             "buffer_bytes": self.buffer_bytes,
             "fallbacks": dict(self.fallbacks),
         }
@@ -113,6 +122,10 @@ class Report:
             f"{share:.3f} of {bytes_text(self.logical_bytes)} in their compute dtypes; "
             f"buffers {bytes_text(self.buffer_bytes)}",
         ]
+        for place in ("ram", "disk", "stale"):
+            kept = [row.master_bytes for row in self.rows if row.master == place]
+            if kept:
+                lines.append(f"{len(kept)} masters ({place}) take {bytes_text(sum(kept))}")
         for operator, times in sorted(self.fallbacks.items()):
             lines.append(f"{operator} dequantized whole weights {times} times in this process")
         return "\n".join(lines)
@@ -146,6 +159,7 @@ def _row(held: Held, seen: set[tuple[int, int]]) -> Row:
     else:
         parts, storage = [tensor.detach()], None
     reason, loss = _recall(held)
+    master, master_bytes = state_of(held)
     return Row(
         name=held.name,
         also=held.names[1:],
@@ -158,6 +172,8 @@ def _row(held: Held, seen: set[tuple[int, int]]) -> Row:
         logical_bytes=tensor.numel() * tensor.dtype.itemsize,
         rest_bytes=_new_bytes(parts, seen),
         reason=reason,
+        master=master,
+        master_bytes=master_bytes,
         **({} if loss is None else dataclasses.asdict(loss)),
     )
 

@@ -12,15 +12,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage import ops
 from stowage._building import build
-from stowage._errors import translated
 from stowage._filling import Filling, Options, Rename
 from stowage._flat import DISK_NAMES, flatten
 from stowage._source import DictSource, FileSource, Source
 from stowage._storage import Storage
 from stowage._stowing import Making
 from stowage._weights import Held, buffers, is_persistent, parameters
+from stowage._writing import declared, write
 from stowage.modules import raise_problems
 from stowage.policy import Policy, Rules
 from stowage.tensor import StowedTensor
@@ -72,17 +71,15 @@ def save(
     where.mkdir(parents=True, exist_ok=True)
     raise_problems("stowage.save", _unsavable(model))
     flat = state_dict(model)
-    declaration = {
-        "tensors": [
-            {"name": name, "dtype": DISK_NAMES[t.dtype], "shape": list(t.shape)}
-            for name, t in flat.items()
-        ],
-        "weights": [_weight_facts(held) for held in _written(model) if _rests(held)],
-        "metadata": {**(metadata or {}), **_ties(model), **_buffer_dtypes(model)},
-        "shard_bytes": shard_bytes,
-        "checksums": checksums,
-    }
-    _write(str(where / FILE), declaration, flat)
+    write(
+        where / FILE,
+        [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
+        flat.items(),
+        weights=[_weight_facts(held) for held in _written(model) if _rests(held)],
+        metadata={**(metadata or {}), **_ties(model), **_buffer_dtypes(model)},
+        shard_bytes=shard_bytes,
+        checksums=checksums,
+    )
     index = where / f"{FILE}.index.json"
     return index if index.exists() else where / FILE  # the writer leaves only the new one
 
@@ -149,21 +146,6 @@ def _buffer_dtypes(model: nn.Module) -> dict[str, str]:
         if not is_persistent(held) and held.tensor.is_floating_point()
     }
     return {"stowage.buffer_dtypes": json.dumps(dtypes)} if dtypes else {}
-
-
-def _write(path: str, declaration: dict[str, object], flat: dict[str, torch.Tensor]) -> None:
-    try:
-        writer = ops.writer_open(path, json.dumps(declaration))
-        try:
-            for name, tensor in flat.items():
-                plain = tensor.detach().cpu().contiguous().reshape(-1)
-                ops.writer_write(writer, name, plain.view(torch.uint8))
-        except BaseException:
-            ops.writer_discard(writer)
-            raise
-        ops.writer_finish(writer)
-    except RuntimeError as error:
-        raise translated(error) from None
 
 
 def load(

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument, StowageError
+from stowage._masters import Keeping, Master, fresh_master
 from stowage._report import Report, loss_of, remember, report
 from stowage._storage import Storage
 from stowage._stowing import Loss, Making, from_values, relabelled, unfit
-from stowage._weights import Held, Swap, buffers, parameters
+from stowage._unstowing import restored
+from stowage._weights import Held, Swap, buffers
 from stowage.policy import Choice, Policy, Rules, WidePlaces
 from stowage.tensor import StowedTensor
 
@@ -27,6 +30,8 @@ def stow(
     keep_nonfinite: bool = False,
     restow: bool = False,
     measure: bool = True,
+    keep_master: str | None = None,
+    master_folder: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Lets the weights of `model` rest as `storage`, in place; returns what happened to each.
 
@@ -41,6 +46,10 @@ def stow(
     that rests already keeps its storage, unless `restow` asks to quantize its dequantized values.
     `measure=False` saves the pass that fills the errors of the report.
 
+    `keep_master` keeps the exact values, "ram" or "disk" (a file of its own in `master_folder` or
+    a temporary folder, removed with its last owner): `unstow` gives them back bit for bit, and
+    another storage is made from them. `stowage.drop_master` frees them.
+
     Raises InvalidArgument that lists every problem; the model is then as it was, as it is after
     any other exception. The peak of memory is the model, its resting weights and a block of rows.
     """
@@ -48,7 +57,8 @@ def stow(
     how = Making(compute_dtype, exact, keep_nonfinite, measure)
     with torch.inference_mode(False), torch.no_grad():
         choices = policy.choose(model)
-        work = _Work(how, restow, WidePlaces(model))
+        keeping = Keeping(keep_master, master_folder)
+        work = _Work(how, restow, WidePlaces(model), keeping)
         work.problems.extend(policy.idle_rules(choices))
         for choice in choices:
             work.take(choice)
@@ -56,7 +66,9 @@ def stow(
             for held in buffers(model):
                 work.cast(held)
         raise_problems("stowage.stow", work.problems)
+        keeping.make()
         work.swap.commit()
+        keeping.attach()
         for held, weight, reason, loss in work.memories:
             remember(held, weight, reason, loss)
     return report(model)
@@ -65,11 +77,11 @@ def stow(
 class _Work:
     """Collects the new tensors of one `stow`, and every problem; changes nothing itself."""
 
-    def __init__(self, how: Making, restow: bool, wide: WidePlaces) -> None:
+    def __init__(self, how: Making, restow: bool, wide: WidePlaces, keeping: Keeping) -> None:
         self.swap = Swap()
         self.problems: list[str] = []
         self.memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
-        self._how, self._restow, self._wide = how, restow, wide
+        self._how, self._restow, self._wide, self._keeping = how, restow, wide, keeping
 
     def _compute(self, held: Held) -> torch.dtype:
         given = self._how.compute_dtype
@@ -87,8 +99,7 @@ class _Work:
 
     def _take_resting(self, held: Held, weight: StowedTensor, choice: Choice) -> None:
         storage, now = choice.storage, weight._storage
-        if storage is not None and storage is not now and self._restow:
-            self._quantize(held, weight.dequantize(torch.float32), storage, choice.reason)
+        if storage is not None and storage is not now and self._take_again(held, weight, choice):
             return
         compute, exact, reason = self._compute(held), weight._exact, "rested already"
         if storage is now:
@@ -101,7 +112,26 @@ class _Work:
             self.swap.put(held, made)
         self.memories.append((held, made, reason, loss_of(held)))
 
-    def _quantize(self, held: Held, values: torch.Tensor, storage: Storage, reason: str) -> None:
+    def _take_again(self, held: Held, weight: StowedTensor, choice: Choice) -> bool:
+        """Makes another storage of a resting weight, from its master or, if asked, its values."""
+        storage, master = choice.storage, fresh_master(held)
+        assert storage is not None
+        if master is None and not self._restow:
+            return False
+        values = weight.dequantize(torch.float32) if master is None else master.kept.read()
+        source = "made from its dequantized values" if master is None else "made from its master"
+        reason = f"{choice.reason}; {source}" if choice.reason else source
+        self._quantize(held, values.to(weight.device), storage, reason, master)
+        return True
+
+    def _quantize(
+        self,
+        held: Held,
+        values: torch.Tensor,
+        storage: Storage,
+        reason: str,
+        master: Master | None = None,
+    ) -> None:
         problem = unfit(held.name, values, storage)
         if not problem:
             try:
@@ -113,6 +143,7 @@ class _Work:
             self.swap, self.memories = Swap(), []
         elif not self.problems:  # after a problem the rest is only checked
             self.swap.put(held, made)
+            self._keeping.note(held, made, master)
             self.memories.append((held, made, reason, loss))
 
     def cast(self, held: Held) -> None:
@@ -120,10 +151,12 @@ class _Work:
         tensor, compute = held.tensor, self._compute(held)
         if self.problems or not tensor.is_floating_point() or tensor.dtype == compute:
             return
+        made = tensor.detach().to(compute)
+        self._keeping.note(held, made)
         if isinstance(tensor, nn.Parameter):
-            self.swap.put_values(tensor, tensor.detach().to(compute))
+            self.swap.put_values(tensor, made)
         else:
-            self.swap.put(held, tensor.to(compute))
+            self.swap.put(held, made)
 
 
 def raise_problems(where: str, problems: Sequence[str]) -> None:
@@ -136,14 +169,16 @@ def raise_problems(where: str, problems: Sequence[str]) -> None:
 
 
 def unstow(model: nn.Module, compute_dtype: torch.dtype | None = None) -> Report:
-    """Turns every resting weight of `model` into a plain parameter, in place: its dequantized
-    values in `compute_dtype` (default: the weight's own). Ties stay ties. The parameters are
-    frozen, as resting ones are; nothing else is changed."""
-    swap = Swap()
+    """Turns every resting weight of `model` into a plain parameter, in place; ties stay ties.
+
+    A weight with a master (`stow(..., keep_master=)`) gets its exact original back: bits, dtype and
+    requires_grad, rounded only where `compute_dtype` asks; so does what `stow` converted. A weight
+    without one, or written since, gets its dequantized values in `compute_dtype` (default: its own)
+    and stays frozen. The report says which of the two it was. The masters are gone afterwards.
+
+    Raises BadFile where the file of a master was damaged; nothing is changed then."""
     with torch.inference_mode(False), torch.no_grad():
-        for held in parameters(model):
-            if isinstance(held.tensor, StowedTensor):
-                values = held.tensor.dequantize(compute_dtype or held.tensor.dtype)
-                swap.put(held, nn.Parameter(values, requires_grad=held.tensor.requires_grad))
-        swap.commit()
+        back = restored(model, compute_dtype)
+        back.swap.commit()
+        back.finish()
     return report(model)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors one by one into safetensors files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from stowage import ops
+from stowage._errors import translated
+from stowage._flat import DISK_NAMES
+
+
+def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> dict[str, Any]:
+    """What `write` must know of a tensor before the first byte."""
+    return {"name": name, "dtype": DISK_NAMES[dtype], "shape": list(shape)}
+
+
+def write(
+    path: str | os.PathLike[str],
+    tensors: list[dict[str, Any]],
+    stream: Iterable[tuple[str, torch.Tensor]],
+    *,
+    weights: Iterable[Mapping[str, Any]] = (),
+    metadata: Mapping[str, str] | None = None,
+    shard_bytes: int = 0,
+    checksums: bool = True,
+) -> None:
+    """Declares `tensors`, reserves the space, takes each from `stream` in turn, and publishes. What
+    goes wrong leaves nothing behind. Raises FileError (no space, not writable) before a byte is
+    written, and InvalidArgument for names that are not declared."""
+    declaration = {
+        "tensors": tensors,
+        "weights": list(weights),
+        "metadata": dict(metadata or {}),
+        "shard_bytes": shard_bytes,
+        "checksums": checksums,
+    }
+    try:
+        writer = ops.writer_open(os.fspath(path), json.dumps(declaration))
+        try:
+            for name, tensor in stream:
+                plain = tensor.detach().cpu().contiguous().reshape(-1)
+                ops.writer_write(writer, name, plain.view(torch.uint8))
+        except BaseException:
+            ops.writer_discard(writer)
+            raise
+        ops.writer_finish(writer)
+    except RuntimeError as error:
+        raise translated(error) from None
