@@ -43,13 +43,24 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return guard.write(called, args, kwargs)
     if called._can_decompose():
         # Composite operators (chunk, reshape, matmul) arrive whole in inference_mode and export.
-        result = called.decompose(*args, **kwargs)
+        result = _decomposed(called, args, kwargs)
         if result is not NotImplemented:
             return result
     if called.is_view and isinstance(args[0], PACKED):
         return view_of(called, args[0], args[1:], kwargs)
     _fallbacks[str(called)] += 1
     return called(*plain(args), **plain(kwargs))
+
+
+def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As torch does it for plain tensors; where somebody traces, as torch traces."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+        return called.decompose(*args, **kwargs)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(called.name(), key):
+        return called.decompose(*args, **kwargs)
+    # lstm, gru and others have a Python twin for tracing, whose sums round differently.
+    return called._op_dk(key, *args, **kwargs)
 
 
 # --- the same weight in another place or form -----------------------------------------------------
@@ -70,17 +81,24 @@ def _clone(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @op(aten._to_copy.default)
 def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A Parameter stays stowed and changes its compute dtype; any other tensor becomes plain."""
+    """A Parameter or a module's buffer stays stowed and changes its compute dtype, all else becomes
+    plain."""
     t = args[0]
     dtype = kwargs.get("dtype") or t.dtype
-    stays = dtype == t.dtype or (getattr(t, "_is_param", False) and dtype.is_floating_point)
-    if type(t) is not StowedTensor or not stays:
+    is_held = getattr(t, "_is_param", False) or getattr(t, "_stays", False)
+    if type(t) is not StowedTensor or not (
+        dtype == t.dtype or (is_held and dtype.is_floating_point)
+    ):
         kept = {k: v for k, v in kwargs.items() if k != "dtype"}
-        values = t.dequantize(dtype)
+        # exact=True shows what the dense tensor would: values already rounded to its dtype.
+        rounds = type(t) is StowedTensor and t._exact
+        values = t.dequantize().to(dtype) if rounds else t.dequantize(dtype)
         return called(values, **kept) if kept else values
     # Parts keep their own dtypes and their one legal layout.
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
-    return t._like([called(part, **where) for part in t._parts()], dtype=dtype)
+    moved = t._like([called(part, **where) for part in t._parts()], dtype=dtype)
+    moved._stays = t._stays
+    return moved
 
 
 @op(aten._pin_memory.default)
@@ -201,7 +219,7 @@ def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
 @op(aten.linear.default)
 def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = (*args, kwargs.get("bias"))[:3]
-    found = matrix(weight)
+    bias, found = plain(bias), matrix(weight)  # a bias may rest as well
     if found is None or not _computes(found[0], x, bias) or x.shape[-1] != weight.shape[1]:
         return NotImplemented
     w, transposed = found
@@ -236,7 +254,7 @@ def _mm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.addmm.default)
 def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bias, x, weight = args
-    found = matrix(weight)
+    bias, found = plain(bias), matrix(weight)
     if found is None or kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
         return NotImplemented
     w, transposed = found

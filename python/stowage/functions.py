@@ -5,6 +5,7 @@ Each handler is called as the function it stands for and returns NotImplemented 
 to dispatch.py. It must do by itself what lies between: autocast, and the choice of gradients.
 """
 
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -44,6 +45,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
     codes, scales, key, rows, exact, dtype, only = matrix
+    if bias is not None and type(bias) is StowedTensor:
+        if bias.requires_grad:
+            return NotImplemented
+        bias = bias.dequantize()
     if _any_autocast() and (cast := _autocast(input)) is not None:
         input = input.to(cast)
         bias = None if bias is None else bias.to(cast)
@@ -128,6 +133,19 @@ def _embedding(
 @function(Tensor.data.__set__)  # type: ignore[attr-defined]
 def _set_data(into: Tensor, values: Tensor) -> Any:
     return guard.set_data(into, values)
+
+
+@function(torch.is_complex, Tensor.is_complex)
+def _is_complex(input: Tensor) -> bool:
+    """DataParallel asks this of each weight, on its way to copying memory that is not there."""
+    if not _compiling():
+        asker = sys._getframe(2).f_globals.get("__name__", "")
+        if asker.startswith("torch.nn.parallel."):
+            raise Unsupported(
+                "stowage: nn.DataParallel and replicate() copy plain parameters to each device and "
+                "cannot copy stowed ones; run one process for each device"
+            )
+    return False
 
 
 @function(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)

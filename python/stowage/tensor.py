@@ -80,6 +80,7 @@ class StowedTensor(Tensor):
     _dt: torch.dtype
     _exact: bool
     _matrix: Matrix | None
+    _stays: bool = False
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
 
@@ -118,6 +119,11 @@ class StowedTensor(Tensor):
             only = scales[0] if len(scales) == 1 and not self._exact else None
             facts = (self._storage.key, shape[0], self._exact, self._dt)
             self._matrix = (codes, scales, *facts, only)
+
+    def stay(self) -> None:
+        """Marks a module's buffer: `module.to(dtype)` then changes its compute dtype and leaves it
+        stowed, as it does with an nn.Parameter."""
+        self._stays = True
 
     def _parts(self) -> list[Tensor]:
         return [getattr(self, "_" + name) for name in self._storage.part_names]
