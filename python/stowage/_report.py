@@ -58,7 +58,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """One row for each parameter, and totals. `str()` is a table; `to_json()` has every field."""
+    """One row for each parameter, and each buffer that rests or was asked to; totals. `str()` is a
+    table; `to_json()` has every field."""
 
     rows: tuple[Row, ...]
     buffer_bytes: int
@@ -145,11 +146,18 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def report(model: nn.Module) -> Report:
-    """Describes every parameter of `model` as it is now. Changes nothing."""
+    """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
+    nothing."""
     seen: set[tuple[int, int]] = set()
-    rows = tuple(_row(held, seen) for held in parameters(model))
-    buffer_bytes = sum(_new_bytes([held.tensor], seen) for held in buffers(model))
-    return Report(rows, buffer_bytes, fallbacks())
+    rows = [_row(held, seen) for held in parameters(model)]
+    plain_buffers = []
+    for held in buffers(model):
+        if isinstance(held.tensor, StowedTensor) or _recall(held)[0]:
+            rows.append(_row(held, seen))
+        else:
+            plain_buffers.append(held.tensor)
+    buffer_bytes = sum(_new_bytes([tensor], seen) for tensor in plain_buffers)
+    return Report(tuple(rows), buffer_bytes, fallbacks())
 
 
 def _row(held: Held, seen: set[tuple[int, int]]) -> Row:

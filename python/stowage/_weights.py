@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from stowage.tensor import StowedTensor
+
 # Tensors of lazy modules that have not run yet: neither shape nor values.
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
 
@@ -38,6 +40,10 @@ class Held:
     @property
     def name(self) -> str:
         return self.sites[0].name
+
+    @property
+    def is_buffer(self) -> bool:
+        return all(site.attribute in site.module._buffers for site in self.sites)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,7 +91,12 @@ class Swap:
     _values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def put(self, held: Held, tensor: torch.Tensor) -> None:
-        """Gives every place of `held` the one new tensor, so that ties stay ties."""
+        """Gives every place of `held` the one new tensor, so that ties stay ties. A buffer stays
+        a buffer, whatever comes."""
+        if held.is_buffer and isinstance(tensor, nn.Parameter):
+            tensor = tensor.detach()
+            if isinstance(tensor, StowedTensor):
+                tensor.stay()
         self._places.extend((site, tensor) for site in held.sites)
 
     def put_values(self, parameter: nn.Parameter, values: torch.Tensor) -> None:

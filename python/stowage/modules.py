@@ -15,7 +15,8 @@ from stowage._report import Report, loss_of, remember, report
 from stowage._storage import Storage
 from stowage._stowing import Loss, Making, from_values, relabelled, unfit
 from stowage._unstowing import restored
-from stowage._weights import Held, Swap, buffers
+from stowage._weights import Held, Swap
+from stowage._weights import buffers as buffers_of
 from stowage.policy import Choice, Policy, Rules, WidePlaces
 from stowage.tensor import StowedTensor
 
@@ -32,6 +33,7 @@ def stow(
     measure: bool = True,
     keep_master: str | None = None,
     master_folder: str | os.PathLike[str] | None = None,
+    buffers: bool = False,
 ) -> Report:
     """Lets the weights of `model` rest as `storage`, in place; returns what happened to each.
 
@@ -44,7 +46,8 @@ def stow(
 
     Values that are NaN or infinite are refused unless `keep_nonfinite` (casts, nf4, fp4). A weight
     that rests already keeps its storage, unless `restow` asks to quantize its dequantized values.
-    `measure=False` saves the pass that fills the errors of the report.
+    `measure=False` saves the pass that fills the errors of the report. With `buffers=True` rules
+    name buffers too; without, and by the defaults, none rests.
 
     `keep_master` keeps the exact values, "ram" or "disk" (a file of its own in `master_folder` or
     a temporary folder, removed with its last owner): `unstow` gives them back bit for bit, and
@@ -56,14 +59,14 @@ def stow(
     policy = Policy.parse(storage, rules)
     how = Making(compute_dtype, exact, keep_nonfinite, measure)
     with torch.inference_mode(False), torch.no_grad():
-        choices = policy.choose(model)
+        choices = policy.choose(model, with_buffers=buffers)
         keeping = Keeping(keep_master, master_folder)
         work = _Work(how, restow, WidePlaces(model), keeping)
         work.problems.extend(policy.idle_rules(choices))
         for choice in choices:
             work.take(choice)
-        if compute_dtype is not None:
-            for held in buffers(model):
+        if compute_dtype is not None and not buffers:
+            for held in buffers_of(model):
                 work.cast(held)
         raise_problems("stowage.stow", work.problems)
         keeping.make()

@@ -14,9 +14,11 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from stowage._errors import InvalidArgument, StowageError
+from stowage._resting import cannot_rest, is_narrow, too_narrow
 from stowage._storage import Storage
-from stowage._weights import LAZY, Held, Site, parameters
+from stowage._weights import Held, Site, buffers, parameters
 
+Key = str | type[nn.Module]
 Rules = Mapping["str | type[nn.Module]", "str | Storage | None"]
 
 # Parts that PEFT adds to the path of what it wraps.
@@ -30,7 +32,7 @@ VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Choice:
-    """What the policy says about one parameter: a storage, or the reason why it stays plain."""
+    """What the policy says about one tensor: a storage, or the reason why it stays plain."""
 
     held: Held
     storage: Storage | None
@@ -41,7 +43,7 @@ class Choice:
 class Policy:
     """Rules in order, and the storage of what no rule names and the defaults select."""
 
-    rules: tuple[tuple[str | type[nn.Module], Storage | None], ...]
+    rules: tuple[tuple[Key, Storage | None], ...]
     default: Storage | None
 
     @classmethod
@@ -68,32 +70,46 @@ class Policy:
         *ordered, default = parsed
         return cls(tuple((key, to) for (key, _), to in zip(given, ordered, strict=True)), default)
 
-    def choose(self, model: nn.Module) -> list[Choice]:
-        """One choice for each parameter, tied ones once."""
-        every = parameters(model)
+    def choose(self, model: nn.Module, with_buffers: bool = False) -> list[Choice]:
+        """One choice for each parameter, tied ones once; then, if asked, for each buffer."""
+        every, asked = parameters(model), buffers(model) if with_buffers else []
         adapters, wide = adapter_paths(model), WidePlaces(model)
-        return [self._choose(held, adapters, wide) for held in every]
+        narrow = self._narrow_rules([*every, *asked])
+        chosen = [
+            self._by_rule(held, narrow) or self._unruled(held, adapters, wide) for held in every
+        ]
+        left = "the defaults take parameters, this is a buffer"
+        return chosen + [self._by_rule(held, narrow) or Choice(held, None, left) for held in asked]
 
-    def _choose(self, held: Held, adapters: frozenset[str], wide: WidePlaces) -> Choice:
-        site = deciding_site(held)
-        named = self._rule(site)
-        if named is not None:
-            key, storage = named
-            label = repr(key) if isinstance(key, str) else key.__name__
-            if storage is None:
-                return Choice(held, None, f"rule {label} keeps it plain")
-            reason = f"rule {label}"
-        elif self.default is None:
+    def _by_rule(self, held: Held, narrow: frozenset[Key]) -> Choice | None:
+        named = self._rule(deciding_site(held))
+        if named is None:
+            return None
+        key, storage = named
+        if storage is None:
+            return Choice(held, None, f"rule {label(key)} keeps it plain")
+        unfit = obstacle_to(held, key, storage, narrow)
+        return Choice(held, None, unfit) if unfit else Choice(held, storage, f"rule {label(key)}")
+
+    def _unruled(self, held: Held, adapters: frozenset[str], wide: WidePlaces) -> Choice:
+        if self.default is None:
             return Choice(held, None, "no rule names it")
-        else:
-            storage, reason = self.default, ""
-            refusal = default_refusal(site, adapters, wide)
-            if refusal:
-                return Choice(held, None, refusal)
-        cannot = cannot_rest(held.tensor)
-        return Choice(held, None, cannot) if cannot else Choice(held, storage, reason)
+        refusal = default_refusal(deciding_site(held), adapters, wide) or cannot_rest(held)
+        if not refusal and is_narrow(held):
+            refusal = "fewer than two dimensions"
+        return Choice(held, None, refusal) if refusal else Choice(held, self.default, "")
 
-    def _rule(self, site: Site) -> tuple[str | type[nn.Module], Storage | None] | None:
+    def _narrow_rules(self, every: list[Held]) -> frozenset[Key]:
+        """The keys that match nothing of two or more dimensions, so that biases, norms and other
+        narrow tensors are what they mean."""
+        broad = {
+            key
+            for key, _ in self.rules
+            if any(matches(key, site) for h in every if not is_narrow(h) for site in h.sites)
+        }
+        return frozenset(key for key, _ in self.rules) - broad
+
+    def _rule(self, site: Site) -> tuple[Key, Storage | None] | None:
         for key, storage in self.rules:
             if matches(key, site):
                 return key, storage
@@ -103,18 +119,34 @@ class Policy:
         """A sentence for each rule that matches no parameter of the model, or none that can rest:
         nearly always a misspelt name."""
         found = []
+        narrow = self._narrow_rules([c.held for c in choices])
         for key, storage in self.rules:
-            hit = [c for c in choices if any(matches(key, site) for site in c.held.sites)]
-            label = repr(key) if isinstance(key, str) else key.__name__
+            hit = [c.held for c in choices if any(matches(key, site) for site in c.held.sites)]
             if not hit:
-                found.append(f"rule {label}: must match a parameter of the model, matches none")
-            elif storage is not None and all(cannot_rest(c.held.tensor) for c in hit):
-                first = hit[0].held.name
                 found.append(
-                    f"rule {label}: must match a weight that can rest as {storage.name}, matches "
-                    f"only such as {first} ({cannot_rest(hit[0].held.tensor)})"
+                    f"rule {label(key)}: must match a parameter of the model, matches none"
                 )
+            elif storage is not None:
+                reasons = [obstacle_to(held, key, storage, narrow) for held in hit]
+                if all(reasons):
+                    found.append(
+                        f"rule {label(key)}: must match a weight that can rest as {storage.name}, "
+                        f"matches only such as {hit[0].name} ({reasons[0]})"
+                    )
         return found
+
+
+def label(key: Key) -> str:
+    return repr(key) if isinstance(key, str) else key.__name__
+
+
+def obstacle_to(held: Held, key: Key, storage: Storage, narrow: frozenset[Key]) -> str:
+    """Why the rule cannot let `held` rest; "" if it can."""
+    if cannot := cannot_rest(held):
+        return cannot
+    if is_narrow(held) and key not in narrow:
+        return "fewer than two dimensions; a rule that matches nothing wider would take it"
+    return too_narrow(held, storage)
 
 
 def _storage(value: str | Storage | None) -> Storage | None:
@@ -125,7 +157,7 @@ def _storage(value: str | Storage | None) -> Storage | None:
     )
 
 
-def matches(key: str | type[nn.Module], site: Site) -> bool:
+def matches(key: Key, site: Site) -> bool:
     """A glob is held against the parameter's name and the path of every module that contains it;
     case matters. A type is held against the module that has the parameter."""
     if isinstance(key, type):
@@ -140,17 +172,6 @@ def deciding_site(held: Held) -> Site:
         if isinstance(site.module, nn.Embedding):
             return site
     return held.sites[0]
-
-
-def cannot_rest(tensor: torch.Tensor) -> str:
-    """Why no rule can let this tensor rest; "" if one can."""
-    if isinstance(tensor, LAZY):
-        return ""  # a problem to be told, not a reason to pass over it
-    if not tensor.is_floating_point():
-        return f"{str(tensor.dtype).removeprefix('torch.')} values"
-    if tensor.dim() < 2:
-        return "fewer than two dimensions"
-    return ""
 
 
 def default_refusal(site: Site, adapters: frozenset[str], wide: WidePlaces) -> str:

@@ -133,7 +133,7 @@ def test_the_first_rule_that_matches_decides() -> None:
     why = reasons(Policy.parse(rules), Model())
     assert why["blocks.1.norm.weight"] == "rule '*norm*' keeps it plain"
     assert why["embed.weight"] == "no rule names it"
-    assert why["blocks.0.mlp.0.bias"] == "fewer than two dimensions"
+    assert why["blocks.0.mlp.0.bias"].startswith("fewer than two dimensions; a rule that matches")
 
 
 def test_rules_go_before_the_defaults() -> None:
@@ -157,7 +157,10 @@ def test_rules_match_with_case() -> None:
         ({"*.mpl.*": "nf4"}, "matches none"),
         ({"*.mpl.*": None}, "matches none"),
         ({nn.GRU: "nf4"}, "rule GRU: must match a parameter of the model"),
-        ({"*bias": "nf4"}, "fewer than two dimensions"),
+        (
+            {"*bias": "int8"},
+            "fewer than two dimensions: int8:row would have a scale for each value",
+        ),
         ({"counter": "nf4"}, "int32 values"),
     ],
 )
