@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`diffusers.hooks.layerwise_casting`: which layers of a module are cast is decided as diffusers
+0.42 decides it, then `stowage.stow` does the work. No hook is attached to any module.
+
+docs/compat.md lists what differs: biases keep their values, a second call with the same storage
+does nothing, and what cannot be done is refused before anything changes.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from stowage._errors import InvalidArgument
+from stowage._weights import parameters
+from stowage.modules import stow
+from stowage.policy import cannot_rest
+from stowage.tensor import StowedTensor
+
+Patterns = str | Iterable[str]
+Classes = str | type[nn.Module] | Iterable["str | type[nn.Module]"]
+
+DEFAULT_SKIP_MODULES_PATTERN = ("pos_embed", "patch_embed", "norm", "^proj_in$", "^proj_out$")
+LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+    nn.Embedding,
+)
+STORAGES = {
+    torch.float8_e4m3fn: "f8_e4m3",
+    torch.float8_e5m2: "f8_e5m2",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+}
+
+
+def apply_layerwise_casting(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    skip_modules_pattern: Patterns | None = "auto",
+    skip_modules_classes: Classes | None = None,
+    non_blocking: bool = False,
+    *,
+    exact: bool = False,
+) -> None:
+    """Lets the weights of the Linear, Embedding and Conv layers of `module` rest as a plain cast to
+    `storage_dtype` and compute in `compute_dtype`; their biases get `compute_dtype`.
+
+    `skip_modules_pattern`: regular expressions, searched in the dotted name of each module; one
+    that is found skips the module and all below it. "auto" stands for
+    DEFAULT_SKIP_MODULES_PATTERN, any other string is one pattern. `skip_modules_classes`: types,
+    or parts of class names without regard to case. None for both casts every parameter that can
+    rest, as `apply_layerwise_casting_hook` does. `non_blocking` has no meaning here. `exact` is
+    that of `stowage.stow`.
+
+    Raises InvalidArgument, with nothing changed, for a dtype that cannot be a storage, a pattern
+    that is no regular expression, weights that rest as something else already, and a module
+    whose weights group offloading has taken away.
+    """
+    if isinstance(skip_modules_pattern, str) and skip_modules_pattern == "auto":
+        skip_modules_pattern = DEFAULT_SKIP_MODULES_PATTERN
+    if skip_modules_pattern is None and skip_modules_classes is None:
+        _cast_whole(module, _storage(storage_dtype), compute_dtype, exact)
+        return
+    storage = _storage(storage_dtype)
+    selection = _Selection(_Skip.parse(skip_modules_pattern, skip_modules_classes))
+    selection.walk(module, "")
+    if not selection.layers:
+        return
+    _check_ready(module, selection.layers.values(), storage)
+    rules: dict[str | type[nn.Module], str | None] = {
+        glob.escape(path): None for path in selection.skipped
+    }
+    kinds = [k for k in LAYERS if any(isinstance(m, k) for m in selection.layers.values())]
+    stow(module, rules={**rules, **dict.fromkeys(kinds, storage)}, storage=None, exact=exact)
+    for layer in selection.layers.values():
+        layer.to(compute_dtype)
+
+
+def apply_layerwise_casting_hook(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    non_blocking: bool = False,
+) -> None:
+    """Lets every parameter of `module` that can (two or more dimensions) rest as `storage_dtype`;
+    all others, and the buffers, get `compute_dtype`. `non_blocking` has no meaning here. Raises as
+    `apply_layerwise_casting` does."""
+    _cast_whole(module, _storage(storage_dtype), compute_dtype, False)
+
+
+def _cast_whole(module: nn.Module, storage: str, compute: torch.dtype, exact: bool) -> None:
+    _check_ready(module, [module], storage)
+    if any(not cannot_rest(held.tensor) for held in parameters(module)):
+        stow(module, {"*": storage}, compute_dtype=compute, exact=exact)
+    else:
+        module.to(compute)
+
+
+def _storage(dtype: torch.dtype) -> str:
+    if dtype not in STORAGES:
+        raise InvalidArgument(
+            f"stowage: storage_dtype must be one of {', '.join(map(str, STORAGES))}, got {dtype}"
+        )
+    return STORAGES[dtype]
+
+
+def _check_ready(module: nn.Module, layers: Iterable[nn.Module], storage: str) -> None:
+    """Refuses weights that are not there, and those that would be rounded a second time."""
+    for part in module.modules():
+        registry = getattr(part, "_diffusers_hook", None)
+        if registry is not None and registry.get_hook("group_offloading") is not None:
+            raise InvalidArgument(
+                "stowage: layerwise casting must come before group offloading, got a module that "
+                "is offloaded already: its parameters do not hold its weights"
+            )
+    held = {id(p): p for layer in layers for p in layer.parameters()}
+    for weight in held.values():
+        if isinstance(weight, StowedTensor) and weight.storage != storage:
+            raise InvalidArgument(
+                f"stowage: weights must be plain or rest as {storage}, got some that rest as "
+                f"{weight.storage}; stowage.unstow(module) first, or stowage.stow(restow=True)"
+            )
+
+
+@dataclass(frozen=True)
+class _Skip:
+    """Which modules stay out, with everything below them."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    classes: tuple[type[nn.Module], ...]
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, patterns: Patterns | None, classes: Classes | None) -> _Skip:
+        given = (classes,) if isinstance(classes, str | type) else tuple(classes or ())
+        for entry in given:
+            if not isinstance(entry, str | type):
+                raise InvalidArgument(
+                    f"stowage: skip_modules_classes must hold types or class names, got {entry!r}"
+                )
+        return cls(
+            tuple(_compiled(pattern) for pattern in listed(patterns)),
+            tuple(entry for entry in given if isinstance(entry, type)),
+            tuple(entry.lower() for entry in given if isinstance(entry, str)),
+        )
+
+    def __call__(self, path: str, module: nn.Module) -> bool:
+        if isinstance(module, self.classes) or any(p.search(path) for p in self.patterns):
+            return True
+        names = [base.__name__.lower() for base in type(module).__mro__ if base is not nn.Module]
+        return any(word in name for word in self.words for name in names)
+
+
+def listed(patterns: Patterns | None) -> tuple[str, ...]:
+    """A string is one pattern, not its letters."""
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise InvalidArgument(
+            f"stowage: skip_modules_pattern must hold regular expressions, got {pattern!r}: {error}"
+        ) from None
+
+
+@dataclass
+class _Selection:
+    """The layers to cast by their dotted names, and the skipped modules that hold such layers."""
+
+    skip: _Skip
+    layers: dict[str, nn.Module] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+    def walk(self, module: nn.Module, path: str) -> None:
+        if self.skip(path, module):
+            if any(isinstance(below, LAYERS) for below in module.modules()):
+                self.skipped.append(path)
+        elif isinstance(module, LAYERS):
+            self.layers[path] = module
+        else:
+            for name, child in _children(module):
+                self.walk(child, f"{path}.{name}" if path else name)
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All of them, one that has two names under each."""
+    return ((name, child) for name, child in module._modules.items() if child is not None)
