@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
+from stowage._resting import cannot_rest, is_narrow
 from stowage._weights import parameters
 from stowage.modules import stow
-from stowage.policy import cannot_rest
 from stowage.tensor import StowedTensor
 
 Patterns = str | Iterable[str]
@@ -103,7 +103,7 @@ def apply_layerwise_casting_hook(
 
 def _cast_whole(module: nn.Module, storage: str, compute: torch.dtype, exact: bool) -> None:
     _check_ready(module, [module], storage)
-    if any(not cannot_rest(held.tensor) for held in parameters(module)):
+    if any(not (is_narrow(held) or cannot_rest(held)) for held in parameters(module)):
         stow(module, {"*": storage}, compute_dtype=compute, exact=exact)
     else:
         module.to(compute)
