@@ -24,6 +24,8 @@ def cannot_rest(held: Held) -> str:
         return ""  # a problem to be told, not a reason to pass over it
     if not tensor.is_floating_point():
         return f"{str(tensor.dtype).removeprefix('torch.')} values"
+    if getattr(tensor, "_is_flat_param", False) or getattr(tensor, "_fsdp_flattened", False):
+        return "FullyShardedDataParallel keeps it in a flat parameter of its own"
     return next(filter(None, map(_forbidden, held.sites)), "")
 
 

@@ -154,6 +154,9 @@ class _Work:
         tensor, compute = held.tensor, self._compute(held)
         if self.problems or not tensor.is_floating_point() or tensor.dtype == compute:
             return
+        if isinstance(tensor, StowedTensor):  # a buffer that was stowed before
+            self.swap.put(held, relabelled(tensor, compute, tensor._exact))
+            return
         made = tensor.detach().to(compute)
         self._keeping.note(held, made)
         if isinstance(tensor, nn.Parameter):
