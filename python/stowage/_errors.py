@@ -5,6 +5,7 @@ An op can raise only RuntimeError; its text starts with the code in brackets. Ev
 Python turns it into the class below that is also the built-in exception a caller would expect.
 """
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 
@@ -55,3 +56,12 @@ def translated(error: RuntimeError) -> RuntimeError:
 def fail(code: str, message: str) -> NoReturn:
     """Raises as an op does: RuntimeError whose text starts with `[code] `."""
     raise RuntimeError(f"[{code}] {message}")
+
+
+def raise_problems(where: str, problems: Sequence[str]) -> None:
+    """Raises one InvalidArgument for all `problems`; nothing for none."""
+    if len(problems) == 1:
+        raise InvalidArgument(f"{where}: {problems[0]}; nothing was changed")
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise InvalidArgument(f"{where}: {len(problems)} problems, nothing was changed:{lines}")

@@ -24,6 +24,7 @@ class Site:
     module: nn.Module
     path: str  # of the module, "" for the root
     attribute: str
+    around: tuple[nn.Module, ...] = ()  # the modules that contain it, outermost first
 
     @property
     def name(self) -> str:
@@ -53,11 +54,14 @@ class Held:
 def _group(model: nn.Module, dictionary: str) -> list[Held]:
     sites: dict[int, list[Site]] = {}
     tensors: dict[int, torch.Tensor] = {}
+    chains: dict[str, tuple[nn.Module, ...]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
+        around = chains.get(path.rpartition(".")[0], ()) if path else ()
+        chains[path] = (*around, module)
         for attribute, tensor in getattr(module, dictionary).items():
             if tensor is not None:
                 tensors[id(tensor)] = tensor
-                sites.setdefault(id(tensor), []).append(Site(module, path, attribute))
+                sites.setdefault(id(tensor), []).append(Site(module, path, attribute, around))
     return [Held(tensor, tuple(sites[key])) for key, tensor in tensors.items()]
 
 

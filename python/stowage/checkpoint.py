@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stowage._building import build
+from stowage._errors import InvalidArgument, raise_problems
 from stowage._filling import Filling, Options, Rename
 from stowage._flat import DISK_NAMES, flatten
 from stowage._source import DictSource, FileSource, Source
@@ -20,8 +21,8 @@ from stowage._storage import Storage
 from stowage._stowing import Making
 from stowage._weights import Held, buffers, is_persistent, parameters
 from stowage._writing import declared, write
-from stowage.modules import raise_problems
 from stowage.policy import Policy, Rules
+from stowage.skips import Skip
 from stowage.tensor import StowedTensor
 
 FILE = "model.safetensors"
@@ -154,6 +155,8 @@ def load(
     storage: str | Storage | Rules | None = None,
     *,
     rules: Rules | None = None,
+    skip: Skip = None,
+    allow_unmatched: bool = False,
     compute_dtype: torch.dtype | None = None,
     exact: bool = False,
     keep_nonfinite: bool = False,
@@ -173,13 +176,19 @@ def load(
 
     `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `rename`
     gives a weight of the file the model's name for it, or None to leave it out. `strict=False`
-    permits missing and unexpected names. `verify` compares the file's checksums first. `exact`,
-    `keep_nonfinite` and `measure` are those of `stow`.
+    permits missing and unexpected names. `verify` compares the file's checksums first. `skip`,
+    `allow_unmatched`, `exact`, `keep_nonfinite` and `measure` are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
     unreadable file."""
-    policy = None if storage is None and rules is None else Policy.parse(storage, rules)
+    policy = None
+    if storage is not None or rules is not None:
+        policy = Policy.parse(storage, rules, skip, allow_unmatched)
+        if policy.several:
+            raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
+    elif skip is not None:
+        raise InvalidArgument("stowage.load: skip must come with storage or rules")
     how = Making(compute_dtype, exact, keep_nonfinite, measure)
     source = FileSource(folder)
     try:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, StowageError
+from stowage._calibrating import Calibration
+from stowage._choosing import Limits
+from stowage._declared import WidePlaces
+from stowage._errors import StowageError, raise_problems
 from stowage._masters import Keeping, Master, fresh_master
 from stowage._report import Report, loss_of, remember, report
 from stowage._storage import Storage
@@ -17,15 +19,22 @@ from stowage._stowing import Loss, Making, from_values, relabelled, unfit
 from stowage._unstowing import restored
 from stowage._weights import Held, Swap
 from stowage._weights import buffers as buffers_of
-from stowage.policy import Choice, Policy, Rules, WidePlaces
+from stowage.policy import Choice, Policy, Rules, Wish
+from stowage.skips import Skip
 from stowage.tensor import StowedTensor
 
 
 def stow(
     model: nn.Module,
-    storage: str | Storage | Rules | None,
+    storage: Wish | Rules,
     *,
     rules: Rules | None = None,
+    skip: Skip = None,
+    allow_unmatched: bool = False,
+    max_error: float | None = None,
+    on_exceed: str = "plain",
+    calibrate: Calibration | None = None,
+    budget: int | str | None = None,
     compute_dtype: torch.dtype | None = None,
     exact: bool = False,
     keep_nonfinite: bool = False,
@@ -38,11 +47,16 @@ def stow(
     """Lets the weights of `model` rest as `storage`, in place; returns what happened to each.
 
     `storage` is a storage string, or a mapping of rules: a glob over parameter names and module
-    paths, or a module type, to a storage or None (stay plain). The first rule that matches decides.
-    `rules` go before `storage`, which then decides by the defaults (docs/loading.md) what no rule
-    matches. The stowed weights are frozen. With `compute_dtype` every other floating parameter and
-    buffer gets that dtype too, as `model.to(dtype)` would; without, each weight keeps its own.
-    `exact` makes linear layers bit-equal to dense ones with the dequantized weights.
+    paths, a regular expression, a module type or a predicate, to a storage or None (stay plain).
+    The first rule that matches decides. `rules` go before `storage`, which then decides by the
+    defaults what no rule matches. `skip`, such patterns or "diffusion", "language", "auto", stays
+    plain whatever a rule says. What matches nothing is an error, unless `allow_unmatched`.
+    `max_error`, `on_exceed` ("plain", "raise"), `calibrate` and `budget` choose by measured errors
+    among storages in a list. docs/choosing.md says how.
+
+    The stowed weights are frozen. With `compute_dtype` every other floating parameter and buffer
+    gets that dtype too, as `model.to(dtype)` would; without, each weight keeps its own. `exact`
+    makes linear layers bit-equal to dense ones with the dequantized weights.
 
     Values that are NaN or infinite are refused unless `keep_nonfinite` (casts, nf4, fp4). A weight
     that rests already keeps its storage, unless `restow` asks to quantize its dequantized values.
@@ -56,25 +70,34 @@ def stow(
     Raises InvalidArgument that lists every problem; the model is then as it was, as it is after
     any other exception. The peak of memory is the model, its resting weights and a block of rows.
     """
-    policy = Policy.parse(storage, rules)
+    policy = Policy.parse(storage, rules, skip, allow_unmatched)
+    limits = Limits.parse(max_error, on_exceed, calibrate, budget)
     how = Making(compute_dtype, exact, keep_nonfinite, measure)
+    keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():
-        choices = policy.choose(model, with_buffers=buffers)
-        keeping = Keeping(keep_master, master_folder)
         work = _Work(how, restow, WidePlaces(model), keeping)
-        work.problems.extend(policy.idle_rules(choices))
-        for choice in choices:
-            work.take(choice)
-        if compute_dtype is not None and not buffers:
-            for held in buffers_of(model):
-                work.cast(held)
-        raise_problems("stowage.stow", work.problems)
-        keeping.make()
-        work.swap.commit()
-        keeping.attach()
-        for held, weight, reason, loss in work.memories:
-            remember(held, weight, reason, loss)
+        _put_to_rest(model, policy, limits, work, buffers)
     return report(model)
+
+
+def _put_to_rest(
+    model: nn.Module, policy: Policy, limits: Limits, work: _Work, with_buffers: bool
+) -> None:
+    choices = policy.choose(model, with_buffers)
+    work.problems.extend(policy.idle_rules(choices))
+    asked = (work.how, work.restow, work.compute_of)
+    choices = limits.choose(model, choices, *asked, work.problems)
+    for choice in choices:
+        work.take(choice)
+    if work.how.compute_dtype is not None and not with_buffers:
+        for held in buffers_of(model):
+            work.cast(held)
+    raise_problems("stowage.stow", work.problems)
+    work.keeping.make()
+    work.swap.commit()
+    work.keeping.attach()
+    for held, weight, reason, loss in work.memories:
+        remember(held, weight, reason, loss)
 
 
 class _Work:
@@ -84,10 +107,10 @@ class _Work:
         self.swap = Swap()
         self.problems: list[str] = []
         self.memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
-        self._how, self._restow, self._wide, self._keeping = how, restow, wide, keeping
+        self.how, self.restow, self._wide, self.keeping = how, restow, wide, keeping
 
-    def _compute(self, held: Held) -> torch.dtype:
-        given = self._how.compute_dtype
+    def compute_of(self, held: Held) -> torch.dtype:
+        given = self.how.compute_dtype
         return held.tensor.dtype if given is None or self._wide.contain(held.name) else given
 
     def take(self, choice: Choice) -> None:
@@ -104,9 +127,9 @@ class _Work:
         storage, now = choice.storage, weight._storage
         if storage is not None and storage is not now and self._take_again(held, weight, choice):
             return
-        compute, exact, reason = self._compute(held), weight._exact, "rested already"
+        compute, exact, reason = self.compute_of(held), weight._exact, "rested already"
         if storage is now:
-            exact = self._how.exact
+            exact = self.how.exact
         elif storage is not None:
             reason = f"rested already; restow=True makes it {storage.name}"
         made: torch.Tensor = weight
@@ -119,7 +142,7 @@ class _Work:
         """Makes another storage of a resting weight, from its master or, if asked, its values."""
         storage, master = choice.storage, fresh_master(held)
         assert storage is not None
-        if master is None and not self._restow:
+        if master is None and not self.restow:
             return False
         values = weight.dequantize(torch.float32) if master is None else master.kept.read()
         source = "made from its dequantized values" if master is None else "made from its master"
@@ -138,7 +161,7 @@ class _Work:
         problem = unfit(held.name, values, storage)
         if not problem:
             try:
-                made, loss = from_values(values, storage, self._how, self._compute(held))
+                made, loss = from_values(values, storage, self.how, self.compute_of(held))
             except StowageError as error:
                 problem = str(error)
         if problem:
@@ -146,32 +169,23 @@ class _Work:
             self.swap, self.memories = Swap(), []
         elif not self.problems:  # after a problem the rest is only checked
             self.swap.put(held, made)
-            self._keeping.note(held, made, master)
+            self.keeping.note(held, made, master)
             self.memories.append((held, made, reason, loss))
 
     def cast(self, held: Held) -> None:
         """Gives a tensor that stays plain the compute dtype."""
-        tensor, compute = held.tensor, self._compute(held)
+        tensor, compute = held.tensor, self.compute_of(held)
         if self.problems or not tensor.is_floating_point() or tensor.dtype == compute:
             return
         if isinstance(tensor, StowedTensor):  # a buffer that was stowed before
             self.swap.put(held, relabelled(tensor, compute, tensor._exact))
             return
         made = tensor.detach().to(compute)
-        self._keeping.note(held, made)
+        self.keeping.note(held, made)
         if isinstance(tensor, nn.Parameter):
             self.swap.put_values(tensor, made)
         else:
             self.swap.put(held, made)
-
-
-def raise_problems(where: str, problems: Sequence[str]) -> None:
-    """Raises one InvalidArgument for all `problems`; nothing for none."""
-    if len(problems) == 1:
-        raise InvalidArgument(f"{where}: {problems[0]}; nothing was changed")
-    if problems:
-        lines = "".join(f"\n  {problem}" for problem in problems)
-        raise InvalidArgument(f"{where}: {len(problems)} problems, nothing was changed:{lines}")
 
 
 def unstow(model: nn.Module, compute_dtype: torch.dtype | None = None) -> Report:

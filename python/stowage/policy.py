@@ -1,66 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of a model rest, and how: rules by name or module type, and what happens where no
-rule is given. Decides only; `modules` and `checkpoint` act. docs/loading.md states the rules."""
+"""Which weights of a model rest, and how: what is skipped, rules by pattern, and what happens where
+no rule is given. Decides by names and types; `_choosing` by measured errors; `modules` and
+`checkpoint` act. docs/choosing.md states the rules."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from stowage._declared import UncastPlaces, WidePlaces, adapter_paths
 from stowage._errors import InvalidArgument, StowageError
+from stowage._patterns import Pattern, check, label, matches, near_misses
 from stowage._resting import cannot_rest, is_narrow, too_narrow
 from stowage._storage import Storage
 from stowage._weights import Held, Site, buffers, parameters
+from stowage.skips import HEADS, NO_SKIPS, Skip, Skips, contained
 
-Key = str | type[nn.Module]
-Rules = Mapping["str | type[nn.Module]", "str | Storage | None"]
+# What a weight may rest as: one storage, None (plain), or several of them to choose from.
+Wish = str | Storage | None | Sequence["str | Storage | None"]
+Rules = Mapping[Pattern, Wish]
+Candidates = tuple[Storage | None, ...]
 
 # Parts that PEFT adds to the path of what it wraps.
 _WRAPPERS = frozenset({"base_layer", "original_module"})
-# The last part of a module's path that makes it a head: it computes the model's answer, rounding
-# shows most there, and PEFT trains a copy of it.
-HEADS = frozenset({"classifier", "score", "qa_outputs", "classification_head", "lm_head"})
 WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _ConvNd)
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the policy says about one tensor: a storage, or the reason why it stays plain."""
+    """What the policy says about one tensor: a storage, or the reason why it stays plain. Where
+    several storages were given, `storage` is the first and `others` are the rest."""
 
     held: Held
     storage: Storage | None
     reason: str
+    others: Candidates = ()
+
+    @property
+    def candidates(self) -> Candidates:
+        return () if self.storage is None else (self.storage, *self.others)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Rules in order, and the storage of what no rule names and the defaults select."""
+    """Rules in order, the storages of what no rule names and the defaults select, and what stays
+    plain whatever they say."""
 
-    rules: tuple[tuple[Key, Storage | None], ...]
-    default: Storage | None
+    rules: tuple[tuple[Pattern, Candidates], ...]
+    default: Candidates
+    skips: Skips = NO_SKIPS
+    allow_unmatched: bool = False
 
     @classmethod
-    def parse(cls, storage: str | Storage | Rules | None, rules: Rules | None = None) -> Policy:
+    def parse(
+        cls,
+        storage: Wish | Rules,
+        rules: Rules | None = None,
+        skip: Skip = None,
+        allow_unmatched: bool = False,
+    ) -> Policy:
         """Raises InvalidArgument for every misspelt storage at once, with the legal ones."""
         if isinstance(storage, Mapping):
             rules, storage = {**(rules or {}), **storage}, None
         for key in rules or {}:
-            if not isinstance(key, str | type):
-                raise InvalidArgument(
-                    f"stowage: a rule must be a glob or a module type, got {key!r}"
-                )
-        given = list((rules or {}).items())
+            check(key, "a rule")
+        skips, given = Skips.parse(skip), list((rules or {}).items())
         parsed, errors = [], []
         for value in [*(value for _, value in given), storage]:
             try:
-                parsed.append(_storage(value))
+                parsed.append(_candidates(value))
             except StowageError as error:
                 errors.append(error)
         if len(errors) == 1:
@@ -68,38 +81,50 @@ class Policy:
         if errors:
             raise InvalidArgument("\n".join(dict.fromkeys(map(str, errors))))
         *ordered, default = parsed
-        return cls(tuple((key, to) for (key, _), to in zip(given, ordered, strict=True)), default)
+        pairs = tuple((key, to) for (key, _), to in zip(given, ordered, strict=True))
+        return cls(pairs, default, skips, allow_unmatched)
+
+    @property
+    def several(self) -> bool:
+        """Whether some weight has a list of storages to choose from."""
+        return any(len(wanted) > 1 for wanted in (self.default, *(to for _, to in self.rules)))
 
     def choose(self, model: nn.Module, with_buffers: bool = False) -> list[Choice]:
         """One choice for each parameter, tied ones once; then, if asked, for each buffer."""
         every, asked = parameters(model), buffers(model) if with_buffers else []
-        adapters, wide = adapter_paths(model), WidePlaces(model)
-        narrow = self._narrow_rules([*every, *asked])
-        chosen = [
-            self._by_rule(held, narrow) or self._unruled(held, adapters, wide) for held in every
-        ]
+        places = _Places(model, self.skips.settled(model), self._narrow_rules([*every, *asked]))
+        chosen = [self._named(held, places) or self._unruled(held, places) for held in every]
         left = "the defaults take parameters, this is a buffer"
-        return chosen + [self._by_rule(held, narrow) or Choice(held, None, left) for held in asked]
+        return chosen + [self._named(held, places) or Choice(held, None, left) for held in asked]
 
-    def _by_rule(self, held: Held, narrow: frozenset[Key]) -> Choice | None:
-        named = self._rule(deciding_site(held))
+    def _named(self, held: Held, places: _Places) -> Choice | None:
+        site = deciding_site(held)
+        skipped = places.skips.reason(held, site)
+        if skipped:
+            return Choice(held, None, skipped)
+        named = self._rule(site)
         if named is None:
             return None
-        key, storage = named
-        if storage is None:
+        key, wanted = named
+        if wanted[0] is None:
             return Choice(held, None, f"rule {label(key)} keeps it plain")
-        unfit = obstacle_to(held, key, storage, narrow)
-        return Choice(held, None, unfit) if unfit else Choice(held, storage, f"rule {label(key)}")
+        unfit = [obstacle_to(held, key, storage, places.narrow) for storage in wanted]
+        fit = [storage for storage, why in zip(wanted, unfit, strict=True) if not why]
+        if not fit or fit[0] is None:
+            return Choice(held, None, unfit[0])
+        return Choice(held, fit[0], f"rule {label(key)}", tuple(fit[1:]))
 
-    def _unruled(self, held: Held, adapters: frozenset[str], wide: WidePlaces) -> Choice:
-        if self.default is None:
+    def _unruled(self, held: Held, places: _Places) -> Choice:
+        if self.default[0] is None:
             return Choice(held, None, "no rule names it")
-        refusal = default_refusal(deciding_site(held), adapters, wide) or cannot_rest(held)
+        refusal = default_refusal(deciding_site(held), places) or cannot_rest(held)
         if not refusal and is_narrow(held):
             refusal = "fewer than two dimensions"
-        return Choice(held, None, refusal) if refusal else Choice(held, self.default, "")
+        if refusal:
+            return Choice(held, None, refusal)
+        return Choice(held, self.default[0], "", self.default[1:])
 
-    def _narrow_rules(self, every: list[Held]) -> frozenset[Key]:
+    def _narrow_rules(self, every: list[Held]) -> frozenset[Pattern]:
         """The keys that match nothing of two or more dimensions, so that biases, norms and other
         narrow tensors are what they mean."""
         broad = {
@@ -109,61 +134,80 @@ class Policy:
         }
         return frozenset(key for key, _ in self.rules) - broad
 
-    def _rule(self, site: Site) -> tuple[Key, Storage | None] | None:
-        for key, storage in self.rules:
+    def _rule(self, site: Site) -> tuple[Pattern, Candidates] | None:
+        for key, wanted in self.rules:
             if matches(key, site):
-                return key, storage
+                return key, wanted
         return None
 
     def idle_rules(self, choices: list[Choice]) -> list[str]:
-        """A sentence for each rule that matches no parameter of the model, or none that can rest:
-        nearly always a misspelt name."""
-        found = []
+        """A sentence for each pattern that matches no parameter of the model, and each rule that
+        matches none that can rest: nearly always a misspelt name. None with `allow_unmatched`."""
+        if self.allow_unmatched:
+            return []
+        found, every = [], [name for c in choices for name in c.held.names]
         narrow = self._narrow_rules([c.held for c in choices])
-        for key, storage in self.rules:
+        for pattern in self.skips.patterns:
+            if not any(contained(pattern, s) for c in choices for s in c.held.sites):
+                found.append(f"skip {_unmatched(pattern, every)}")
+        for key, wanted in self.rules:
             hit = [c.held for c in choices if any(matches(key, site) for site in c.held.sites)]
+            storage = wanted[0]
             if not hit:
-                found.append(
-                    f"rule {label(key)}: must match a parameter of the model, matches none"
-                )
+                found.append(f"rule {_unmatched(key, every)}")
             elif storage is not None:
-                reasons = [obstacle_to(held, key, storage, narrow) for held in hit]
-                if all(reasons):
+                reasons = [
+                    [obstacle_to(held, key, one, narrow) for one in wanted if one] for held in hit
+                ]
+                if all(map(all, reasons)):
                     found.append(
                         f"rule {label(key)}: must match a weight that can rest as {storage.name}, "
-                        f"matches only such as {hit[0].name} ({reasons[0]})"
+                        f"matches only such as {hit[0].name} ({reasons[0][0]})"
                     )
         return found
 
 
-def label(key: Key) -> str:
-    return repr(key) if isinstance(key, str) else key.__name__
+class _Places:
+    """What `Policy.choose` asks of a model, looked up once."""
+
+    def __init__(self, model: nn.Module, skips: Skips, narrow: frozenset[Pattern]) -> None:
+        self.skips, self.narrow = skips, narrow
+        self.adapters, self.wide = adapter_paths(model), WidePlaces(model)
+        self.uncast = UncastPlaces(model)
 
 
-def obstacle_to(held: Held, key: Key, storage: Storage, narrow: frozenset[Key]) -> str:
+def obstacle_to(
+    held: Held, key: Pattern, storage: Storage | None, narrow: frozenset[Pattern]
+) -> str:
     """Why the rule cannot let `held` rest; "" if it can."""
     if cannot := cannot_rest(held):
         return cannot
     if is_narrow(held) and key not in narrow:
         return "fewer than two dimensions; a rule that matches nothing wider would take it"
-    return too_narrow(held, storage)
+    return too_narrow(held, storage) if storage is not None else ""
 
 
-def _storage(value: str | Storage | None) -> Storage | None:
+def _unmatched(pattern: Pattern, names: list[str]) -> str:
+    near = near_misses(pattern, names)
+    return f"{label(pattern)}: must match a parameter of the model, matches none{near}"
+
+
+def _candidates(value: object) -> Candidates:
+    if isinstance(value, list | tuple):
+        if not value or None in value[:-1]:
+            raise InvalidArgument(
+                f"stowage: a list of storages must have one, and None only at its end, got {value}"
+            )
+        return tuple(dict.fromkeys(_storage(one) for one in value))
+    return (_storage(value),)
+
+
+def _storage(value: object) -> Storage | None:
     if value is None or isinstance(value, str | Storage):
         return None if value is None else Storage.parse(value)
     raise InvalidArgument(
         f"stowage: a storage must be a string such as 'f8_e4m3', or None, got {value!r}"
     )
-
-
-def matches(key: Key, site: Site) -> bool:
-    """A glob is held against the parameter's name and the path of every module that contains it;
-    case matters. A type is held against the module that has the parameter."""
-    if isinstance(key, type):
-        return isinstance(site.module, key)
-    parts = site.name.split(".")
-    return any(fnmatchcase(".".join(parts[:count]), key) for count in range(len(parts), 0, -1))
 
 
 def deciding_site(held: Held) -> Site:
@@ -174,7 +218,7 @@ def deciding_site(held: Held) -> Site:
     return held.sites[0]
 
 
-def default_refusal(site: Site, adapters: frozenset[str], wide: WidePlaces) -> str:
+def default_refusal(site: Site, places: _Places) -> str:
     """Why the defaults leave the parameter at `site` plain; "" if they select it."""
     kind = type(site.module).__name__
     if not isinstance(site.module, WEIGHT_TYPES):
@@ -183,9 +227,12 @@ def default_refusal(site: Site, adapters: frozenset[str], wide: WidePlaces) -> s
         return f"the defaults take parameters named weight, this is {site.attribute}"
     if is_head(site.path):
         return "a head; name it in a rule to stow it"
-    if wide.contain(site.name):
+    if places.wide.contain(site.name):
         return "the model lists it in _keep_in_fp32_modules"
-    if site.path in adapters:
+    uncast = places.uncast.pattern_of(site.path)
+    if uncast:
+        return f"the model lists it in _skip_layerwise_casting_patterns ({uncast!r})"
+    if site.path in places.adapters:
         return "an adapter, or a copy that trains"
     return ""
 
@@ -196,36 +243,3 @@ def is_head(path: str) -> bool:
     while len(parts) > 1 and parts[-1] in _WRAPPERS:
         parts.pop()
     return parts[-1] in HEADS
-
-
-class WidePlaces:
-    """The places that a model wants in fp32: `_keep_in_fp32_modules` of transformers and
-    diffusers, wherever in the model it is declared."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._patterns: list[re.Pattern[str]] = []
-        for path, module in model.named_modules():
-            for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
-                declared = getattr(module, attribute, None) or ()
-                # A bare string is one name; taken as a sequence it would be its letters.
-                for part in (declared,) if isinstance(declared, str) else declared:
-                    inside = rf"{re.escape(path)}\.(?:.*\.)?" if path else r"(?:.*\.)?"
-                    self._patterns.append(re.compile(rf"{inside}{re.escape(part)}(?:\.|$)"))
-
-    def contain(self, name: str) -> bool:
-        return any(pattern.match(name) for pattern in self._patterns)
-
-
-def adapter_paths(model: nn.Module) -> frozenset[str]:
-    """Paths of the modules that PEFT put beside a base layer: adapters, and trainable copies."""
-    found: set[str] = set()
-    for path, module in model.named_modules():
-        names = tuple(getattr(module, "adapter_layer_names", None) or ())
-        if hasattr(module, "original_module"):
-            names += ("modules_to_save",)
-        for name in names:
-            part = getattr(module, name, None)
-            if isinstance(part, nn.Module):
-                base = f"{path}.{name}" if path else name
-                found.update(f"{base}.{n}" if n else base for n, _ in part.named_modules())
-    return frozenset(found)

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
+from stowage._patterns import Pattern
 from stowage._resting import cannot_rest, is_narrow
 from stowage._weights import parameters
 from stowage.modules import stow
+from stowage.policy import Wish
 from stowage.tensor import StowedTensor
 
 Patterns = str | Iterable[str]
@@ -80,9 +82,7 @@ def apply_layerwise_casting(
     if not selection.layers:
         return
     _check_ready(module, selection.layers.values(), storage)
-    rules: dict[str | type[nn.Module], str | None] = {
-        glob.escape(path): None for path in selection.skipped
-    }
+    rules: dict[Pattern, Wish] = {glob.escape(path): None for path in selection.skipped}
     kinds = [k for k in LAYERS if any(isinstance(m, k) for m in selection.layers.values())]
     stow(module, rules={**rules, **dict.fromkeys(kinds, storage)}, storage=None, exact=exact)
     for layer in selection.layers.values():
