@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
-from stowage import _autocast, _transforms, composite, fakes  # noqa: F401  they complete the ops
+from stowage import (  # noqa: F401  they complete the ops and the tables of the tensor
+    _bags,
+    _convolution,
+    _transforms,
+    composite,
+    fakes,
+)
 from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
 from stowage._errors import (
     BadFile,

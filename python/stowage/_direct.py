@@ -14,6 +14,7 @@ from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from stowage import ops
+from stowage._products import grad_input_in_block, linear_in_block
 
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -55,6 +56,10 @@ def linear(
     """ops.linear for an unseen x; no gradient flows."""
     if len(scales) == 1 and not exact:
         return linear_one_scale(CPU, x, codes, scales[0], storage, rows, bias)
+    if exact:
+        y = linear_in_block(x, codes, scales, storage, rows, bias)
+        if y is not None:
+            return y
     return _linear(CPU, x, codes, scales, storage, rows, bias, exact)
 
 
@@ -62,4 +67,8 @@ def linear_grad_input(
     g: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int, columns: int, exact: bool
 ) -> Tensor:
     """ops.linear_grad_input for an unseen g; no gradient flows."""
+    if exact:
+        gx = grad_input_in_block(g, codes, scales, storage, columns)
+        if gx is not None:
+            return gx
     return _linear_grad_input(CPU, g, codes, scales, storage, columns, exact)

@@ -5,7 +5,7 @@ problems, then reads tensor by tensor, then changes the model in one step."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -189,6 +189,12 @@ class Filling:
 
     def _may_have(self, name: str) -> bool:
         return _declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
+
+    def resting(self) -> Iterator[nn.Module]:
+        """The modules that hold a resting weight after the load."""
+        for step in self._steps:
+            if step.storage is not None:
+                yield from (site.module for site in step.held.sites)
 
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stowage._granularity import block_paths, mode_of
 from stowage._masters import state_of
 from stowage._stowing import Loss
 from stowage._table import bytes_text, number_text, table
@@ -47,6 +48,7 @@ class Row:
     logical_bytes: int  # in the compute dtype
     rest_bytes: int  # what this weight adds: bytes that an earlier row holds are not counted again
     reason: str
+    working: str = ""  # how much of it is widened at once (docs/working.md); "" of a plain one
     max_error: float | None = None
     rms_error: float | None = None
     relative_error: float | None = None
@@ -132,15 +134,23 @@ class Report:
         return "\n".join(lines)
 
 
-_HEAD = ("weight", "storage", "compute", "tier", "shard", "wire", "logical", "rest", "max error",
-         "rms", "relative", "saturated", "reason")  # fmt: skip
+_HEAD = ("weight", "storage", "compute", "working", "tier", "shard", "wire", "logical", "rest",
+         "max error", "rms", "relative", "saturated", "reason")  # fmt: skip
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     name = row.name + (f" (= {', '.join(row.also)})" if row.also else "")
     errors = (number_text(e) for e in (row.max_error, row.rms_error, row.relative_error))
     saturated = "" if row.saturated is None else str(row.saturated)
-    left = (name, row.storage or "plain", row.compute, row.tier, row.shard, row.wire or "")
+    left = (
+        name,
+        row.storage or "plain",
+        row.compute,
+        row.working,
+        row.tier,
+        row.shard,
+        row.wire or "",
+    )
     sizes = (bytes_text(row.logical_bytes), bytes_text(row.rest_bytes))
     return (*left, *sizes, *errors, saturated, row.reason)
 
@@ -149,18 +159,19 @@ def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
     nothing."""
     seen: set[tuple[int, int]] = set()
-    rows = [_row(held, seen) for held in parameters(model)]
+    blocks = block_paths(model)
+    rows = [_row(held, seen, blocks) for held in parameters(model)]
     plain_buffers = []
     for held in buffers(model):
         if isinstance(held.tensor, StowedTensor) or _recall(held)[0]:
-            rows.append(_row(held, seen))
+            rows.append(_row(held, seen, blocks))
         else:
             plain_buffers.append(held.tensor)
     buffer_bytes = sum(_new_bytes([tensor], seen) for tensor in plain_buffers)
     return Report(tuple(rows), buffer_bytes, fallbacks())
 
 
-def _row(held: Held, seen: set[tuple[int, int]]) -> Row:
+def _row(held: Held, seen: set[tuple[int, int]], blocks: list[str]) -> Row:
     tensor = held.tensor
     if isinstance(tensor, StowedTensor):
         parts, storage = list(tensor.parts.values()), tensor.storage
@@ -182,6 +193,7 @@ def _row(held: Held, seen: set[tuple[int, int]]) -> Row:
         reason=reason,
         master=master,
         master_bytes=master_bytes,
+        working=mode_of(tensor, held.sites[0].module, held.name, blocks),
         **({} if loss is None else dataclasses.asdict(loss)),
     )
 

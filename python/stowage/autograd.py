@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _direct, ops
+from stowage import _direct, _products
 from stowage._library import composite_forced
 from stowage._rows import embedding
 
@@ -73,7 +73,7 @@ def _linear_forward(
     exact: bool,
     *scales: Tensor,
 ) -> Tensor:
-    return ops.linear(x, codes, scales, storage, rows, bias, exact)
+    return _products.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 class _Linear(torch.autograd.Function):
@@ -156,7 +156,7 @@ def linear(
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
     ):
         return _Linear.apply(x, bias, weight, codes, storage, rows, exact, *scales)
-    return ops.linear(x, codes, scales, storage, rows, bias, exact)
+    return _products.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 def linear_unseen(
@@ -212,7 +212,7 @@ def _grad_input_forward(
     exact: bool,
     *scales: Tensor,
 ) -> Tensor:
-    return ops.linear_grad_input(g, codes, scales, storage, columns, exact)
+    return _products.linear_grad_input(g, codes, scales, storage, columns, exact)
 
 
 class _LinearGradInput(torch.autograd.Function):
@@ -265,4 +265,4 @@ def linear_grad_input(
         return _LinearGradInput.apply(g, weight, codes, storage, columns, exact, *scales)
     if _direct.unseen(g):
         return _direct.linear_grad_input(g, codes, scales, storage, columns, exact)
-    return ops.linear_grad_input(g, codes, scales, storage, columns, exact)
+    return _products.linear_grad_input(g, codes, scales, storage, columns, exact)

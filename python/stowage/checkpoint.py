@@ -16,6 +16,7 @@ from stowage._building import build
 from stowage._errors import InvalidArgument, raise_problems
 from stowage._filling import Filling, Options, Rename
 from stowage._flat import DISK_NAMES, flatten
+from stowage._granularity import Blocks, Granularity, InputCast
 from stowage._source import DictSource, FileSource, Source
 from stowage._storage import Storage
 from stowage._stowing import Making
@@ -165,6 +166,9 @@ def load(
     rename: Rename | None = None,
     verify: bool = False,
     measure: bool = True,
+    working: str | None = None,
+    blocks: Blocks = None,
+    input_cast: InputCast = None,
 ) -> nn.Module:
     """Fills a model from a file, a shard index or a folder that holds either; returns the model.
 
@@ -177,7 +181,8 @@ def load(
     `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `rename`
     gives a weight of the file the model's name for it, or None to leave it out. `strict=False`
     permits missing and unexpected names. `verify` compares the file's checksums first. `skip`,
-    `allow_unmatched`, `exact`, `keep_nonfinite` and `measure` are those of `stow`.
+    `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
+    are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
@@ -189,23 +194,33 @@ def load(
             raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
     elif skip is not None:
         raise InvalidArgument("stowage.load: skip must come with storage or rules")
-    how = Making(compute_dtype, exact, keep_nonfinite, measure)
+    grain = Granularity.parse(working, blocks, input_cast, exact)
+    how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
     source = FileSource(folder)
     try:
         if verify:
             source.verify()
         target = model if isinstance(model, nn.Module) else build(model)
-        _fill(target, source, policy, Options(how, mmap, strict, rename), "load")
+        _fill(target, source, policy, Options(how, mmap, strict, rename), "load", grain)
     finally:
         source.close()
     return target
 
 
 def _fill(
-    model: nn.Module, source: Source, policy: Policy | None, options: Options, where: str
+    model: nn.Module,
+    source: Source,
+    policy: Policy | None,
+    options: Options,
+    where: str,
+    grain: Granularity | None = None,
 ) -> None:
     with torch.inference_mode(False), torch.no_grad():
         filling = Filling(model, source, policy, options)
         commit = filling.execute()
+        if grain is not None:
+            filling.problems.extend(grain.problems(model, filling.resting()))
         raise_problems(f"stowage.{where}: {source.where}", filling.problems)
         commit()
+        if grain is not None:
+            grain.apply(model)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import guard, ops
+from stowage import _blocks, _products, guard, ops
 from stowage.registry import op
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import (
@@ -19,7 +19,6 @@ from stowage.views import (
     alias,
     matrix,
     outside_inference,
-    plain,
     row,
     row_slice,
     view_of,
@@ -49,7 +48,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if called.is_view and isinstance(args[0], PACKED):
         return view_of(called, args[0], args[1:], kwargs)
     _fallbacks[str(called)] += 1
-    return called(*plain(args), **plain(kwargs))
+    return called(*_blocks.values(args), **_blocks.values(kwargs))
 
 
 def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,13 +218,13 @@ def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
 @op(aten.linear.default)
 def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = (*args, kwargs.get("bias"))[:3]
-    bias, found = plain(bias), matrix(weight)  # a bias may rest as well
+    bias, found = _blocks.values(bias), matrix(weight)  # a bias may rest as well
     if found is None or not _computes(found[0], x, bias) or x.shape[-1] != weight.shape[1]:
         return NotImplemented
     w, transposed = found
     if not transposed:
         codes, scales, key, rows, exact = _matrix(w)[:5]
-        return ops.linear(x, codes, scales, key, rows, bias, exact)
+        return _products.linear(x, codes, scales, key, rows, bias, exact)
     y = _times(x, w, False)
     return y if bias is None else y + bias
 
@@ -234,8 +233,8 @@ def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
     """x W^T, or x W."""
     codes, scales, key, rows, exact = _matrix(w)[:5]
     if transposed:
-        return ops.linear(x, codes, scales, key, rows, None, exact)
-    return ops.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
+        return _products.linear(x, codes, scales, key, rows, None, exact)
+    return _products.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
 
 
 @op(aten.mm.default)
@@ -254,7 +253,7 @@ def _mm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.addmm.default)
 def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bias, x, weight = args
-    bias, found = plain(bias), matrix(weight)
+    bias, found = _blocks.values(bias), matrix(weight)
     if found is None or kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
         return NotImplemented
     w, transposed = found
@@ -262,7 +261,7 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
         codes, scales, key, rows, exact = _matrix(w)[:5]
-        return ops.linear(x, codes, scales, key, rows, bias, exact)
+        return _products.linear(x, codes, scales, key, rows, bias, exact)
     return _times(x, w, transposed) + bias
 
 
@@ -273,12 +272,6 @@ def _embedding(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return NotImplemented
     codes, *scales = w._parts()
     return ops.embedding(ids, codes, scales, w._storage.key, w.shape, w._dt)
-
-
-@op(aten.convolution.default, aten.convolution_backward.default)
-def _convolution(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Dequantizes for the call; autograd keeps the stowed weight and comes here again."""
-    return called(*plain(args), **plain(kwargs))
 
 
 @op(aten.copy_.default)

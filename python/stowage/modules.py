@@ -12,6 +12,7 @@ from stowage._calibrating import Calibration
 from stowage._choosing import Limits
 from stowage._declared import WidePlaces
 from stowage._errors import StowageError, raise_problems
+from stowage._granularity import Blocks, Granularity, InputCast, forget, holders
 from stowage._masters import Keeping, Master, fresh_master
 from stowage._report import Report, loss_of, remember, report
 from stowage._storage import Storage
@@ -43,6 +44,9 @@ def stow(
     keep_master: str | None = None,
     master_folder: str | os.PathLike[str] | None = None,
     buffers: bool = False,
+    working: str | None = None,
+    blocks: Blocks = None,
+    input_cast: InputCast = None,
 ) -> Report:
     """Lets the weights of `model` rest as `storage`, in place; returns what happened to each.
 
@@ -66,27 +70,36 @@ def stow(
     `keep_master` keeps the exact values, "ram" or "disk" (a file of its own in `master_folder` or
     a temporary folder, removed with its last owner): `unstow` gives them back bit for bit, and
     another storage is made from them. `stowage.drop_master` frees them.
+    `working` and `blocks` say how much is widened at once, `input_cast` whose inputs are cast
+    (docs/working.md).
 
     Raises InvalidArgument that lists every problem; the model is then as it was, as it is after
     any other exception. The peak of memory is the model, its resting weights and a block of rows.
     """
     policy = Policy.parse(storage, rules, skip, allow_unmatched)
     limits = Limits.parse(max_error, on_exceed, calibrate, budget)
-    how = Making(compute_dtype, exact, keep_nonfinite, measure)
+    grain = Granularity.parse(working, blocks, input_cast, exact)
+    how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
     keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():
         work = _Work(how, restow, WidePlaces(model), keeping)
-        _put_to_rest(model, policy, limits, work, buffers)
+        _put_to_rest(model, policy, limits, work, buffers, grain)
     return report(model)
 
 
 def _put_to_rest(
-    model: nn.Module, policy: Policy, limits: Limits, work: _Work, with_buffers: bool
+    model: nn.Module,
+    policy: Policy,
+    limits: Limits,
+    work: _Work,
+    with_buffers: bool,
+    grain: Granularity,
 ) -> None:
     choices = policy.choose(model, with_buffers)
     work.problems.extend(policy.idle_rules(choices))
     asked = (work.how, work.restow, work.compute_of)
     choices = limits.choose(model, choices, *asked, work.problems)
+    work.problems.extend(grain.problems(model, holders(choices)))
     for choice in choices:
         work.take(choice)
     if work.how.compute_dtype is not None and not with_buffers:
@@ -98,6 +111,7 @@ def _put_to_rest(
     work.keeping.attach()
     for held, weight, reason, loss in work.memories:
         remember(held, weight, reason, loss)
+    grain.apply(model)
 
 
 class _Work:
@@ -201,4 +215,5 @@ def unstow(model: nn.Module, compute_dtype: torch.dtype | None = None) -> Report
         back = restored(model, compute_dtype)
         back.swap.commit()
         back.finish()
+        forget(model)
     return report(model)

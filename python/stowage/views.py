@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from stowage import registry
 from stowage._storage import Storage
@@ -113,11 +112,6 @@ Packed = StowedTensor | StowedView
 def _op_named(name: str) -> Any:
     _, packet, overload = name.split(".")
     return getattr(getattr(aten, packet), overload)
-
-
-def plain(tree: Any) -> Any:
-    """The same arguments with the values of every stowed tensor in its place."""
-    return tree_map_only(PACKED, lambda t: t.dequantize(), tree)
 
 
 def source(t: Packed) -> tuple[StowedTensor, Chain]:

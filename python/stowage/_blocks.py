@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks: a weight with exact=True that is used while a block's forward runs is widened once.
+
+A pre-hook opens a scope, a forward hook that torch calls even after an exception closes it, and the
+widened weights are in the scope: of one thread, never on a Parameter, looked up below autograd by
+the memory and version of codes and scales. So graphs save codes, and a write is seen at once.
+"""
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from stowage import ops
+from stowage._library import composite_forced
+from stowage.tensor import VALUE_DTYPES, StowedTensor
+from stowage.views import PACKED, StowedView, replay
+
+# Under which the hooks stand in a module's dictionaries. Not torch's running numbers: those of an
+# unpickled module may be given to another hook again, and a name finds the hook without a handle.
+_HOOK = "stowage.block"
+_functorch_active = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_compiling = torch.compiler.is_compiling
+
+
+class _Widened:
+    """A weight in its compute dtype. It keeps the parts, so that no others get their addresses."""
+
+    def __init__(self, parts: Sequence[Tensor], versions: list[int], values: Tensor) -> None:
+        self.parts, self.versions, self.values = parts, versions, values
+        self.version = values._version
+
+
+class _Scope:
+    """One running forward of a block."""
+
+    def __init__(self, block: nn.Module, frame: FrameType) -> None:
+        self.block = id(block)
+        self.frame = frame  # of the call, which closes this before it ends
+        self.widened: dict[tuple[Any, ...], _Widened] = {}
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[_Scope] = []
+
+
+_here = _Thread()
+
+
+def widened(
+    codes: Tensor, scales: Sequence[Tensor], storage: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor | None:
+    """The weight in `dtype`, from the scope of a running block or made for it; None outside of
+    blocks, and where something follows the ops (a transform, a mode, a compiler). Not to be written
+    to, and not to be saved for backward."""
+    if _compiling():
+        return None
+    scopes = _here.scopes
+    if not scopes or type(codes) is not Tensor or _functorch_active() or _modes():
+        return None
+    if dtype not in VALUE_DTYPES or (dtype is torch.bfloat16 and composite_forced()):
+        return None
+    parts = (codes, *scales)
+    try:
+        versions = [part._version for part in parts]
+    except RuntimeError:  # made in inference_mode: a write to it could not be seen
+        return None
+    key = (*(part.data_ptr() for part in parts), storage, dtype, *shape)
+    for scope in reversed(scopes):
+        found = scope.widened.get(key)
+        if found is not None:
+            if found.versions == versions and found.version == found.values._version:
+                return found.values
+            del scope.widened[key]
+    with torch.inference_mode(False):  # else it had no version
+        values = ops.dequantize(codes, scales, storage, list(shape), dtype)
+    scopes[-1].widened[key] = _Widened(parts, versions, values)
+    return values
+
+
+def values(tree: Any) -> Any:
+    """The same arguments with the values of every stowed tensor in its place."""
+    return tree_map_only(PACKED, _values, tree)
+
+
+def _values(t: Any) -> Tensor:
+    weight = t._weight if isinstance(t, StowedView) else t
+    found = _of(weight) if weight._exact and _here.scopes else None
+    if found is None:
+        return t.dequantize()
+    return replay(t._chain, found) if isinstance(t, StowedView) else found
+
+
+def _of(weight: StowedTensor) -> Tensor | None:
+    codes, *scales = weight._parts()
+    return widened(codes, scales, weight._storage.key, weight.shape, weight._dt)
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+def _open(block: nn.Module, args: Any) -> None:
+    if _compiling():
+        return  # each op in the graph widens by itself
+    scopes = _here.scopes
+    if scopes:
+        _drop_stale(scopes)
+    scopes.append(_Scope(block, sys._getframe(1)))
+
+
+def _close(block: nn.Module, args: Any, result: Any) -> None:
+    if _compiling():
+        return
+    scopes = _here.scopes
+    if any(scope.block == id(block) for scope in scopes):
+        while scopes.pop().block != id(block):
+            pass
+
+
+def _drop_stale(scopes: list[_Scope]) -> None:
+    """torch calls no hook after a KeyboardInterrupt: such a scope's caller no longer runs."""
+    running: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        running.append(frame)
+        frame = frame.f_back
+    scopes[:] = [scope for scope in scopes if scope.frame in running]
+
+
+def _hooks(block: nn.Module) -> tuple[OrderedDict[Any, Any], OrderedDict[Any, Any]]:
+    pre: Any = block._forward_pre_hooks
+    return pre, block._forward_hooks  # type: ignore[return-value]
+
+
+def mark(block: nn.Module) -> None:
+    """Makes `block` one. The hooks are functions of this module: they are copied and pickled with
+    it."""
+    pre, post = _hooks(block)
+    pre[_HOOK], post[_HOOK] = _open, _close
+    pre.move_to_end(_HOOK, last=False)  # before hooks that may raise
+    block._forward_hooks_always_called[_HOOK] = True  # type: ignore[index]
+
+
+def unmark(block: nn.Module) -> None:
+    for hooks in (*_hooks(block), block._forward_hooks_always_called):
+        hooks.pop(_HOOK, None)  # type: ignore[call-overload]
+
+
+def is_block(module: nn.Module) -> bool:
+    return _HOOK in _hooks(module)[0]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the weights of a model work, as `stow` and `load` are asked: how much of them is widened at
+once, and which inputs are cast. docs/working.md states the modes and their peak of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from stowage import _blocks
+from stowage._errors import InvalidArgument
+from stowage._input_cast import INPUT_CASTS, cast_inputs
+from stowage.policy import Choice
+from stowage.tensor import StowedTensor
+
+Pattern = str | type[nn.Module]
+Blocks = Pattern | Sequence[Pattern] | None
+InputCast = str | Mapping[Pattern, str] | None
+MODES = ("tile", "layer", "block")
+
+
+@dataclass(frozen=True)
+class Granularity:
+    """The arguments, parsed. None: what the model has so far stays."""
+
+    working: str | None
+    blocks: tuple[Pattern, ...]
+    input_casts: tuple[tuple[Pattern, str], ...] | None
+    exact: bool
+
+    @classmethod
+    def parse(
+        cls, working: str | None, blocks: Blocks, input_cast: InputCast, exact: bool
+    ) -> Granularity:
+        """Raises InvalidArgument for a mode that does not exist or does not go with the others."""
+        if working not in (None, *MODES):
+            _refuse(f"working must be one of {', '.join(MODES)}, got {working!r}")
+        if exact and working == "tile":
+            _refuse(
+                "exact=True needs working='layer' or 'block', got working='tile': a weight that is "
+                "widened in tiles has sums in another order than the dense product"
+            )
+        given = _patterns(blocks)
+        if (working == "block") != bool(given):
+            got = f"working={working!r} and blocks={blocks!r}"
+            _refuse(f"blocks must be given for working='block', and only then, got {got}")
+        casts = _casts(input_cast)
+        return cls(working, given, casts, exact or working in ("layer", "block"))
+
+    def problems(self, model: nn.Module, resting: Iterable[nn.Module]) -> list[str]:
+        """A sentence for each pattern that matches nothing. `resting` are the modules that will
+        hold a resting weight."""
+        found, holders = [], {id(module) for module in resting}
+        for pattern in self.blocks:
+            if not any(_matches(pattern, path, m) for path, m in _modules(model)):
+                found.append(f"blocks {_label(pattern)}: must match a module, matches none")
+        for pattern, _ in self.input_casts or ():
+            hit = [m for path, m in _modules(model) if _matches(pattern, path, m)]
+            if not any(id(module) in holders for module in hit):
+                got = "matches only others" if hit else "matches none"
+                found.append(
+                    f"input_cast {_label(pattern)}: must match a module that holds a resting "
+                    f"weight, {got}"
+                )
+        return found
+
+    def apply(self, model: nn.Module) -> None:
+        """Hooks for what is asked, in place of those of an earlier call."""
+        for module in model.modules():
+            if self.working is not None:
+                _blocks.unmark(module)
+            if self.input_casts is not None:
+                cast_inputs(module, "never")
+        for pattern in self.blocks:
+            for module in _outermost(pattern, model):
+                _blocks.mark(module)
+        for path, module in _modules(model):
+            for pattern, how in self.input_casts or ():
+                if _holds(module) and _matches(pattern, path, module):
+                    cast_inputs(module, how)
+                    break
+
+
+def holders(choices: Iterable[Choice]) -> Iterator[nn.Module]:
+    """The modules that hold a resting weight once the choices are carried out."""
+    for choice in choices:
+        if choice.storage is not None or isinstance(choice.held.tensor, StowedTensor):
+            yield from (site.module for site in choice.held.sites)
+
+
+def forget(model: nn.Module) -> None:
+    """Removes every hook of blocks and input casts."""
+    for module in model.modules():
+        _blocks.unmark(module)
+        cast_inputs(module, "never")
+
+
+def _modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return model.named_modules(remove_duplicate=False)
+
+
+def _patterns(blocks: Blocks) -> tuple[Pattern, ...]:
+    given = () if blocks is None else blocks
+    listed = (given,) if isinstance(given, str | type) else tuple(given)
+    for pattern in listed:
+        if not isinstance(pattern, str | type):
+            _refuse(f"blocks must be globs or module types, got {pattern!r}")
+    return listed
+
+
+def _casts(input_cast: InputCast) -> tuple[tuple[Pattern, str], ...] | None:
+    if input_cast is None:
+        return None
+    rules = dict(input_cast) if isinstance(input_cast, Mapping) else {"*": input_cast}
+    for pattern, how in rules.items():
+        if not isinstance(pattern, str | type) or how not in INPUT_CASTS:
+            allowed = ", ".join(INPUT_CASTS)
+            _refuse(
+                f"input_cast must be {allowed}, or a mapping of globs and module types to one of "
+                f"these, got {pattern!r}: {how!r}"
+            )
+    if rules == {"*": "never"}:
+        return ()
+    return tuple(rules.items())
+
+
+def _matches(pattern: Pattern, path: str, module: nn.Module) -> bool:
+    if isinstance(pattern, type):
+        return isinstance(module, pattern)
+    return fnmatchcase(path, pattern)
+
+
+def _outermost(pattern: Pattern, model: nn.Module) -> Iterator[nn.Module]:
+    """`*` crosses dots, so that "layers.*" matches what is below the layers too."""
+    above: tuple[str, ...] = ()
+    for path, module in _modules(model):
+        if not path.startswith(above) and _matches(pattern, path, module):
+            above += (f"{path}." if path else "",)
+            yield module
+
+
+def _label(pattern: Pattern) -> str:
+    return repr(pattern) if isinstance(pattern, str) else pattern.__name__
+
+
+def _holds(module: nn.Module) -> bool:
+    return any(isinstance(p, StowedTensor) for p in module._parameters.values())
+
+
+def _refuse(text: str) -> None:
+    raise InvalidArgument(f"stowage: {text}")
+
+
+# --- how one weight works, for the report ---------------------------------------------------------
+
+_IN_TILES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.modules.conv._ConvNd)
+
+
+def block_paths(model: nn.Module) -> list[str]:
+    """The paths of the blocks of a model, as prefixes of names."""
+    return [f"{path}." if path else "" for path, m in _modules(model) if _blocks.is_block(m)]
+
+
+def mode_of(weight: torch.Tensor, module: nn.Module, name: str, blocks: list[str]) -> str:
+    """tile, layer or block; `tile, else whole` where the module's own code decides, since only
+    products go by tiles; whole where torch has no op that would."""
+    if not isinstance(weight, StowedTensor):
+        return ""
+    if weight._exact:
+        return "block" if any(name.startswith(path) for path in blocks) else "layer"
+    if isinstance(module, _IN_TILES):
+        return "tile"
+    return "whole" if isinstance(module, nn.RNNBase | nn.RNNCellBase) else "tile, else whole"

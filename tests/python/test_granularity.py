@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments `working` and `blocks`: what they choose, show and refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stowage
+from stowage import _blocks
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.conv = nn.Linear(16, 16), nn.Conv1d(5, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(self.a(x))
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(16, 4))
+
+
+def block_model() -> nn.Module:
+    model = model_of()
+    stowage.stow(model, "nf4", working="block", blocks=Block)
+    return model
+
+
+X = torch.linspace(-2, 2, 2 * 5 * 16).reshape(2, 5, 16)
+
+
+def test_the_report_names_the_mode() -> None:
+    rows = stowage.report(block_model())
+    assert rows["0.a.weight"].working == "block" and rows["2.weight"].working == "layer"
+    assert rows["0.a.bias"].working == ""
+    model = nn.ModuleDict(
+        {"conv": nn.Conv1d(4, 4, 3), "gru": nn.GRU(4, 4), "mha": nn.MultiheadAttention(4, 2)}
+    )
+    rows = stowage.stow(model, {"*weight*": "int8"})
+    assert rows["conv.weight"].working == "tile" and "tile" in str(rows)
+    assert rows["gru.weight_ih_l0"].working == "whole"
+    assert rows["mha.in_proj_weight"].working == "tile, else whole"
+    assert stowage.stow(model, "int8", working="layer")["conv.weight"].working == "layer"
+
+
+def test_stow_again_and_unstow() -> None:
+    model = block_model()
+    stowage.stow(model, "nf4", working="block", blocks=Block)
+    assert len(model[0]._forward_hooks) == len(model[0]._forward_pre_hooks) == 1
+    stowage.stow(model, "nf4", working="tile")
+    assert not any(_blocks.is_block(m) for m in model.modules())
+    assert not model[0].a.weight._exact
+    model = block_model()
+    stowage.unstow(model)
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not module._forward_hooks_always_called
+    model(X)
+
+
+def test_which_modules_a_pattern_makes_blocks() -> None:
+    def blocks(pattern: Any) -> list[str]:
+        model = model_of()
+        stowage.stow(model, "int8", working="block", blocks=pattern)
+        return [path for path, module in model.named_modules() if _blocks.is_block(module)]
+
+    assert blocks("[01]*") == ["0", "1"]  # the outermost: * crosses dots
+    assert blocks(("0", nn.Conv1d)) == ["0", "0.conv", "1.conv"]
+    assert blocks("*") == [""]
+    assert blocks(Block) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"working": "leaf"}, "working must be one of tile, layer, block, got 'leaf'"),
+        ({"working": "tile", "exact": True}, "exact=True needs working='layer' or 'block'"),
+        ({"working": "block"}, "blocks must be given for working='block'"),
+        ({"blocks": "0"}, "blocks must be given for working='block', and only then"),
+        ({"working": "block", "blocks": "layers.*"}, "'layers.*': must match a module"),
+        ({"working": "block", "blocks": nn.GRU}, "GRU: must match a module, matches none"),
+        ({"working": "block", "blocks": [3]}, "globs or module types, got 3"),
+    ],
+)
+def test_refusals(options: dict[str, Any], text: str) -> None:
+    model = model_of()
+    with pytest.raises(stowage.InvalidArgument, match="stowage") as error:
+        stowage.stow(model, "int8", **options)
+    assert text in str(error.value)
+    assert not any(isinstance(p, stowage.StowedTensor) for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_load_takes_the_same(tmp_path: Path) -> None:
+    model = model_of()
+    stowage.stow(model, "int8")
+    stowage.save(model, tmp_path)
+    loaded = stowage.load(model_of, tmp_path, working="block", blocks=Block)
+    stowage.stow(model, "int8", exact=True)
+    assert torch.equal(loaded(X), model(X)) and _blocks.is_block(loaded[0])
+    with pytest.raises(stowage.InvalidArgument, match="must match a module"):
+        stowage.load(model_of, tmp_path, working="block", blocks="h.*")
