@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running an operator inside which autocast goes on acting: torch's bilinear casts not its arguments
-but the matrix products that it is made of."""
+"""Running an operator inside which autocast goes on acting: torch's bilinear casts not its
+arguments but the matrix products that it is made of."""
 
 from typing import Any
 
