@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old machines get the same bytes: the package under each instruction set that this CPU runs, in
+processes of their own, through modules. Products keep their bound; all else is equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stowage._library import composite_forced
+
+pytestmark = pytest.mark.skipif(composite_forced(), reason="no instruction set to choose")
+
+SCRIPT = """
+import sys, torch, stowage
+from torch import nn
+
+isa, out = sys.argv[1:]
+try:
+    stowage.quantize(torch.ones(2, 2), "int8")
+except NotImplementedError:
+    sys.exit(7)  # the CPU lacks it
+assert stowage.info()["instruction_set"].startswith(isa)
+found = {}
+for storage in "f8_e4m3 f8_e5m2:row int8 int8:block48 nf4 nf4:block64:nested fp4".split():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        torch.manual_seed(0)
+        embed, layer = nn.Embedding(50, 72), nn.Linear(72, 40)
+        x = torch.randn(20, 72).to(dtype)
+        model = nn.ModuleList([embed, layer])
+        stowage.stow(model, storage, compute_dtype=dtype)
+        key = f"{storage} {dtype}"
+        found[key + " rows"] = embed(torch.arange(0, 50, 3))
+        found[key + " weight"] = layer.weight.dequantize()
+        found[key + " parts"] = torch.cat([
+            p.contiguous().view(-1).view(torch.uint8) for p in layer.weight.parts.values()])
+        with torch.no_grad():
+            found[key + " y"] = torch.cat([layer(x[:n]) for n in (1, 3, 16)])
+            found[key + " exact"] = torch.cat([x[:n] for n in (1, 3, 16)]).double() @ (
+                layer.weight.dequantize().double().t()) + layer.bias.double()
+torch.save(found, out)
+"""
+
+
+def start(isa: str, folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "STOWAGE_FORCE_ISA": isa, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, isa, str(folder / isa)]
+    return subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
+    names = ("scalar", "avx2", "avx512")
+    runs = {name: start(name, tmp_path) for name in names}
+    errors = {name: run.communicate()[1] for name, run in runs.items()}
+    scalar = torch.load(tmp_path / "scalar")
+    for name in names[1:]:
+        if runs[name].returncode == 7:
+            continue
+        assert runs[name].returncode == 0, errors[name][-2000:]
+        found = torch.load(tmp_path / name)
+        assert found.keys() == scalar.keys()
+        for key, wanted in scalar.items():
+            got = found[key]
+            if not key.endswith(" y"):
+                assert torch.equal(got, wanted), (name, key)
+                continue
+            exact = scalar[key.replace(" y", " exact")]
+            unit = torch.finfo(got.dtype).eps
+            error, scale = (got.double() - exact).abs().max(), exact.abs().max()
+            assert error <= scale * (2 * unit + (0 if "float32" in key else 2.0**-8)), (name, key)
