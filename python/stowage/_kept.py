@@ -5,6 +5,7 @@ again: the values that weights were stowed from, the codes that an adapter was m
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
 import weakref
@@ -122,6 +123,17 @@ class Kept:
 
     def __deepcopy__(self, memo: Any) -> Kept:
         return self.__copy__()
+
+
+class Beside(dict[str, Any]):
+    """What is kept beside one module. Deep copies of a model share the tensors; pickles leave all
+    of it out."""
+
+    def __deepcopy__(self, memo: Any) -> Beside:
+        return Beside({name: copy.deepcopy(value, memo) for name, value in self.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ()
 
 
 def keep(

@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
-from stowage._kept import Kept, check_place, keep, verify
+from stowage._kept import Beside, Kept, check_place, keep, verify
 from stowage._stamp import stamp
 from stowage._weights import Held, values
 from stowage.tensor import StowedTensor
@@ -33,18 +32,6 @@ class Master:
     stamp: tuple[int, ...]  # of what was made from it
 
 
-class _Masters(dict[str, Master]):
-    """Those of one module. Copies share them, since they never change; pickles leave them out."""
-
-    def __deepcopy__(self, memo: Any) -> _Masters:
-        return _Masters(
-            {n: Master(m.kept.__copy__(), m.requires_grad, m.stamp) for n, m in self.items()}
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, ()
-
-
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return stamp(list(tensor.parts.values()) if isinstance(tensor, StowedTensor) else [tensor])
 
@@ -52,7 +39,7 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, ...]:
 def master_of(held: Held) -> Master | None:
     """The master of a weight, stale or not."""
     for site in held.sites:
-        found = site.module.__dict__.get(_MASTERS, {}).get(site.attribute)
+        found: Master | None = site.module.__dict__.get(_MASTERS, {}).get(site.attribute)
         if found is not None:
             return found
     return None
@@ -115,7 +102,7 @@ class Keeping:
         for held, master in self._made:
             for site in held.sites:
                 if master is not None:
-                    site.module.__dict__.setdefault(_MASTERS, _Masters())[site.attribute] = master
+                    site.module.__dict__.setdefault(_MASTERS, Beside())[site.attribute] = master
                 else:
                     site.module.__dict__.get(_MASTERS, {}).pop(site.attribute, None)
 

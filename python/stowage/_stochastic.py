@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic rounding: codes of one of the two neighbouring values, the nearer one more often.
+
+Scales are those of rounding to nearest. With v a value in fp32, s the scale that reading multiplies
+by (1 for casts; a nested scale after its own rounding), r = fl(1 / s) and u = fl(v * r), clamped to
+the largest values, let a <= u <= b be the neighbours in the storage's table. The code is b's where
+x < fl((u - a) / (b - a)), else a's. A u within 2^-22 |t| of a table value t is that value: what
+dequantizing gave goes back to where it was.
+
+x of element i is 24 bits of a counter: splitmix64 of (key + (i + 1) * 0x9E3779B97F4A7C15), its
+upper 24 bits over 2^24; key is the first 8 bytes (little-endian) of BLAKE2b of "<seed> <name>". So
+the bytes depend on values, storage, seed and name alone: not on threads, chunks, order or device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from stowage import ops
+from stowage._errors import InvalidArgument, translated
+from stowage._rounding import spans
+from stowage._storage import Storage
+
+_FLOATS = {
+    "f8_e4m3": torch.float8_e4m3fn,
+    "f8_e5m2": torch.float8_e5m2,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+}
+_CLOSE = 2.0**-22  # of the value: the error of dequantizing and dividing by the scale again
+_ONE = {"f8_e4m3": 0x38, "f8_e5m2": 0x3C, "int8": 1}  # the code of 1
+
+
+def key_of(seed: int, name: str) -> int:
+    """What makes the random numbers of one weight."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _signed(number: int) -> int:
+    number %= 1 << 64
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(key: int, first: int, last: int, device: torch.device) -> Tensor:
+    """Elements [first, last) of the stream of `key`: fp32 in [0, 1), multiples of 2^-24."""
+    counter = torch.arange(first + 1, last + 1, dtype=torch.int64, device=device)
+    z = counter * _signed(0x9E3779B97F4A7C15) + _signed(key)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _shifted(z, 31)
+    return _shifted(z, 40).to(torch.float32) * 2.0**-24
+
+
+@cache
+def _table(storage: Storage) -> tuple[Tensor, Tensor]:
+    """The finite values in order, fp32, and their codes (as uint8 or int16). One zero."""
+    if storage.bits == 4:
+        codes = torch.arange(16, dtype=torch.uint8)
+        values = torch.tensor(storage.values, dtype=torch.float32)
+    elif storage.codes == "int8":
+        codes = torch.arange(-127, 128, dtype=torch.int8).view(torch.uint8)
+        values = torch.arange(-127, 128, dtype=torch.float32)
+    else:
+        bits = torch.uint8 if storage.bits == 8 else torch.int16
+        span = torch.arange(256 if storage.bits == 8 else 65536, dtype=torch.int32)
+        codes = span.to(bits)
+        values = codes.view(_FLOATS[storage.codes]).to(torch.float32)
+    order = values.argsort(stable=True)  # +0 is before -0, whose code is larger
+    values, codes = values[order], codes[order]
+    keep = values.isfinite() & torch.cat([torch.tensor([True]), values[1:] != values[:-1]])
+    return values[keep], codes[keep]
+
+
+def quantize(values: Tensor, storage: Storage, key: int) -> list[Tensor]:
+    """The parts of a weight, in the order of its layout, from fp32 `values`. The peak is one fp32
+    tensor of that size beyond input and result. Raises InvalidArgument for NaN and infinity."""
+    if values.dtype is not torch.float32:
+        raise InvalidArgument(f"stowage: values to round must be float32, got {values.dtype}")
+    try:
+        parts = ops.quantize(values.contiguous(), storage.key)
+        if storage.codes == "f32":
+            return parts
+        scales = _scales(parts, storage, values)
+    except RuntimeError as error:
+        raise translated(error) from None
+    grid, codes_of = (t.to(values.device) for t in _table(storage))
+    flat, out = values.reshape(-1), torch.empty(values.numel(), dtype=codes_of.dtype)
+    out = out.to(values.device)
+    for span in spans(flat.numel(), 1):
+        scale = None if scales is None else scales.view(-1)[span]
+        x = uniform(key, span.start, span.stop, values.device)
+        out[span] = codes_of[_indices(flat[span], scale, grid, x)]
+    return [_as_codes(out, parts[0], storage), *parts[1:]]
+
+
+def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor | None:
+    """The scale of every element: what a weight of ones reads as. None for casts."""
+    if storage.kind == "none":
+        return None
+    one = _ONE.get(storage.codes)
+    if one is None:  # two codes in a byte
+        one = storage.values.index(1.0) * 17
+    ones = torch.full_like(parts[0], one)
+    return ops.dequantize(ones, parts[1:], storage.key, values.shape, torch.float32)
+
+
+def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor:
+    if scale is not None:
+        # A scale of zero is that of a block of zeros.
+        v = torch.where(scale == 0, 0.0, v * (torch.ones_like(scale) / scale))
+    u = v.clamp(float(grid[0]), float(grid[-1]))
+    above = torch.searchsorted(grid, u).clamp(max=len(grid) - 1)
+    below = (above - 1).clamp(min=0)
+    a, b = grid[below], grid[above]
+    up = x < (u - a) / torch.where(b == a, torch.ones_like(a), b - a)
+    up = torch.where((u - a).abs() <= _CLOSE * a.abs(), False, up)
+    up = torch.where((u - b).abs() <= _CLOSE * b.abs(), True, up)
+    return torch.where(up, above, below)
+
+
+def _as_codes(out: Tensor, like: Tensor, storage: Storage) -> Tensor:
+    if storage.bits != 4:
+        return out.view(like.dtype).view(like.shape)
+    zero = storage.values.index(0.0)
+    pairs = torch.nn.functional.pad(out, (0, out.numel() % 2), value=zero)
+    return (pairs[0::2] * 16 + pairs[1::2]).view(like.shape)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT on weights that rest: merging adapters with one rounding, and taking them out exactly.
+
+Adapters on a stowed base need nothing from here: `peft.get_peft_model(model, config)` works as on
+any model. PEFT's own `merge_adapter` adds to each weight and rounds after every adapter, and its
+`unmerge_adapter` subtracts and rounds again: neither can be undone. Here the codes from before
+stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from stowage._errors import InvalidArgument
+from stowage._kept import Kept, check_place, verify
+from stowage.integrations._merged import (
+    check_unwritten,
+    keep_layers,
+    modules,
+    record_of,
+    restore,
+    set_record,
+)
+from stowage.integrations._merging import How, merge_layer
+from stowage.modules import unstow
+
+Folder = str | os.PathLike[str] | None
+
+
+@contextmanager
+def adapting() -> Iterator[None]:
+    """Inside, the copies that PEFT makes of `modules_to_save` are plain and can be trained, also
+    where the module rests; the original rests on. Without it such a copy rests as well, and the
+    first step of an optimizer refuses to train it. For `get_peft_model`, `from_pretrained`,
+    `load_adapter` and `add_adapter`; needed only where a rule stowed a head, since the defaults
+    leave heads plain."""
+
+    def made(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if isinstance(parent, nn.ModuleDict) and child is not None:
+            unstow(child)  # PEFT keeps its copies in ModuleDicts; all else in those is plain
+
+    hook = register_module_module_registration_hook(made)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _layers(model: nn.Module) -> dict[str, BaseTunerLayer]:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+    if not found:
+        raise InvalidArgument("stowage.integrations.peft: the model must have adapters, has none")
+    return found
+
+
+def _how(rounding: str, seed: int, keep: str | None, folder: Folder) -> How:
+    if rounding not in ("nearest", "stochastic"):
+        raise InvalidArgument(
+            f'stowage.integrations.peft: rounding must be "nearest" or "stochastic", got '
+            f"{rounding!r}"
+        )
+    check_place("stowage.integrations.peft", "keep", keep, folder)
+    return How(rounding, seed, keep or "ram", folder)
+
+
+def _check_allowed(model: nn.Module) -> None:
+    """PEFT's own refusals."""
+    check = getattr(getattr(model, "base_model", model), "_check_merge_allowed", None)
+    if check is not None:
+        check()
+
+
+def merge(
+    model: nn.Module,
+    adapter_names: list[str] | None = None,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    keep: str | None = "ram",
+    folder: Folder = None,
+    safe_merge: bool = False,
+) -> list[str]:
+    """Merges adapters (default: the active ones) into the base weights of `model`, in place;
+    returns the names of the layers that changed.
+
+    Each resting weight is dequantized to fp32, PEFT adds the deltas of all adapters, and the sum is
+    quantized whole to the weight's storage, once. `rounding="stochastic"` takes either neighbour of
+    a value, the nearer one more often (`_stochastic.py` defines it); the same bytes for a `seed`.
+    `keep` says where the codes and scales from before wait until `unmerge`: "ram", "disk" (a file
+    in `folder`, or in a temporary folder) or None, nowhere. While they are kept, PEFT's own
+    `unmerge_adapter()` and forwards with disabled adapters restore them exactly too.
+
+    Raises InvalidArgument for values that are not finite, FileError, and what PEFT raises; the
+    model is then as it was."""
+    how, layers = _how(rounding, seed, keep, folder), _layers(model)
+    _check_allowed(model)
+    done: dict[str, Callable[[], None]] = {}
+    with torch.inference_mode(False), torch.no_grad():
+        kept: dict[str, Kept] | None = None
+        if how.place == "disk":
+            new = {name: layer for name, layer in layers.items() if record_of(layer) is None}
+            kept = keep_layers(new, "disk", folder)
+        try:
+            for name, layer in layers.items():
+                before = None if record_of(layer) else kept
+                back = merge_layer(name, layer, how, adapter_names, safe_merge, before)
+                if back is not None:
+                    done[name] = back
+        except BaseException:
+            for back in reversed(done.values()):
+                back()
+            raise
+    for name in done if keep is None else ():
+        set_record(layers[name], None)
+    return list(done)
+
+
+def unmerge(model: nn.Module) -> list[str]:
+    """Takes the adapters that `merge` merged out of `model`; the codes and scales are those from
+    before, bit for bit, and so are plain weights and biases. Returns the names of the layers.
+
+    Raises InvalidArgument where a weight was written since, or where nothing was kept, and BadFile
+    where the kept file was damaged; nothing is changed then."""
+    layers = _layers(model)
+    merged = {name: layer for name, layer in layers.items() if layer.merged}
+    lost = [name for name, layer in merged.items() if record_of(layer) is None]
+    records = [(n, m, r) for n, m in reversed(merged.items()) if (r := record_of(m)) is not None]
+    covered = {id(m) for _, layer, _ in records for m in modules(layer)}
+    lost = [name for name in lost if id(merged[name]) not in covered]
+    if lost:
+        raise InvalidArgument(
+            "stowage.integrations.peft.unmerge: the codes from before must be kept, they are not "
+            f"for {', '.join(lost)}; PEFT's own unmerge_adapter() subtracts and rounds again"
+        )
+    with torch.inference_mode(False), torch.no_grad():
+        check_unwritten(records)
+        verify([kept for _, _, r in records for was in r.was.values() for kept in was.kept])
+        for _, layer, record in records:
+            restore(layer, record)
+    return [name for name, _, _ in reversed(records)]
+
+
+def merge_and_unload(
+    model: nn.Module,
+    adapter_names: list[str] | None = None,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    safe_merge: bool = False,
+) -> nn.Module:
+    """`merge` for good, then PEFT's `unload`: the base model with its weights at rest, without
+    adapters. Adapters that are merged already stay merged."""
+    merge(model, adapter_names, rounding=rounding, seed=seed, keep=None, safe_merge=safe_merge)
+    for layer in _layers(model).values():
+        set_record(layer, None)
+    unloaded: nn.Module = model.unload()  # type: ignore[operator]
+    return unloaded
+
+
+@contextmanager
+def merging(
+    model: nn.Module,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    keep: str | None = "ram",
+    folder: Folder = None,
+) -> Iterator[None]:
+    """Inside, PEFT's own `merge_adapter` and `merge_and_unload` of this model merge layer by layer
+    as `merge` does; no class is patched. What was merged can be taken out at any time later."""
+    how, layers = _how(rounding, seed, keep, folder), _layers(model)
+    for name, layer in layers.items():
+        layer.__dict__["merge"] = partial(_merge_one, name, layer, how, keep is None)
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.__dict__.pop("merge", None)
+
+
+def _merge_one(
+    name: str,
+    layer: BaseTunerLayer,
+    how: How,
+    for_good: bool,
+    safe_merge: bool = False,
+    adapter_names: list[str] | None = None,
+) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        merge_layer(name, layer, how, adapter_names, safe_merge)
+    if for_good:
+        set_record(layer, None)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging adapters: all or nothing, seeded rounding, masters, pickles, nested layers."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import warnings
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from torch import nn
+
+import stowage
+from stowage import _stochastic
+from stowage._storage import Storage
+from stowage.tensor import StowedTensor
+
+peft = pytest.importorskip("peft")
+from stowage.integrations import peft as stowed_peft  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LINEAR = ["q", "down"]
+IDS = torch.tensor([[1, 5, 39], [0, 3, 3]])
+
+
+class Net(nn.Module):
+    """Every kind of base layer that PEFT merges into, a head, and a tie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 64)
+        self.q, self.down = nn.Linear(64, 64), nn.Linear(64, 48)
+        self.conv = nn.Conv1d(64, 64, 3, padding=1)
+        self.classifier = nn.Linear(48, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        hidden = hidden + torch.relu(self.q(hidden))
+        hidden = hidden + self.conv(hidden.transpose(1, 2)).transpose(1, 2)
+        return self.classifier(self.down(hidden))
+
+
+CONFIGS: dict[str, Any] = {
+    "lora": peft.LoraConfig(target_modules=[*LINEAR, "embed", "conv"], init_lora_weights=False),
+    "bias": peft.LoraConfig(target_modules=LINEAR, lora_bias=True, init_lora_weights=False),
+    "dora": peft.LoraConfig(
+        target_modules=[*LINEAR, "conv"], use_dora=True, init_lora_weights=False
+    ),
+    "loha": peft.LoHaConfig(target_modules=[*LINEAR, "conv"], init_weights=False),
+    "lokr": peft.LoKrConfig(target_modules=LINEAR, init_weights=False),
+    "ia3": peft.IA3Config(
+        target_modules=LINEAR, feedforward_modules=["down"], init_ia3_weights=False
+    ),
+    "vera": peft.VeraConfig(target_modules=["q"], init_weights=False),
+    "oft": peft.OFTConfig(target_modules=LINEAR, oft_block_size=16, init_weights=False),
+    "boft": peft.BOFTConfig(target_modules=LINEAR, boft_block_size=4, init_weights=False),
+}
+
+
+def adapted(storage: str | None, kind: str = "lora", dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    if storage:
+        stowage.stow(model, storage)
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, copy.deepcopy(CONFIGS[kind])).eval()
+
+
+def octets(model: nn.Module) -> dict[str, bytes]:
+    """Everything that the model holds, adapters too."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        stowed = isinstance(parameter, StowedTensor)
+        parts = parameter.parts if stowed else {"": parameter.detach()}
+        for part, tensor in parts.items():
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+            found[f"{name}.{part}"] = raw.numpy().tobytes()
+    return found
+
+
+def merged_by_peft(model: Any, adapters: list[str] | None = None) -> dict[str, torch.Tensor]:
+    """The oracle: PEFT's own merge into fp32 copies of the dequantized weights."""
+    twin = copy.deepcopy(model)
+    stowage.unstow(twin, torch.float32)
+    twin.merge_adapter(adapters)
+    return {n: p.detach() for n, p in twin.named_parameters()}
+
+
+@pytest.mark.parametrize("storage", ["f8_e4m3", "f8_e5m2:row", "int8", "nf4", "fp4", "bf16"])
+def test_stochastic_rounding_is_seeded_and_takes_a_neighbour(storage: str) -> None:
+    kept, codes = adapted(storage), []
+    for seed in (1, 1, 2):
+        model = copy.deepcopy(kept)
+        with torch.random.fork_rng():
+            torch.manual_seed(len(codes))  # torch's own generator has no part in it
+            stowed_peft.merge(model, rounding="stochastic", seed=seed)
+        codes.append(octets(model))
+    assert codes[0] == codes[1] != codes[2]
+    wanted = merged_by_peft(kept)
+    name = "base_model.model.q.base_layer.weight"
+    parts = _stochastic.quantize(wanted[name], Storage(storage), _stochastic.key_of(2, "q.weight"))
+    assert codes[2][f"{name}.codes"] == parts[0].reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_small_deltas_survive_in_the_mean_where_nearest_loses_them() -> None:
+    model = adapted("f8_e4m3")
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.fill_(0.0)
+        if "lora_A" in name:
+            parameter.data.fill_(0.01)
+    weight = model.base_model.model.q.base_layer.weight
+    model.base_model.model.q.lora_B["default"].weight.data.fill_(1e-3)
+    values = weight.dequantize()
+    delta = model.base_model.model.q.get_delta_weight("default").mean().item()
+    moved = {}
+    for rounding in ("nearest", "stochastic"):
+        stowed_peft.merge(model, rounding=rounding, seed=4)
+        moved[rounding] = (weight.dequantize() - values).mean().item()
+        stowed_peft.unmerge(model)
+    assert moved["stochastic"] == pytest.approx(delta, rel=0.5)
+    assert abs(moved["stochastic"] - delta) < abs(moved["nearest"] - delta)
+
+
+def octets_of(weight: StowedTensor) -> bytes:
+    codes = weight.parts["codes"].contiguous().reshape(-1).view(torch.uint8)
+    return codes.numpy().tobytes()
+
+
+def layers(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if isinstance(m, peft.tuners.tuners_utils.BaseTunerLayer)]
+
+
+def test_merge_and_unload_leaves_a_resting_model() -> None:
+    model = adapted("nf4", "dora")
+    wanted = copy.deepcopy(model)
+    stowed_peft.merge(wanted)
+    values = wanted(IDS)
+    plain = stowed_peft.merge_and_unload(model)
+    assert isinstance(plain, Net) and isinstance(plain.q.weight, StowedTensor)
+    assert torch.equal(plain(IDS), values) and not layers(plain)
+
+
+def test_a_failing_merge_changes_nothing() -> None:
+    model = adapted("int8")
+    before = octets(model)
+    conv = model.base_model.model.conv
+    conv.lora_B["default"].weight.data[0] = torch.inf
+    broken = octets(model)
+    for place in ("ram", "disk"):
+        with pytest.raises(stowage.InvalidArgument, match="finite"):
+            stowed_peft.merge(model, keep=place)
+        assert octets(model) == broken and not any(layer.merged for layer in layers(model))
+    conv.lora_B["default"].weight.data[0] = 0.0
+    model.add_adapter("bad", copy.deepcopy(CONFIGS["lora"]))
+    conv.lora_B["bad"].weight.data[0] = torch.nan
+    stowed_peft.merge(model)
+    merged = base_octets(model)
+    with pytest.raises(stowage.InvalidArgument, match="finite"):
+        stowed_peft.merge(model, ["bad"])
+    assert base_octets(model) == merged
+    stowed_peft.unmerge(model)
+    assert base_octets(model) == {n: b for n, b in before.items() if "lora" not in n}
+
+
+def base_octets(model: nn.Module) -> dict[str, bytes]:
+    return {name: raw for name, raw in octets(model).items() if "lora" not in name}
+
+
+def test_a_weight_written_while_merged_is_not_overwritten() -> None:
+    model = adapted("int8")
+    stowed_peft.merge(model)
+    model.base_model.model.q.base_layer.weight.data[0] = 0.5
+    written = octets(model)
+    with pytest.raises(stowage.InvalidArgument, match=r"q\.weight: must not be written"):
+        stowed_peft.unmerge(model)
+    assert octets(model) == written
+
+
+def test_merging_keeps_the_master_of_the_base() -> None:
+    """A merged weight has a stale master; taking the adapter out makes it fresh again."""
+    torch.manual_seed(0)
+    base = Net()
+    original = base.q.weight.detach().clone()
+    stowage.stow(base, "nf4", keep_master="ram")
+    model = peft.get_peft_model(base, copy.deepcopy(CONFIGS["lora"]))
+    stowed_peft.merge(model)
+    assert stowage.report(model)["base_model.model.q.base_layer.weight"].master == "stale"
+    stowed_peft.unmerge(model)
+    stowage.unstow(model)
+    weight = model.base_model.model.q.base_layer.weight
+    assert torch.equal(weight, original) and not weight.requires_grad
+
+
+def test_a_pickle_of_a_merged_model_stays_merged() -> None:
+    model = adapted("int8")
+    stowed_peft.merge(model)
+    twin = pickle.loads(pickle.dumps(model))
+    assert octets(twin) == octets(model)
+    with pytest.raises(stowage.InvalidArgument, match="must be kept"):
+        stowed_peft.unmerge(twin)
+    twin.unmerge_adapter()  # PEFT's own, which rounds
+    stowed_peft.unmerge(model)
+
+
+@pytest.mark.parametrize("storage", ["int8:row", "nf4"])
+def test_experts_and_attention(storage: str) -> None:
+    """Raw parameters (target_parameters) and MultiheadAttention, whose layers are nested."""
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    stowage.stow(attention, {"*_proj*weight": storage})
+    model = peft.get_peft_model(
+        nn.Sequential(attention), peft.LoraConfig(target_modules=["0"], init_lora_weights=False)
+    )
+    before, wanted = octets(model), merged_by_peft(model)
+    stowed_peft.merge(model)
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, StowedTensor):
+            expected = stowage.quantize(wanted[name], storage).dequantize()
+            assert torch.equal(parameter.dequantize(), expected)
+    stowed_peft.unmerge(model)
+    assert octets(model) == before
+
+
+def test_arguments_are_checked() -> None:
+    model = adapted("int8")
+    for wrong in ({"rounding": "up"}, {"keep": "tape"}, {"folder": "x"}):
+        with pytest.raises(stowage.InvalidArgument, match=next(iter(wrong))):
+            stowed_peft.merge(model, **wrong)
+    with pytest.raises(stowage.InvalidArgument, match="must have adapters"):
+        stowed_peft.merge(nn.Linear(2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stowed_peft.unmerge(model) == []
