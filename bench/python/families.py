@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-Inputs = dict[str, torch.Tensor]
+Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,11 @@ class Family:
 
     def batch(self, dtype: torch.dtype = torch.float32) -> Inputs:
         torch.manual_seed(1)
-        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.inputs().items()}
+        given = self.inputs().items()
+        return {
+            k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for k, v in given
+        }
 
 
 def answer(model: nn.Module, batch: Inputs) -> torch.Tensor:
@@ -162,6 +166,24 @@ DIFFUSION = {
             lambda: {"img_ids": torch.randn(16, 3), "txt_ids": torch.zeros(6, 3)},
         ),
     ),
+    "pixart": Family(  # scale and shift tables as bare parameters
+        _diffusers(
+            "PixArtTransformer2DModel",
+            num_attention_heads=4,
+            attention_head_dim=16,
+            in_channels=4,
+            out_channels=8,
+            num_layers=2,
+            sample_size=16,
+            cross_attention_dim=64,
+            caption_channels=32,
+        ),
+        _both(
+            _random(hidden_states=(2, 4, 16, 16), encoder_hidden_states=(2, 5, 32)),
+            _given(timestep=torch.tensor([3, 9])),
+            lambda: {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
+        ),
+    ),
     "vae": Family(
         _diffusers(
             "AutoencoderKL",
@@ -196,7 +218,32 @@ LANGUAGE = {
         _both(_random(input_features=(2, 16, 100)), _ids("decoder_input_ids")),
     ),
 }
-FAMILIES = {**DIFFUSION, **LANGUAGE}
+VISION = {
+    "vit": Family(  # class token and positions as bare parameters
+        _transformers("vit", **TOWER, image_size=32, patch_size=8),
+        _random(pixel_values=(2, 3, 32, 32)),
+    ),
+    "swin": Family(  # computes drop path rates and position tables in its constructor
+        _transformers(
+            "swin", image_size=32, embed_dim=32, depths=[1, 1], num_heads=[2, 2], window_size=4
+        ),
+        _random(pixel_values=(2, 3, 32, 32)),
+    ),
+}
+MIXTURE = {
+    "qwen2_moe": Family(  # experts as bare parameters of three dimensions
+        _transformers(
+            "qwen2_moe",
+            **DECODER,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            num_experts=4,
+        ),
+        _ids(),
+    ),
+    "gemma2": Family(_transformers("gemma2", **DECODER, head_dim=16), _ids()),
+}
+FAMILIES = {**DIFFUSION, **LANGUAGE, **VISION, **MIXTURE}
 STORAGES = (
     *("f8_e4m3", "f8_e4m3:row", "f8_e4m3:block32", "f8_e5m2", "f8_e5m2:row"),
     *("int8:row", "int8:tensor", "int8:block32"),
