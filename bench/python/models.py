@@ -2,9 +2,10 @@
 """Small models of many families in every storage, computing in bf16, beside fp32 and dense bf16.
 
 For each: the share of the parameters that rest, bytes of all parameters beside bf16, the error of
-the output beside fp32 (norm of the difference by the norm), and the time of a forward beside dense
-bf16 (interleaved, the minimum of the rounds). The models are tiny, so times show what a layer
-costs in Python; errors are those of random weights, which are harsher than trained ones.
+the output beside fp32 (norm of the difference by the norm), and the processor time of a forward
+beside dense bf16 (interleaved, the minimum of the rounds). The models are tiny, so
+times show what a layer costs in Python; errors are those of random weights, which are harsher than
+trained ones.
 Run: python bench/python/models.py [--models unet llama] [--storages nf4 int8:row] [--json]
 """
 
@@ -43,9 +44,9 @@ def _times(models: dict[str, nn.Module], batch: Inputs, rounds: int) -> dict[str
     best = dict.fromkeys(models, math.inf)
     for _ in range(rounds):
         for name, model in models.items():
-            start = time.perf_counter()
+            start = time.process_time()
             answer(model, batch)
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], time.process_time() - start)
     return best
 
 

@@ -30,11 +30,17 @@ AMPLIFIES = {"vae": 2.0, "clip": 1.5}
 SHORT = ("f8_e4m3", "int8:row", "nf4:block64:nested")
 # What stays plain, of two and more dimensions: name -> the reason.
 TABLES = "the defaults take Linear, Embedding and Conv weights"
+DECLARED = "_skip_layerwise_casting_patterns"
 PLAIN = {
+    "dit": {r"(pos_embed\.proj|norm1\..*)\.weight$": DECLARED},
+    "flux": {r"norm\w*\.linear\.weight$": DECLARED},
     "t5 encoder": {r"DenseReluDense\.wo\.weight": "_keep_in_fp32_modules"},
     "t5": {r"DenseReluDense\.wo\.weight": "_keep_in_fp32_modules"},
     "llama": {r"^lm_head\.weight$": "a head"},
-    "pixart": {r"scale_shift_table$": TABLES},
+    "pixart": {
+        r"scale_shift_table$": TABLES,
+        r"(pos_embed\.proj|adaln_single\..*linear.*)\.weight$": DECLARED,
+    },
     "vit": {r"(cls_token|position_embeddings)$": TABLES},
     "swin": {r"relative_position_bias_table$": TABLES},
     "qwen2_moe": {r"mlp\.(gate\.weight|experts\.\w+_proj)$": TABLES},

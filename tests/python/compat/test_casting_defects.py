@@ -174,7 +174,8 @@ def test_row_11_a_tie_to_a_skipped_layer_holds() -> None:
         made.blocks[order[0]].weight = made.blocks[order[1]].weight
         enable_layerwise_casting(made, E4M3, F32, ["norm", r"blocks\.2"])
         assert made.blocks[0].weight is made.blocks[2].weight
-        assert made.blocks[0].weight.dtype == made.blocks[2].weight.dtype == F32
+        assert made.blocks[0].weight.dtype == F32
+        assert type(made.blocks[2].weight) is nn.Parameter  # as precise as was asked
         assert torch.isfinite(made(torch.randn(2, 32))).all()
 
 

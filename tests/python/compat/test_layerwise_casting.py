@@ -90,7 +90,7 @@ def test_what_stays_plain_has_a_reason(pattern: str | None) -> None:
     assert all(row.reason for row in stowage.report(made).rows)
     if pattern:
         found = stowage.report(made)
-        assert found["blocks.0.norm_q.weight"].reason == "rule 'blocks.0.norm_q' keeps it plain"
+        assert found["blocks.0.norm_q.weight"].reason == "skip pattern 'norm' keeps it plain"
         assert found["table"].reason == "no rule names it"
 
 

@@ -8,20 +8,19 @@ does nothing, and what cannot be done is refused before anything changes.
 
 from __future__ import annotations
 
-import glob
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
-from stowage._patterns import Pattern
+from stowage._patterns import Predicate, names_around
 from stowage._resting import cannot_rest, is_narrow
 from stowage._weights import parameters
 from stowage.modules import stow
-from stowage.policy import Wish
+from stowage.policy import Rules
 from stowage.tensor import StowedTensor
 
 Patterns = str | Iterable[str]
@@ -82,9 +81,8 @@ def apply_layerwise_casting(
     if not selection.layers:
         return
     _check_ready(module, selection.layers.values(), storage)
-    rules: dict[Pattern, Wish] = {glob.escape(path): None for path in selection.skipped}
-    kinds = [k for k in LAYERS if any(isinstance(m, k) for m in selection.layers.values())]
-    stow(module, rules={**rules, **dict.fromkeys(kinds, storage)}, storage=None, exact=exact)
+    rules: Rules = {_inside(selection.layers.values()): storage}
+    stow(module, rules, skip=selection.skips(), allow_unmatched=True, exact=exact)
     for layer in selection.layers.values():
         layer.to(compute_dtype)
 
@@ -157,11 +155,18 @@ class _Skip:
             tuple(entry.lower() for entry in given if isinstance(entry, str)),
         )
 
-    def __call__(self, path: str, module: nn.Module) -> bool:
-        if isinstance(module, self.classes) or any(p.search(path) for p in self.patterns):
-            return True
-        names = [base.__name__.lower() for base in type(module).__mro__ if base is not nn.Module]
-        return any(word in name for word in self.words for name in names)
+    def reason(self, path: str, module: nn.Module) -> str:
+        """What keeps the module out; "" if nothing does."""
+        for pattern in self.patterns:
+            if pattern.search(path):
+                return f"pattern {pattern.pattern!r}"
+        for kind in type(module).__mro__:
+            name = kind.__name__.lower()
+            if kind in self.classes or (
+                kind is not nn.Module and any(word in name for word in self.words)
+            ):
+                return f"class {kind.__name__}"
+        return ""
 
 
 def listed(patterns: Patterns | None) -> tuple[str, ...]:
@@ -180,23 +185,43 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass
 class _Selection:
-    """The layers to cast by their dotted names, and the skipped modules that hold such layers."""
+    """The layers to cast by their dotted names, and the paths that are skipped by what skips
+    them."""
 
     skip: _Skip
     layers: dict[str, nn.Module] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[str, set[str]] = field(default_factory=dict)
 
     def walk(self, module: nn.Module, path: str) -> None:
-        if self.skip(path, module):
-            if any(isinstance(below, LAYERS) for below in module.modules()):
-                self.skipped.append(path)
+        reason = self.skip.reason(path, module)
+        if reason:
+            self.skipped.setdefault(reason, set()).add(path)
         elif isinstance(module, LAYERS):
             self.layers[path] = module
         else:
-            for name, child in _children(module):
-                self.walk(child, f"{path}.{name}" if path else name)
+            for name, child in module._modules.items():  # one that has two names under each
+                if child is not None:
+                    self.walk(child, f"{path}.{name}" if path else name)
+
+    def skips(self) -> list[Predicate]:
+        return [_below(paths, reason) for reason, paths in self.skipped.items()]
 
 
-def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All of them, one that has two names under each."""
-    return ((name, child) for name, child in module._modules.items() if child is not None)
+def _inside(layers: Iterable[nn.Module]) -> Predicate:
+    """Whether a parameter belongs to one of the layers, or to a part of one."""
+    parts = {id(part) for layer in layers for part in layer.modules()}
+
+    def layerwise_casting(name: str, module: nn.Module) -> bool:
+        return id(module) in parts
+
+    return layerwise_casting
+
+
+def _below(paths: set[str], reason: str) -> Predicate:
+    """Whether a parameter is below one of the paths; the report calls it by the reason."""
+
+    def below(name: str, module: nn.Module) -> bool:
+        return any(around in paths for around in names_around(name))
+
+    below.__name__ = reason
+    return below
