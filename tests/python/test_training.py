@@ -112,11 +112,14 @@ def test_the_default_path_is_within_rounding_of_both(storage: str) -> None:
         gradients(m, WRAPS["plain"], False, d)
         for m, d in ((model, torch.bfloat16), (twin, torch.bfloat16), (wide, torch.float32))
     ]
-    for name, gradient in found[0].items():
-        true = found[2][name]
-        ours, theirs = ((f[name].float() - true).norm() / true.norm() for f in found[:2])
-        assert ours <= max(1.5 * theirs, 2.0**-7), (name, ours, theirs)
-        assert gradient.unique().numel() > 48  # of 64 or more: not a few codes
+    ours, theirs = (
+        torch.stack([(f[n].float() - true).norm() / true.norm() for n, true in found[2].items()])
+        for f in found[:2]
+    )
+    assert (ours <= 4 * theirs + 2.0**-8).all(), (ours, theirs)  # one unit that flips shows in one
+    assert ours.mean() <= 1.5 * theirs.mean(), (ours.mean(), theirs.mean())
+    # Of 64 values or more: not a few codes.
+    assert all(gradient.unique().numel() > 48 for gradient in found[0].values())
 
 
 @pytest.mark.parametrize("exact", [False, True])
