@@ -40,8 +40,10 @@ std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept 
   const std::int64_t block = storage.scaling.block;
   if (block % kLinearPad != 0) return 0;
   if (!arranged() && columns_ % block != 0) return 1;  // groups begin anew in each row
-  // Nested scales are expanded so many at a time; rows may cut the first and the last of them.
-  if (storage.scaling.nested) return (kExpandedScales - 2) * block / columns_;
+  // Nested scales are expanded so many at a time; rows may cut the first and the last of them. An
+  // even number, since kernels take rows in twos.
+  if (const std::int64_t some = (kExpandedScales - 2) * block / columns_; storage.scaling.nested)
+    return some > 1 ? some / 2 * 2 : some;
   return rows_;
 }
 
@@ -65,8 +67,9 @@ void LinearWeight::widen_rows(std::int64_t row, std::int64_t count, std::int64_t
 
 void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                        const Vectors& to) const noexcept {
-  // So many bytes of the stretches that are read one after the other are on their way.
-  constexpr std::int64_t kAhead = 2048;
+  // So many bytes of the stretches that are read one after the other are on their way: two rows of
+  // 4096 8-bit codes.
+  constexpr std::int64_t kAhead = 8192;
   const std::int64_t stretch = std::max<std::int64_t>(1, n * bits_ / 8);
   const std::int64_t ahead =
       n == columns_ ? kAhead : ceil_div(kAhead, stretch) * (columns_ * bits_ / 8);

@@ -12,7 +12,8 @@ inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
 
 /// The largest |x| of n values. f64 is rounded to fp32 first.
 using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
-/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x. f64 is rounded to fp32 first.
+/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x and r > 0 that make |x r| at most next
+/// to F: r = fl(1 / fl(amax / F)). f64 is rounded to fp32 first.
 using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
 /// codes[i] = x[i] rounded once, to nearest even, saturating; NaN and inf pass as the format has
 /// them. Returns the largest |x|; a finite f64 too large for fp32 counts as finite.

@@ -2,6 +2,7 @@
 // Runs of flat groups, of groups that restart at each row, and of nested scales.
 #include "kernel/runs.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/checked.h"
@@ -40,9 +41,15 @@ Run Runs::next_nested(std::int64_t begin, std::int64_t end, float* scales) const
   constexpr std::int64_t kNestedBlock = 256;  // block scales under one fp32
   const std::int64_t from = begin / group_;
   const std::int64_t to = std::min(ceil_div(end, group_), from + kExpandedScales);
-  for (std::int64_t b = from; b < to; ++b) {
-    const float product = nested_.map[nested_.absmax[b]] * nested_.table[b / kNestedBlock];
-    scales[b - from] = product + *nested_.offset;
+  const float offset = *nested_.offset;
+  const float* const map = nested_.map;
+  for (std::int64_t b = from; b < to;) {
+    const float scale = nested_.table[b / kNestedBlock];
+    const std::int64_t stop = std::min(to, (b / kNestedBlock + 1) * kNestedBlock);
+    for (; b < stop; ++b) {
+      const float product = map[nested_.absmax[b]] * scale;
+      scales[b - from] = product + offset;
+    }
   }
   const std::int64_t base = from * group_;  // even: two codes to a byte
   return {codes_ + base / 2, begin - base, scales, group_, std::min(end, to * group_) - begin};

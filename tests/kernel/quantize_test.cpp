@@ -39,6 +39,24 @@ TEST_P(Quantize, EveryHalfToEveryCast) {
           << disk_name(in) << " to " << trait(codes).name;
 }
 
+// bf16 under a scale has steps of its own. Numbers beyond amax are left out, as are NaNs.
+TEST_P(Quantize, EveryBf16UnderEveryKindOfScale) {
+  for (const float amax : {1.0f, 0.37109375f, 448.0f, 3e38f, 1e-38f, 0x1p-130f}) {
+    Bytes values(2 * 65536);
+    const auto most = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(amax) >> 16);
+    for (std::size_t i = 0; i < 65536; ++i) {
+      const auto half = static_cast<std::uint16_t>((i & 0x7FFF) <= most ? i : most);
+      std::memcpy(values.data() + 2 * i, &half, 2);
+    }
+    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor"}) {
+      const Storage storage = parse_storage(name);
+      EXPECT_TRUE(quantized(table(), values, Dtype::bf16, {65536}, storage).bytes ==
+                  reference_parts(values, Dtype::bf16, {65536}, storage).bytes)
+          << name << " amax " << amax;
+    }
+  }
+}
+
 // Each value of a format, each midpoint, and numbers next to both, which fp32 cannot all tell
 // apart.
 std::vector<double> edges_of(Codes codes) {

@@ -46,6 +46,14 @@ struct Lanes : PortableLanes {
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words(x & 0xFF), words(x & 0xFF)));
   }
   static void store_u16(void* p, I x) { store_as(p, words(x)); }
+  static F add_scaled(F x, float power, F y) { return _mm256_fmadd_ps(x, splat(power), y); }
+  template <int kLow, int kHigh>
+  static I add_halves(I x) {
+    return from(_mm256_madd_epi16(to(x), _mm256_set1_epi32(1 << kLow | 1 << (16 + kHigh))));
+  }
+  static void store_low_bytes(void* p, I a, I b) {  // packing works inside 16 bytes
+    store_as(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(to(a), to(b)), 0xD8));
+  }
   static void store_nibbles(void* p, I x) {
     const __m256i pairs =
         _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));

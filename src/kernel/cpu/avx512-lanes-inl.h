@@ -45,6 +45,19 @@ struct Lanes : PortableLanes {
 
   static void store_u8(void* p, I x) { store_as(p, _mm512_cvtepi32_epi8(to(x))); }
   static void store_u16(void* p, I x) { store_as(p, _mm512_cvtepi32_epi16(to(x))); }
+  template <std::int32_t kMask>
+  static I select(I a, I b) {  // 0xCA: the second bit where the first is set, else the third
+    return from(_mm512_ternarylogic_epi32(_mm512_set1_epi32(kMask), to(a), to(b), 0xCA));
+  }
+  static F add_scaled(F x, float power, F y) { return _mm512_fmadd_ps(x, splat(power), y); }
+  template <int kLow, int kHigh>
+  static I add_halves(I x) {
+    return from(_mm512_madd_epi16(to(x), _mm512_set1_epi32(1 << kLow | 1 << (16 + kHigh))));
+  }
+  static void store_low_bytes(void* p, I a, I b) {  // packing works inside 16 bytes
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    store_as(p, _mm512_permutexvar_epi64(order, _mm512_packus_epi16(to(a), to(b))));
+  }
   static void store_nibbles(void* p, I x) {
     const __m512i pairs =
         _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));

@@ -12,6 +12,7 @@ namespace {
 typedef float F __attribute__((vector_size(4 * kWidth)));
 typedef std::int32_t I __attribute__((vector_size(4 * kWidth)));
 typedef std::uint32_t U __attribute__((vector_size(4 * kWidth)));
+typedef std::uint16_t H __attribute__((vector_size(4 * kWidth)));  // two to a lane, low half first
 
 constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7F800000, kQuietNan = 0x7FC00000;
 
@@ -26,6 +27,9 @@ inline I magnitude(F x) { return as_int(x) & 0x7FFFFFFF; }
 inline I sign(F x) { return as_int(x) & static_cast<std::int32_t>(kSign); }
 inline I min(I a, I b) { return a < b ? a : b; }
 inline I max(I a, I b) { return a > b ? a : b; }
+inline I as_pairs(H halves) { return reinterpret_cast<I>(halves); }
+inline H as_halves(I pairs) { return reinterpret_cast<H>(pairs); }
+inline H max(H a, H b) { return a > b ? a : b; }
 inline I is_nan(I magnitude) { return magnitude > static_cast<std::int32_t>(kInfinity); }
 
 /// Drops `count` low bits of non-negative numbers, rounding to nearest, ties to even.
@@ -122,6 +126,26 @@ struct PortableLanes {
 
   static void store_u8(void* p, I x) { narrow<std::uint8_t>(p, x); }
   static void store_u16(void* p, I x) { narrow<std::uint16_t>(p, x); }
+  /// x times a power of two, plus much larger y: rounded once.
+  static F add_scaled(F x, float power, F y) { return x * splat(power) + y; }
+  /// Bits of a where those of the mask are set, else of b.
+  template <std::int32_t kMask>
+  static I select(I a, I b) {
+    return (a & kMask) | (b & ~kMask);
+  }
+  /// The low half of each lane, shifted left by kLow, plus the high half, shifted by kHigh, as far
+  /// as the low half of the lane holds it. Both are below 2^15.
+  template <int kLow, int kHigh>
+  static I add_halves(I x) {
+    return (x << kLow) + (shift_right(x, 16) << kHigh);
+  }
+  /// The low bytes of the halves of a, then of b, all of which are below 256: 4 kWidth bytes.
+  static void store_low_bytes(void* p, I a, I b) {
+    const H halves[2] = {as_halves(a), as_halves(b)};
+    for (int i = 0; i < 4 * kWidth; ++i)
+      static_cast<std::uint8_t*>(p)[i] =
+          static_cast<std::uint8_t>(halves[i / (2 * kWidth)][i % (2 * kWidth)]);
+  }
   /// The low four bits of each lane, packed as load_nibbles reads them.
   static void store_nibbles(void* p, I x) {
     for (int i = 0; i < kWidth; i += 2)

@@ -46,78 +46,109 @@ F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes, std::int64_t n) {
   return reader.read(padded);
 }
 
-/// sums += n codes times x. Inlined so that sums stay in registers.
+/// A row of weight on its way: elements are added in the same order whether it is alone or not.
 template <Codes kCodes, int kM>
-[[gnu::always_inline]] inline void add_products(Reader<kCodes>& reader, const DotTask& task,
-                                                const std::uint8_t* codes, const float* x,
-                                                std::int64_t n, Sums<kM>& sums) {
-  constexpr std::int64_t kStep = 4 * kWidth;
-  std::int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
-    const std::uint8_t* from = codes + bytes_for<kCodes>(i);
+struct DotRow {
+  static constexpr std::int64_t kStep = 4 * kWidth;
+  static constexpr float kOne = 1.0f;
+  const DotTask& task;
+  std::int64_t at;  // its place in task
+  const std::uint8_t* codes;
+  const float* scales = &kOne;  // of the groups still to come
+  Reader<kCodes> reader;
+  Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
+
+  DotRow(const DotTask& of, std::int64_t row) : task(of), at(row), reader(of.values) {
+    const std::int64_t first = task.run.first + row * task.row_stride;
+    codes = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for<kCodes>(first);
+    if (task.run.scales != nullptr) scales = task.run.scales + first / task.run.group;
+  }
+  /// Elements to the end of the group that the row begins in.
+  std::int64_t first_group() const {
+    if (task.run.scales == nullptr) return task.columns;
+    return task.run.group - (task.run.first + at * task.row_stride) % task.run.group;
+  }
+  Sums<kM>& open() { return Reader<kCodes>::kScalesSum ? group : sums; }
+  void begin_group() {
+    if constexpr (Reader<kCodes>::kScalesSum)
+      group = Sums<kM>{};
+    else
+      reader.set_scale(*scales);
+  }
+  void end_group() {
+    if constexpr (Reader<kCodes>::kScalesSum)
+      for (int j = 0; j < kM; ++j)
+        for (int c = 0; c < Sums<kM>::kChains; ++c)
+          sums.of[j][c] = multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
+    ++scales;
+  }
+  /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
+  /// on their way, while few can be on their way to the L1 cache.
+  void add4(std::int64_t k, const float* x) {
+    const std::uint8_t* from = codes + bytes_for<kCodes>(k);
     for (std::int64_t b = 0; b < bytes_for<kCodes>(kStep); b += 64)
-      __builtin_prefetch(from + task.ahead + b);
+      __builtin_prefetch(from + task.ahead + b, 0, 2);
     F w[4];
     reader.read4(from, w);
-    for (int v = 0; v < 4; ++v) sums.add(w[v], v, x + i + v * kWidth, task.x_stride);
+    for (int v = 0; v < 4; ++v) open().add(w[v], v, x + k + v * kWidth, task.x_stride);
   }
-  for (; i + kWidth <= n; i += kWidth)
-    sums.add(reader.read(codes + bytes_for<kCodes>(i)), 0, x + i, task.x_stride);
-  if (i < n)
-    sums.add(read_tail<kCodes>(reader, codes + bytes_for<kCodes>(i), n - i), 0, x + i,
-             task.x_stride);
+  void add1(std::int64_t k, const float* x) {
+    open().add(reader.read(codes + bytes_for<kCodes>(k)), 0, x + k, task.x_stride);
+  }
+  void add_tail(std::int64_t k, const float* x, std::int64_t n) {
+    open().add(read_tail<kCodes>(reader, codes + bytes_for<kCodes>(k), n), 0, x + k, task.x_stride);
+  }
+};
+
+/// Elements k to k + n of all rows, each with its scale. Inlined so that sums stay in registers.
+template <class... Rows>
+[[gnu::always_inline]] inline void add_group(const float* x, std::int64_t k, std::int64_t n,
+                                             Rows&... rows) {
+  constexpr std::int64_t kStep = 4 * kWidth;
+  const std::int64_t end = k + n;
+  (rows.begin_group(), ...);
+  for (; k + kStep <= end; k += kStep) (rows.add4(k, x), ...);
+  for (; k + kWidth <= end; k += kWidth) (rows.add1(k, x), ...);
+  if (k < end) (rows.add_tail(k, x, end - k), ...);
+  (rows.end_group(), ...);
 }
 
-/// The same for elements that share a scale.
-template <Codes kCodes, int kM>
-[[gnu::always_inline]] inline void add_group(Reader<kCodes>& reader, const DotTask& task,
-                                             const std::uint8_t* codes, const float* x,
-                                             std::int64_t n, float scale, Sums<kM>& sums) {
-  if constexpr (Reader<kCodes>::kScalesSum) {
-    Sums<kM> group;
-    add_products(reader, task, codes, x, n, group);
-    for (int j = 0; j < kM; ++j)
-      for (int c = 0; c < Sums<kM>::kChains; ++c)
-        sums.of[j][c] = multiply_add(reader.value(group.of[j][c]), splat(scale), sums.of[j][c]);
-  } else {
-    reader.set_scale(scale);
-    add_products(reader, task, codes, x, n, sums);
-  }
-}
-
-/// One row of weight, from element `first`, with kM rows of x.
-template <Codes kCodes, int kM>
-void dot_row(const DotTask& task, std::int64_t first, const float* x, float* y) {
-  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for<kCodes>(first);
-  const float one = 1.0f;
-  const float* scale = &one;
-  std::int64_t left = task.columns;  // of the group
-  if (task.run.scales != nullptr) {
-    scale = task.run.scales + first / task.run.group;
-    left = task.run.group - first % task.run.group;
-  }
-  Reader<kCodes> reader(task.values);
-  Sums<kM> sums;
-  for (std::int64_t k = 0; k < task.columns; ++scale) {
+/// Rows of weight whose groups end at the same columns, with kM rows of x.
+template <class... Rows>
+[[gnu::always_inline]] inline void dot_together(const DotTask& task, const float* x, float* y,
+                                                std::int64_t group, Rows... rows) {
+  for (std::int64_t k = 0; k < task.columns;) {
     // The common block, with its length known to the compiler.
-    for (; left == kCommonBlock && k + kCommonBlock <= task.columns; k += kCommonBlock, ++scale) {
-      add_group(reader, task, codes + bytes_for<kCodes>(k), x + k, kCommonBlock, *scale, sums);
-      left = task.run.group;
+    for (; group == kCommonBlock && k + kCommonBlock <= task.columns; k += kCommonBlock) {
+      add_group(x, k, kCommonBlock, rows...);
+      group = task.run.group;
     }
     if (k == task.columns) break;
-    const std::int64_t n = left < task.columns - k ? left : task.columns - k;
-    add_group(reader, task, codes + bytes_for<kCodes>(k), x + k, n, *scale, sums);
+    const std::int64_t n = group < task.columns - k ? group : task.columns - k;
+    add_group(x, k, n, rows...);
     k += n;
-    left = task.run.group;
+    group = task.run.group;
   }
-  sums.add_to(y, task.y_stride);
+  (rows.sums.add_to(y + rows.at, task.y_stride), ...);
 }
 
+/// Alone with one row of x, two rows of weight share what is read of x.
 template <Codes kCodes, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
-  for (std::int64_t i = 0; i < task.rows; ++i)
-    dot_row<kCodes, kM>(task, task.run.first + i * task.row_stride, task.x + j * task.x_stride,
-                        task.y + j * task.y_stride + i);
+  using Row = DotRow<kCodes, kM>;
+  const float* x = task.x + j * task.x_stride;
+  float* y = task.y + j * task.y_stride;
+  std::int64_t i = 0;
+  const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0;
+  if constexpr (kM == 1)
+    for (; aligned && i + 2 <= task.rows; i += 2) {
+      const Row row(task, i);
+      dot_together(task, x, y, row.first_group(), row, Row(task, i + 1));
+    }
+  for (; i < task.rows; ++i) {
+    const Row row(task, i);
+    dot_together(task, x, y, row.first_group(), row);
+  }
 }
 
 /// Four rows of x at a time: they stay in the L1 cache, and codes are decoded again for the next

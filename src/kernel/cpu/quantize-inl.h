@@ -39,26 +39,65 @@ void for_each_step(const void* x, std::int64_t n, Body&& body, std::int64_t ahea
   body(padded, static_cast<int>(n - i), i);
 }
 
-template <Dtype kIn>
-std::uint32_t amax(const void* x, std::int64_t n) noexcept {
-  I most{};
-  for_each_step<kIn>(x, n, [&](const char* from, int, std::int64_t) {
-    most = max(most, magnitude(load<kIn>(from)));
-  });
-  return Lanes::largest(most);
+/// bf16 in quads of vectors: each I of a pair holds two elements a lane, the first in the low half.
+/// Calls body(pairs, i) for 4 kWidth elements at a time, and returns where it ended: before n.
+template <int kLocality, class Body>
+std::int64_t for_each_quad(const void* x, std::int64_t n, std::int64_t ahead, Body&& body) {
+  constexpr std::int64_t kQuad = 4 * kWidth;
+  const auto* from = static_cast<const char*>(x);
+  std::int64_t i = 0;
+  for (; i + kQuad <= n; i += kQuad) {
+    for (int line = 0; line < (kQuad * 2 + 63) / 64; ++line)
+      __builtin_prefetch(from + 2 * i + 64 * line + ahead, 0, kLocality);
+    body({load_as<I>(from + 2 * i), load_as<I>(from + 2 * i + 4 * kWidth)}, i);
+  }
+  return i;
+}
+inline H magnitudes(I pair) { return as_halves(pair & 0x7FFF7FFF); }
+inline std::uint32_t largest(H bf16) {
+  const I pairs = as_pairs(bf16);
+  return Lanes::largest(max(pairs << 16, pairs & static_cast<std::int32_t>(0xFFFF0000)));
 }
 
-/// RNE of a magnitude to fp8; the caller has cut it to the largest value. kMantissa as in
-/// float8_value().
+template <Dtype kIn>
+std::uint32_t amax(const void* x, std::int64_t n) noexcept {
+  std::int64_t done = 0;
+  std::uint32_t whole = 0;
+  if constexpr (kIn == Dtype::bf16) {
+    H most{};
+    done = for_each_quad<2>(x, n, kAhead, [&](const I(&pairs)[2], std::int64_t) {
+      most = max(most, max(magnitudes(pairs[0]), magnitudes(pairs[1])));
+    });
+    whole = largest(most);
+  }
+  I most{};
+  for_each_step<kIn>(
+      static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
+      [&](const char* from, int, std::int64_t) { most = max(most, magnitude(load<kIn>(from))); });
+  const std::uint32_t rest = Lanes::largest(most);
+  return rest > whole ? rest : whole;
+}
+
+/// RNE of a magnitude to fp8. kMantissa as in float8_value().
+//   a, in [2^e, 2^(e+1))       e at least that of the least normal number, even if a is not
+//   a 2^(kMantissa - 23)       one unit of a's code is the grid of fp32 beside 2^e
+//   2^e + a 2^(kMantissa - 23) 2^e and those units, rounded; a carry to the next e is right too
+/// Returns the bits of that sum: units in the low half, e in the high one, 7 bits up. kBack, an
+/// even number of units that 2^e has from the start, takes back what the bias of e adds to a code.
+template <int kMantissa>
+I float8_sum(I a) {
+  constexpr int kLeast = 128 - (kMantissa == 3 ? 7 : 15);  // the exponent field of a normal number
+  constexpr int kBack = -(kLeast << kMantissa) & 0xFF;
+  static_assert(kBack % 2 == 0, "ties go to the code that is even");
+  const I one = (max(a, splat(kLeast << 23)) & 0x7F800000) | kBack;
+  return as_int(
+      Lanes::add_scaled(as_float(a), kMantissa == 3 ? 0x1p-20f : 0x1p-21f, as_float(one)));
+}
+/// The code, of a magnitude that was cut to the largest value, in the low byte; above it is noise.
 template <int kMantissa>
 I float8_magnitude(I a) {
-  constexpr int kBias = kMantissa == 3 ? 7 : 15, kShift = 23 - kMantissa;
-  constexpr int kLeastNormal = (128 - kBias) << 23;
-  // Below the least normal number the grid is that of fp32 numbers next to kGrid. There this is the
-  // larger of the two, and from there on, where it stands still, the smaller.
-  constexpr float kGrid = kMantissa == 3 ? 0x1p14f : 0x1p7f;
-  const I subnormal = as_int(as_float(min(a, splat(kLeastNormal))) + kGrid) - as_int(splat(kGrid));
-  return max(subnormal, round_shift(a, kShift) - ((127 - kBias) << kMantissa));
+  const I sum = float8_sum<kMantissa>(a);
+  return sum + shift_right(sum, 23 - kMantissa);
 }
 
 inline I cut(I a, float most) { return min(a, splat(__builtin_bit_cast(std::int32_t, most))); }
@@ -126,34 +165,95 @@ void store_codes(void* to, I codes, int n) {
   __builtin_memcpy(to, all, static_cast<std::size_t>(n * bits_of(kCodes) / 8));
 }
 
+constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
+
+/// fp8 codes of bf16 numbers, a pair a lane, whose magnitudes times r are at most next to the
+/// largest value: a code in the low byte of each half.
+template <int kMantissa>
+I float8_pair(I pair, I magnitudes, F r) {
+  const I low = float8_sum<kMantissa>(as_int(as_float(magnitudes << 16) * r));
+  const I high = float8_sum<kMantissa>(as_int(as_float(magnitudes & kUpper) * r));
+  // The code to bits 8 to 15, below the sign of a bf16 number.
+  const I low_code = Lanes::template add_halves<8, 1 + kMantissa>(low);
+  const I high_code = Lanes::template add_halves<8, 1 + kMantissa>(high);
+  const I codes = Lanes::template select<0x0000FFFF>(low_code, high_code << 16);
+  return as_pairs(as_halves(Lanes::template select<0x7FFF7FFF>(codes, pair)) >> 8);
+}
+/// The same for int8: next to 1.5 x 2^23 the grid of fp32 is 1.
+inline I int8_pair(I pair, F r) {
+  const I low = as_int(as_float(pair << 16) * r + 0x1.8p23f);
+  const I high = as_int(as_float(pair & kUpper) * r + 0x1.8p23f);
+  return Lanes::select<0x0000FFFF>(low, high << 16) & 0x00FF00FF;
+}
+template <Codes kCodes>
+I encode_pair(I pair, F r) {
+  if constexpr (kCodes == Codes::int8)
+    return int8_pair(pair, r);
+  else
+    return float8_pair < kCodes == Codes::f8_e4m3 ? 3 : 2 > (pair, pair & 0x7FFF7FFF, r);
+}
+/// A plain cast: any magnitude.
+template <Codes kCodes>
+I cast_pair(I pair, H magnitudes) {
+  constexpr auto kMost =
+      static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, largest_value<kCodes>()) >> 16);
+  const H most = kMost - H{};
+  return float8_pair < kCodes == Codes::f8_e4m3
+             ? 3
+             : 2 > (pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
+}
+
 template <Codes kCodes, Dtype kIn>
 void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
   // A group that was just read for its amax is near; what comes after it is not.
   constexpr std::int64_t kNear = 16384;
   const std::int64_t bytes = n * bytes_of(kIn);
+  const std::int64_t ahead = kAhead < bytes && bytes <= kNear ? bytes : kAhead;
+  auto* to = static_cast<char*>(codes);
+  std::int64_t done = 0;
+  if constexpr (kIn == Dtype::bf16)
+    done = for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
+      Lanes::store_low_bytes(to + i, encode_pair<kCodes>(pairs[0], splat(r)),
+                             encode_pair<kCodes>(pairs[1], splat(r)));
+    });
   for_each_step<kIn>(
-      x, n,
+      static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
       [&](const char* from, int count, std::int64_t i) {
-        store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
+        store_codes<kCodes>(to + (done + i) * bits_of(kCodes) / 8,
                             encode_finite<kCodes>(load<kIn>(from) * splat(r)), count);
       },
-      kAhead < bytes && bytes <= kNear ? bytes : kAhead);
+      ahead);
 }
 
 /// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
 template <Codes kCodes, Dtype kIn, bool kFinite>
 std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
+  auto* to = static_cast<char*>(codes);
+  std::int64_t done = 0;
+  std::uint32_t whole = 0;
+  if constexpr (kIn == Dtype::bf16 && is_float8(kCodes) && kFinite) {
+    H most{};
+    done = for_each_quad<3>(x, n, kAhead, [&](const I(&pairs)[2], std::int64_t i) {
+      const H a = magnitudes(pairs[0]), b = magnitudes(pairs[1]);
+      most = max(most, max(a, b));
+      Lanes::store_low_bytes(to + i, cast_pair<kCodes>(pairs[0], a),
+                             cast_pair<kCodes>(pairs[1], b));
+    });
+    whole = largest(most);
+  }
   I most{};
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+  const auto* from_rest = static_cast<const char*>(x) + done * bytes_of(kIn);
+  for_each_step<kIn>(from_rest, n - done, [&](const char* from, int count, std::int64_t i) {
     const F exact = load<kIn, true>(from);
     // fp64 to fp32 is one rounding; to anything shorter it goes by way of round-to-odd.
     const F value = kCodes == Codes::f32 ? load<kIn>(from) : exact;
     most = max(most, magnitude(exact));
-    store_codes<kCodes>(static_cast<char*>(codes) + i * bits_of(kCodes) / 8,
+    store_codes<kCodes>(to + (done + i) * bits_of(kCodes) / 8,
                         kFinite ? encode_finite<kCodes>(value) : encode_any<kCodes>(value, exact),
                         count);
   });
-  return Lanes::largest(most);
+  const std::uint32_t rest = Lanes::largest(most);
+  return rest > whole ? rest : whole;
 }
 
 template <Codes kCodes, Dtype kIn>
