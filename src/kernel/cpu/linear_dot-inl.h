@@ -40,13 +40,15 @@ constexpr std::int64_t bytes_for(std::int64_t elements) {
 /// The last elements of a row, fewer than a vector: through a copy, so that nothing beyond the row
 /// is read. x has zeros there.
 template <Codes kCodes>
-F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes, std::int64_t n) {
+[[gnu::always_inline]] inline F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes,
+                                          std::int64_t n) {
   std::uint8_t padded[bytes_for<kCodes>(kWidth)] = {};
   __builtin_memcpy(padded, codes, static_cast<std::size_t>(bytes_for<kCodes>(n)));
   return reader.read(padded);
 }
 
-/// A row of weight on its way: elements are added in the same order whether it is alone or not.
+/// A row of weight on its way: elements are added in the same order whether it is alone or not. All
+/// inlined, so that tables and sums stay in registers.
 template <Codes kCodes, int kM>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
@@ -68,14 +70,14 @@ struct DotRow {
     if (task.run.scales == nullptr) return task.columns;
     return task.run.group - (task.run.first + at * task.row_stride) % task.run.group;
   }
-  Sums<kM>& open() { return Reader<kCodes>::kScalesSum ? group : sums; }
-  void begin_group() {
+  [[gnu::always_inline]] Sums<kM>& open() { return Reader<kCodes>::kScalesSum ? group : sums; }
+  [[gnu::always_inline]] void begin_group() {
     if constexpr (Reader<kCodes>::kScalesSum)
       group = Sums<kM>{};
     else
       reader.set_scale(*scales);
   }
-  void end_group() {
+  [[gnu::always_inline]] void end_group() {
     if constexpr (Reader<kCodes>::kScalesSum)
       for (int j = 0; j < kM; ++j)
         for (int c = 0; c < Sums<kM>::kChains; ++c)
@@ -84,7 +86,7 @@ struct DotRow {
   }
   /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
   /// on their way, while few can be on their way to the L1 cache.
-  void add4(std::int64_t k, const float* x) {
+  [[gnu::always_inline]] void add4(std::int64_t k, const float* x) {
     const std::uint8_t* from = codes + bytes_for<kCodes>(k);
     for (std::int64_t b = 0; b < bytes_for<kCodes>(kStep); b += 64)
       __builtin_prefetch(from + task.ahead + b, 0, 2);
@@ -92,24 +94,24 @@ struct DotRow {
     reader.read4(from, w);
     for (int v = 0; v < 4; ++v) open().add(w[v], v, x + k + v * kWidth, task.x_stride);
   }
-  void add1(std::int64_t k, const float* x) {
+  [[gnu::always_inline]] void add1(std::int64_t k, const float* x) {
     open().add(reader.read(codes + bytes_for<kCodes>(k)), 0, x + k, task.x_stride);
   }
-  void add_tail(std::int64_t k, const float* x, std::int64_t n) {
+  [[gnu::always_inline]] void add_tail(std::int64_t k, const float* x, std::int64_t n) {
     open().add(read_tail<kCodes>(reader, codes + bytes_for<kCodes>(k), n), 0, x + k, task.x_stride);
   }
 };
 
-/// Elements k to k + n of all rows, each with its scale. Inlined so that sums stay in registers.
+/// Elements k to k + n of all rows, each with its scale.
 template <class... Rows>
 [[gnu::always_inline]] inline void add_group(const float* x, std::int64_t k, std::int64_t n,
                                              Rows&... rows) {
   constexpr std::int64_t kStep = 4 * kWidth;
-  const std::int64_t end = k + n;
+  std::int64_t i = 0;  // from 0, so that the length of the common block unrolls the loop
   (rows.begin_group(), ...);
-  for (; k + kStep <= end; k += kStep) (rows.add4(k, x), ...);
-  for (; k + kWidth <= end; k += kWidth) (rows.add1(k, x), ...);
-  if (k < end) (rows.add_tail(k, x, end - k), ...);
+  for (; i + kStep <= n; i += kStep) (rows.add4(k + i, x), ...);
+  for (; i + kWidth <= n; i += kWidth) (rows.add1(k + i, x), ...);
+  if (i < n) (rows.add_tail(k + i, x, n - i), ...);
   (rows.end_group(), ...);
 }
 
@@ -132,7 +134,11 @@ template <class... Rows>
   (rows.sums.add_to(y + rows.at, task.y_stride), ...);
 }
 
-/// Alone with one row of x, two rows of weight share what is read of x.
+/// Two rows of weight share what is read of one row of x, if sums and two tables of 4-bit values
+/// fit the registers.
+template <Codes kCodes, int kM>
+constexpr bool kInTwos = kM == 1 && (kWidth == 16 || Reader<kCodes>::kScalesSum);
+
 template <Codes kCodes, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
   using Row = DotRow<kCodes, kM>;
@@ -140,7 +146,7 @@ void dot_rows(const DotTask& task, std::int64_t j) {
   float* y = task.y + j * task.y_stride;
   std::int64_t i = 0;
   const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0;
-  if constexpr (kM == 1)
+  if constexpr (kInTwos<kCodes, kM>)
     for (; aligned && i + 2 <= task.rows; i += 2) {
       const Row row(task, i);
       dot_together(task, x, y, row.first_group(), row, Row(task, i + 1));
