@@ -175,17 +175,25 @@ def test_t5_computes_in_bf16_around_its_fp32_layers() -> None:
 RULES = {"qwen2_moe": {"*.experts.*_proj": "int8:row2"}}
 
 
-@pytest.mark.parametrize(
-    ("family", "count"),
-    [("t5", 31), ("swin", 14), ("whisper", 37), ("qwen2_moe", 21), ("gemma2", 15), ("vit", 14)],
-)
+SAVED = {"t5": 31, "swin": 14, "whisper": 37, "qwen2_moe": 21, "gemma2": 15, "vit": 14}
+SAVED |= {"unet": 83, "dit": 14, "flux": 41, "vae": 38}
+
+
+@pytest.mark.parametrize("family", marked(SAVED))
 @torch.no_grad()
-def test_saved_and_built_again(tmp_path: Path, family: str, count: int) -> None:
+def test_saved_and_built_again(tmp_path: Path, family: str) -> None:
     model, report = stowed(family, "nf4", rules=RULES.get(family))
-    assert len(report.stowed) == count
+    assert len(report.stowed) == SAVED[family]
     batch = FAMILIES[family].batch()
     expected = answer(model, batch)
     stowage.save(model, tmp_path)
-    loaded = stowage.load(lambda: AutoModel.from_config(model.config), tmp_path).eval()
+
+    def build() -> nn.Module:
+        library = type(model) if family in DIFFUSION else AutoModel
+        return library.from_config(model.config)
+
+    loaded = stowage.load(build, tmp_path).eval()
     assert torch.equal(answer(loaded, batch), expected)
     assert torch.allclose(answer(dense_twin(model), batch), expected, atol=1e-4)
+    with pytest.raises(ValueError, match=r"stowage\.state_dict"):
+        model.save_pretrained(tmp_path)
