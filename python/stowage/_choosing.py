@@ -75,10 +75,6 @@ class Limits:
             if any(choice.others for choice in choices):
                 problems.append("a list of storages must come with max_error or budget")
             return choices
-        if not restow:
-            choices = [
-                _resting(c) if isinstance(c.held.tensor, StowedTensor) else c for c in choices
-            ]
         trials = self._trials(model, choices, how, restow, problems)
         if self.budget is None:
             picks = [self._first(trial, problems) for trial in trials]

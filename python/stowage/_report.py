@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +91,11 @@ class Report:
         return sum(row.master_bytes for row in self.rows)
 
     @property
+    def saturated(self) -> int:
+        """Values that did not fit their storage and became its largest one."""
+        return sum(row.saturated or 0 for row in self.rows)
+
+    @property
     def logical_bytes(self) -> int:
         """Bytes of all parameters in their compute dtypes, tied ones once."""
         return sum(row.logical_bytes for row in self.rows)
@@ -110,6 +115,7 @@ class Report:
             "stowed_bytes": self.stowed_bytes,
             "master_bytes": self.master_bytes,
             "buffer_bytes": self.buffer_bytes,
+            "saturated": self.saturated,
             "fallbacks": dict(self.fallbacks),
         }
         rows = [dataclasses.asdict(row) for row in self.rows]
@@ -129,6 +135,8 @@ class Report:
             kept = [row.master_bytes for row in self.rows if row.master == place]
             if kept:
                 lines.append(f"{len(kept)} masters ({place}) take {bytes_text(sum(kept))}")
+        if self.saturated:
+            lines.append(_saturation(self.rows))
         for operator, times in sorted(self.fallbacks.items()):
             lines.append(f"{operator} dequantized whole weights {times} times in this process")
         return "\n".join(lines)
@@ -153,6 +161,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
     sizes = (bytes_text(row.logical_bytes), bytes_text(row.rest_bytes))
     return (*left, *sizes, *errors, saturated, row.reason)
+
+
+def _saturation(rows: Sequence[Row]) -> str:
+    """How many values were clipped, and where most."""
+    clipped = [row for row in rows if row.saturated]
+    worst = max(clipped, key=lambda row: row.saturated or 0)
+    total = sum(row.saturated or 0 for row in clipped)
+    where = f"in {worst.name}"
+    if len(clipped) > 1:
+        where = f"in {len(clipped)} weights, most in {worst.name} ({worst.saturated})"
+    return f"{total} value{'s' if total > 1 else ''} saturated, {where}"
 
 
 def report(model: nn.Module) -> Report:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which weights of a model rest, and how: what is skipped, rules by pattern, and what happens where
 no rule is given. Decides by names and types; `_choosing` by measured errors; `modules` and
-`checkpoint` act. docs/choosing.md states the rules."""
+`checkpoint` act. docs/loading.md and choosing.md state the rules."""
 
 from __future__ import annotations
 

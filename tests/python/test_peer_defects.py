@@ -191,3 +191,58 @@ def test_row_71_zeros_stay_zeros(storage: str) -> None:
     values = torch.zeros(256, 256)
     values[0, 0] = 40.0
     assert torch.equal(stowage.quantize(values, storage).dequantize() != 0, values != 0)
+
+
+class Layers(nn.Module):
+    """Six weights; no module is named wo or norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"proj_in": nn.Linear(8, 8), "proj_out": nn.Linear(8, 8)})
+            for _ in range(3)
+        )
+
+
+def test_row_13_the_callers_list_stays_as_it_is() -> None:
+    """The caller's list of patterns was extended in place."""
+    model, given = Layers(), ["*proj_out"]
+    model._skip_layerwise_casting_patterns = ["norm"]
+    stowage.stow(model, "f8_e4m3", skip=given)
+    assert given == ["*proj_out"]
+
+
+def test_row_14_a_string_is_one_pattern() -> None:
+    """Its letters were patterns: nothing was cast, in silence."""
+    report = stowage.stow(Layers(), "f8_e4m3", skip="*proj_out")
+    assert [row.name for row in report.stowed] == [f"blocks.{i}.proj_in.weight" for i in range(3)]
+
+
+def test_row_15_a_string_among_types_is_a_pattern() -> None:
+    """The call that the manual shows, with a string in a list of classes, raised a TypeError."""
+    report = stowage.stow(
+        Layers(), "f8_e4m3", skip=["blocks.0", nn.Embedding, nn.Conv2d], allow_unmatched=True
+    )
+    assert len(report.stowed) == 4
+
+
+def test_row_17_clipping_is_counted_or_refused() -> None:
+    """Values beyond the range became the largest one or NaN, small ones 0, without a word."""
+    model = Layers()
+    with torch.no_grad():
+        model.blocks[1]["proj_in"].weight[0, :2] = torch.tensor([1000.0, 5e-4])
+    with pytest.raises(stowage.InvalidArgument, match=r"blocks\.1\.proj_in.* with 1 clipped"):
+        stowage.stow(model, "f8_e4m3", max_error=10.0, on_exceed="raise")
+    kept = copy.deepcopy(model)
+    assert stowage.stow(kept, "f8_e4m3", max_error=10.0)["blocks.1.proj_in.weight"].storage is None
+    report = stowage.stow(model, "f8_e4m3")
+    assert report.saturated == 1
+    assert "1 value saturated, in blocks.1.proj_in.weight" in str(report)
+
+
+def test_row_33_a_declared_string_is_one_name() -> None:
+    """`_keep_in_fp32_modules = "wo"` became the patterns "w" and "o": nothing was cast."""
+    for attribute in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns"):
+        model = Layers()
+        setattr(model, attribute, "wo")
+        assert len(stowage.stow(model, "f8_e4m3").stowed) == 6
