@@ -79,10 +79,10 @@ def best(
         return None
     cap = states or (_EXACT_STATES if len(units) <= _EXACT_UNITS else _STATES)
     price, priced = _price(units, limit)
-    known = [p for p in (priced, *also) if size_of(units, p) <= limit]
-    known = [_filled(units, picks, limit) for picks in known]
+    known = [p for p in also if size_of(units, p) <= limit]
+    known.append(_filled(units, priced, limit))
     first = min(cost_of(units, picks) for picks in known)
-    found = [*known, *_search(units, limit, cap, price, first)]
+    found = [_filled(units, p, limit) for p in _search(units, limit, cap, price, first)] + known
     return min(found, key=lambda picks: (cost_of(units, picks), size_of(units, picks)))
 
 
@@ -116,6 +116,7 @@ def _search(
     spare = limit - sum(leasts)
     pairs = list(zip(units, leasts, strict=True))
     to_come = sum(min(o.cost + price * (o.size - least) for o in us) for us, least in pairs)
+    rounding = 1e-9 * first + 1e-12 * price * spare  # of the bound: differences of large terms
     trail: list[tuple[Tensor, Tensor]] = []  # for each weight: the state before, and the option
     for options, least in pairs:
         # Sizes are counted beyond the smallest option, so that `spare` is the limit at each step.
@@ -125,7 +126,7 @@ def _search(
         kept = _undominated(all_sizes, all_costs, spare)
         to_come -= float((cost + price * more).min())
         least_cost = all_costs[kept] + price * (all_sizes[kept] - spare) + to_come
-        kept = _thinned(kept[least_cost <= first * (1 + 1e-9)], all_sizes, spare, cap)
+        kept = _thinned(kept[least_cost <= first + rounding], all_sizes, spare, cap)
         if not len(kept):
             return []
         sizes, costs = all_sizes[kept], all_costs[kept]

@@ -186,11 +186,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stowage import checkpoint
+    from stowage import ops
 
     path = stowage.save(make(), tmp_path)
     before = path.read_bytes()
-    real, calls = checkpoint.ops.writer_write, []
+    real, calls = ops.writer_write, []
 
     def write_once(*args: Any) -> None:
         calls.append(args)
@@ -198,7 +198,7 @@ def test_a_failed_save_leaves_the_earlier_one(
             raise KeyboardInterrupt
         real(*args)
 
-    monkeypatch.setattr(checkpoint.ops, "writer_write", write_once)
+    monkeypatch.setattr(ops, "writer_write", write_once)
     with pytest.raises(KeyboardInterrupt):
         stowage.save(make(), tmp_path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
