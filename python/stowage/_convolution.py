@@ -96,8 +96,8 @@ def _convolution(
     for piece in _pieces(w, given.groups, not given.transposed, _channel_bytes(y)):
         part = None if bias is None else bias[piece.result]
         sizes = (*given[:-1], piece.groups)
-        made = aten.convolution(x[:, piece.source], piece.widen(w), part, *sizes)
-        y[:, piece.result].copy_(made)
+        # No name for the pieces: they would live on beside the next ones.
+        y[:, piece.result].copy_(aten.convolution(x[:, piece.source], piece.widen(w), part, *sizes))
     return y
 
 
@@ -122,9 +122,16 @@ def _grad_input(
     gx = torch.empty_like(x)
     for piece in _pieces(w, given.groups, given.transposed, _channel_bytes(gx)):
         sizes = (*given[:-1], piece.groups)
-        tensors = (g[:, piece.source], x[:, piece.result], piece.widen(w))
-        made = aten.convolution_backward(*tensors, None, *sizes, [True, False, False])[0]
-        gx[:, piece.result].copy_(made)
+        gx[:, piece.result].copy_(
+            aten.convolution_backward(
+                g[:, piece.source],
+                x[:, piece.result],
+                piece.widen(w),
+                None,
+                *sizes,
+                [True, False, False],
+            )[0]
+        )
     return gx
 
 

@@ -6,7 +6,7 @@ The hot path uses Functions of the old style (33 us cheaper a call); torch.func 
 need the style with setup_context; direct callers of torch.ops are served by register_autograd.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from stowage._rows import embedding
 
 __all__ = ["embedding", "linear", "linear_grad_input"]
 
+_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 _WIDEN = torch.bfloat16 if composite_forced() else None  # no bf16 arithmetic in stock ops
 
 
@@ -76,11 +78,20 @@ def _linear_forward(
     return _products.linear(x, codes, scales, storage, rows, bias, exact)
 
 
+def _not_a_view(product: Callable[..., Tensor], *args: Any) -> Tensor:
+    """torch's own product of exact=True may be a view of a matrix. A Function's result must not be:
+    it could not be written to in place, as in relu_(layer(x))."""
+    if _compiling():
+        return product(*args)
+    with torch._C._ExcludeDispatchKeyGuard(_VIEWS):
+        return product(*args)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save_linear(ctx, inputs)
-        return _linear_forward(*inputs)
+        return _not_a_view(_linear_forward, *inputs)
 
     backward = staticmethod(_linear_backward)
 
@@ -101,6 +112,9 @@ class _LinearDirect(torch.autograd.Function):
         ctx.facts = storage, x.size(-1), exact, len(scales)
         kept = (x, weight) if ctx.needs_input_grad[2] else ()
         ctx.save_for_backward(codes, *scales, *kept)
+        if exact:
+            given = (x, codes, scales, storage, rows, bias, exact)
+            return _not_a_view(_direct.linear, *given)
         return _direct.linear(x, codes, scales, storage, rows, bias, exact)
 
     backward = staticmethod(_linear_backward)
@@ -219,7 +233,7 @@ class _LinearGradInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save_grad_input(ctx, inputs)
-        return _grad_input_forward(*inputs)
+        return _not_a_view(_grad_input_forward, *inputs)
 
     backward = staticmethod(_grad_input_backward)
 

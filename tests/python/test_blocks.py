@@ -276,3 +276,18 @@ def test_transforms_and_modes_widen_by_themselves() -> None:
     assert tangent.isfinite().all()
     with torch.autograd.profiler.profile():
         assert torch.equal(model(X), model(X))
+
+
+@pytest.mark.parametrize("working", ["tile", "layer", "block"])
+def test_a_result_may_be_written_in_place(working: str) -> None:
+    """torch's product of more than two dimensions is a view of a matrix; ours is no view."""
+    layer = nn.Linear(16, 16)
+    stowage.stow(layer, "int8", working=working, **({"blocks": ""} if working == "block" else {}))
+    for x in (X, X[0], X[0, 0]):
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        F.relu_(layer(leaf)).sum().backward()
+        F.relu(layer(other)).sum().backward()
+        assert torch.equal(leaf.grad, other.grad)
+        (leaf @ layer.weight).mul_(2.0).sum().backward()
+        with torch.autograd.profiler.profile():
+            F.relu_(layer(leaf)).sum().backward()
