@@ -21,6 +21,11 @@ def table(storage: str, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(stowage.quantize(values, storage, compute_dtype=dtype), False)
 
 
+@pytest.fixture(autouse=True)
+def counters() -> None:
+    stowage.fallbacks(clear=True)
+
+
 @pytest.fixture
 def widened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes that our ops gave."""
