@@ -46,6 +46,7 @@ def write(
             for name, tensor in stream:
                 plain = tensor.detach().cpu().contiguous().reshape(-1)
                 ops.writer_write(writer, name, plain.view(torch.uint8))
+                del tensor, plain  # before the next one is made
         except BaseException:
             ops.writer_discard(writer)
             raise

@@ -17,6 +17,14 @@ from stowage._errors import InvalidArgument, raise_problems
 from stowage._filling import Filling, Options, Rename
 from stowage._flat import DISK_NAMES, flatten
 from stowage._granularity import Blocks, Granularity, InputCast
+from stowage._real_values import (
+    RealValues,
+    check_dtype,
+    file_name,
+    unsavable,
+    without_old_shards,
+    write_config,
+)
 from stowage._source import DictSource, FileSource, Source
 from stowage._storage import Storage
 from stowage._stowing import Making
@@ -58,6 +66,7 @@ def save(
     model: nn.Module,
     folder: str | os.PathLike[str],
     *,
+    dtype: torch.dtype | None = None,
     shard_bytes: int = 0,
     metadata: Mapping[str, str] | None = None,
     checksums: bool = True,
@@ -67,10 +76,17 @@ def save(
     appear whole or not at all, and replace an earlier save. Configuration and tokenizer files are
     the caller's own: model.config.save_pretrained(folder).
 
+    With `dtype` (f64, f32, bf16, f16) real values are written instead of codes: every floating
+    tensor in that dtype, except what the model wants in fp32, under the file names of transformers
+    or diffusers and with the model's configuration, so that their `from_pretrained` opens the
+    folder. Weights are dequantized one by one: the peak is the largest of them.
+
     Raises InvalidArgument for tensors that have no values or no place in a safetensors file, and
     FileError (an OSError) when the disk is full or not writable."""
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
+    if dtype is not None:
+        return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
     raise_problems("stowage.save", _unsavable(model))
     flat = state_dict(model)
     write(
@@ -82,8 +98,37 @@ def save(
         shard_bytes=shard_bytes,
         checksums=checksums,
     )
-    index = where / f"{FILE}.index.json"
-    return index if index.exists() else where / FILE  # the writer leaves only the new one
+    return _written_path(where, FILE)
+
+
+def _written_path(where: Path, file: str) -> Path:
+    index = where / f"{file}.index.json"
+    return index if index.exists() else where / file  # the writer leaves only the new one
+
+
+def _save_values(
+    model: nn.Module,
+    where: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    metadata: Mapping[str, str] | None,
+    checksums: bool,
+) -> Path:
+    check_dtype(dtype)
+    every = _written(model)
+    raise_problems("stowage.save", unsavable(model, every))
+    real, file = RealValues(model, every, dtype), file_name(model)
+    write(
+        where / file,
+        [declared(*facts) for facts in real.names()],
+        real,
+        metadata=metadata,
+        shard_bytes=shard_bytes,
+        checksums=checksums,
+    )
+    without_old_shards(where, file)
+    write_config(model, where, dtype)
+    return _written_path(where, file)
 
 
 def _rests(held: Held) -> bool:
