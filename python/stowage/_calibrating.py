@@ -155,9 +155,7 @@ class _Listener:
         probe.ran = True
         probe.value2 += sum(_square(y) for y in wanted)
         for storage in probe.storages:
-            rested, _ = from_values(values, storage, _NO_MEASURE, dtype)
-            assert isinstance(rested, StowedTensor)
-            got = self._output(probe, rested.dequantize(), call)
+            got = self._output(probe, _rounded(values, storage, dtype), call)
             error2 = sum(_square(_minus(a, b)) for a, b in zip(got, wanted, strict=True))
             probe.error2[storage] = probe.error2.get(storage, 0.0) + error2
 
@@ -167,6 +165,13 @@ class _Listener:
             args, kwargs = self._kept(call[:2])
             torch.set_rng_state(call[2])
             return _floating(self._module.forward(*args, **kwargs))
+
+
+def _rounded(values: torch.Tensor, storage: Storage, dtype: torch.dtype) -> torch.Tensor:
+    """What the values are once they have rested."""
+    rested, _ = from_values(values, storage, _NO_MEASURE, dtype)
+    assert isinstance(rested, StowedTensor)
+    return rested.dequantize()
 
 
 def _same(value: Any) -> Any:

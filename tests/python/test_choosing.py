@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stowage
+from stowage import _calibrating, _stowing, _trials
 
 LIST = ["nf4", "f8_e4m3:row", "bf16"]
 
@@ -237,21 +240,32 @@ def test_resting_weights_stay_unless_they_may_be_made_again() -> None:
     assert stowage.stow(model, LIST, budget=bytes_of(model)).rest_bytes >= least
 
 
-def test_choosing_needs_no_measure_and_holds_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_needs_no_measure() -> None:
     report = stowage.stow(model_of(), LIST, max_error=0.05, measure=False)
     assert report.stowed and all(row.relative_error is None for row in report.stowed)
-    import weakref
+    assert "nf4:block64 " in report["0.weight"].reason
 
-    from stowage import _stowing, _trials
 
-    alive: list[Any] = []
+@pytest.mark.parametrize("module", [_trials, _calibrating])
+def test_one_candidate_exists_at_a_time(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    made: list[weakref.ref[Any]] = []
 
     def counted(*args: Any) -> Any:
-        assert not [ref for ref in alive if ref() is not None]
-        made = _stowing.from_values(*args)
-        alive.append(weakref.ref(made[0]))
-        return made
+        assert not [ref for ref in made if ref() is not None]
+        found = _stowing.from_values(*args)
+        made.append(weakref.ref(found[0]))
+        return found
 
-    monkeypatch.setattr(_trials, "from_values", counted)
-    stowage.stow(model_of(), LIST, budget="1MiB")
-    assert len(alive) == 18
+    monkeypatch.setattr(module, "from_values", counted)
+    stowage.stow(model_of(), LIST, budget="1MiB", calibrate=[torch.randn(2, 32)])
+    assert len(made) == 18
+
+
+def test_what_was_chosen_is_saved(tmp_path: Path) -> None:
+    model = model_of()
+    chosen = {r.name: r.storage for r in stowage.stow(model, LIST, budget=22000).rows}
+    stowage.save(model, tmp_path)
+    twin = stowage.load(model_of, tmp_path)
+    assert {r.name: r.storage for r in stowage.report(twin).rows} == chosen
+    x = torch.randn(3, 32)
+    assert torch.equal(twin(x), model(x))
