@@ -121,3 +121,25 @@ def test_pinned_modules_stay_fp32() -> None:
     assert stowed and not any("proj_out_1" in name for name in stowed)
     assert model.proj_out_1.weight.dtype == F32
     assert {model.get_parameter(name).dtype for name in stowed} == {F16}
+
+
+@torch.no_grad()
+def test_row_12_a_weight_normed_autoencoder() -> None:
+    """The peer cannot cast it: the kernel of weight_norm knows no float8."""
+    import diffusers
+
+    torch.manual_seed(0)
+    model = diffusers.AutoencoderOobleck(
+        encoder_hidden_size=12,
+        decoder_channels=12,
+        decoder_input_channels=6,
+        downsampling_ratios=[2, 4],
+        channel_multiples=[1, 2],
+    ).eval()
+    batch = {"sample": torch.randn(1, 2, 24)}
+    dense = answer(model, batch)
+    with pytest.raises(NotImplementedError, match="weight_norm"):
+        answer(cast_by_peer(model, E4M3, F32), batch)
+    enable_layerwise_casting(model, E4M3, F32)
+    assert len(stowage.report(model).stowed) > 50
+    assert relative(answer(model, batch), dense) < 0.2
