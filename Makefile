@@ -86,8 +86,8 @@ format: $(STAMPS)/test ## format C++ and Python in place
 	@git ls-files '*.h' '*.cpp' | xargs $(BIN)/clang-format -i
 	@$(BIN)/ruff check --quiet --fix . && $(BIN)/ruff format --quiet .
 
-lint: build $(STAMPS)/test ## formatting, ruff, mypy, clang-tidy where it is installed
-	@tools/lint
+lint: build $(STAMPS)/test ## formatting, ruff, mypy, clang-tidy of changed sources (ALL=1: of all)
+	@tools/lint $(if $(ALL),--all)
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build $(STAMPS)/wheel
