@@ -3,14 +3,12 @@
 
 #include <signal.h>
 
-#include "stowage/error.h"
-
 namespace stowage::cli {
 namespace {
 
-volatile sig_atomic_t interrupted = 0;
+volatile sig_atomic_t interrupted = 0;  // the signal's number
 
-void note(int) { interrupted = 1; }
+void note(int number) { interrupted = number; }
 
 }  // namespace
 
@@ -18,11 +16,21 @@ void catch_interrupts() {
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    sigaction(number, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
+  }
 }
 
 void check_interrupt() {
-  if (interrupted != 0) throw Error(Code::io, "interrupted; nothing was written");
+  if (interrupted != 0) throw Interrupted(Code::io, "interrupted; nothing was written");
+}
+
+void die_of_interrupt() {
+  if (interrupted == 0) return;
+  signal(interrupted, SIG_DFL);
+  raise(interrupted);
 }
 
 }  // namespace stowage::cli

@@ -21,11 +21,14 @@ int fail(int code, const std::string& message) {
 
 int main(int argc, char** argv) {
   using namespace stowage::cli;
-  catch_interrupts();
   try {
     return run(argc, argv);
   } catch (const UsageError& error) {
     return fail(kExitUsage, error.what());
+  } catch (const Interrupted& interrupted) {
+    fail(kExitFailure, interrupted.what());
+    die_of_interrupt();
+    return kExitFailure;
   } catch (const std::bad_alloc&) {
     return fail(kExitFailure, "memory: must suffice for the largest tensor, got no more");
   } catch (const std::exception& error) {

@@ -93,6 +93,7 @@ std::vector<Outcome> write_all(const File& file, const std::vector<Item>& items,
 }  // namespace
 
 void pack(const PackOptions& options) {
+  catch_interrupts();
   const File file = File::open(options.in);
   const std::vector<Item> items = plan_pack(file, options);
   Output output(options.in, options.out, options.force);

@@ -77,6 +77,7 @@ void write_all(const File& file, const std::vector<Source>& all, const UnpackOpt
 }  // namespace
 
 void unpack(const UnpackOptions& options) {
+  catch_interrupts();
   const File file = File::open(options.in);
   const std::vector<Source> all = sources(file);
   Output output(options.in, options.out, options.force);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -73,6 +74,7 @@ class Program : public testing::Test {
       for (const std::string& variable : around.variables) putenv(strdup(variable.c_str()));
       const rlimit limit{around.private_bytes, around.private_bytes};
       setrlimit(RLIMIT_DATA, &limit);
+      signal(SIGINT, SIG_DFL);  // a shell's background jobs ignore it
       if (chdir(folder_.c_str()) == 0) execv(STOWAGE_PROGRAM, argv.data());
       _exit(127);
     }
