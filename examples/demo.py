@@ -76,14 +76,14 @@ def pack() -> None:
         print(f"  {storage}: {folder(storage).relative_to(ROOT)}", flush=True)
 
 
-def load(storage: str) -> nn.Module:
+def load(storage: str, mmap: bool = True) -> nn.Module:
     """Open one row's model the way a program would that never saw the original."""
     if storage == "f32":
         return AutoModel.from_pretrained(SOURCE, dtype=torch.float32).eval()
     if storage == "bf16":
         return AutoModel.from_pretrained(folder("bf16"), dtype=torch.bfloat16).eval()
     config = AutoConfig.from_pretrained(SOURCE)
-    return stowage.load(lambda: AutoModel.from_config(config), folder(storage), mmap=True).eval()
+    return stowage.load(lambda: AutoModel.from_config(config), folder(storage), mmap=mmap).eval()
 
 
 # ---- memory and values: each storage in a process of its own ----
@@ -94,14 +94,14 @@ def anonymous_bytes(process: int) -> int:
     return int(kibibytes[1]) * 1024 if kibibytes else 0
 
 
-def worker(storage: str) -> None:
+def worker(storage: str, mmap: bool) -> None:
     """Load one storage and encode, between two lines that the parent times its samples by."""
     torch.set_num_threads(THREADS)
     import_module("transformers.models.bert.modeling_bert")  # AutoModel would only now do it
     batch = sentences()
     print("ready", flush=True)
     sys.stdin.readline()
-    model = load(storage)
+    model = load(storage, mmap)
     vectors = encode(model, batch)
     print("done", flush=True)
     sys.stdin.readline()
@@ -109,9 +109,9 @@ def worker(storage: str) -> None:
     print(sum(getattr(w, "nbytes_at_rest", w.nbytes) for w in packed_weights(model)), flush=True)
 
 
-def fresh_process(storage: str) -> tuple[int, int, torch.Tensor]:
+def fresh_process(storage: str, mmap: bool = True) -> tuple[int, int, torch.Tensor]:
     """Return rest bytes, the growth of RssAnon from after the imports to its peak, the vectors."""
-    command = [sys.executable, __file__, "--worker", storage]
+    command = [sys.executable, __file__, "--worker", storage, "mmap" if mmap else "copy"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as child:
         assert child.stdin and child.stdout
@@ -179,6 +179,8 @@ def print_table(rows: list[dict[str, float | str]]) -> None:
 
 
 CLOSING = """
+All stowed rows map their file (mmap=True). Copied instead, nf4 peaks {copied:+.1f} MiB beyond bf16.
+
 The packed files are in {out}/<storage>/model.safetensors. To use one:
 
   Python    import stowage
@@ -205,6 +207,7 @@ def main() -> None:
     storages = ["f32", "bf16", *STORAGES]
     print("Loading and encoding, each storage in a fresh process", flush=True)
     fresh = {storage: fresh_process(storage) for storage in storages}
+    copied = (fresh_process("nf4", mmap=False)[1] - fresh["bf16"][1]) / (1 << 20)
     print(f"Timing {ROUNDS} interleaved rounds, {THREADS} threads", flush=True)
     times = milliseconds(storages)
     exact = fresh["f32"][2]
@@ -225,11 +228,11 @@ def main() -> None:
         )
     print_table(rows)
     (ROOT / "build/demo.json").write_text(json.dumps(rows, indent=1) + "\n")
-    print(CLOSING.format(out=OUT.relative_to(ROOT)))
+    print(CLOSING.format(out=OUT.relative_to(ROOT), copied=copied))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2])
+        worker(sys.argv[2], sys.argv[3] == "mmap")
     else:
         main()
