@@ -209,8 +209,8 @@ def test_a_pickle_of_a_merged_model_stays_merged() -> None:
 
 
 @pytest.mark.parametrize("storage", ["int8:row", "nf4"])
-def test_experts_and_attention(storage: str) -> None:
-    """Raw parameters (target_parameters) and MultiheadAttention, whose layers are nested."""
+def test_attention(storage: str) -> None:
+    """MultiheadAttention has a layer inside a layer."""
     attention = nn.MultiheadAttention(32, 4, batch_first=True)
     stowage.stow(attention, {"*_proj*weight": storage})
     model = peft.get_peft_model(
@@ -224,6 +224,47 @@ def test_experts_and_attention(storage: str) -> None:
             assert torch.equal(parameter.dequantize(), expected)
     stowed_peft.unmerge(model)
     assert octets(model) == before
+
+
+class Experts(nn.Module):
+    """Two raw parameters, which PEFT wraps one around the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(3, 32, 32)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(torch.bmm(x, self.up), self.down)
+
+
+@pytest.mark.parametrize("storage", ["int8:row2", "nf4"])
+def test_experts(storage: str) -> None:
+    model = nn.Sequential(Experts())
+    stowage.stow(model, {"*": storage})
+    names = ["0.up", "0.down"]
+    config = peft.LoraConfig(target_parameters=names, r=2, init_lora_weights=False)
+    model = peft.get_peft_model(model, config).eval()
+    x = torch.randn(3, 4, 32)
+    before, wanted, apart = octets(model), merged_by_peft(model), model(x)
+    assert len(stowed_peft.merge(model)) == 2
+    resting = {n: p for n, p in model.named_parameters() if isinstance(p, StowedTensor)}
+    assert len(resting) == 2
+    for name, parameter in resting.items():
+        expected = stowage.quantize(wanted[name], storage).dequantize()
+        assert torch.equal(parameter.dequantize(), expected)
+    stowed_peft.unmerge(model)
+    assert octets(model) == before and torch.equal(model(x), apart)
+
+
+def test_a_merged_model_may_change_its_dtype() -> None:
+    model = adapted("nf4")
+    before = octets(model)
+    stowed_peft.merge(model)
+    model.to(torch.bfloat16)
+    stowed_peft.unmerge(model)
+    found = octets(model)
+    resting = [name for name in before if "base_layer.weight" in name]
+    assert resting and all(found[name] == before[name] for name in resting)
 
 
 def test_arguments_are_checked() -> None:
