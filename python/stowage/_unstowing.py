@@ -49,10 +49,9 @@ def restored(model: nn.Module, compute: torch.dtype | None) -> Restored:
         master = fresh.get(id(held))
         if isinstance(held.tensor, StowedTensor):
             _take_weight(back, held, held.tensor, master, compute, frozen)
-            back.done_with(held)
         elif compute is None:
             _take_plain(back, held, master)
-            back.done_with(held)
+        back.done_with(held)
     return back
 
 

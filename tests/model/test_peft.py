@@ -276,3 +276,17 @@ def test_scales_and_disabling_cost_no_more_graphs_than_on_a_plain_base() -> None
     counts = graphs_while_rescaling(with_adapter(dense(model)))
     assert graphs_while_rescaling(with_adapter(model)) == counts
     assert counts[1:5] == [2] * 4 and counts[5:] == [3] * 3
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3", "vera", "oft"])
+def test_compiled_whole_and_trained(kind: str) -> None:
+    """LoHa and LoKr break the graph on any base: PEFT branches on values there."""
+    torch._dynamo.reset()
+    model = with_adapter(base("nf4"), kind)
+    results = []
+    for forward in (torch.compile(model, backend="aot_eager", fullgraph=True), model):
+        out = forward(IDS)
+        out.sum().backward()
+        results.append([out, *(p.grad for p in trained(model).values())])
+        model.zero_grad()
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True))

@@ -204,3 +204,10 @@ def test_unstow_to_a_dtype_rounds_the_original_once() -> None:
     stowage.stow(layer, "f8_e4m3", keep_master="ram")
     stowage.unstow(layer, torch.bfloat16)
     assert torch.equal(layer.weight, original.bfloat16()) and layer.bias.dtype == torch.float32
+
+
+def test_unstow_to_a_dtype_leaves_no_master() -> None:
+    model = Tied()
+    stowage.stow(model, "int8", compute_dtype=torch.bfloat16, keep_master="ram")
+    stowage.unstow(model, torch.bfloat16)
+    assert stowage.drop_master(model) == 0 and model.norm.weight.dtype == torch.bfloat16
