@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 
 from stowage import _blocks
 from stowage._errors import InvalidArgument
 from stowage._input_cast import INPUT_CASTS, cast_inputs
+from stowage._weights import Held
 from stowage.policy import Choice
 from stowage.tensor import StowedTensor
 
@@ -157,7 +157,8 @@ def _refuse(text: str) -> None:
 
 # --- how one weight works, for the report ---------------------------------------------------------
 
-_IN_TILES = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.modules.conv._ConvNd)
+_ROWS = (nn.Embedding, nn.EmbeddingBag)
+_IN_TILES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, *_ROWS)
 
 
 def block_paths(model: nn.Module) -> list[str]:
@@ -165,13 +166,17 @@ def block_paths(model: nn.Module) -> list[str]:
     return [f"{path}." if path else "" for path, m in _modules(model) if _blocks.is_block(m)]
 
 
-def mode_of(weight: torch.Tensor, module: nn.Module, name: str, blocks: list[str]) -> str:
-    """tile, layer or block; `tile, else whole` where the module's own code decides, since only
-    products go by tiles; whole where torch has no op that would."""
-    if not isinstance(weight, StowedTensor):
+def mode_of(held: Held, blocks: list[str]) -> str:
+    """rows of a table, else tile, layer or block; `tile, else whole` where the module's own code
+    decides, since only products go by tiles; whole where torch has no op that would."""
+    if not isinstance(held.tensor, StowedTensor):
         return ""
-    if weight._exact:
-        return "block" if any(name.startswith(path) for path in blocks) else "layer"
-    if isinstance(module, _IN_TILES):
+    if all(isinstance(site.module, _ROWS) for site in held.sites):
+        return "rows"
+    if held.tensor._exact:
+        under = any(name.startswith(path) for name in held.names for path in blocks)
+        return "block" if under else "layer"
+    if all(isinstance(site.module, _IN_TILES) for site in held.sites):
         return "tile"
-    return "whole" if isinstance(module, nn.RNNBase | nn.RNNCellBase) else "tile, else whole"
+    kinds = (nn.RNNBase, nn.RNNCellBase)
+    return "whole" if isinstance(held.sites[0].module, kinds) else "tile, else whole"

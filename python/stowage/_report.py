@@ -212,7 +212,7 @@ def _row(held: Held, seen: set[tuple[int, int]], blocks: list[str]) -> Row:
         reason=reason,
         master=master,
         master_bytes=master_bytes,
-        working=mode_of(tensor, held.sites[0].module, held.name, blocks),
+        working=mode_of(held, blocks),
         **({} if loss is None else dataclasses.asdict(loss)),
     )
 

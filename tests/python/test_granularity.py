@@ -40,11 +40,17 @@ def test_the_report_names_the_mode() -> None:
     assert rows["0.a.weight"].working == "block" and rows["2.weight"].working == "layer"
     assert rows["0.a.bias"].working == ""
     model = nn.ModuleDict(
-        {"conv": nn.Conv1d(4, 4, 3), "gru": nn.GRU(4, 4), "mha": nn.MultiheadAttention(4, 2)}
+        {
+            "conv": nn.Conv1d(4, 4, 3),
+            "gru": nn.GRU(4, 4),
+            "mha": nn.MultiheadAttention(4, 2),
+            "table": nn.Embedding(4, 4),
+        }
     )
     rows = stowage.stow(model, {"*weight*": "int8"})
     assert rows["conv.weight"].working == "tile" and "tile" in str(rows)
     assert rows["gru.weight_ih_l0"].working == "whole"
+    assert rows["table.weight"].working == "rows"
     assert rows["mha.in_proj_weight"].working == "tile, else whole"
     assert stowage.stow(model, "int8", working="layer")["conv.weight"].working == "layer"
 
