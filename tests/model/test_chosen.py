@@ -149,3 +149,12 @@ def test_a_diffusion_model_is_calibrated(family: str) -> None:
     assert report.stowed and all("of the output" in row.reason for row in report.stowed)
     with torch.no_grad():
         assert relative(answer(made, batch), before) < 0.1
+
+
+def test_real_attention_is_measured_around_its_projection() -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 5, 32)
+    report = stowage.stow(model, ["nf4", "int8"], max_error=0.02, calibrate=[(x, x, x)])
+    assert report["out_proj.weight"].storage == "int8:row"
+    assert "of the output: nf4:block64" in report["out_proj.weight"].reason

@@ -32,9 +32,11 @@ class Mixed(nn.Module):
         self.conv = nn.Conv1d(32, 32, 3, padding=1)
         self.unused = nn.Linear(32, 32)
         self.register_buffer("runs", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         self.runs += 1
+        self.last = ids.float().mean()
         x = self.drop(self.first(self.embed(ids))) * scale
         x = self.first(torch.relu_(x))
         return x, self.norm(self.conv(x.transpose(1, 2)))
@@ -200,31 +202,29 @@ class Attention(nn.Module):
 
 def test_a_module_that_is_never_called_is_measured_around_it() -> None:
     torch.manual_seed(0)
-    model, seen = nn.ModuleDict({"inner": Attention()}), []
+    model, seen, drawn = nn.ModuleDict({"inner": Attention()}), [], []
     x = torch.randn(4, 16)
 
     def run(it: Any) -> None:
         torch.manual_seed(5)
         it["inner"](x.clone(), seen)
+        drawn.append(torch.rand(1))
 
     found = measured(model, run, NF4)
     w = model["inner"].out.weight.detach()
     rested = stowage.quantize(w, "nf4").dequantize()
-    torch.manual_seed(5)
-    scale = torch.rand(16)
+    scale = torch.manual_seed(5) and torch.rand(16)
     wanted = (x @ (rested - w).t() * scale).norm() / (x @ w.t() * scale).norm()
     assert found["inner.out.weight:nf4"] == pytest.approx(float(wanted), rel=1e-5)
+    assert drawn == [torch.rand(1)] * 2  # as without us
     assert len(seen) == 2  # two runs, and no trace of the others
     assert all(torch.equal(one, x) for one in seen)
 
 
-def test_real_attention_is_measured_around_its_projection() -> None:
-    torch.manual_seed(0)
-    model = nn.MultiheadAttention(32, 4, batch_first=True)
-    x = torch.randn(2, 5, 32)
-    report = stowage.stow(model, ["nf4", "int8"], max_error=0.02, calibrate=[(x, x, x)])
-    assert report["out_proj.weight"].storage == "int8:row"
-    assert "of the output: nf4:block64" in report["out_proj.weight"].reason
+def test_hooks_of_the_callers_change_no_measure() -> None:
+    wanted = measured(layer := nn.Linear(32, 32), [torch.ones(1, 32)], INT8)
+    layer.register_forward_hook(lambda module, args, output: output + 1000)
+    assert measured(layer, [torch.ones(1, 32)], INT8) == wanted
 
 
 def test_a_tied_weight_counts_at_its_worst_place() -> None:
