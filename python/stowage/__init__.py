@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
-from stowage import (  # noqa: F401  they complete the ops and the tables of the tensor
-    _bags,
-    _convolution,
-    _transforms,
-    composite,
-    fakes,
-)
+from stowage import composite, fakes  # noqa: F401  they complete the ops
 from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
+from stowage._compute import bags, convolution, transforms  # noqa: F401  and the tables
 from stowage._errors import (
     BadFile,
     FileError,
@@ -18,9 +13,9 @@ from stowage._errors import (
     Unsupported,
 )
 from stowage._info import info
-from stowage._masters import drop_master
+from stowage._model.masters import drop_master
+from stowage._model.report import Report, Row, report
 from stowage._quantize import quantize
-from stowage._report import Report, Row, report
 from stowage.checkpoint import load, load_state_dict, save, state_dict
 from stowage.dispatch import fallbacks
 from stowage.modules import stow, unstow

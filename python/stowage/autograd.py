@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _direct, _products
+from stowage._compute import direct, products
+from stowage._compute.rows import embedding
 from stowage._library import composite_forced
-from stowage._rows import embedding
 
 __all__ = ["embedding", "linear", "linear_grad_input"]
 
@@ -75,7 +75,7 @@ def _linear_forward(
     exact: bool,
     *scales: Tensor,
 ) -> Tensor:
-    return _products.linear(x, codes, scales, storage, rows, bias, exact)
+    return products.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 def _not_a_view(product: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -114,8 +114,8 @@ class _LinearDirect(torch.autograd.Function):
         ctx.save_for_backward(codes, *scales, *kept)
         if exact:
             given = (x, codes, scales, storage, rows, bias, exact)
-            return _not_a_view(_direct.linear, *given)
-        return _direct.linear(x, codes, scales, storage, rows, bias, exact)
+            return _not_a_view(direct.linear, *given)
+        return direct.linear(x, codes, scales, storage, rows, bias, exact)
 
     backward = staticmethod(_linear_backward)
 
@@ -162,15 +162,15 @@ def linear(
     exact: bool = False,
 ) -> Tensor:
     """x W^T + bias with gradients to x, bias and `weight` (give it only where it requires one)."""
-    if _direct.unseen(x):
+    if direct.unseen(x):
         return linear_unseen(x, codes, scales, storage, rows, bias, weight, exact)
-    if _direct.transforming():
+    if direct.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
     if _grad_enabled() and (
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
     ):
         return _Linear.apply(x, bias, weight, codes, storage, rows, exact, *scales)
-    return _products.linear(x, codes, scales, storage, rows, bias, exact)
+    return products.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 def linear_unseen(
@@ -183,14 +183,14 @@ def linear_unseen(
     weight: Tensor | None,
     exact: bool,
 ) -> Tensor:
-    """linear, for x that is _direct.unseen(); here `weight` may be one that needs no gradient."""
+    """linear, for x that is direct.unseen(); here `weight` may be one that needs no gradient."""
     if _grad_enabled() and (
         x.requires_grad
         or (bias is not None and bias.requires_grad)
         or (weight is not None and weight.requires_grad)
     ):
         return _apply_direct(x, bias, weight, codes, storage, rows, exact, *scales)
-    return _direct.linear(x, codes, scales, storage, rows, bias, exact)
+    return direct.linear(x, codes, scales, storage, rows, bias, exact)
 
 
 # --- linear_grad_input: g, weight, codes, storage, columns, exact, *scales ----------------------
@@ -226,7 +226,7 @@ def _grad_input_forward(
     exact: bool,
     *scales: Tensor,
 ) -> Tensor:
-    return _products.linear_grad_input(g, codes, scales, storage, columns, exact)
+    return products.linear_grad_input(g, codes, scales, storage, columns, exact)
 
 
 class _LinearGradInput(torch.autograd.Function):
@@ -273,10 +273,10 @@ def linear_grad_input(
     exact: bool = False,
 ) -> Tensor:
     """g W, itself differentiable."""
-    if _direct.transforming():
+    if direct.transforming():
         return _LinearGradInputTransformed.apply(g, weight, codes, storage, columns, exact, *scales)
     if torch.is_grad_enabled() and (g.requires_grad or weight is not None):
         return _LinearGradInput.apply(g, weight, codes, storage, columns, exact, *scales)
-    if _direct.unseen(g):
-        return _direct.linear_grad_input(g, codes, scales, storage, columns, exact)
-    return _products.linear_grad_input(g, codes, scales, storage, columns, exact)
+    if direct.unseen(g):
+        return direct.linear_grad_input(g, codes, scales, storage, columns, exact)
+    return products.linear_grad_input(g, codes, scales, storage, columns, exact)

@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage._building import build
 from stowage._errors import InvalidArgument, raise_problems
-from stowage._filling import Filling, Options, Rename
-from stowage._flat import DISK_NAMES, flatten
-from stowage._granularity import Blocks, Granularity, InputCast
-from stowage._real_values import (
+from stowage._files.building import build
+from stowage._files.filling import Filling, Options, Rename
+from stowage._files.flat import DISK_NAMES, flatten
+from stowage._files.real_values import (
     RealValues,
     check_dtype,
     file_name,
@@ -25,11 +24,12 @@ from stowage._real_values import (
     without_old_shards,
     write_config,
 )
-from stowage._source import DictSource, FileSource, Source
+from stowage._files.source import DictSource, FileSource, Source
+from stowage._files.writing import declared, write
+from stowage._model.granularity import Blocks, Granularity, InputCast
+from stowage._model.stowing import Making
+from stowage._model.weights import Held, buffers, is_persistent, parameters
 from stowage._storage import Storage
-from stowage._stowing import Making
-from stowage._weights import Held, buffers, is_persistent, parameters
-from stowage._writing import declared, write
 from stowage.policy import Policy, Rules
 from stowage.skips import Skip
 from stowage.tensor import StowedTensor

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage import _codec, _rounding
 from stowage._errors import fail
 from stowage._library import composite_forced
+from stowage._numbers import codec, rounding
 from stowage._shapes import (
     check_embedding,
     check_linear,
@@ -36,7 +36,7 @@ def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tens
     kind = Storage.from_key(storage)
     check_quantize(x, kind)
     _check_subnormals("stowage::quantize")
-    return _codec.quantize(x, kind, keep_nonfinite)
+    return codec.quantize(x, kind, keep_nonfinite)
 
 
 def dequantize(
@@ -48,12 +48,12 @@ def dequantize(
     result = torch.empty(tuple(shape), dtype=out, device=codes.device)
     if codes.dtype == out:  # a plain cast in its own type
         return result.copy_(codes)
-    rows, length = _rounding.rows_of(shape), _rounding.row_elements(shape)
+    rows, length = rounding.rows_of(shape), rounding.row_elements(shape)
     if result.numel():
         flat = result.view(rows, length)
-        for span in _rounding.spans(rows, length):
-            values = _codec.values((codes, *scales), kind, shape, span)
-            flat[span].copy_(_rounding.round_once(values, out))
+        for span in rounding.spans(rows, length):
+            values = codec.values((codes, *scales), kind, shape, span)
+            flat[span].copy_(rounding.round_once(values, out))
     return result
 
 
@@ -61,7 +61,7 @@ def _tile(
     parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice, dtype: torch.dtype
 ) -> Tensor:
     """fp32 values of some rows, rounded to the compute dtype as the kernels' are."""
-    return _codec.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
+    return codec.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
 
 
 def _check_exact(where: str, dtype: torch.dtype) -> None:
@@ -87,7 +87,7 @@ def linear(
         return torch.nn.functional.linear(x, weight, bias)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     wide, flat = x.reshape(-1, shape[1]).to(torch.float32), out.view(-1, rows)
-    for span in _rounding.spans(rows, shape[1]):
+    for span in rounding.spans(rows, shape[1]):
         tile = _tile((codes, *scales), kind, shape, span, x.dtype)
         term = None if bias is None else bias[span].to(torch.float32)
         flat[:, span].copy_(torch.nn.functional.linear(wide, tile, term))
@@ -112,7 +112,7 @@ def linear_grad_input(
         return gx.view(*g.shape[:-1], columns)
     wide = wide.to(torch.float32)
     total = torch.zeros((wide.shape[0], columns), dtype=torch.float32, device=g.device)
-    for span in _rounding.spans(shape[0], columns):
+    for span in rounding.spans(shape[0], columns):
         total.addmm_(wide[:, span], _tile((codes, *scales), kind, shape, span, g.dtype))
     return total.to(g.dtype).view(*g.shape[:-1], columns)
 
@@ -128,7 +128,7 @@ def embedding(
     where, kind = "stowage::embedding", Storage.from_key(storage)
     check_embedding(ids, codes, scales, kind, shape, out)
     _check_subnormals(where)
-    rows, length = shape[0], _rounding.row_elements(shape)
+    rows, length = shape[0], rounding.row_elements(shape)
     flat = ids.reshape(-1).to(torch.int64)
     result = torch.empty((*ids.shape, *shape[1:]), dtype=out, device=codes.device)
     if not flat.numel():
@@ -138,9 +138,9 @@ def embedding(
         wrong = low if low < 0 else high
         fail("invalid_argument", f"{where}: ids must be in [0, {rows}), got {wrong}")
     lines = result.view(-1, length) if length else result
-    for span in _rounding.spans(flat.numel() if length else 0, length):
-        values = _codec.pick((codes, *scales), kind, shape, flat[span])
-        lines[span].copy_(_rounding.round_once(values, out))
+    for span in rounding.spans(flat.numel() if length else 0, length):
+        values = codec.pick((codes, *scales), kind, shape, flat[span])
+        lines[span].copy_(rounding.round_once(values, out))
     return result
 
 
@@ -150,12 +150,12 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
     _check_subnormals("stowage::measure")
     totals = torch.zeros(6, dtype=torch.float64)
     totals[0] = x.numel()
-    rows, length = _rounding.rows_of(x.shape), _rounding.row_elements(x.shape)
+    rows, length = rounding.rows_of(x.shape), rounding.row_elements(x.shape)
     flat = x.reshape(rows, length) if x.numel() else x
-    for span in _rounding.spans(rows if length else 0, length):
+    for span in rounding.spans(rows if length else 0, length):
         # Cast to fp64 on the CPU: some devices have none.
         value = flat[span].to("cpu", torch.float64)
-        rest = _codec.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
+        rest = codec.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
         finite = torch.isfinite(value)
         if kind.kind == "none":
             totals[1] += (finite & (value.abs() > kind.largest)).sum()

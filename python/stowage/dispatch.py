@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _blocks, _products, guard, ops
+from stowage import guard, ops
+from stowage._compute import blocks, products
 from stowage.registry import op
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import (
@@ -48,7 +49,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if called.is_view and isinstance(args[0], PACKED):
         return view_of(called, args[0], args[1:], kwargs)
     _fallbacks[str(called)] += 1
-    return called(*_blocks.values(args), **_blocks.values(kwargs))
+    return called(*blocks.values(args), **blocks.values(kwargs))
 
 
 def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,7 +211,12 @@ def _matrix(w: StowedTensor) -> Matrix:
 def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
     """Whether our ops take these: all else goes to stock ops, which have the texts of errors."""
     return all(
-        other is None or (not isinstance(other, PACKED) and other.dtype is w._dt)
+        other is None
+        or (
+            not isinstance(other, PACKED)
+            and other.dtype is w._dt
+            and not (w._exact and products.strides_count(other))
+        )
         for other in others
     )
 
@@ -218,13 +224,13 @@ def _computes(w: StowedTensor, *others: Tensor | None) -> bool:
 @op(aten.linear.default)
 def _linear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = (*args, kwargs.get("bias"))[:3]
-    bias, found = _blocks.values(bias), matrix(weight)  # a bias may rest as well
+    bias, found = blocks.values(bias), matrix(weight)  # a bias may rest as well
     if found is None or not _computes(found[0], x, bias) or x.shape[-1] != weight.shape[1]:
         return NotImplemented
     w, transposed = found
     if not transposed:
         codes, scales, key, rows, exact = _matrix(w)[:5]
-        return _products.linear(x, codes, scales, key, rows, bias, exact)
+        return products.linear(x, codes, scales, key, rows, bias, exact)
     y = _times(x, w, False)
     return y if bias is None else y + bias
 
@@ -233,8 +239,8 @@ def _times(x: Tensor, w: StowedTensor, transposed: bool) -> Tensor:
     """x W^T, or x W."""
     codes, scales, key, rows, exact = _matrix(w)[:5]
     if transposed:
-        return _products.linear(x, codes, scales, key, rows, None, exact)
-    return _products.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
+        return products.linear(x, codes, scales, key, rows, None, exact)
+    return products.linear_grad_input(x, codes, scales, key, w.shape[1], exact)
 
 
 @op(aten.mm.default)
@@ -246,6 +252,8 @@ def _mm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _times(left, *found)
     if (found := matrix(left)) is not None and _computes(found[0], right):
         w, transposed = found
+        if w._exact:
+            return NotImplemented  # the transposed product would round differently
         return _times(right.t(), w, not transposed).t()
     return NotImplemented
 
@@ -253,7 +261,7 @@ def _mm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.addmm.default)
 def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bias, x, weight = args
-    bias, found = _blocks.values(bias), matrix(weight)
+    bias, found = blocks.values(bias), matrix(weight)
     if found is None or kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
         return NotImplemented
     w, transposed = found
@@ -261,7 +269,7 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if transposed and bias.dim() == 1 and bias.shape[0] == w.shape[0]:
         codes, scales, key, rows, exact = _matrix(w)[:5]
-        return _products.linear(x, codes, scales, key, rows, bias, exact)
+        return products.linear(x, codes, scales, key, rows, bias, exact)
     return _times(x, w, transposed) + bias
 
 

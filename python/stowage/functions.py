@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage import _direct, autograd, guard, ops
+from stowage import autograd, guard, ops
+from stowage._compute import direct
+from stowage._compute.products import strides_count
 from stowage._errors import Unsupported, translated
 from stowage.registry import function
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
@@ -21,8 +23,8 @@ from stowage.views import matrix
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
-_unseen, _direct_linear = _direct.unseen, _direct.linear
-_one_scale, _CPU = _direct.linear_one_scale, _direct.CPU
+_unseen, _direct_linear = direct.unseen, direct.linear
+_one_scale, _CPU = direct.linear_one_scale, direct.CPU
 
 
 def _exporting() -> bool:
@@ -54,6 +56,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         bias = None if bias is None else bias.to(cast)
     elif input.dtype is not dtype:
         return NotImplemented
+    if exact and strides_count(input):
+        return NotImplemented
     try:
         if not _unseen(input):
             return _seen_linear(input, weight, bias, matrix)
@@ -83,6 +87,8 @@ def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
     if _any_autocast() and (cast := _autocast(x)) is not None:
         x = x.to(cast)
     elif x.dtype is not dtype:
+        return NotImplemented
+    if exact and strides_count(x):
         return NotImplemented
     trained = w if _grad_enabled() and w.requires_grad else None
     try:

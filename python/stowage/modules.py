@@ -8,18 +8,18 @@ import os
 import torch
 from torch import nn
 
-from stowage._calibrating import Calibration
-from stowage._choosing import Limits
-from stowage._declared import WidePlaces
 from stowage._errors import StowageError, raise_problems
-from stowage._granularity import Blocks, Granularity, InputCast, forget, holders
-from stowage._masters import Keeping, Master, fresh_master
-from stowage._report import Report, loss_of, remember, report
+from stowage._model.calibrating import Calibration
+from stowage._model.choosing import Limits
+from stowage._model.declared import WidePlaces
+from stowage._model.granularity import Blocks, Granularity, InputCast, forget, holders
+from stowage._model.masters import Keeping, Master, fresh_master
+from stowage._model.report import Report, loss_of, remember, report
+from stowage._model.stowing import Loss, Making, from_values, relabelled, unfit
+from stowage._model.unstowing import restored
+from stowage._model.weights import Held, Swap
+from stowage._model.weights import buffers as buffers_of
 from stowage._storage import Storage
-from stowage._stowing import Loss, Making, from_values, relabelled, unfit
-from stowage._unstowing import restored
-from stowage._weights import Held, Swap
-from stowage._weights import buffers as buffers_of
 from stowage.policy import Choice, Policy, Rules, Wish
 from stowage.skips import Skip
 from stowage.tensor import StowedTensor

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stowage import _codec, _codec4, ops
+from stowage import ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._mapped import ensure_writable
+from stowage._numbers import codec, codec4
 from stowage.tensor import StowedTensor, rows_and_columns
 
 _NESTED_BLOCK = 256  # block scales that share one scale of their own
@@ -101,7 +102,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) -> list
         reach = float(scale) * storage.largest * _SLACK
         if float(lines.values.abs().amax()) > reach:
             _refuse(weight, f"values within +-{reach:.6g}")
-        fresh = [_codec.encode8(lines.values, scale, storage)]
+        fresh = [codec.encode8(lines.values, scale, storage)]
     else:
         fresh = ops.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
         scale[lines.rows] = fresh[1]
@@ -149,7 +150,7 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     owned = _owned(which, lines, weight, block)[:, None]
 
     table = torch.tensor(storage.values, device=values.device)
-    scales = _codec4.block_scales(parts, slice(0, parts[1].numel()))[which, None]
+    scales = codec4.block_scales(parts, slice(0, parts[1].numel()))[which, None]
     packed = _blocks(parts[0].view(-1), block // 2)
     nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
     wanted = torch.where(mask, values, table[nibbles.long()] * scales)
@@ -168,7 +169,7 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     floor = scales.clamp(min=1e-38)
     tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
     scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
-    fresh = _codec4.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
+    fresh = codec4.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
     nibbles = torch.where(mask | owned, fresh, nibbles)
     codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
     return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from stowage._patterns import Pattern, check, label, matches
-from stowage._weights import Held, Site
+from stowage._model.patterns import Pattern, check, label, matches
+from stowage._model.weights import Held, Site
 
 # The last part of a module's path that makes it a head: it computes the model's answer, rounding
 # shows most there, and PEFT trains a copy of it.

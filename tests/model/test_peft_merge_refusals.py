@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import _stochastic
+from stowage._numbers import stochastic
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor
 
@@ -103,7 +103,7 @@ def test_stochastic_rounding_is_seeded_and_takes_a_neighbour(storage: str) -> No
     assert codes[0] == codes[1] != codes[2]
     wanted = merged_by_peft(kept)
     name = "base_model.model.q.base_layer.weight"
-    parts = _stochastic.quantize(wanted[name], Storage(storage), _stochastic.key_of(2, "q.weight"))
+    parts = stochastic.quantize(wanted[name], Storage(storage), stochastic.key_of(2, "q.weight"))
     assert codes[2][f"{name}.codes"] == parts[0].reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

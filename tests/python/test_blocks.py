@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import stowage
-from stowage import _blocks, ops
+from stowage import ops
+from stowage._compute import blocks as _blocks
 from stowage._library import composite_forced
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not composite_forced())

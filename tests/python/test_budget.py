@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stowage
-from stowage._budget import Option, best, byte_count, cost_of, size_of
+from stowage._model.budget import Option, best, byte_count, cost_of, size_of
 
 Units = list[list[Option]]
 

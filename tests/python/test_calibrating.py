@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._calibrating import output_errors
+from stowage._model.calibrating import output_errors
+from stowage._model.weights import Held, parameters
 from stowage._storage import Storage
-from stowage._weights import Held, parameters
 
 INT8, NF4, BF16 = Storage("int8"), Storage("nf4"), Storage("bf16")
 

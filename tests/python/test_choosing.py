@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stowage
-from stowage import _calibrating, _stowing, _trials
+from stowage._model import calibrating, stowing, trials
 
 LIST = ["nf4", "f8_e4m3:row", "bf16"]
 
@@ -246,13 +246,13 @@ def test_choosing_needs_no_measure() -> None:
     assert "nf4:block64 " in report["0.weight"].reason
 
 
-@pytest.mark.parametrize("module", [_trials, _calibrating])
+@pytest.mark.parametrize("module", [trials, calibrating])
 def test_one_candidate_exists_at_a_time(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     made: list[weakref.ref[Any]] = []
 
     def counted(*args: Any) -> Any:
         assert not [ref for ref in made if ref() is not None]
-        found = _stowing.from_values(*args)
+        found = stowing.from_values(*args)
         made.append(weakref.ref(found[0]))
         return found
 

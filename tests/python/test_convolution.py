@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage import _convolution, _tiles, ops
+from stowage import ops
+from stowage._compute import convolution, tiles
 
 # Cut by the small tile below: within a group, into whole groups, by rows and by columns.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -45,10 +46,10 @@ STORAGES = ["f8_e4m3", "f8_e5m2:row", "int8:block48", "nf4", "nf4:block64:nested
 @pytest.fixture(autouse=True)
 def small_tile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tile of 16 KiB, so that every weight here has several."""
-    for module in (_tiles, _convolution):
+    for module in (tiles, convolution):
         monkeypatch.setattr(module, "TILE", 16 << 10)
-    monkeypatch.setattr(_tiles.spans, "__defaults__", (16 << 10,))
-    monkeypatch.setattr(_convolution, "_LEAST_CHANNELS", 4)
+    monkeypatch.setattr(tiles.spans, "__defaults__", (16 << 10,))
+    monkeypatch.setattr(convolution, "_LEAST_CHANNELS", 4)
     stowage.fallbacks(clear=True)
     yield
     assert stowage.fallbacks() == {}
@@ -179,13 +180,13 @@ def test_opcheck(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, _, x = pair(case, "int8")
     calls: list[Any] = []
     for name in ("convolution", "grad_input"):
-        op = getattr(_convolution, name)
+        op = getattr(convolution, name)
 
         def call(*args: Any, op: Any = op) -> Tensor:
             calls.append((op, args))
             return op(*args)
 
-        monkeypatch.setattr(_convolution, name, call)
+        monkeypatch.setattr(convolution, name, call)
     layer(x.requires_grad_()).sum().backward()
     assert len(calls) == 2
     for op, args in calls:

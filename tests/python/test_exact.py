@@ -140,3 +140,49 @@ def test_inductor_is_the_dense_linear_by_inductor(storage: str) -> None:
             x = torch.randn(rows, 72)
             assert torch.equal(fast[0](x), fast[1](x))
             assert torch.equal(fast[0](x), model(x))
+
+
+class Strided(nn.Module):
+    """A product, given an input with other strides than a contiguous one."""
+
+    def __init__(self, product: str) -> None:
+        super().__init__()
+        self.product = product
+        self.layer = nn.Linear(64, 96, bias=product == "biased")
+        self.gate = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mT.contiguous().mT
+        if self.product == "gate":
+            return x @ self.gate
+        return x @ self.gate.t() if self.product == "transposed" else self.layer(x)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(10, 64), (2, 5, 64)], ids=str)
+@pytest.mark.parametrize("product", ["plain", "biased", "gate", "transposed"])
+def test_strides_choose_the_dense_product(
+    product: str, shape: tuple[int, ...], threads: int
+) -> None:
+    torch.manual_seed(0)
+    model = Strided(product)
+    stowage.stow(model, {"*": "f8_e4m3:row"}, exact=True)
+    twin = copy.deepcopy(model)
+    stowage.unstow(twin)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        values = torch.randn(shape)
+        g = torch.randn(model(values).shape)
+        for cotangent in (g, g.mT.contiguous().mT):
+            found = []
+            for one in (model, twin):
+                x = values.clone().requires_grad_()
+                y = one(x)
+                y.backward(cotangent)
+                assert x.grad is not None
+                found.append((y.detach(), x.grad))
+            assert torch.equal(found[0][0], found[1][0])
+            assert torch.equal(found[0][1], found[1][1])
+    finally:
+        torch.set_num_threads(before)

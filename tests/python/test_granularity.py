@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage import _blocks
+from stowage._compute import blocks as _blocks
 
 
 class Block(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage import _input_cast
 from stowage._library import composite_forced
+from stowage._model import input_cast as _input_cast
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="models of bf16 need the kernels")
 BF16, F32 = torch.bfloat16, torch.float32

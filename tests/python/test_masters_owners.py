@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._masters import master_of
-from stowage._stamp import stamp
-from stowage._weights import values
+from stowage._model.masters import master_of
+from stowage._model.stamp import stamp
+from stowage._model.weights import values
 from stowage.tensor import StowedTensor
 
 PLACES = ["ram", "disk"]

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import _stowing, ops
+from stowage import ops
+from stowage._model import stowing
 from stowage.tensor import StowedTensor
 
 
@@ -89,7 +90,7 @@ def test_any_exception_leaves_the_model_as_it_was(
             raise error
         return real(*args)
 
-    monkeypatch.setattr(_stowing.ops, "quantize", quantize)
+    monkeypatch.setattr(stowing.ops, "quantize", quantize)
     with pytest.raises(type(error)):
         stowage.stow(model, "int8", compute_dtype=torch.bfloat16)
     assert len(calls) == 3

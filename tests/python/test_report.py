@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._table import bytes_text, table
+from stowage._model.table import bytes_text, table
 
 
 def model_of(*layers: nn.Module) -> nn.Sequential:

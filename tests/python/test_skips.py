@@ -14,7 +14,7 @@ from torch import nn
 
 import stowage
 from stowage import skips
-from stowage._patterns import near_misses
+from stowage._model.patterns import near_misses
 
 
 class Block(nn.Module):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic rounding: the definition of _stochastic.py, in plain Python, and what it promises."""
+"""Stochastic rounding: _numbers/stochastic.py defined again in plain Python, and its promises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import stowage
-from stowage import _stochastic, ops
+from stowage import ops
+from stowage._numbers import stochastic
 from stowage._storage import Storage
 
 STORAGES = [
@@ -32,13 +33,13 @@ def splitmix(key: int, index: int) -> float:
 
 
 def test_the_stream_is_the_one_that_is_defined() -> None:
-    key = _stochastic.key_of(7, "layer.weight")
+    key = stochastic.key_of(7, "layer.weight")
     digest = hashlib.blake2b(b"7 layer.weight", digest_size=8).digest()
     assert key == int.from_bytes(digest, "little")
     for first in (0, 1, 1 << 40):
-        found = _stochastic.uniform(key, first, first + 100, torch.device("cpu")).tolist()
+        found = stochastic.uniform(key, first, first + 100, torch.device("cpu")).tolist()
         assert found == [splitmix(key, first + i) for i in range(100)]
-    many = _stochastic.uniform(key, 0, 1 << 16, torch.device("cpu"))
+    many = stochastic.uniform(key, 0, 1 << 16, torch.device("cpu"))
     assert abs(many.mean().item() - 0.5) < 0.005 and many.min() >= 0 and many.max() < 1
 
 
@@ -49,16 +50,16 @@ def test_each_value_goes_to_a_neighbour_by_distance(name: str) -> None:
     torch.manual_seed(0)
     values = torch.randn(5, 67) * torch.tensor([1.0, 1e-3, 30.0, 0.0, 2.0])[:, None]
     near = ops.quantize(values, storage.key)
-    key = _stochastic.key_of(3, "w")
-    found = _stochastic.quantize(values, storage, key)
+    key = stochastic.key_of(3, "w")
+    found = stochastic.quantize(values, storage, key)
     for part, same in zip(found[1:], near[1:], strict=True):
         assert torch.equal(part, same)  # the scales are those of rounding to nearest
     got = read(found, storage, values.shape)
     if name == "f32":
         assert torch.equal(got, values)
         return
-    scales = _stochastic._scales(near, storage, values)
-    grid, _ = _stochastic._table(storage)
+    scales = stochastic._scales(near, storage, values)
+    grid, _ = stochastic._table(storage)
     for i, (v, g) in enumerate(zip(values.view(-1), got.view(-1), strict=True)):
         scale = torch.tensor(1.0) if scales is None else scales.view(-1)[i]
         u = (v * (1 / scale)).clamp(grid[0], grid[-1]) if scale else torch.tensor(0.0)
@@ -76,7 +77,7 @@ def test_the_mean_of_many_seeds_is_the_value(name: str) -> None:
     values, seeds = torch.randn(8, 64), 200
     total = torch.zeros_like(values)
     for seed in range(seeds):
-        parts = _stochastic.quantize(values, storage, _stochastic.key_of(seed, "w"))
+        parts = stochastic.quantize(values, storage, stochastic.key_of(seed, "w"))
         total += read(parts, storage, values.shape)
     nearest = read(ops.quantize(values, storage.key), storage, values.shape) - values
     step = nearest.square().mean().sqrt()  # one draw errs by sqrt(2) of that in the mean
@@ -89,18 +90,18 @@ def test_values_of_the_storage_stay_as_they_are(name: str) -> None:
     values = read(ops.quantize(torch.randn(9, 65), storage.key), storage, torch.Size([9, 65]))
     again = ops.quantize(values, storage.key)
     for seed in range(5):
-        parts = _stochastic.quantize(values, storage, _stochastic.key_of(seed, "w"))
+        parts = stochastic.quantize(values, storage, stochastic.key_of(seed, "w"))
         assert torch.equal(read(parts, storage, values.shape), read(again, storage, values.shape))
 
 
 def test_chunks_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     values, storage = torch.randn(300, 401), Storage("nf4")
-    wanted = _stochastic.quantize(values, storage, 5)
-    monkeypatch.setattr("stowage._rounding.CHUNK", 1000)
+    wanted = stochastic.quantize(values, storage, 5)
+    monkeypatch.setattr("stowage._numbers.rounding.CHUNK", 1000)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        found = _stochastic.quantize(values, storage, 5)
+        found = stochastic.quantize(values, storage, 5)
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
@@ -109,6 +110,6 @@ def test_chunks_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_cannot_be_rounded_is_refused() -> None:
     bad = torch.tensor([[1.0, torch.nan]])
     with pytest.raises(stowage.InvalidArgument, match="finite"):
-        _stochastic.quantize(bad, Storage("int8"), 0)
+        stochastic.quantize(bad, Storage("int8"), 0)
     with pytest.raises(stowage.InvalidArgument, match="float32"):
-        _stochastic.quantize(bad.bfloat16(), Storage("int8"), 0)
+        stochastic.quantize(bad.bfloat16(), Storage("int8"), 0)

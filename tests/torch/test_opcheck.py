@@ -8,6 +8,7 @@ import torch
 from torch.library import opcheck
 
 from stowage import ops
+from stowage._compute import convolution
 from stowage._storage import Storage
 
 SAMPLED = ("bf16", "f8_e4m3", "int8:block5", "nf4", "fp4:block32:nested")
@@ -50,6 +51,17 @@ def test_linear_grad_input(kind, weight, device) -> None:
 def test_embedding(kind, weight, device) -> None:
     ids = torch.tensor([[1, 15], [0, 3]], device=device)
     opcheck(ops.embedding, (ids, *weight, kind.key, (16, 64), torch.float32))
+
+
+def test_convolution(kind, device) -> None:
+    shape = (8, 4, 3)
+    codes, *scales = ops.quantize(torch.randn(shape, device=device), kind.key)
+    x, bias = torch.randn(2, 4, 9, device=device), torch.randn(8, device=device)
+    options = ([1], [1], [1], False, [0], 1)
+    weight = (codes, scales, kind.key, list(shape))
+    opcheck(convolution.convolution, (x, *weight, bias, *options))
+    y = convolution.convolution(x, *weight, bias, *options)
+    opcheck(convolution.grad_input, (torch.randn_like(y), x, *weight, *options))
 
 
 def test_measure(kind, weight, device) -> None:
@@ -104,6 +116,8 @@ def test_every_op_is_checked_here() -> None:
     assert known == {
         f"stowage::{name}"
         for name in (
+            "_convolution",
+            "_convolution_grad_input",
             "_linear",
             "dequantize",
             "embedding",

@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from stowage import _stochastic, ops
+from stowage import ops
 from stowage._errors import translated
-from stowage._kept import Kept
-from stowage._stamp import stamp
+from stowage._model.kept import Kept
+from stowage._model.stamp import stamp
+from stowage._model.weights import Held
+from stowage._numbers import stochastic
 from stowage._storage import Storage
-from stowage._weights import Held
 from stowage.integrations._merged import (
     Record,
     Was,
@@ -49,7 +50,7 @@ class How:
 
     def parts(self, values: torch.Tensor, storage: Storage, name: str) -> list[torch.Tensor]:
         if self.rounding == "stochastic":
-            return _stochastic.quantize(values, storage, _stochastic.key_of(self.seed, name))
+            return stochastic.quantize(values, storage, stochastic.key_of(self.seed, name))
         try:
             return ops.quantize(values.contiguous(), storage.key)
         except RuntimeError as error:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from stowage._errors import InvalidArgument
-from stowage._kept import Kept, check_place, verify
+from stowage._model.kept import Kept, check_place, verify
 from stowage.integrations._merged import (
     check_unwritten,
     keep_layers,
@@ -93,7 +93,7 @@ def merge(
 
     Each resting weight is dequantized to fp32, PEFT adds the deltas of all adapters, and the sum is
     quantized whole to the weight's storage, once. `rounding="stochastic"` takes either neighbour of
-    a value, the nearer one more often (`_stochastic.py` defines it); the same bytes for a `seed`.
+    a value, the nearer one more often (`_numbers/stochastic.py`); a `seed` fixes the bytes.
     `keep` says where the codes and scales from before wait until `unmerge`: "ram", "disk" (a file
     in `folder`, or in a temporary folder) or None, nowhere. While they are kept, PEFT's own
     `unmerge_adapter()` and forwards with disabled adapters restore them exactly too.

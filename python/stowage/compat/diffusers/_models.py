@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
-from stowage._report import report
+from stowage._model.report import report
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
 from stowage.modules import unstow
 

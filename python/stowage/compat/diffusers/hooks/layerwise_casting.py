@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
-from stowage._patterns import Predicate, names_around
-from stowage._resting import cannot_rest, is_narrow
-from stowage._weights import parameters
+from stowage._model.patterns import Predicate, names_around
+from stowage._model.resting import cannot_rest, is_narrow
+from stowage._model.weights import parameters
 from stowage.modules import stow
 from stowage.policy import Rules
 from stowage.tensor import StowedTensor

@@ -17,8 +17,8 @@ import torch
 
 from stowage import ops
 from stowage._errors import BadFile, FileError, InvalidArgument, translated
-from stowage._flat import DISK_DTYPES, DISK_NAMES
-from stowage._writing import declared, write
+from stowage._files.flat import DISK_DTYPES, DISK_NAMES
+from stowage._files.writing import declared, write
 
 PLACES = ("ram", "disk")
 

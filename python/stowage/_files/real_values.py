@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from stowage import ops
-from stowage._declared import WidePlaces, adapter_paths
 from stowage._errors import InvalidArgument
-from stowage._flat import DISK_NAMES
-from stowage._rounding import row_elements, rows_of, spans
-from stowage._weights import Held
+from stowage._files.flat import DISK_NAMES
+from stowage._model.declared import WidePlaces, adapter_paths
+from stowage._model.weights import Held
+from stowage._numbers.rounding import row_elements, rows_of, spans
 from stowage.policy import VALUE_DTYPES
 from stowage.tensor import StowedTensor
 

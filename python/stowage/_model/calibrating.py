@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from stowage._errors import InvalidArgument
+from stowage._model.stowing import Making, from_values
+from stowage._model.trials import source
+from stowage._model.weights import Held, Site, buffers
 from stowage._storage import Storage
-from stowage._stowing import Making, from_values
-from stowage._trials import source
-from stowage._weights import Held, Site, buffers
 from stowage.tensor import StowedTensor
 
 Calibration = Callable[[nn.Module], object] | Iterable[Any]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._kept import Beside, Kept, check_place, keep, verify
-from stowage._stamp import stamp
-from stowage._weights import Held, values
+from stowage._model.kept import Beside, Kept, check_place, keep, verify
+from stowage._model.stamp import stamp
+from stowage._model.weights import Held, values
 from stowage.tensor import StowedTensor
 
 _MASTERS = "_stowage_masters"  # attribute of a module: name of its parameter -> Master

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._declared import adapter_paths
-from stowage._masters import Master, check_intact, forget, fresh_master, master_of
-from stowage._report import remember
-from stowage._weights import Held, Swap, values
+from stowage._model.declared import adapter_paths
+from stowage._model.masters import Master, check_intact, forget, fresh_master, master_of
+from stowage._model.report import remember
+from stowage._model.weights import Held, Swap, values
 from stowage.tensor import StowedTensor
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stowage._granularity import block_paths, mode_of
-from stowage._masters import state_of
-from stowage._stowing import Loss
-from stowage._table import bytes_text, number_text, table
-from stowage._weights import Held, buffers, parameters
+from stowage._model.granularity import block_paths, mode_of
+from stowage._model.masters import state_of
+from stowage._model.stowing import Loss
+from stowage._model.table import bytes_text, number_text, table
+from stowage._model.weights import Held, buffers, parameters
 from stowage.dispatch import fallbacks
 from stowage.tensor import StowedTensor
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stowage import ops
 from stowage._errors import InvalidArgument, translated
-from stowage._rounding import spans
+from stowage._numbers.rounding import spans
 from stowage._storage import Storage
 
 _FLOATS = {

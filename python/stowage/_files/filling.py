@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from stowage._declared import WidePlaces
 from stowage._errors import StowageError
-from stowage._flat import Entry
-from stowage._report import remember
-from stowage._source import Source
+from stowage._files.flat import Entry
+from stowage._files.source import Source
+from stowage._model.declared import WidePlaces
+from stowage._model.report import remember
+from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
+from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, parameters, values
 from stowage._storage import Storage
-from stowage._stowing import Loss, Making, from_parts, from_values, obstacle
-from stowage._weights import LAZY, Held, Swap, buffers, is_persistent, parameters, values
 from stowage.policy import VALUE_DTYPES, Choice, Policy
 from stowage.tensor import StowedTensor
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage._codec4 import block_scales, decode4, quantize4, thresholds
-from stowage._rounding import (
+from stowage._numbers.codec4 import block_scales, decode4, quantize4, thresholds
+from stowage._numbers.rounding import (
     check_finite,
     narrow,
     round_to_odd,

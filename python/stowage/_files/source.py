@@ -12,7 +12,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import translated
-from stowage._flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
+from stowage._files.flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor
 

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from stowage import _blocks
+from stowage._compute import blocks as _blocks
 from stowage._errors import InvalidArgument
-from stowage._input_cast import INPUT_CASTS, cast_inputs
-from stowage._weights import Held
+from stowage._model.input_cast import INPUT_CASTS, cast_inputs
+from stowage._model.weights import Held
 from stowage.policy import Choice
 from stowage.tensor import StowedTensor
 

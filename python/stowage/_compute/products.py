@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The product ops, for callers that the dispatcher sees; in a block on the weight that it widened.
 
-That is the product which the op itself would ask torch for, so a block changes no bit.
+That is the product which the op itself would ask torch for, so a block changes no bit. Exact ones
+follow torch in what strides do, too.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,15 @@ import torch
 from torch import Tensor
 
 from stowage import ops
-from stowage._blocks import widened
+from stowage._compute.blocks import widened
 
 _stock_linear = torch._C._nn.linear
+
+
+def strides_count(x: Tensor) -> bool:
+    """Whether torch's product with x, or its gradient, may take another way than with a contiguous
+    one, and other roundings with it. Only exact weights care."""
+    return not x.is_contiguous()
 
 
 def linear_in_block(
@@ -26,8 +33,12 @@ def linear_in_block(
 def grad_input_in_block(
     g: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int, columns: int
 ) -> Tensor | None:
-    """g W inside a block, else None."""
-    w = widened(codes, scales, storage, (g.shape[-1], columns), g.dtype)
+    """g W inside a block, or where its strides choose torch's kernel (see `strides_count`), else
+    None."""
+    shape = (g.shape[-1], columns)
+    w = widened(codes, scales, storage, shape, g.dtype)
+    if w is None and g.dim() == 2 and strides_count(g):
+        w = ops.dequantize(codes, scales, storage, shape, g.dtype)
     return None if w is None else g.reshape(-1, g.shape[-1]).mm(w).view(*g.shape[:-1], columns)
 
 

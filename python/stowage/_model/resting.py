@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from stowage._model.weights import LAZY, Held, Site
 from stowage._storage import Storage
-from stowage._weights import LAZY, Held, Site
 
 # Scales of an 8-bit weight are worth their bytes from this rank on.
 _LEAST_RANK = {"row": 2, "row2": 2, "block": 1}

@@ -12,7 +12,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import translated
-from stowage._flat import DISK_NAMES
+from stowage._files.flat import DISK_NAMES
 
 
 def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from stowage._errors import InvalidArgument
-from stowage._weights import Site
+from stowage._model.weights import Site
 
 Predicate = Callable[[str, nn.Module], bool]
 Pattern = str | re.Pattern[str] | type[nn.Module] | Predicate

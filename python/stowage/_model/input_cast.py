@@ -13,7 +13,7 @@ from stowage.tensor import StowedTensor
 from stowage.views import PACKED
 
 INPUT_CASTS = ("never", "compute", "restore")
-_HOOK = "stowage.input_cast"  # as in _blocks.py
+_HOOK = "stowage.input_cast"  # as in _compute/blocks.py
 _compiling = torch.compiler.is_compiling
 
 

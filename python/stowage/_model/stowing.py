@@ -13,8 +13,8 @@ from torch import nn
 
 from stowage import ops
 from stowage._errors import InvalidArgument, StowageError, translated
+from stowage._model.weights import LAZY
 from stowage._storage import Storage
-from stowage._weights import LAZY
 from stowage.policy import VALUE_DTYPES
 from stowage.tensor import StowedTensor
 

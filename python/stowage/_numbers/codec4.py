@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stowage._rounding import check_finite, spans
+from stowage._numbers.rounding import check_finite, spans
 from stowage._storage import Storage
 
 

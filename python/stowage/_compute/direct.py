@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
 from stowage import ops
-from stowage._products import grad_input_in_block, linear_in_block
+from stowage._compute.products import grad_input_in_block, linear_in_block
 
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _functorch_active = torch._C._are_functorch_transforms_active

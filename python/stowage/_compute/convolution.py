@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from stowage import _blocks
-from stowage._tiles import TILE, Resting, needs_tiles, resting, spans
+from stowage._compute import blocks
+from stowage._compute.tiles import TILE, Resting, needs_tiles, resting, spans
 from stowage.registry import op
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED
@@ -184,7 +184,7 @@ def _takes(w: Any, *others: Any) -> bool:
 def _forward(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Autograd keeps the stowed weight and comes to `_backward`."""
     if kwargs or len(args) != 9 or not _takes(args[1], args[0], args[2]):
-        return called(*_blocks.values(args), **_blocks.values(kwargs))
+        return called(*blocks.values(args), **blocks.values(kwargs))
     x, weight, bias, *options = args
     w = resting(weight)
     return convolution(x, w.codes, w.scales, w.storage, w.shape, bias, *options)
@@ -193,7 +193,7 @@ def _forward(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.convolution_backward.default)
 def _backward(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 11 or args[10][1] or not _takes(args[2], *args[:2]):
-        return called(*_blocks.values(args), **_blocks.values(kwargs))
+        return called(*blocks.values(args), **blocks.values(kwargs))
     g, x, weight, _, *options, (need_x, _, need_bias) = args
     w, gx, gb = resting(weight), None, None
     if need_x:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _blocks, ops
-from stowage._autocast import with_autocast
-from stowage._tiles import needs_tiles, resting, spans
+from stowage import ops
+from stowage._compute import blocks
+from stowage._compute.autocast import with_autocast
+from stowage._compute.tiles import needs_tiles, resting, spans
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED
@@ -71,7 +72,7 @@ def _trilinear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         or list(without_w) != [0]
         or _not_plain(args, kwargs)
     ):
-        return with_autocast(called, _blocks.values(args), _blocks.values(kwargs))
+        return with_autocast(called, blocks.values(args), blocks.values(kwargs))
     made, total = [], None
     held = resting(w)
     for first, last in spans(w.shape[0], held.row_bytes):
