@@ -10,8 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from stowage._numbers.blockwise import points, quantize_blockwise
 from stowage._numbers.rounding import check_finite, spans
 from stowage._storage import Storage
+
+_NESTED_BLOCK = 256  # block scales that share one scale of their own
 
 
 @cache
@@ -80,13 +83,8 @@ def nested_map(device: torch.device) -> Tensor:
 
 
 @cache
-def _nested_codes(device: torch.device) -> Tensor:
-    """The code of each of 65,536 points between -1 and 1 (bitsandbytes >= 0.50 on the CPU)."""
-    table = nested_map(torch.device("cpu"))
-    middle = (table[:-1] + table[1:]) * 0.5
-    points = torch.arange(65536, dtype=torch.float32) * 2
-    points = points / torch.full_like(points, 65535) - 1
-    return torch.bucketize(points, middle, out_int32=True).to(torch.uint8).to(device)
+def _nested_points(device: torch.device) -> Tensor:
+    return points(nested_map(torch.device("cpu"))).to(device)
 
 
 def _nest(absmax: Tensor) -> list[Tensor]:
@@ -94,20 +92,15 @@ def _nest(absmax: Tensor) -> list[Tensor]:
     total = absmax.cpu().to(torch.float64).cumsum(0)[-1:]  # in index order
     mean = float(total[0]) / count if count else 0.0
     offset = torch.tensor(mean, dtype=torch.float32, device=device)
-    grouped = torch.nn.functional.pad(absmax - offset, (0, -count % 256)).view(-1, 256)
-    largest = grouped.abs().amax(1) if count else grouped.new_empty(0)
-    inverse = torch.ones_like(largest) / largest
-    unit = (grouped * inverse[:, None]).clamp(-1, 1)
-    point = ((unit + 1) * 0.5 * 65535 + 0.5).to(torch.int32).clamp(0, 65535)
-    codes = torch.where(largest[:, None] == 0, 0, _nested_codes(device)[point])
-    return [codes.to(torch.uint8).view(-1)[:count], largest, nested_map(device).clone(), offset]
+    codes, largest = quantize_blockwise(absmax - offset, _nested_points(device), _NESTED_BLOCK)
+    return [codes, largest, nested_map(device).clone(), offset]
 
 
 def block_scales(parts: Sequence[Tensor], blocks: slice) -> Tensor:
     if len(parts) == 2:
         return parts[1][blocks]
     _, absmax, nested, table, offset = parts
-    index = torch.arange(blocks.start, blocks.stop, device=absmax.device) // 256
+    index = torch.arange(blocks.start, blocks.stop, device=absmax.device) // _NESTED_BLOCK
     return table[absmax[blocks].to(torch.int32)] * nested[index] + offset
 
 
