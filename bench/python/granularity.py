@@ -95,12 +95,7 @@ def working_set(case: Case, mode: str, phase: str) -> int:
     if mode == "block" and phase != "backward":
         return sum(_bytes(block))
     largest = max(_bytes(block))
-    if mode != "tile" or largest <= TILE:
-        return largest
-    # The gradient of a matrix in tiles is summed in fp32, and each tile's term has a place.
-    cut = [w for w in block.parameters() if w.dim() == 2 and w.numel() * w.dtype.itemsize > TILE]
-    sums = max((w.shape[1] for w in cut), default=0) * case.x.shape[0] * (4 + case.x.dtype.itemsize)
-    return TILE + (sums if phase == "backward" else 0)
+    return largest if mode != "tile" else min(largest, TILE)
 
 
 def expected(case: Case, mode: str, phase: str, dense: Peak) -> int:

@@ -33,6 +33,9 @@ struct Range {
 /// is copied.
 STOWAGE_API void dequantize(const Weight& weight, Range rows, void* out, Dtype dtype,
                             Executor* executor = nullptr);
+/// The same for some of the elements below each index of dim 0: out is dense, [rows, columns].
+STOWAGE_API void dequantize(const Weight& weight, Range rows, Range columns, void* out, Dtype dtype,
+                            Executor* executor = nullptr);
 
 /// How far a resting weight is from the values it was made from.
 struct STOWAGE_API Loss {

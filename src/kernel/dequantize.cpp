@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dequantizing rows of a weight.
+// Dequantizing rows of a weight, whole or in part.
 #include <string>
 
 #include "kernel/chunks.h"
@@ -10,15 +10,21 @@
 namespace stowage {
 namespace {
 
-void check(const Weight& weight, Range rows, const void* out, Dtype dtype) {
+void check(const char* what, Range range, std::int64_t count) {
+  if (range.begin < 0 || range.end < range.begin || range.end > count)
+    throw Error(Code::invalid_argument, std::string("dequantize: ") + what + " must lie in [0, " +
+                                            std::to_string(count) + "), got [" +
+                                            std::to_string(range.begin) + ", " +
+                                            std::to_string(range.end) + ")");
+}
+
+void check(const Weight& weight, Range rows, Range columns, const void* out, Dtype dtype) {
   if (!is_value_dtype(dtype))
     throw Error(Code::invalid_argument, "dequantize: dtype must be f64, f32, bf16 or f16, got " +
                                             std::string(disk_name(dtype)));
-  if (rows.begin < 0 || rows.end < rows.begin || rows.end > weight.rows())
-    throw Error(Code::invalid_argument,
-                "dequantize: rows must lie in [0, " + std::to_string(weight.rows()) + "), got [" +
-                    std::to_string(rows.begin) + ", " + std::to_string(rows.end) + ")");
-  if (out == nullptr && rows.begin != rows.end && weight.row_elements() != 0)
+  check("rows", rows, weight.rows());
+  check("columns", columns, weight.row_elements());
+  if (out == nullptr && rows.begin != rows.end && columns.begin != columns.end)
     throw Error(Code::invalid_argument, "dequantize: out must not be null");
 }
 
@@ -36,7 +42,7 @@ void stream_run(DequantizeKernel kernel, const Run& run, std::int64_t width, int
 
 void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, void* out,
                      Dtype dtype, Executor& executor) {
-  check(weight, rows, out, dtype);
+  check(weight, rows, {0, weight.row_elements()}, out, dtype);
   const Runs runs(weight);
   const auto codes = static_cast<std::size_t>(weight.storage().codes);
   const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
@@ -57,10 +63,38 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
   });
 }
 
+void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, Range columns,
+                     void* out, Dtype dtype, Executor& executor) {
+  const std::int64_t row = weight.row_elements(), n = columns.end - columns.begin;
+  if (columns.begin == 0 && n == row)
+    return dequantize_with(kernels, weight, rows, out, dtype, executor);
+  check(weight, rows, columns, out, dtype);
+  if (n == 0) return;
+  const Runs runs(weight);
+  const auto codes = static_cast<std::size_t>(weight.storage().codes);
+  const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
+  const std::int64_t width = bits(dtype) / 8;
+  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / n);
+  for_each_chunk(executor, rows.end - rows.begin, chunk, [&](std::int64_t from, std::int64_t to) {
+    char* place = static_cast<char*>(out) + from * n * width;
+    for (std::int64_t i = rows.begin + from; i < rows.begin + to; ++i) {
+      runs.cover(i * row + columns.begin, i * row + columns.end, [&](const Run& run) {
+        kernel(run, place);
+        place += run.n * width;
+      });
+    }
+  });
+}
+
 inline namespace v0 {
 
 void dequantize(const Weight& weight, Range rows, void* out, Dtype dtype, Executor* executor) {
   dequantize_with(kernels(), weight, rows, out, dtype, or_default(executor));
+}
+
+void dequantize(const Weight& weight, Range rows, Range columns, void* out, Dtype dtype,
+                Executor* executor) {
+  dequantize_with(kernels(), weight, rows, columns, out, dtype, or_default(executor));
 }
 
 }  // namespace v0

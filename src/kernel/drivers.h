@@ -11,6 +11,8 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const QuantizeOptions& options);
 void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, void* out,
                      Dtype dtype, Executor& executor);
+void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, Range columns,
+                     void* out, Dtype dtype, Executor& executor);
 void embedding_with(const Kernels& kernels, const Weight& weight, const std::int64_t* ids,
                     std::int64_t n, void* out, Dtype dtype, Executor& executor);
 Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const Weight& weight,

@@ -80,10 +80,11 @@ std::size_t scratch_bytes(const Weight& weight, std::int64_t rows, Dtype dtype) 
   return static_cast<std::size_t>(rows * weight.row_elements() * bytes_of(dtype));
 }
 
-/// Rows of the weight, in the compute dtype.
-void widen(const Weight& weight, Range rows, void* out, Dtype dtype) {
-  const bool serial = (rows.end - rows.begin) * weight.row_elements() <= kSerialElements;
-  dequantize(weight, rows, out, dtype, serial ? &inline_executor() : &torch_executor());
+/// A tile of the weight, in the compute dtype.
+void widen(const Weight& weight, Range rows, Range columns, void* out, Dtype dtype) {
+  const bool serial =
+      (rows.end - rows.begin) * (columns.end - columns.begin) <= kSerialElements;
+  dequantize(weight, rows, columns, out, dtype, serial ? &inline_executor() : &torch_executor());
 }
 
 /// Values of one dtype in another, by the core's plain casts.
@@ -123,7 +124,7 @@ void tiled_linear(const Product& p) {
   const Tensor x = over(p.x, p.dtype, p.m, k, k);
   for (std::int64_t first = 0; first < n; first += step) {
     const std::int64_t rows = std::min(step, n - first);
-    widen(p.weight, {first, first + rows}, scratch.data(), p.dtype);
+    widen(p.weight, {first, first + rows}, {0, k}, scratch.data(), p.dtype);
     std::optional<Tensor> bias;
     if (p.bias != nullptr) bias = over(element(p.bias, first, p.dtype), p.dtype, rows);
     aten_linear_out(x, over(scratch.data(), p.dtype, rows, k, k), bias,
@@ -131,33 +132,63 @@ void tiled_linear(const Product& p) {
   }
 }
 
-void tiled_grad_input(const Product& p) {
+namespace {
+
+/// Columns of a tile that has all rows of the weight; 0 where so few would fit that tiles of rows
+/// are better.
+std::int64_t tile_columns(const Weight& weight, Dtype dtype) {
+  constexpr std::int64_t kFewest = 64;  // also the common block, which a tile then does not cut
+  const std::int64_t column_bytes = std::max<std::int64_t>(1, weight.rows() * bytes_of(dtype));
+  const std::int64_t fit = kTileBytes / column_bytes;
+  return fit >= weight.row_elements() ? weight.row_elements() : fit - fit % kFewest;
+}
+
+void grad_input_by_columns(const Product& p, std::int64_t step) {
+  const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
+  const Scratch scratch(static_cast<std::size_t>(n * step * bytes_of(p.dtype)));
+  const Tensor g = over(p.x, p.dtype, p.m, n, n);
+  for (std::int64_t first = 0; first < k; first += step) {
+    const std::int64_t columns = std::min(step, k - first);
+    widen(p.weight, {0, n}, {first, first + columns}, scratch.data(), p.dtype);
+    aten_mm_out(g, over(scratch.data(), p.dtype, n, columns, columns),
+                over(element(p.y, first, p.dtype), p.dtype, p.m, columns, k));
+  }
+}
+
+/// Tiles of rows cut the sum of each element, so their terms are added in fp32 and rounded once
+/// more.
+void grad_input_by_rows(const Product& p) {
   const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
   const std::int64_t step = tile_rows(p.weight, p.dtype);
   const Scratch scratch(scratch_bytes(p.weight, step, p.dtype));
-  const auto product = [&](std::int64_t first, std::int64_t rows, void* out) {
-    widen(p.weight, {first, first + rows}, scratch.data(), p.dtype);
-    aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
-                over(scratch.data(), p.dtype, rows, k, k), over(out, p.dtype, p.m, k, k));
-  };
-  if (step == n) return product(0, n, p.y);
-  // The tiles cut the sum of each element, so their terms are added in fp32 and rounded once more.
   const std::int64_t count = p.m * k;
   const Scratch total(static_cast<std::size_t>(count) * sizeof(float));
   const Scratch term(static_cast<std::size_t>(count * bytes_of(p.dtype)));
   std::memset(total.data(), 0, static_cast<std::size_t>(count) * sizeof(float));
   for (std::int64_t first = 0; first < n; first += step) {
-    product(first, std::min(step, n - first), term.data());
+    const std::int64_t rows = std::min(step, n - first);
+    widen(p.weight, {first, first + rows}, {0, k}, scratch.data(), p.dtype);
+    aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
+                over(scratch.data(), p.dtype, rows, k, k),
+                over(term.data(), p.dtype, p.m, k, k));
     add(static_cast<float*>(total.data()), term.data(), p.dtype, count);
   }
   convert(total.data(), Dtype::f32, p.y, p.dtype, count, torch_executor());
+}
+
+}  // namespace
+
+void tiled_grad_input(const Product& p) {
+  const std::int64_t columns = tile_columns(p.weight, p.dtype);
+  if (columns == 0) return grad_input_by_rows(p);
+  grad_input_by_columns(p, columns);
 }
 
 Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional<Tensor>& bias,
                    Dtype dtype) {
   const std::int64_t n = weight.rows(), k = weight.row_elements();
   const Scratch scratch(scratch_bytes(weight, n, dtype));
-  widen(weight, {0, n}, scratch.data(), dtype);
+  widen(weight, {0, n}, {0, k}, scratch.data(), dtype);
   AtenTensorHandle again = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(x, &again));
   return aten_linear(Tensor(again), over(scratch.data(), dtype, n, k, k), bias);
@@ -166,7 +197,7 @@ Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional
 void exact_grad_input(const Product& p) {
   const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
   const Scratch scratch(scratch_bytes(p.weight, n, p.dtype));
-  widen(p.weight, {0, n}, scratch.data(), p.dtype);
+  widen(p.weight, {0, n}, {0, k}, scratch.data(), p.dtype);
   aten_mm_out(over(p.x, p.dtype, p.m, n, n), over(scratch.data(), p.dtype, n, k, k),
               over(p.y, p.dtype, p.m, k, k));
 }

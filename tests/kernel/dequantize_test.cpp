@@ -163,6 +163,33 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
   }
 }
 
+TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
+  for (const std::string& name : storages()) {
+    const Storage storage = parse_storage(name);
+    for (const Shape& shape : shapes()) {
+      const Bytes values =
+          as_type(numbers(Kind::wide, static_cast<std::size_t>(shape.elements())), Dtype::f32);
+      const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
+      const Weight weight = parts.weight(storage, shape);
+      const Range rows{shape.rows() / 3, shape.rows()};
+      const std::int64_t row = shape.row_elements();
+      const Bytes all = reference_values(weight, Dtype::bf16);
+      for (const Range columns : {Range{0, row}, Range{row / 3, row}, Range{0, row / 2},
+                                  Range{row / 2, row - row / 4}, Range{row, row}}) {
+        Bytes expected;
+        for (std::int64_t i = rows.begin; i < rows.end; ++i)
+          expected.insert(expected.end(), all.begin() + 2 * (i * row + columns.begin),
+                          all.begin() + 2 * (i * row + columns.end));
+        expected.push_back(std::byte{0x5A});
+        Bytes got(expected.size(), std::byte{0x5A});
+        dequantize_with(table(), weight, rows, columns, got.data(), Dtype::bf16, *make_pool(2));
+        EXPECT_TRUE(got == expected) << name << to_string(shape) << " columns " << columns.begin
+                                     << " to " << columns.end;
+      }
+    }
+  }
+}
+
 TEST_P(Dequantize, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape shape{700, 1003};
   const Bytes values =
@@ -189,6 +216,8 @@ TEST(DequantizeErrors, NameTheRule) {
                        "dequantize: rows must lie in [0, 2), got [0, 3)");
   EXPECT_STOWAGE_ERROR(dequantize(weight, {1, 0}, out, Dtype::f32), invalid_argument, "[1, 0)");
   EXPECT_STOWAGE_ERROR(dequantize(weight, {-1, 1}, out, Dtype::f32), invalid_argument, "[-1, 1)");
+  EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 2}, {1, 4}, out, Dtype::f32), invalid_argument,
+                       "dequantize: columns must lie in [0, 3), got [1, 4)");
   EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 2}, out, Dtype::u8), invalid_argument, "got U8");
   EXPECT_STOWAGE_ERROR(dequantize(weight, {0, 2}, nullptr, Dtype::f32), invalid_argument, "null");
 }
