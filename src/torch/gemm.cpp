@@ -82,8 +82,7 @@ std::size_t scratch_bytes(const Weight& weight, std::int64_t rows, Dtype dtype) 
 
 /// A tile of the weight, in the compute dtype.
 void widen(const Weight& weight, Range rows, Range columns, void* out, Dtype dtype) {
-  const bool serial =
-      (rows.end - rows.begin) * (columns.end - columns.begin) <= kSerialElements;
+  const bool serial = (rows.end - rows.begin) * (columns.end - columns.begin) <= kSerialElements;
   dequantize(weight, rows, columns, out, dtype, serial ? &inline_executor() : &torch_executor());
 }
 
@@ -169,8 +168,7 @@ void grad_input_by_rows(const Product& p) {
     const std::int64_t rows = std::min(step, n - first);
     widen(p.weight, {first, first + rows}, {0, k}, scratch.data(), p.dtype);
     aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
-                over(scratch.data(), p.dtype, rows, k, k),
-                over(term.data(), p.dtype, p.m, k, k));
+                over(scratch.data(), p.dtype, rows, k, k), over(term.data(), p.dtype, p.m, k, k));
     add(static_cast<float*>(total.data()), term.data(), p.dtype, count);
   }
   convert(total.data(), Dtype::f32, p.y, p.dtype, count, torch_executor());

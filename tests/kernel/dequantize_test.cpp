@@ -183,8 +183,8 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
         expected.push_back(std::byte{0x5A});
         Bytes got(expected.size(), std::byte{0x5A});
         dequantize_with(table(), weight, rows, columns, got.data(), Dtype::bf16, *make_pool(2));
-        EXPECT_TRUE(got == expected) << name << to_string(shape) << " columns " << columns.begin
-                                     << " to " << columns.end;
+        EXPECT_TRUE(got == expected)
+            << name << to_string(shape) << " columns " << columns.begin << " to " << columns.end;
       }
     }
   }
