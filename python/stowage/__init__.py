@@ -3,7 +3,8 @@
 
 from stowage import composite, fakes  # noqa: F401  they complete the ops
 from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
-from stowage._compute import bags, convolution, transforms  # noqa: F401  and the tables
+from stowage._compute import bags, convolution, gathers, joining, transforms  # noqa: F401  tables
+from stowage._compute.grouped import grouped_linear
 from stowage._errors import (
     BadFile,
     FileError,
@@ -13,8 +14,10 @@ from stowage._errors import (
     Unsupported,
 )
 from stowage._info import info
+from stowage._model.frozen import frozen_linear
 from stowage._model.masters import drop_master
 from stowage._model.report import Report, Row, report
+from stowage._model.sizes import nbytes
 from stowage._quantize import quantize
 from stowage.checkpoint import load, load_state_dict, save, state_dict
 from stowage.dispatch import fallbacks
@@ -33,9 +36,12 @@ __all__ = [
     "Unsupported",
     "drop_master",
     "fallbacks",
+    "frozen_linear",
+    "grouped_linear",
     "info",
     "load",
     "load_state_dict",
+    "nbytes",
     "quantize",
     "report",
     "save",

@@ -209,7 +209,8 @@ class StowedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
-        return _rebuild, (self._parts(), *facts, self._extras())
+        parts = [part.detach() for part in self._parts()]  # without what compilers note on them
+        return _rebuild, (parts, *facts, self._extras())
 
     # --- the protocols of torch ---------------------------------------------------------------
 

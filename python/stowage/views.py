@@ -7,15 +7,16 @@ dequantizes the weight and replays the chain, so it sees later writes; a write g
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stowage import registry
+from stowage import ops, registry
 from stowage._storage import Storage
-from stowage.tensor import StowedTensor, _guard_memory, rows_and_columns, wrap
+from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, rows_and_columns, wrap
 
 aten = torch.ops.aten
 _NESTED_BLOCK = 256  # block scales that share one scale of their own
@@ -66,9 +67,24 @@ class StowedView(Tensor):
         pass
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A plain tensor of the values seen now."""
-        values = replay(self._chain, self._weight.dequantize())
+        """A plain tensor of the values seen now; one index of dim 0 reads no other."""
+        one = self._alone()
+        start = self._weight.dequantize() if one is None else one
+        values = replay(self._chain[one is not None :], start)
         return values if dtype is None else values.to(dtype)
+
+    def _alone(self) -> Tensor | None:
+        """What the first step of the chain picks, if that is one index of dim 0."""
+        step, weight = self._chain[0], self._weight
+        if step.op is not aten.select.int or weight._dt not in VALUE_DTYPES:
+            return None
+        dim, index = step.args
+        if dim % weight.dim() or type(index) is not int:
+            return None
+        codes, *scales = weight._parts()
+        row = torch.full((1,), index % weight.shape[0], device=codes.device)
+        kind, shape = weight._storage.key, weight.shape
+        return ops.embedding(row, codes, scales, kind, shape, weight._dt)[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         steps = ".".join(step.op._schema.name.removeprefix("aten::") for step in self._chain)
@@ -219,11 +235,15 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
     """
     storage = t._storage
     parts = _row_parts(t, index, index + 1) if t.dim() > 2 else None
-    if parts is None or (storage.bits == 8 and storage.kind == "block"):
+    if parts is None:
         return None
     if storage.bits != 4:
         parts[0] = parts[0][0]
-    if storage.kind == "row2":
+    if storage.bits == 8 and storage.kind == "block":
+        if math.prod(t.shape[2:]) % storage.block:
+            return None
+        parts[1] = parts[1].view(t.shape[1], -1)
+    elif storage.kind == "row2":
         parts[1], storage = parts[1][0], Storage(f"{storage.codes}:row")
     elif storage.kind == "row":
         parts[1], storage = parts[1].view(()), Storage(f"{storage.codes}:tensor")

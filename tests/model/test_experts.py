@@ -41,3 +41,26 @@ def test_experts_rest_by_a_rule(kind: str, storage: str) -> None:
     with torch.no_grad():
         got, wanted = model(ids).logits, twin(ids).logits
     assert torch.equal(got, wanted)
+
+
+# What transformers calls for the experts: an index, a grouped product, a gather and bmm.
+WAYS = ["eager", "grouped_mm", "batched_mm"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_no_way_through_the_experts_dequantizes_all_of_them(kind: str, way: str) -> None:
+    """Below autograd nothing asks for a whole weight: `fallbacks` would count it."""
+    model, ids = tiny(kind), torch.arange(12).view(2, 6)
+    stowage.stow(model, "int8", rules={"*.experts.*_proj": "nf4"})
+    twin = copy.deepcopy(model)
+    stowage.unstow(twin)
+    for each in (model, twin):
+        each.set_experts_implementation(way)
+    stowage.fallbacks(clear=True)
+    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    got = model(inputs_embeds=embeddings).logits
+    got.sum().backward()
+    assert stowage.fallbacks() == {}
+    torch.testing.assert_close(got, twin(ids).logits, rtol=1e-3, atol=1e-3)
+    assert embeddings.grad is not None and bool(embeddings.grad.isfinite().all())

@@ -128,7 +128,12 @@ CASES: dict[str, Case] = {
         {"linear_grad_input": 1},
     ),
     "autocast": (Autocast, rows(4, 7), {"linear": 2}, {"linear_grad_input": 2}),
-    "reads": (Reads, rows(4, 7), {"linear": 1, "dequantize": 3}, {"linear_grad_input": 1}),
+    "reads": (
+        Reads,
+        rows(4, 7),
+        {"linear": 1, "dequantize": 2, "embedding": 1},
+        {"linear_grad_input": 1},
+    ),
     "convolution": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3)),
         [torch.randn(n, 3, 8, 8) for n in (2, 3)],

@@ -103,7 +103,7 @@ READS: dict[str, Callable[[Tensor], Tensor]] = {
     "mv": lambda w: w.mv(torch.ones(64)),
     "outer": lambda w: torch.outer(w[0], w[1]),
     "item": lambda w: torch.tensor(w[0, 0].item()),
-    "stack": lambda w: torch.stack([w, w]),
+    "stack": lambda w: torch.stack([w, w], 1),
     "where": lambda w: torch.where(w > 0, w, 0.0),
     "index_select": lambda w: w.index_select(0, torch.tensor([3, 1])),
     "interpolate": lambda w: F.interpolate(w[None, None], scale_factor=2.0),

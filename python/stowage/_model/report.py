@@ -30,6 +30,7 @@ class _Memory:
     reason: str
     loss: Loss | None
     stamp: tuple[int, ...] | None  # of the codes that `loss` is about; None for a plain parameter
+    earlier: _Memory | None = None  # of other codes, which may come back
 
 
 @dataclass(frozen=True)
@@ -257,14 +258,25 @@ def _sum_of_words(part: torch.Tensor) -> int:
     return int(words.sum()) + int(rest.sum())
 
 
-def remember(held: Held, weight: torch.Tensor, reason: str, loss: Loss | None = None) -> None:
-    """Keeps, with the modules that hold it, why a parameter is as it is, and its error."""
+def remember(
+    held: Held,
+    weight: torch.Tensor,
+    reason: str,
+    loss: Loss | None = None,
+    *,
+    for_now: bool = False,
+) -> None:
+    """Keeps, with the modules that hold it, why a parameter is as it is, and its error. What is
+    remembered for now does not replace what was known of the codes from before."""
     stamp = None
     if isinstance(weight, StowedTensor):
         stamp = () if loss is None else _stamp(weight)
-    memory = _Memory(reason, loss, stamp)
     for site in held.sites:
-        site.module.__dict__.setdefault(_MEMORIES, {})[site.attribute] = memory
+        known = site.module.__dict__.setdefault(_MEMORIES, {})
+        earlier = known.get(site.attribute) if for_now else None
+        if earlier is not None and earlier.earlier is not None:
+            earlier = earlier.earlier  # of two for now, the first is out of date
+        known[site.attribute] = _Memory(reason, loss, stamp, earlier)
 
 
 def _recall(held: Held) -> tuple[str, Loss | None]:
@@ -274,8 +286,11 @@ def _recall(held: Held) -> tuple[str, Loss | None]:
         return "", None
     if not isinstance(held.tensor, StowedTensor) or memory.loss is None:
         return memory.reason, None
+    stamp = _stamp(held.tensor)
+    if memory.earlier is not None and memory.stamp != stamp:
+        memory = memory.earlier
     # A weight that was written since has an error that nobody measured.
-    return memory.reason, memory.loss if memory.stamp == _stamp(held.tensor) else None
+    return memory.reason, memory.loss if memory.stamp == stamp else None
 
 
 def loss_of(held: Held) -> Loss | None:

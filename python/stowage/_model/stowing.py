@@ -85,13 +85,13 @@ def from_values(
     values = values.detach().contiguous()
     try:
         parts = ops.quantize(values, storage.key, how.keep_nonfinite)
-        loss = _loss(values, parts, storage) if how.measure else None
+        loss = measured(values, parts, storage) if how.measure else None
     except RuntimeError as error:
         raise translated(error) from None
     return from_parts(parts, storage, values.shape, compute, how.exact), loss
 
 
-def _loss(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> Loss:
+def measured(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> Loss:
     found = ops.measure(values, parts[0], parts[1:], storage.key).tolist()
     elements, saturated, nonfinite, largest, error2, value2 = found
     finite = elements - nonfinite

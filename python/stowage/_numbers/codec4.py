@@ -55,7 +55,7 @@ def quantize4(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
         coded = encode4(torch.nn.functional.pad(scaled, (0, len(v) % 2)), storage)
         start = span.start * block // 2
         out[start : start + len(coded) // 2].copy_(coded[0::2] * 16 + coded[1::2])
-    return [codes, absmax] if not storage.nested else [codes, *_nest(absmax)]
+    return [codes, absmax] if not storage.nested else [codes, *nest(absmax)]
 
 
 def _f32(value: float) -> float:
@@ -87,7 +87,8 @@ def _nested_points(device: torch.device) -> Tensor:
     return points(nested_map(torch.device("cpu"))).to(device)
 
 
-def _nest(absmax: Tensor) -> list[Tensor]:
+def nest(absmax: Tensor) -> list[Tensor]:
+    """Scales of blocks as 8-bit codes: absmax, nested_absmax, nested_map and nested_offset."""
     count, device = absmax.numel(), absmax.device
     total = absmax.cpu().to(torch.float64).cumsum(0)[-1:]  # in index order
     mean = float(total[0]) / count if count else 0.0

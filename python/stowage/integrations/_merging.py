@@ -15,7 +15,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from stowage import ops
 from stowage._errors import translated
 from stowage._model.kept import Kept
+from stowage._model.report import remember
 from stowage._model.stamp import stamp
+from stowage._model.stowing import Loss, measured
 from stowage._model.weights import Held
 from stowage._numbers import stochastic
 from stowage._storage import Storage
@@ -112,13 +114,16 @@ def _merge(
     if kept is None:
         kept = keep_layers({name: layer}, how.place, how.folder)
     new: dict[str, list[torch.Tensor]] = {}
+    losses: dict[str, Loss] = {}
     try:
         with bare(layer), stand_ins(layer):
             type(layer).merge(layer, safe_merge=safe, adapter_names=adapters)
             for held in every:
                 if rests(held) and not torch.equal(_there(held), values(held)):
                     full = f"{_without_wrappers(name)}.{held.name}"
-                    new[held.name] = how.parts(_there(held).float(), _storage(held), full)
+                    wide, storage = _there(held).float(), _storage(held)
+                    new[held.name] = how.parts(wide, storage, full)
+                    losses[held.name] = measured(wide.contiguous(), new[held.name], storage)
         for held in every:
             if held.name in new:
                 write(held, new[held.name])
@@ -136,6 +141,10 @@ def _merge(
     merged = tuple(a for a in layer.merged_adapters if a not in before_merge)
     if merged:
         set_record(layer, Record(merged, tuple(before_merge), was))
+    for held in every:
+        if held.name in losses:
+            reason = "merged: " + ", ".join(layer.merged_adapters)
+            remember(held, held.tensor, reason, losses[held.name], for_now=True)
 
 
 def _old(kept: Mapping[str, Kept], name: str, held: Held) -> list[torch.Tensor]:

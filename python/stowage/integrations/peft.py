@@ -89,7 +89,8 @@ def merge(
     safe_merge: bool = False,
 ) -> list[str]:
     """Merges adapters (default: the active ones) into the base weights of `model`, in place;
-    returns the names of the layers that changed.
+    returns the names of the layers that changed. `stowage.report(model)` then has the error of each
+    merged weight against the exact sum.
 
     Each resting weight is dequantized to fp32, PEFT adds the deltas of all adapters, and the sum is
     quantized whole to the weight's storage, once. `rounding="stochastic"` takes either neighbour of

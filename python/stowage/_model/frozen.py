@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stowage.frozen_linear`: a linear layer that rests from the start, made by blocks of rows."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from stowage import ops
+from stowage._errors import Unsupported, translated
+from stowage._numbers import codec, codec4
+from stowage._storage import Storage
+from stowage.tensor import wrap
+
+_PIECE = 1 << 20  # elements that are plain at once
+Draw = Callable[[int], Tensor]  # the next rows, [n, columns]
+
+
+def frozen_linear(
+    in_features: int,
+    out_features: int,
+    storage: str | Storage = "nf4",
+    bias: bool = True,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    exact: bool = False,
+) -> nn.Linear:
+    """An nn.Linear whose weight rests and whose parameters are frozen; no float copy of the weight
+    is ever held, only a block of rows of about 2^20 values.
+
+    On the CPU the values are those of `stowage.quantize(nn.Linear(...).weight, storage)` and of its
+    bias after the same seed, bit for bit; other devices draw from the same distribution. On "meta"
+    nothing is drawn: `to_empty` and `load_state_dict` fill it. `dtype` is the compute dtype
+    (default: torch's), `exact` is that of `stowage.quantize`. Raises InvalidArgument for an unknown
+    storage, Unsupported for a dialect whose scales need the whole weight.
+    """
+    kind = Storage(storage)
+    if kind.dialect != "standard":
+        raise Unsupported(
+            f"stowage.frozen_linear: storage must have scales of blocks or rows, got {kind}, whose "
+            "scales need the whole weight; use stowage.quantize"
+        )
+    layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=dtype)
+    where = torch.get_default_device() if device is None else torch.device(device)
+    compute, shape = layer.weight.dtype, (out_features, in_features)
+    bound = _bound(in_features)
+
+    def draw(rows: int) -> Tensor:
+        piece = torch.empty((rows, in_features), dtype=compute, device=where)
+        return piece.uniform_(-bound, bound)
+
+    with torch.no_grad():
+        parts = [torch.empty(s, dtype=d, device=where) for _, d, s in kind.layout(shape)]
+        if where.type != "meta":
+            try:
+                _fill(parts, kind, shape, draw)
+            except RuntimeError as error:
+                raise translated(error) from None
+        layer.weight = nn.Parameter(wrap(parts, kind, shape, compute, exact), False)
+        if bias:
+            values = torch.empty(out_features, dtype=compute, device=where)
+            edge = 1 / math.sqrt(in_features) if in_features else 0
+            layer.bias = nn.Parameter(values.uniform_(-edge, edge), requires_grad=False)
+    return layer
+
+
+def _bound(columns: int) -> float:
+    """Of the uniform distribution from which nn.Linear draws its weight, to the last bit."""
+    gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))
+    return math.sqrt(3.0) * (gain / math.sqrt(columns)) if columns else 0.0
+
+
+def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Rows [first, last) of each piece; none ends inside of a 4-bit block."""
+    rows, columns = shape
+    step = storage.block // math.gcd(storage.block, columns) if storage.bits == 4 else 1
+    each = max(_PIECE // max(columns, 1) // step, 1) * step
+    for first in range(0, rows if columns else 0, each):
+        yield first, min(first + each, rows)
+
+
+def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
+    if storage.bits == 4:
+        return _fill_blocks(parts, storage, shape, draw)
+    scale = None
+    if storage.kind == "tensor":
+        scale = parts[1].copy_(_scale_of_all(storage, shape, draw, parts[0].device))
+    for first, last in _spans(storage, shape):
+        values = draw(last - first)
+        if scale is not None:
+            parts[0][first:last] = codec.encode8(values.to(torch.float32), scale, storage)
+            continue
+        for into, part in zip(parts, ops.quantize(values, storage.key), strict=True):
+            into[first:last] = part
+
+
+def _scale_of_all(
+    storage: Storage, shape: tuple[int, int], draw: Draw, device: torch.device
+) -> Tensor:
+    """From a first draw of all pieces, after which the generator stands where it stood."""
+    others = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(others, device_type="cuda" if not others else device.type):
+        amax = torch.zeros((1, 1), device=device)
+        for first, last in _spans(storage, shape):
+            amax = torch.maximum(amax, draw(last - first).abs().amax().float())
+    return ops.quantize(amax, storage.key)[1]
+
+
+def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
+    """Codes come from the plain scales of their blocks, which are nested when all are there."""
+    codes, absmax, *_ = parts
+    plain = Storage(f"{storage.codes}:block{storage.block}")
+    scales = torch.empty_like(absmax, dtype=torch.float32) if storage.nested else absmax
+    for first, last in _spans(storage, shape):
+        start, block = first * shape[1], storage.block
+        piece, largest = ops.quantize(draw(last - first), plain.key)
+        codes[start // 2 : start // 2 + len(piece)] = piece
+        scales[start // block : start // block + len(largest)] = largest
+    if storage.nested:
+        for into, part in zip(parts[1:], codec4.nest(scales), strict=True):
+            into.copy_(part)

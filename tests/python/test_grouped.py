@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products: each group of rows with its expert, which stays stowed."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import stowage
+from stowage._library import composite_forced
+
+STORAGES = ["f8_e4m3", "int8:row2", "f8_e4m3:row", "int8:block32", "nf4", "nf4:block64:nested"]
+EXPERTS, OUT, IN = 4, 256, 64  # 256 rows of 64: where nested scales may be cut
+OFFSETS = [[3, 3, 7, 10], [0, 0, 0, 0], [2, 4, 6, 8], [10, 10, 10, 10]]
+
+
+def experts(storage: str, shape: tuple[int, ...] = (EXPERTS, OUT, IN), **how: Any) -> nn.Parameter:
+    torch.manual_seed(0)
+    return nn.Parameter(stowage.quantize(torch.randn(shape), storage, **how), requires_grad=False)
+
+
+def dense(x: Tensor, w: Tensor, ends: list[int], bias: Tensor | None = None) -> Tensor:
+    out = torch.zeros(len(x), w.shape[1], dtype=x.dtype)
+    for i, (start, end) in enumerate(itertools.pairwise([0, *ends])):
+        out[start:end] = F.linear(x[start:end], w[i], None if bias is None else bias[i])
+    return out
+
+
+@pytest.mark.parametrize("ends", OFFSETS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_values_and_gradients_are_those_of_each_expert(storage: str, ends: list[int]) -> None:
+    w, bias = experts(storage), torch.randn(EXPERTS, OUT, requires_grad=True)
+    x = torch.randn(10, IN, requires_grad=True)
+    stowage.fallbacks(clear=True)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        got = stowage.grouped_linear(x, w, torch.tensor(ends), bias)
+    wanted = dense(x, w.dequantize(), ends, bias)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert not any(t.is_floating_point() and t.numel() >= OUT * IN for t in saved)
+    if ends[-1]:
+        grads = [torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, wanted)]
+        torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-3)
+    assert stowage.fallbacks() == {}
+    assert torch.equal(stowage.grouped_linear(x, w, ends, bias), got)
+
+
+@pytest.mark.parametrize("storage", ["nf4", "int8:row2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_mm_of_torch_finds_the_experts(dtype: torch.dtype, storage: str) -> None:
+    """Either way round, as transformers call it; the stock operator wants all of them plain."""
+    w, x = experts(storage, compute_dtype=dtype), torch.randn(10, IN, dtype=dtype)
+    back = experts(storage, (EXPERTS, IN, OUT), compute_dtype=dtype)
+    offs = torch.tensor([3, 3, 7, 10], dtype=torch.int32)
+    stowage.fallbacks(clear=True)
+    for got, plain in (
+        (F.grouped_mm(x, w.transpose(-2, -1), offs=offs), w.dequantize()),
+        (F.grouped_mm(x, w.mT, offs=offs), w.dequantize()),
+        (F.grouped_mm(x, back, offs=offs), back.dequantize().mT),
+    ):
+        tolerance = 1e-4 if dtype is torch.float32 else 0.1
+        torch.testing.assert_close(got, dense(x, plain, offs.tolist()), rtol=2e-2, atol=tolerance)
+    assert stowage.fallbacks() == {}
+
+
+def test_experts_that_cut_blocks_are_dequantized_one_at_a_time() -> None:
+    w, x = experts("nf4:block64:nested", (3, 5, 7)), torch.randn(6, 7)
+    got = stowage.grouped_linear(x, w, [1, 4, 6])
+    torch.testing.assert_close(got, dense(x, w.dequantize(), [1, 4, 6]))
+
+
+@pytest.mark.skipif(composite_forced(), reason="exact=True needs the kernels")
+def test_exact_is_bit_equal_to_dense_experts() -> None:
+    w, x = experts("nf4", exact=True), torch.randn(10, IN)
+    assert torch.equal(
+        stowage.grouped_linear(x, w, [3, 3, 7, 10]), dense(x, w.dequantize(), [3, 3, 7, 10])
+    )
+
+
+def test_plain_experts_and_trained_ones() -> None:
+    plain = torch.randn(EXPERTS, OUT, IN)
+    x = torch.randn(10, IN)
+    got = stowage.grouped_linear(x, plain, [1, 2, 3, 10])
+    assert torch.equal(got, dense(x, plain, [1, 2, 3, 10]))
+    w = nn.Parameter(stowage.quantize(plain, "int8:row2"))
+    stowage.grouped_linear(x, w, [1, 2, 3, 10]).sum().backward()
+    twin = w.dequantize().detach().requires_grad_()
+    dense(x, twin, [1, 2, 3, 10]).sum().backward()
+    torch.testing.assert_close(w.grad, twin.grad)
+
+
+WRONG: dict[str, Any] = {
+    "rank of x": lambda x, w: stowage.grouped_linear(x[None], w, [1, 2, 3, 10]),
+    "columns": lambda x, w: stowage.grouped_linear(x[:, 1:], w, [1, 2, 3, 10]),
+    "rank of weight": lambda x, w: stowage.grouped_linear(x, w[0], [10]),
+    "dtype": lambda x, w: stowage.grouped_linear(x.double(), w, [1, 2, 3, 10]),
+    "count": lambda x, w: stowage.grouped_linear(x, w, [1, 10]),
+    "order": lambda x, w: stowage.grouped_linear(x, w, [5, 2, 3, 10]),
+    "end": lambda x, w: stowage.grouped_linear(x, w, [1, 2, 3, 11]),
+    "bias": lambda x, w: stowage.grouped_linear(x, w, [1, 2, 3, 10], torch.ones(OUT)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused(case: str) -> None:
+    with pytest.raises(stowage.InvalidArgument, match=r"stowage\.grouped_linear: .* must be"):
+        WRONG[case](torch.randn(10, IN), experts("nf4"))
