@@ -28,7 +28,7 @@ transformers = pytest.importorskip("transformers")
 from stowage.integrations import peft as stowed_peft  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-STORAGES = ["nf4", "nf4:block64:nested"]
+STORAGES = [pytest.param("nf4", marks=pytest.mark.nightly), "nf4:block64:nested"]
 STEPS = 12
 BOUND = 1e-4  # of the first loss: how far a loss of the default path in fp32 may be, over STEPS
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/qlora.py"

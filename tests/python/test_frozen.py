@@ -61,7 +61,7 @@ def test_row_64_train_eval_train_keeps_gradients(storage: str) -> None:
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_gradcheck_in_double(storage: str, exact: bool) -> None:
     torch.manual_seed(0)
