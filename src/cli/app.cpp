@@ -6,6 +6,7 @@
 
 #include "cli/bench.h"
 #include "cli/commands.h"
+#include "cli/compare.h"
 #include "cli/text.h"
 #include "stowage/info.h"
 
@@ -82,12 +83,23 @@ void read_pack(const Texts& texts, PackOptions& options) {
   });
 }
 
-void add_inspect(CLI::App& app, std::function<void()>& chosen, InspectOptions& options) {
+void add_inspect(CLI::App& app, std::function<void()>& chosen, Texts& texts,
+                 InspectOptions& options) {
   auto* command = app.add_subcommand("inspect", "Tensors, storages and bytes of a model");
   command->add_option("MODEL", options.model)->required();
+  command->add_option("--compare", texts.storage,
+                      "Quantize the weights in these storages; show their bytes and errors");
   command->add_flag("--json", options.json, "Everything, as JSON");
-  command->footer("Examples:\n  stowage inspect model/\n  stowage inspect a.safetensors --json");
-  command->callback([&] { chosen = [&] { inspect(options); }; });
+  command->footer(
+      "Examples:\n  stowage inspect model/\n  stowage inspect a.safetensors --json\n"
+      "  stowage inspect model/ --compare nf4,nf4:block64:nested,int8:row,f8_e4m3:row");
+  command->callback([&, command] {
+    chosen = [&, command] {
+      if (command->count("--compare") != 0)
+        options.compare = usage([&] { return parse_storages(texts.storage); });
+      inspect(options);
+    };
+  });
 }
 
 void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOptions& options) {
@@ -168,8 +180,8 @@ int run(int argc, const char* const* argv) {
   UnpackOptions unpacking;
   VerifyOptions verifying;
   BenchOptions benching;
-  Texts pack_texts, unpack_texts;
-  add_inspect(app, chosen, inspecting);
+  Texts inspect_texts, pack_texts, unpack_texts;
+  add_inspect(app, chosen, inspect_texts, inspecting);
   add_pack(app, chosen, pack_texts, packing);
   add_unpack(app, chosen, unpack_texts, unpacking);
   add_verify(app, chosen, verifying);

@@ -22,6 +22,7 @@ class UsageError : public std::runtime_error {
 struct InspectOptions {
   std::string model;
   bool json = false;
+  std::vector<Storage> compare;  // none: what the model is made of
 };
 void inspect(const InspectOptions& options);
 

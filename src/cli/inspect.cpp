@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/compare.h"
 #include "cli/source.h"
 #include "cli/text.h"
 
@@ -116,6 +117,7 @@ std::string summary(const File& file, const std::vector<Source>& all) {
 }  // namespace
 
 void inspect(const InspectOptions& options) {
+  if (!options.compare.empty()) return compare(options.model, options.compare, options.json);
   const File file = File::open(options.model);
   const std::vector<Source> all = sources(file);
   if (options.json) {

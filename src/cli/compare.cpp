@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/interrupt.h"
+#include "cli/policy.h"
+#include "cli/progress.h"
+#include "cli/source.h"
+#include "cli/text.h"
+#include "stowage/quantize.h"
+
+namespace stowage::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One weight in one storage.
+struct Cell {
+  std::uint64_t bytes = 0;
+  Loss loss{};
+  std::string reason;  // why it cannot rest so; empty if it can
+};
+
+struct Line {
+  Source source;
+  std::vector<Cell> cells;
+};
+
+struct Total {
+  std::uint64_t bytes = 0;
+  Loss loss{};
+  const Line* worst = nullptr;
+  double worst_relative = -1;
+  std::size_t refused = 0;
+};
+
+bool keeps_nonfinite(const Storage& storage) {
+  return storage.scaling.kind == Scaling::Kind::none ||
+         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+}
+
+Cell cell(const Values& values, const Shape& shape, const Storage& storage) {
+  try {
+    const Weight weight = quantize(values.data(), values.dtype(), shape, storage,
+                                   {.keep_nonfinite = keeps_nonfinite(storage)});
+    const auto bytes = static_cast<std::uint64_t>(layout(weight.storage(), shape).bytes());
+    return {bytes, measure(values.data(), values.dtype(), weight), ""};
+  } catch (const Error& error) {
+    if (error.code() != Code::invalid_argument && error.code() != Code::unsupported) throw;
+    return {0, {}, error.what()};
+  }
+}
+
+std::vector<Line> compare_all(const File& file, const std::vector<Source>& taken,
+                              const std::vector<Storage>& storages) {
+  std::uint64_t bytes = 0;
+  for (const Source& source : taken) bytes += source.bytes;
+  Progress progress("comparing", bytes);
+  std::vector<Line> lines;
+  for (const Source& source : taken) {
+    check_interrupt();
+    progress.at(source.name);
+    Line line{source, {}};
+    in_tensor(file, source, [&] {
+      const Values values(file, source);
+      for (const Storage& storage : storages)
+        line.cells.push_back(cell(values, source.shape, storage));
+    });
+    lines.push_back(std::move(line));
+    drop(file, source);
+    progress.done(source.bytes);
+  }
+  return lines;
+}
+
+Total total_of(const std::vector<Line>& lines, std::size_t column) {
+  Total total;
+  for (const Line& line : lines) {
+    const Cell& cell = line.cells[column];
+    if (!cell.reason.empty()) {
+      ++total.refused;
+      continue;
+    }
+    total.bytes += cell.bytes;
+    total.loss.elements += cell.loss.elements;
+    total.loss.saturated += cell.loss.saturated;
+    total.loss.nonfinite += cell.loss.nonfinite;
+    total.loss.max_error = std::max(total.loss.max_error, cell.loss.max_error);
+    total.loss.sum_error2 += cell.loss.sum_error2;
+    total.loss.sum_value2 += cell.loss.sum_value2;
+    if (cell.loss.relative() > total.worst_relative) {
+      total.worst = &line;
+      total.worst_relative = cell.loss.relative();
+    }
+  }
+  return total;
+}
+
+std::string error_text(const Loss& loss) { return fmt::format("{:.3g}", loss.relative()); }
+
+std::string text(const std::string& model, const std::vector<Line>& lines,
+                 const std::vector<Storage>& storages, std::size_t left_out) {
+  std::vector<std::string> heading{"weight", "shape", "bytes"}, sums{"all of them", "", ""};
+  for (const Storage& storage : storages) {
+    heading.push_back(to_string(storage));
+    heading.emplace_back("error");
+  }
+  Table table(heading, 2);
+  std::uint64_t bytes = 0;
+  for (const Line& line : lines) {
+    std::vector<std::string> row{printable(line.source.name), to_string(line.source.shape),
+                                 size_text(line.source.bytes)};
+    for (const Cell& cell : line.cells) {
+      row.push_back(cell.reason.empty() ? size_text(cell.bytes) : "-");
+      row.push_back(cell.reason.empty() ? error_text(cell.loss) : "-");
+    }
+    table.add(std::move(row));
+    bytes += line.source.bytes;
+  }
+  sums[2] = size_text(bytes);
+  std::string notes;
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    const Total total = total_of(lines, i);
+    sums.push_back(size_text(total.bytes));
+    sums.push_back(error_text(total.loss));
+    if (total.worst != nullptr)
+      notes += fmt::format("{}: worst {}, relative {:.3g}; largest error {:.3g}\n",
+                           to_string(storages[i]), printable(total.worst->source.name),
+                           total.worst_relative, total.loss.max_error);
+    if (total.refused != 0)
+      notes +=
+          fmt::format("{}: cannot hold {} of the weights\n", to_string(storages[i]), total.refused);
+  }
+  table.add(std::move(sums));
+  return fmt::format("{}: {} weights that would rest, {} tensors that stay plain\n\n{}\n{}",
+                     printable(model), lines.size(), left_out, table.text(), notes);
+}
+
+Json errors(const Loss& loss) {
+  return {{"elements", loss.elements},   {"max_error", loss.max_error},
+          {"rms_error", loss.rms()},     {"relative_error", loss.relative()},
+          {"saturated", loss.saturated}, {"nonfinite", loss.nonfinite}};
+}
+
+Json cell_json(const Storage& storage, const Cell& cell) {
+  Json json{{"storage", to_string(storage)}};
+  if (!cell.reason.empty()) {
+    json["reason"] = cell.reason;
+    return json;
+  }
+  json["bytes"] = cell.bytes;
+  json.update(errors(cell.loss));
+  return json;
+}
+
+Json json_of(const File& file, const std::vector<Line>& lines, const std::vector<Storage>& storages,
+             const Json& left_out) {
+  Json totals = Json::array(), weights = Json::array();
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    const Total total = total_of(lines, i);
+    Json json{{"storage", to_string(storages[i])}, {"bytes", total.bytes}};
+    json.update(errors(total.loss));
+    json["worst"] = total.worst == nullptr ? Json(nullptr) : Json(total.worst->source.name);
+    json["refused"] = total.refused;
+    totals.push_back(std::move(json));
+  }
+  for (const Line& line : lines) {
+    const auto sizes = line.source.shape.sizes();
+    Json compared = Json::array();
+    for (std::size_t i = 0; i < storages.size(); ++i)
+      compared.push_back(cell_json(storages[i], line.cells[i]));
+    weights.push_back({{"name", line.source.name},
+                       {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},
+                       {"bytes", line.source.bytes},
+                       {"compared", std::move(compared)}});
+  }
+  return {{"files", file.paths()},
+          {"storages", totals},
+          {"weights", weights},
+          {"not_compared", left_out}};
+}
+
+}  // namespace
+
+std::vector<Storage> parse_storages(std::string_view text) {
+  std::vector<Storage> storages;
+  while (true) {
+    const std::size_t comma = text.find(',');
+    storages.push_back(parse_storage(text.substr(0, comma)));
+    if (comma == std::string_view::npos) return storages;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+void compare(const std::string& model, const std::vector<Storage>& storages, bool json) {
+  catch_interrupts();
+  const File file = File::open(model);
+  const Policy policy{.rules = {}, .storage = Storage{}};
+  std::vector<Source> taken;
+  Json left_out = Json::array();
+  for (const Source& source : sources(file)) {
+    const bool floating = source.is_plain_float() || source.rests();
+    const Choice choice = choose(policy, source.name, source.shape, floating);
+    if (choice.storage)
+      taken.push_back(source);
+    else
+      left_out.push_back({{"name", source.name}, {"reason", choice.reason}});
+  }
+  const std::vector<Line> lines = compare_all(file, taken, storages);
+  if (json)
+    print(json_of(file, lines, storages, left_out)
+              .dump(2, ' ', false, Json::error_handler_t::replace) +
+          "\n");
+  else
+    print(text(model, lines, storages, left_out.size()));
+}
+
+}  // namespace stowage::cli
