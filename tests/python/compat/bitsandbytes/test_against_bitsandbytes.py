@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import stowage.compat.bitsandbytes as ours
 
@@ -135,6 +137,23 @@ def test_special_values_and_layouts(kind: str, dtype: torch.dtype) -> None:
     compared(x.sign() * tiny / 4, kind, 64)
     x[3, 5], x[7, 0], x[9, 1], x[9, 2] = math.nan, math.inf, -math.inf, math.nan
     compared(x, kind, 64)
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    block=st.sampled_from(BLOCKS),
+    kind=st.sampled_from(["nf4", "fp4"]),
+    seed=st.integers(0, 2**20),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_shape(shape: list[int], dtype: torch.dtype, block: int, kind: str, seed: int) -> None:
+    count = math.prod(shape)
+    x = drawn(-(-count // 64), 64, seed).view(-1)[:count].view(shape).to(dtype)
+    compared(x, kind, block)
+    compared(x.transpose(0, -1), kind, block)
 
 
 @pytest.mark.parametrize("quant_storage", [torch.bfloat16, torch.float16, torch.float32])
