@@ -15,9 +15,9 @@ struct QuantizeOptions {
   Executor* executor = nullptr;  // null: default_executor()
 };
 /// Quantizes `values` (row-major, f64 f32 bf16 or f16) into caller memory: parts[i] receives part i
-/// of layout(storage, shape). Casts saturate. Throws invalid_argument on NaN or inf (naming the
-/// flat index) unless kept, and then the parts hold no meaning; unsupported for a dialect not built
-/// in.
+/// of layout(storage_for_values(storage, dtype), shape). Casts saturate; nf4:torchao:<D> first
+/// casts values of another dtype to D. Throws invalid_argument on NaN or inf (naming the flat
+/// index) unless kept, and then the parts hold no meaning.
 STOWAGE_API void quantize_into(const void* values, Dtype dtype, const Shape& shape,
                                const Storage& storage, std::span<void* const> parts,
                                const QuantizeOptions& options = {});

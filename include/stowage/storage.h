@@ -76,7 +76,9 @@ STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
 enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4 };
 inline constexpr int kCodesCount = 8;
 enum class Dialect : std::uint8_t { standard, torchao };
-enum class ScaleType : std::uint8_t { f32 };
+/// The element type of scales. f32, except in nf4:torchao, whose parts keep the type of the values
+/// that were quantized; `of_values` stands for that type until there are values.
+enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values };
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row for 8-bit codes, flat over the tensor for
@@ -87,6 +89,7 @@ struct Scaling {
   std::int32_t block = 0;  // N for Kind::block, else 0
   bool nested = false;     // the scales are themselves quantized to 8 bits (4-bit codes only)
   ScaleType type = ScaleType::f32;
+  std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
   bool operator==(const Scaling&) const = default;
 };
 
@@ -97,15 +100,19 @@ struct Storage {
   Scaling scaling{};
   bool operator==(const Storage&) const = default;
 };
-/// Reads "f8_e4m3", "int8:row", "nf4:block64:nested", ...; defaults are filled in (int8 -> row,
-/// nf4 and fp4 -> block64). Throws invalid_argument that lists the legal strings.
+/// Reads "f8_e4m3", "int8:row", "nf4:block64:nested", "nf4:torchao:bf16", ...; defaults are filled
+/// in (int8 -> row, nf4 and fp4 -> block64, nf4:torchao -> block64, scaler256 and the type of the
+/// values). Throws invalid_argument that lists the legal strings.
 STOWAGE_API Storage parse_storage(std::string_view text);
 /// The canonical string: parse_storage(to_string(s)) == s. Defaults are written out except for
-/// casts ("f8_e4m3", "int8:row", "nf4:block64", "nf4:torchao").
+/// casts and nf4:torchao ("f8_e4m3", "int8:row", "nf4:block64", "nf4:torchao:bf16").
 STOWAGE_API std::string to_string(const Storage& storage);
 /// One integer that stands for a storage across a language door, and back (throws on a bad key).
 STOWAGE_API std::int64_t storage_key(const Storage& storage) noexcept;
 STOWAGE_API Storage storage_from_key(std::int64_t key);
+/// What `storage` is for values of this dtype: nf4:torchao becomes nf4:torchao:bf16 and so on;
+/// every other storage stays as it is.
+STOWAGE_API Storage storage_for_values(const Storage& storage, Dtype values) noexcept;
 /// "f32, bf16, f16, f8_e4m3[:tensor|:row|:row2|:block<N>], ...": the text errors show.
 STOWAGE_API std::string legal_storages();
 
@@ -124,7 +131,7 @@ STOWAGE_API std::span<const FormatTrait> formats() noexcept;
 
 /// One tensor that a resting weight is made of, in memory.
 struct Part {
-  std::string_view name;  // codes, scale, absmax, nested_absmax, nested_map, nested_offset
+  std::string_view name;  // codes, scale, absmax, ...: as layout() says
   Dtype dtype;
   Shape shape;
   std::int64_t bytes;
@@ -139,7 +146,9 @@ struct STOWAGE_API Layout {
 /// [(elements + 1) / 2, 1] with the first element in the high nibble; wider casts keep their dtype.
 /// scale f32: tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)]. absmax f32
 /// [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
-/// [256], nested_offset f32 []. Throws invalid_argument where the format cannot hold the shape.
+/// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
+/// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
+/// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). 8-bit `block` is
 /// the exception: its groups restart at each row.

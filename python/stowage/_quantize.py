@@ -40,6 +40,7 @@ def quantize(
     if isinstance(values, PACKED):
         values = values.dequantize(torch.float32)
     try:
+        kind = kind.for_values(values.dtype)
         parts = ops.quantize(values.contiguous(), kind.key, keep_nonfinite)
     except RuntimeError as error:
         raise translated(error) from None

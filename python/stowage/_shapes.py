@@ -27,6 +27,13 @@ def _check_dtype(where: str, name: str, dtype: torch.dtype, legal: Sequence[torc
         _wrong(where, f"{name} must be one of {names}", str(dtype).removeprefix("torch."))
 
 
+def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:
+    if storage.scale_type == "of_values":
+        _wrong(where, f"{storage} must name the dtype of its parts", "none")
+    if rule := storage.misfit(shape):
+        _wrong(where, rule, list(shape))
+
+
 def check_weight(
     where: str,
     storage: Storage,
@@ -38,6 +45,7 @@ def check_weight(
     """Codes and scales are those of a weight of this shape, on one device."""
     if out is not None:
         _check_dtype(where, "out", out, VALUES)
+    _check_fit(where, storage, shape)
     layout = storage.layout(shape)
     if len(scales) + 1 != len(layout):
         _wrong(where, f"scales of {storage} must be {len(layout) - 1} tensors", len(scales))
@@ -55,8 +63,7 @@ def check_weight(
 def check_quantize(x: Tensor, storage: Storage) -> None:
     where = "stowage::quantize"
     _check_dtype(where, "x", x.dtype, VALUES)
-    if storage.dialect != "standard":
-        fail("unsupported", f"{where}: {storage} is not in this version")
+    _check_fit(where, storage.for_values(x.dtype), x.shape)
     least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.bits == 8 else 0
     if x.dim() < least:
         _wrong(where, f"a weight stored as {storage} must have rank {least} or more", x.dim())

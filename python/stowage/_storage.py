@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from stowage import ops
-from stowage._errors import translated
+from stowage._errors import InvalidArgument, translated
 
 _WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_TYPES = {**_WIDE, "f64": torch.float64}
 _NESTED_BLOCK = 256  # block scales that share one scale of their own
 _NESTED_MAP = 256
 
@@ -21,7 +22,9 @@ Part = tuple[str, torch.dtype, tuple[int, ...]]
 class Storage:
     """A storage string, parsed: `Storage("nf4") is Storage("nf4:block64")`. Immutable.
 
-    Raises InvalidArgument (a ValueError) that lists the legal strings.
+    "nf4:torchao" takes the dtype of the values that it is made from (`for_values`): what rests is
+    "nf4:torchao:bf16" and so on. Raises InvalidArgument (a ValueError) that lists the legal
+    strings.
     """
 
     name: str  # canonical
@@ -32,6 +35,8 @@ class Storage:
     kind: str  # none, tensor, row, row2, block
     block: int  # 0 unless kind is block
     nested: bool
+    scaler_block: int  # nf4:torchao: block scales that share a factor; else 0
+    scale_type: str  # f32; nf4:torchao: f32, bf16, f16, f64 or of_values
     largest: float
     values: tuple[float, ...]  # of 4-bit codes, by code
     part_names: tuple[str, ...]  # codes first
@@ -67,8 +72,9 @@ class Storage:
     def _describe(cls, key: int) -> "Storage":
         facts: dict[str, Any] = json.loads(ops.storage_describe(key))
         self = object.__new__(cls)
-        for field in ("name", "codes", "bits", "dialect", "kind", "block", "nested", "largest"):
-            object.__setattr__(self, field, facts[field])
+        for field in cls.__annotations__:
+            if field in facts:
+                object.__setattr__(self, field, facts[field])
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", tuple(facts.get("values", ())))
         object.__setattr__(self, "part_names", tuple(facts["parts"]))
@@ -93,6 +99,40 @@ class Storage:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def type_dtype(self) -> torch.dtype:
+        """Of the scales. Raises InvalidArgument where only values will tell it."""
+        if self.scale_type not in _TYPES:
+            every = ", ".join(f"{self.name}:{name}" for name in _TYPES)
+            raise InvalidArgument(
+                f"a weight stored as {self.name} must name the dtype of its parts where no values "
+                f"give it, got none of {every}"
+            )
+        return _TYPES[self.scale_type]
+
+    def for_values(self, dtype: torch.dtype | None) -> "Storage":
+        """What a weight made from values of this dtype rests as: this one, but for nf4:torchao."""
+        if self.scale_type != "of_values":
+            return self
+        name = next((name for name, known in _TYPES.items() if known == dtype), None)
+        return self if name is None else Storage(f"{self.name}:{name}")
+
+    def accepts(self, resting: "Storage") -> bool:
+        """Whether a weight that rests as `resting` is what this storage asks for."""
+        return resting is self or self.for_values(_TYPES.get(resting.scale_type)) is resting
+
+    def misfit(self, shape: Sequence[int]) -> str:
+        """The rule that this shape breaks, of those that only nf4:torchao has; "" for none."""
+        if self.dialect == "standard":
+            return ""
+        step = self.block * self.scaler_block
+        if len(shape) <= 2 and math.prod(shape) % step == 0:
+            return ""
+        return (
+            f"a weight stored as {self.name} must have at most 2 dimensions and a multiple of "
+            f"{step} elements (block {self.block} x scaler block {self.scaler_block})"
+        )
+
     def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
         """Name, dtype and shape of each part of a weight of this shape; sizes may be symbolic."""
         elements = math.prod(shape)
@@ -101,6 +141,8 @@ class Storage:
             return (codes,) if self.kind == "none" else (codes, self._scale(shape))
         codes = ("codes", torch.uint8, ((elements + 1) // 2, 1))
         blocks = (elements + self.block - 1) // self.block
+        if self.dialect == "torchao":
+            return (codes, *self._torchao(blocks))
         if not self.nested:
             return (codes, ("absmax", torch.float32, (blocks,)))
         return (
@@ -109,6 +151,15 @@ class Storage:
             ("nested_absmax", torch.float32, ((blocks + _NESTED_BLOCK - 1) // _NESTED_BLOCK,)),
             ("nested_map", torch.float32, (_NESTED_MAP,)),
             ("nested_offset", torch.float32, ()),
+        )
+
+    def _torchao(self, blocks: int) -> tuple[Part, ...]:
+        dtype = self.type_dtype
+        return (
+            ("quantized_scalers", torch.int8, (blocks,)),
+            ("quantization_factor", dtype, (blocks // self.scaler_block,)),
+            ("scaler_mean", dtype, ()),
+            ("nf4", dtype, (16,)),
         )
 
     def _scale(self, shape: Sequence[int]) -> Part:

@@ -33,7 +33,7 @@ def _check_subnormals(where: str) -> None:
 
 
 def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
-    kind = Storage.from_key(storage)
+    kind = Storage.from_key(storage).for_values(x.dtype)
     check_quantize(x, kind)
     _check_subnormals("stowage::quantize")
     return codec.quantize(x, kind, keep_nonfinite)

@@ -12,7 +12,7 @@ from stowage._storage import Storage
 
 @torch.library.register_fake("stowage::quantize")
 def _quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
-    kind = Storage.from_key(storage)
+    kind = Storage.from_key(storage).for_values(x.dtype)
     _shapes.check_quantize(x, kind)
     return [x.new_empty(shape, dtype=dtype) for _, dtype, shape in kind.layout(x.shape)]
 

@@ -139,10 +139,11 @@ class _Work:
 
     def _take_resting(self, held: Held, weight: StowedTensor, choice: Choice) -> None:
         storage, now = choice.storage, weight._storage
-        if storage is not None and storage is not now and self._take_again(held, weight, choice):
+        same = storage is not None and storage.accepts(now)
+        if storage is not None and not same and self._take_again(held, weight, choice):
             return
         compute, exact, reason = self.compute_of(held), weight._exact, "rested already"
-        if storage is now:
+        if same:
             exact = self.how.exact
         elif storage is not None:
             reason = f"rested already; restow=True makes it {storage.name}"

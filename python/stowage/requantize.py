@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 from stowage import ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._mapped import ensure_writable
-from stowage._numbers import codec, codec4
+from stowage._numbers import codec, codec4, torchao
+from stowage._storage import Storage
 from stowage.tensor import StowedTensor, rows_and_columns
 
 _NESTED_BLOCK = 256  # block scales that share one scale of their own
@@ -149,30 +150,47 @@ def _encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: _Rows) 
     mask, values, which = mask[local], values[local], local + low
     owned = _owned(which, lines, weight, block)[:, None]
 
-    table = torch.tensor(storage.values, device=values.device)
-    scales = codec4.block_scales(parts, slice(0, parts[1].numel()))[which, None]
+    table = torch.tensor(storage.values, dtype=torch.float32, device=values.device)
+    scales = _block_scales(parts, storage, which)[:, None]
     packed = _blocks(parts[0].view(-1), block // 2)
     nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
     wanted = torch.where(mask, values, table[nibbles.long()] * scales)
     inside = which[:, None] * block + torch.arange(block, device=which.device) < count
     wanted = torch.where(inside, wanted, 0.0)
+    if storage.dialect == "torchao":
+        wanted = torchao.as_type(wanted, storage).to(torch.float32)
 
     amax = wanted.abs().amax(1, keepdim=True)
     if storage.nested:
-        rest, fresh = _nested_scales(weight, parts, which, amax, owned)
+        find = _torchao_scales if storage.dialect == "torchao" else _nested_scales
+        rest, fresh = find(weight, parts, which, amax, owned)
         scales = torch.where(owned, fresh, scales)
     else:
         scales = torch.where(owned, amax, scales)
         rest = [parts[1].index_copy(0, which, scales.view(-1))]
     if bool((amax > scales).any()):
         _refuse(weight, "values within the largest of each block")
-    floor = scales.clamp(min=1e-38)
     tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
-    scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
-    fresh = codec4.encode4(scaled.clamp(-1, 1), storage).view_as(nibbles)
+    fresh = _nibbles(wanted, scales, tail, storage)
     nibbles = torch.where(mask | owned, fresh, nibbles)
     codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
     return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]
+
+
+def _block_scales(parts: Sequence[Tensor], storage: Storage, which: Tensor) -> Tensor:
+    if storage.dialect == "torchao":
+        return torchao.block_scales(parts, storage, which).to(torch.float32)
+    return codec4.block_scales(parts, slice(0, parts[1].numel()))[which]
+
+
+def _nibbles(wanted: Tensor, scales: Tensor, tail: Tensor, storage: Storage) -> Tensor:
+    if storage.dialect == "torchao":
+        kind = torchao.work(storage)
+        quotients = wanted.to(kind) / scales.to(kind)
+        return torchao.encode(torchao.rounded(quotients, storage), storage)
+    floor = scales.clamp(min=1e-38)
+    scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
+    return codec4.encode4(scaled.clamp(-1, 1), storage).view_as(wanted)
 
 
 def _owned(which: Tensor, lines: _Rows, weight: StowedTensor, block: int) -> Tensor:
@@ -204,6 +222,29 @@ def _nested_scales(
         _refuse(weight, "block maxima like those of the rows beside them")
     code = torch.where(owned, code.to(torch.uint8), absmax[which, None])
     return [absmax.index_copy(0, which, code.view(-1)), nested, table, offset], scales
+
+
+def _torchao_scales(
+    weight: StowedTensor, parts: Sequence[Tensor], which: Tensor, amax: Tensor, owned: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """New block scales by torchao's rule, with a new factor where all blocks under it are new; the
+    mean stays. Codes are made with the absmax itself, as there."""
+    storage, kind = weight._storage, torchao.work(weight._storage)
+    _, scalers, factors, mean, table = parts
+    group = which // storage.scaler_block
+    mine, maxima = group[owned[:, 0]], amax[owned].to(kind)
+    deviation = torchao.rounded(maxima - mean.to(kind), storage)
+    whole = torch.bincount(mine, minlength=len(factors)) == storage.scaler_block
+    most = deviation.new_zeros(len(factors)).scatter_reduce_(0, mine, deviation.abs(), "amax")
+    factor = torch.where(whole, torchao.factor_of(most, storage), factors.to(kind))
+    scaled = torchao.rounded(deviation * factor[mine], storage).nan_to_num(0.0)
+    q = scaled.round().clamp(-128, 127).to(torch.int8)
+    scales = torchao.offered(q, factor[mine], mean, storage)
+    coarse = (scales > 2 * maxima) & (maxima > 0)  # its values would come out as zeros
+    if bool((~whole[mine] & (coarse | (scaled.abs() > 128))).any()):
+        _refuse(weight, "block maxima like those of the rows beside them")
+    kept = [scalers.index_copy(0, which[owned[:, 0]], q), factor.to(factors.dtype), mean, table]
+    return kept, amax
 
 
 # --- rounding -------------------------------------------------------------------------------------

@@ -256,6 +256,8 @@ def _check(
 ) -> None:
     if not dtype.is_floating_point:
         raise InvalidArgument(f"StowedTensor: dtype must be floating, got {dtype}")
+    if rule := storage.misfit(shape):
+        raise InvalidArgument(f"StowedTensor: {rule}, got {list(shape)}")
     layout = storage.layout(shape)
     if len(parts) != len(layout):
         names = ", ".join(storage.part_names)

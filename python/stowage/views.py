@@ -287,7 +287,7 @@ def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
 
 def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
     block, nested = t._storage.block, t._storage.nested
-    edge = block * _NESTED_BLOCK if nested else block
+    edge = block * (t._storage.scaler_block or _NESTED_BLOCK) if nested else block
     if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
         return None
     codes, absmax, *rest = t._parts()

@@ -48,7 +48,7 @@ void check_storages(const std::vector<Item>& items) {
   for (const Item& item : items) {
     if (!item.packed()) continue;
     const std::string found = item.source.name + " as " + to_string(item.storage);
-    if (trait(item.storage.codes).bits != 4)
+    if (trait(item.storage.codes).bits != 4 || item.storage.dialect != Dialect::standard)
       throw UsageError("--for bitsandbytes: storages must be nf4 or fp4, got " + found);
     if (item.source.shape.rank() != 2 || is_embedding(item.source.name))
       throw UsageError("--for bitsandbytes: must pack weights of Linear modules, got " + found);

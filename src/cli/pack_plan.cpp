@@ -19,8 +19,10 @@ std::optional<Dtype> compute_of(const Source& source, const PackOptions& options
   return source.tensor->dtype == Dtype::f64 ? Dtype::f32 : source.tensor->dtype;
 }
 
-void make_rest(Item& item, const File& file, const Storage& storage, const PackOptions& options) {
+void make_rest(Item& item, const File& file, const Storage& asked, const PackOptions& options) {
   const Source& source = item.source;
+  const Storage storage =
+      storage_for_values(asked, source.is_plain_float() ? source.tensor->dtype : Dtype::f32);
   if (source.weight != nullptr && source.weight->storage == storage) {
     item.reason = "is " + to_string(storage) + " already";
     return;

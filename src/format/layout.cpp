@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a weight of a given shape is made of: names, element types, shapes and bytes of its parts.
 #include <numeric>
+#include <string>
 
 #include "base/checked.h"
 #include "format/legal.h"
@@ -67,6 +68,47 @@ Layout layout4(const Storage& storage, const Shape& shape) {
   return made;
 }
 
+Dtype dtype_of(const Storage& storage) {
+  switch (storage.scaling.type) {
+    case ScaleType::f32:
+      return Dtype::f32;
+    case ScaleType::bf16:
+      return Dtype::bf16;
+    case ScaleType::f16:
+      return Dtype::f16;
+    case ScaleType::f64:
+      return Dtype::f64;
+    case ScaleType::of_values:
+      break;
+  }
+  const std::string text = to_string(storage);
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + text +
+                                          " must name the dtype of its parts where no values give "
+                                          "it: " +
+                                          text + ":f32, " + text + ":bf16, " + text + ":f16 or " +
+                                          text + ":f64");
+}
+
+Layout layout_torchao(const Storage& storage, const Shape& shape) {
+  const Dtype dtype = dtype_of(storage);
+  const std::int64_t n = shape.elements(), block = storage.scaling.block,
+                     scaler_block = storage.scaling.scaler_block;
+  if (shape.rank() > 2 || n % (block * scaler_block) != 0)
+    throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                            " must have at most 2 dimensions and a multiple of " +
+                                            std::to_string(block * scaler_block) +
+                                            " elements (block " + std::to_string(block) +
+                                            " x scaler block " + std::to_string(scaler_block) +
+                                            "), got shape " + to_string(shape));
+  Layout made;
+  add(made, "codes", Dtype::u8, {n / 2, 1});
+  add(made, "quantized_scalers", Dtype::i8, {n / block});
+  add(made, "quantization_factor", dtype, {n / block / scaler_block});
+  add(made, "scaler_mean", dtype, {});
+  add(made, "nf4", dtype, {16});
+  return made;
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -78,10 +120,7 @@ std::int64_t Layout::bytes() const noexcept {
 
 Layout layout(const Storage& storage, const Shape& shape) {
   check_legal(storage, "layout");
-  if (storage.dialect == Dialect::torchao)
-    throw Error(Code::unsupported,
-                "layout: nf4:torchao must wait for a later version, which will hold it; nf4 and "
-                "nf4:block64:nested hold the same weights now");
+  if (storage.dialect == Dialect::torchao) return layout_torchao(storage, shape);
   const FormatTrait& format = trait(storage.codes);
   if (format.bits == 4) return layout4(storage, shape);
   Layout made;

@@ -139,6 +139,7 @@ std::uint32_t encode(Codes codes, double x) noexcept {
 float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
+  if (weight.storage().dialect == Dialect::torchao) return torchao_scale_at(weight, i);
   const std::int64_t index = scale_index(weight, i);
   if (!scaling.nested) return load<float>(weight.part(1), index);
   std::array<float, 256> map;
@@ -149,6 +150,8 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
 }
 
 float value_at(const Weight& weight, std::int64_t i) noexcept {
+  if (weight.storage().dialect == Dialect::torchao)
+    return static_cast<float>(torchao_value_at(weight, i));
   return table_value(weight, i) * scale_at(weight, i);
 }
 
@@ -160,20 +163,22 @@ void dequantize(const Weight& weight, void* out, Dtype dtype) {
   }
   for (std::int64_t i = 0; i < n; ++i) {
     // Which NaN a product gives depends on the machine; which one is stored must not.
-    const float computed = value_at(weight, i);
-    const float value = std::isnan(computed) ? std::numeric_limits<float>::quiet_NaN() : computed;
+    const double computed = weight.storage().dialect == Dialect::torchao
+                                ? torchao_value_at(weight, i)
+                                : double{value_at(weight, i)};
+    const double value = std::isnan(computed) ? std::numeric_limits<double>::quiet_NaN() : computed;
     switch (dtype) {
       case Dtype::f64:
         store<double>(out, i, value);
         break;
       case Dtype::bf16:
-        store(out, i, f32_to_bf16(value));
+        store(out, i, f32_to_bf16(f64_to_f32_odd(value)));
         break;
       case Dtype::f16:
-        store(out, i, f32_to_f16(value));
+        store(out, i, f32_to_f16(f64_to_f32_odd(value)));
         break;
       default:
-        store(out, i, value);
+        store(out, i, static_cast<float>(value));
         break;
     }
   }

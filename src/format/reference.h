@@ -36,10 +36,20 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
 
 /// The scale that element i of a weight is multiplied with; 1 for plain casts.
 float scale_at(const Weight& weight, std::int64_t i) noexcept;
-/// Element i: table value times scale, one fp32 product.
+/// Element i: table value times scale, one fp32 product; of nf4:torchao the product in its own
+/// dtype, and then as fp32.
 float value_at(const Weight& weight, std::int64_t i) noexcept;
 /// All elements, rounded once to f64, f32, bf16 or f16; NaN becomes the positive quiet NaN. A plain
 /// cast in its own type is copied.
 void dequantize(const Weight& weight, void* out, Dtype dtype);
+
+/// quantize() of nf4:torchao: `parts` as layout(storage) has them; the values are finite. Values of
+/// another dtype are first cast to that of the parts, as the plain cast does.
+void quantize_torchao(const void* values, Dtype dtype, std::int64_t n, const Storage& storage,
+                      std::span<void* const> parts);
+/// Element i of such a weight, exact: r(value * r(r(q / factor) + mean)).
+double torchao_value_at(const Weight& weight, std::int64_t i) noexcept;
+/// The scale of its block; f64 scales are rounded to fp32.
+float torchao_scale_at(const Weight& weight, std::int64_t i) noexcept;
 
 }  // namespace stowage::reference

@@ -52,7 +52,8 @@ void check_finite(const Source& source, const Storage& storage, bool keep_nonfin
   const bool can_keep = cast || (trait(storage.codes).bits == 4 && !storage.scaling.nested);
   if (keep_nonfinite && can_keep) return;
   for (std::int64_t i = 0; i < source.n; ++i) {
-    const double x = cast ? source.exact(i) : source.single(i);
+    const double x =
+        cast || storage.dialect == Dialect::torchao ? source.exact(i) : source.single(i);
     if (std::isfinite(x)) continue;
     throw Error(Code::invalid_argument,
                 "quantize: values must be finite" +
@@ -169,11 +170,12 @@ std::uint8_t encode4(Codes codes, float x) noexcept {
 
 std::span<const float> thresholds4(Codes codes) noexcept { return order4(codes).threshold; }
 
-void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& given,
               std::span<void* const> parts, bool keep_nonfinite) {
   if (!is_value_dtype(dtype))
     throw Error(Code::invalid_argument, "quantize: values must be f64, f32, bf16 or f16, got " +
                                             std::string(disk_name(dtype)));
+  const Storage storage = storage_for_values(given, dtype);
   const Layout made = layout(storage, shape);
   if (parts.size() != static_cast<std::size_t>(made.count))
     throw Error(Code::invalid_argument, "quantize: " + to_string(storage) + " must have " +
@@ -181,7 +183,9 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
                                             std::to_string(parts.size()));
   const Source source{values, dtype, shape.elements()};
   check_finite(source, storage, keep_nonfinite);
-  if (storage.scaling.kind == Scaling::Kind::none)
+  if (storage.dialect == Dialect::torchao)
+    quantize_torchao(values, dtype, source.n, storage, parts);
+  else if (storage.scaling.kind == Scaling::Kind::none)
     quantize_cast(source, storage.codes, parts[0]);
   else if (trait(storage.codes).bits == 8)
     quantize_scaled(source, storage, shape, parts[0], parts[1]);

@@ -2,6 +2,7 @@
 // Storage strings, `codes[:dialect][:scaling][:nested]`, the rules of what may be combined, and the
 // integer that stands for a storage across a language door.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <optional>
@@ -12,7 +13,13 @@ namespace stowage {
 namespace {
 
 using Kind = Scaling::Kind;
-constexpr Scaling kTorchao{.kind = Kind::block, .block = 64, .nested = true};
+constexpr Scaling kTorchao{.kind = Kind::block,
+                           .block = 64,
+                           .nested = true,
+                           .type = ScaleType::of_values,
+                           .scaler_block = 256};
+// By ScaleType; the last one has no name.
+constexpr std::array<std::string_view, 4> kTypeNames{"f32", "bf16", "f16", "f64"};
 
 // The text up to the next colon, which is taken off `rest`; nothing when the text is used up.
 std::optional<std::string_view> next_field(std::optional<std::string_view>& rest) {
@@ -26,10 +33,10 @@ std::optional<std::string_view> next_field(std::optional<std::string_view>& rest
   return field;
 }
 
-std::optional<std::int32_t> block_size(std::string_view field) {
-  constexpr std::string_view kWord = "block";
-  if (!field.starts_with(kWord)) return std::nullopt;
-  const std::string_view digits = field.substr(kWord.size());
+// N of a field such as "block<N>".
+std::optional<std::int32_t> number_after(std::string_view word, std::string_view field) {
+  if (!field.starts_with(word)) return std::nullopt;
+  const std::string_view digits = field.substr(word.size());
   if (digits.empty() || digits[0] < '1' || digits[0] > '9') return std::nullopt;
   std::int32_t n = 0;
   const char* end = digits.data() + digits.size();
@@ -43,7 +50,7 @@ std::optional<Scaling> scaling_from(std::string_view field) {
   if (field == "tensor") return Scaling{.kind = Kind::tensor};
   if (field == "row") return Scaling{.kind = Kind::row};
   if (field == "row2") return Scaling{.kind = Kind::row2};
-  if (const auto n = block_size(field)) return Scaling{.kind = Kind::block, .block = *n};
+  if (const auto n = number_after("block", field)) return Scaling{.kind = Kind::block, .block = *n};
   return std::nullopt;
 }
 
@@ -63,6 +70,37 @@ std::string spell(const Scaling& scaling) {
   return std::string("block").append(std::to_string(scaling.block));
 }
 
+// What may follow "nf4:torchao": block<N>, scaler<N> and the dtype, each or none, in this order.
+std::optional<Storage> read_torchao(Codes codes, std::optional<std::string_view>& rest) {
+  Storage storage{codes, Dialect::torchao, kTorchao};
+  auto field = next_field(rest);
+  if (const auto n = number_after("block", field.value_or(""))) {
+    storage.scaling.block = *n;
+    field = next_field(rest);
+  }
+  if (const auto n = number_after("scaler", field.value_or(""))) {
+    storage.scaling.scaler_block = *n;
+    field = next_field(rest);
+  }
+  if (field) {
+    const auto name = std::ranges::find(kTypeNames, *field);
+    if (name == kTypeNames.end()) return std::nullopt;
+    storage.scaling.type = static_cast<ScaleType>(name - kTypeNames.begin());
+  }
+  if (rest || !is_legal(storage)) return std::nullopt;
+  return storage;
+}
+
+std::string spell_torchao(const Scaling& scaling) {
+  std::string text = ":torchao";
+  if (scaling.block != kTorchao.block) text.append(":").append(spell(scaling));
+  if (scaling.scaler_block != kTorchao.scaler_block)
+    text.append(":scaler").append(std::to_string(scaling.scaler_block));
+  if (scaling.type != ScaleType::of_values)
+    text.append(":").append(kTypeNames[static_cast<std::size_t>(scaling.type)]);
+  return text;
+}
+
 std::optional<Storage> read(std::string_view text) {
   std::optional<std::string_view> rest = text;
   auto field = next_field(rest);
@@ -70,12 +108,7 @@ std::optional<Storage> read(std::string_view text) {
   if (row == formats().end()) return std::nullopt;
   Storage storage{row->codes, Dialect::standard, row->default_scaling};
   field = next_field(rest);
-  if (field == "torchao") {
-    storage.dialect = Dialect::torchao;
-    storage.scaling = kTorchao;
-    field = next_field(rest);
-    if (field) return std::nullopt;
-  }
+  if (field == "torchao") return read_torchao(row->codes, rest);
   if (field && field != "nested") {
     const auto scaling = scaling_from(*field);
     if (!scaling) return std::nullopt;
@@ -95,19 +128,29 @@ std::string refusal(std::string_view where, std::string_view got) {
          std::string(got) + "'";
 }
 
+bool is_power_within(std::int32_t n, std::int32_t least, std::int32_t most) noexcept {
+  return n >= least && n <= most && std::has_single_bit(static_cast<std::uint32_t>(n));
+}
+
+bool is_legal_torchao(const Storage& storage) noexcept {
+  const Scaling& s = storage.scaling;
+  return storage.codes == Codes::nf4 && s.kind == Kind::block && s.nested &&
+         s.type <= ScaleType::of_values && is_power_within(s.block, kMinBlock4, kMaxBlock4) &&
+         is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
+}
+
 }  // namespace
 
 bool is_legal(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
-  if (static_cast<int>(storage.codes) >= kCodesCount || s.type != ScaleType::f32) return false;
-  if (storage.dialect == Dialect::torchao) return storage.codes == Codes::nf4 && s == kTorchao;
+  if (static_cast<int>(storage.codes) >= kCodesCount) return false;
+  if (storage.dialect == Dialect::torchao) return is_legal_torchao(storage);
   if (storage.dialect != Dialect::standard || s.kind > Kind::block) return false;
+  if (s.type != ScaleType::f32 || s.scaler_block != 0) return false;
   if ((s.kind == Kind::block) != (s.block != 0)) return false;
   const int width = trait(storage.codes).bits;
   if (width > 8) return s.kind == Kind::none && !s.nested;
-  if (width == 4)
-    return s.kind == Kind::block && s.block >= kMinBlock4 && s.block <= kMaxBlock4 &&
-           std::has_single_bit(static_cast<std::uint32_t>(s.block));
+  if (width == 4) return s.kind == Kind::block && is_power_within(s.block, kMinBlock4, kMaxBlock4);
   if (s.nested || (s.kind == Kind::none && storage.codes == Codes::int8)) return false;
   return s.kind != Kind::block || (s.block >= kMinBlock && s.block <= kMaxBlock);
 }
@@ -130,7 +173,7 @@ Storage parse_storage(std::string_view text) {
 
 std::string to_string(const Storage& storage) {
   std::string text(trait(storage.codes).name);
-  if (storage.dialect == Dialect::torchao) return text + ":torchao";
+  if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
   return storage.scaling.nested ? text + ":nested" : text;
 }
@@ -142,20 +185,25 @@ std::string legal_storages() {
     text += format.name;
     if (format.bits == 8) text += "[:tensor|:row|:row2|:block<N>]";
     if (format.bits == 4) text += "[:block<N>][:nested]";
-    if (format.codes == Codes::nf4) text += ", nf4:torchao";
+    if (format.codes == Codes::nf4)
+      text += ", nf4:torchao[:block<N>][:scaler<M>][:f32|:bf16|:f16|:f64]";
   }
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
          "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
-         std::to_string(kMaxBlock4) + ")";
+         std::to_string(kMaxBlock4) + "; M: a power of two from " +
+         std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) + ")";
 }
 
-// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-55 block
+// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-54 block
+//        56-59 scaler block: 0 for none, else 1 + its logarithm
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
-         static_cast<std::int64_t>(s.block) << 24;
+         static_cast<std::int64_t>(s.block) << 24 |
+         static_cast<std::int64_t>(std::bit_width(static_cast<std::uint32_t>(s.scaler_block)))
+             << 56;
 }
 
 Storage storage_from_key(std::int64_t key) {
@@ -166,10 +214,22 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
+  if (const auto width = static_cast<int>(key >> 56 & 0xf); width != 0)
+    storage.scaling.scaler_block = std::int32_t{1} << (width - 1);
   if (!is_legal(storage) || storage_key(storage) != key)
     throw Error(Code::invalid_argument,
                 "storage key: must come from storage_key(), got " + std::to_string(key));
   return storage;
+}
+
+Storage storage_for_values(const Storage& storage, Dtype values) noexcept {
+  Storage made = storage;
+  if (storage.scaling.type != ScaleType::of_values) return made;
+  if (values == Dtype::f32) made.scaling.type = ScaleType::f32;
+  if (values == Dtype::bf16) made.scaling.type = ScaleType::bf16;
+  if (values == Dtype::f16) made.scaling.type = ScaleType::f16;
+  if (values == Dtype::f64) made.scaling.type = ScaleType::f64;
+  return made;
 }
 
 }  // namespace v0

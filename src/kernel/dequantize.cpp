@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernel/chunks.h"
+#include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
 #include "kernel/stream.h"
@@ -28,10 +29,10 @@ void check(const Weight& weight, Range rows, Range columns, const void* out, Dty
     throw Error(Code::invalid_argument, "dequantize: out must not be null");
 }
 
-void stream_run(DequantizeKernel kernel, const Run& run, std::int64_t width, int code_bits,
+void stream_run(const Decode& decode, const Run& run, std::int64_t width, int code_bits,
                 char* out) {
   stream_pieces(out, run.n, width, [&](std::int64_t begin, std::int64_t count, void* stage) {
-    kernel({run.codes, run.first + begin, run.scales, run.group, count}, stage);
+    decode(run.part(begin, count), stage);
     const std::int64_t next = run.first + begin + count;
     const std::int64_t ahead = std::min(count, run.n - begin - count);
     fetch_ahead(static_cast<const char*>(run.codes) + next * code_bits / 8, ahead * code_bits / 8);
@@ -44,8 +45,7 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
                      Dtype dtype, Executor& executor) {
   check(weight, rows, {0, weight.row_elements()}, out, dtype);
   const Runs runs(weight);
-  const auto codes = static_cast<std::size_t>(weight.storage().codes);
-  const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
+  const Decode decode(kernels.dequantize, weight.storage(), dtype);
   const std::int64_t width = bits(dtype) / 8, begin = rows.begin * weight.row_elements(),
                      n = (rows.end - rows.begin) * weight.row_elements();
   const int code_bits = trait(weight.storage().codes).bits;
@@ -54,9 +54,9 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
     char* place = static_cast<char*>(out) + from * width;
     runs.cover(begin + from, begin + to, [&](const Run& run) {
       if (stream)
-        stream_run(kernel, run, width, code_bits, place);
+        stream_run(decode, run, width, code_bits, place);
       else
-        kernel(run, place);
+        decode(run, place);
       place += run.n * width;
     });
     if (stream) stream_done();

@@ -10,13 +10,20 @@ inline constexpr int kValueDtypes = 4;  // f64, f32, bf16, f16, in this order
 int value_index(Dtype dtype) noexcept;  // place of a value dtype in such tables
 
 /// n elements of one weight, from element `first` of `codes`: element first + i has the code at
-/// that index and the scale scales[(first + i) / group]; null scales stand for 1.
+/// that index and the scale scales[(first + i) / group]; null scales stand for 1. `values` are
+/// those that 4-bit codes name, 16 floats (doubles, for weights of f64); null stands for the
+/// format's own.
 struct Run {
   const void* codes;
   std::int64_t first;
   const float* scales;
   std::int64_t group;
   std::int64_t n;
+  const void* values = nullptr;
+
+  Run part(std::int64_t begin, std::int64_t count) const noexcept {
+    return {codes, first + begin, scales, group, count, values};
+  }
 };
 /// out[i] = round(value[code] * scale), one fp32 product and one rounding; every NaN becomes the
 /// positive quiet NaN of the output type. Casts in their own type are copied.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernel/chunks.h"
+#include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
 
@@ -33,8 +34,7 @@ void embedding_with(const Kernels& kernels, const Weight& weight, const std::int
                     std::int64_t n, void* out, Dtype dtype, Executor& executor) {
   check(weight, ids, n, out, dtype);
   const Runs runs(weight);
-  const auto codes = static_cast<std::size_t>(weight.storage().codes);
-  const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
+  const Decode decode(kernels.dequantize, weight.storage(), dtype);
   const std::int64_t width = bits(dtype) / 8, row = weight.row_elements();
   if (row == 0) return;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / row);
@@ -42,7 +42,7 @@ void embedding_with(const Kernels& kernels, const Weight& weight, const std::int
     char* place = static_cast<char*>(out) + from * row * width;
     for (std::int64_t i = from; i < to; ++i) {
       runs.cover(ids[i] * row, (ids[i] + 1) * row, [&](const Run& run) {
-        kernel(run, place);
+        decode(run, place);
         place += run.n * width;
       });
     }

@@ -23,10 +23,12 @@ const Weight& matrix(const Weight& weight, const char* where) {
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
-    : runs_(matrix(weight, where)), rows_(weight.shape()[0]), columns_(weight.shape()[1]) {
+    : runs_(matrix(weight, where)),
+      rows_(weight.shape()[0]),
+      columns_(weight.shape()[1]),
+      to_f32_(kernels.dequantize, weight.storage(), Dtype::f32) {
   const auto codes = static_cast<std::size_t>(weight.storage().codes);
   const FormatTrait& format = trait(weight.storage().codes);
-  to_f32_ = kernels.dequantize.to[codes][value_index(Dtype::f32)];
   dot_ = kernels.linear.dot[codes];
   values_ = format.values.data();
   bits_ = format.bits;
@@ -35,6 +37,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
 
 std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
   if (columns_ == 0) return 0;
+  // dot() multiplies in fp32: it cannot round products to another dtype first.
+  if (storage.scaling.type != ScaleType::f32) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
   if (storage.scaling.kind != Scaling::Kind::block) return rows_;
   const std::int64_t block = storage.scaling.block;
@@ -77,7 +81,8 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
     const std::int64_t some = std::min(dot_rows_, count - done);
     const std::int64_t begin = (row + done) * columns_ + k;
     runs_.cover(begin, begin + (some - 1) * columns_ + n, [&](const Run& run) {
-      dot_({run, some, columns_, n, ahead, values_, to.x, to.x_stride, to.m, to.y + done,
+      const auto* values = run.values == nullptr ? values_ : static_cast<const float*>(run.values);
+      dot_({run, some, columns_, n, ahead, values, to.x, to.x_stride, to.m, to.y + done,
             to.y_stride});
     });
   }

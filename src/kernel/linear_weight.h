@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernel/decode.h"
 #include "kernel/kernels.h"
 #include "kernel/runs.h"
 
@@ -43,7 +44,7 @@ class LinearWeight {
 
   Runs runs_;
   std::int64_t rows_, columns_;
-  DequantizeKernel to_f32_;
+  Decode to_f32_;
   DotKernel dot_;
   const float* values_;    // of a 4-bit format
   int bits_;               // of a code

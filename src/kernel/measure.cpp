@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernel/chunks.h"
+#include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
 
@@ -34,7 +35,7 @@ struct Comparison {
   const char* values;
   Dtype dtype;
   Runs runs;
-  Codes codes;
+  Decode decode;
   double largest;  // of a plain cast; else infinity
 
   void widen_values(std::int64_t begin, std::int64_t end, double* room) const {
@@ -51,7 +52,7 @@ struct Comparison {
     widen_values(begin, end, x);
     double* place = w;
     runs.cover(begin, end, [&](const Run& run) {
-      kernels.to[static_cast<int>(codes)][value_index(Dtype::f64)](run, place);
+      decode(run, place);
       place += run.n;
     });
     for (std::int64_t i = 0; i < end - begin; ++i) {
@@ -81,7 +82,7 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
       static_cast<const char*>(values),
       dtype,
       Runs(weight),
-      storage.codes,
+      Decode(kernels.dequantize, storage, Dtype::f64),
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};
   std::vector<Loss> losses(static_cast<std::size_t>(ceil_div(n, kChunkElements)));
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {

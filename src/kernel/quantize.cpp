@@ -11,6 +11,7 @@
 #include "format/reference.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
+#include "kernel/quantize_torchao.h"
 
 namespace stowage {
 namespace {
@@ -53,7 +54,8 @@ bool can_keep_nonfinite(const Storage& storage) {
 }
 
 [[noreturn]] void refuse_nonfinite(const Job& job) {
-  const bool cast = job.storage.scaling.kind == Scaling::Kind::none;
+  const bool cast =
+      job.storage.scaling.kind == Scaling::Kind::none || job.storage.dialect == Dialect::torchao;
   const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
     const double x = reference::read(job.values, job.dtype, i);
     return cast ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
@@ -174,6 +176,9 @@ std::uint32_t quantize_scaled(const Job& job, const Shape& shape) {
 std::uint32_t run(const Job& job, const Shape& shape) {
   if (job.storage.scaling.kind == Scaling::Kind::none) return quantize_cast(job);
   if (trait(job.storage.codes).bits == 8) return quantize_scaled(job, shape);
+  if (job.storage.dialect == Dialect::torchao)
+    return quantize_torchao(
+        {job.kernels, job.values, job.dtype, job.n, job.storage, job.parts, job.executor});
   if (job.storage.scaling.nested) return quantize_nested(job);
   return quantize_blocks(job, static_cast<float*>(job.parts[1]));
 }
@@ -197,8 +202,9 @@ void check(const void* values, Dtype dtype, const Layout& made, const Storage& s
 }  // namespace
 
 void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, const Shape& shape,
-                   const Storage& storage, std::span<void* const> parts,
+                   const Storage& given, std::span<void* const> parts,
                    const QuantizeOptions& options) {
+  const Storage storage = storage_for_values(given, dtype);
   check(values, dtype, layout(storage, shape), storage, parts);
   const Job job{kernels, static_cast<const char*>(values), dtype, shape.elements(), storage,
                 parts,   or_default(options.executor)};
@@ -214,8 +220,9 @@ void quantize_into(const void* values, Dtype dtype, const Shape& shape, const St
   quantize_with(kernels(), values, dtype, shape, storage, parts, options);
 }
 
-Weight quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+Weight quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& given,
                 const QuantizeOptions& options) {
+  const Storage storage = storage_for_values(given, dtype);
   const Layout made = layout(storage, shape);
   constexpr std::size_t kAlignment = 64;
   std::array<std::size_t, kMaxParts> offsets{};

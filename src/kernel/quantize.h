@@ -30,10 +30,15 @@ struct Blocks {
 };
 using BlocksKernel = std::uint32_t (*)(const Blocks& blocks) noexcept;
 
+/// As BlocksKernel for nf4:torchao: x and absmax are numbers of one dtype, in which quotients are
+/// rounded; blocks are whole. `thresholds`: torchao_thresholds() of that dtype.
+using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thresholds) noexcept;
+
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
   EncodeKernel encode[kCodesCount][kValueDtypes];  // f8_e4m3, f8_e5m2, int8; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
+  TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null
 };
 }  // namespace stowage

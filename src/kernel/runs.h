@@ -12,7 +12,7 @@ namespace stowage {
 /// How many nested scales are expanded at a time.
 inline constexpr std::int64_t kExpandedScales = 512;
 
-/// A view of a weight, which must outlive it. Throws unsupported for a dialect without kernels.
+/// A view of a weight, which must outlive it.
 class Runs {
  public:
   explicit Runs(const Weight& weight);
@@ -21,9 +21,9 @@ class Runs {
   /// as long as the call.
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
-    float scales[kExpandedScales];
+    Expanded room;
     while (begin < end) {
-      const Run run = next(begin, end, scales);
+      const Run run = next(begin, end, room);
       body(run);
       begin += run.n;
     }
@@ -34,14 +34,29 @@ class Runs {
     const std::uint8_t* absmax = nullptr;
     const float *table = nullptr, *map = nullptr, *offset = nullptr;
   };
-  Run next(std::int64_t begin, std::int64_t end, float* scales) const noexcept;
+  /// The parts of nf4:torchao, in the dtype of `type`.
+  struct Torchao {
+    const std::int8_t* scalers = nullptr;
+    const void *factors = nullptr, *mean = nullptr, *table = nullptr;
+    std::int64_t scaler_block = 1;
+    ScaleType type = ScaleType::f32;
+  };
+  union Expanded {
+    float scales[kExpandedScales];
+    double values[16];
+  };
+  Run next(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept;
   Run next_nested(std::int64_t begin, std::int64_t end, float* scales) const noexcept;
+  Run next_torchao(std::int64_t begin, std::int64_t end, float* scales) const noexcept;
+  Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
 
   const std::uint8_t* codes_ = nullptr;
   const float* scales_ = nullptr;
   std::int64_t group_ = 1;
   std::int64_t row_ = 0;  // elements of a row where groups restart at each row; else 0
   Nested nested_;
+  Torchao torchao_;
+  float table_[16];  // of nf4:torchao, but for f64
 };
 
 }  // namespace stowage

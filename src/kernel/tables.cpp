@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "format/torchao.h"
 #include "kernel/dequantize.h"
 
 namespace stowage {
@@ -26,7 +27,36 @@ FourBitTables derive(Codes codes) {
   return tables;
 }
 
+struct Thresholds {
+  float of[16];
+};
+
+// The distances from a number to neighbouring values, rounded, are monotone in that number: one
+// threshold between two values settles which is nearer, and halving finds it.
+template <class D>
+Thresholds derive_torchao() {
+  Thresholds made{};
+  for (std::size_t k = 0; k < 15; ++k) {
+    double low = double{torchao::value<D>(k)}, high = double{torchao::value<D>(k + 1)};
+    while (true) {
+      const float middle = torchao::rounded<D>(static_cast<float>((low + high) / 2));
+      if (double{middle} == low || double{middle} == high) break;
+      (torchao::encode<D>(middle) <= k ? low : high) = double{middle};
+    }
+    made.of[k] = static_cast<float>(low);
+  }
+  made.of[15] = 2;
+  return made;
+}
+
 }  // namespace
+
+const float* torchao_thresholds(Dtype dtype) noexcept {
+  static const Thresholds f32 = derive_torchao<torchao::F32>(),
+                          bf16 = derive_torchao<torchao::Bf16>(),
+                          f16 = derive_torchao<torchao::F16>();
+  return (dtype == Dtype::bf16 ? bf16 : dtype == Dtype::f16 ? f16 : f32).of;
+}
 
 const FourBitTables& four_bit_tables(Codes codes) noexcept {
   static const FourBitTables nf4 = derive(Codes::nf4), fp4 = derive(Codes::fp4);

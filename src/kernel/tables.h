@@ -15,4 +15,7 @@ struct FourBitTables {
 };
 /// `codes` is nf4 or fp4.
 const FourBitTables& four_bit_tables(Codes codes) noexcept;
+/// nf4:torchao in f32, bf16 or f16: code k is left at the last number of that dtype, threshold k,
+/// for which the rule still gives it. 15 of them, ascending, and one that is not used.
+const float* torchao_thresholds(Dtype dtype) noexcept;
 }  // namespace stowage

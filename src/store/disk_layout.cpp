@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensors of a file a weight is: names as bitsandbytes (4-bit) and compressed-tensors (8-bit
-// with scales) spell them, so that their readers need not know us.
+// with scales) spell them, so that their readers need not know us. Nobody else has a file form of
+// nf4:torchao: its parts are named as the peer's attributes, and only the manifest says what they
+// are.
 #include <array>
 #include <string>
 #include <string_view>
@@ -14,11 +16,15 @@ namespace {
 struct Suffix {
   std::string_view part, suffix;
 };
-constexpr std::array<Suffix, 5> kSuffixes{{{"codes", ""},
+constexpr std::array<Suffix, 9> kSuffixes{{{"codes", ""},
                                            {"scale", "_scale"},
                                            {"absmax", ".absmax"},
                                            {"nested_absmax", ".nested_absmax"},
-                                           {"nested_map", ".nested_quant_map"}}};
+                                           {"nested_map", ".nested_quant_map"},
+                                           {"quantized_scalers", ".quantized_scalers"},
+                                           {"quantization_factor", ".quantization_factor"},
+                                           {"scaler_mean", ".scaler_mean"},
+                                           {"nf4", ".nf4"}}};
 
 std::string_view suffix_of(std::string_view part) {
   for (const Suffix& row : kSuffixes) {
@@ -48,7 +54,7 @@ std::vector<Declaration> disk_layout(std::string_view name, const Storage& stora
     made.push_back(declare(base + std::string(suffix_of(part.name)),
                            is_codes && format.bits != 4 ? format.disk : part.dtype, part.shape));
   }
-  if (format.bits != 4) return made;
+  if (!has_quant_state(storage)) return made;
   const auto state_bytes =
       static_cast<std::int64_t>(quant_state(storage, shape, Dtype::bf16).size());
   made.push_back(declare(base + std::string(kQuantStatePrefix) + std::string(format.name),

@@ -177,9 +177,10 @@ inline namespace v0 {
 
 std::string quant_state(const Storage& storage, const Shape& shape, Dtype compute,
                         float nested_offset) {
-  if (trait(storage.codes).bits != 4) {
+  if (!has_quant_state(storage)) {
     throw Error(Code::invalid_argument,
-                "quant_state: the storage must be nf4 or fp4, got " + to_string(storage));
+                "quant_state: the storage must be nf4 or fp4 of the standard dialect, got " +
+                    to_string(storage));
   }
   if (!std::isfinite(nested_offset)) {
     throw Error(Code::invalid_argument,

@@ -21,6 +21,11 @@ struct QuantState {
   float nested_offset = 0;  // bitsandbytes: a JSON double, narrowed to fp32 on reading
 };
 
+/// Whether files describe a weight of this storage by a quant state.
+inline bool has_quant_state(const Storage& storage) noexcept {
+  return trait(storage.codes).bits == 4 && storage.dialect == Dialect::standard;
+}
+
 /// `place` names the tensor and the byte of its first character. Throws bad_file.
 QuantState parse_quant_state(const Place& place, std::string_view json);
 

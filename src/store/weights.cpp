@@ -177,7 +177,7 @@ void Search::manifest_weight(const std::string& name, const ManifestWeight& said
   for (const Declaration& expected : disk_layout(name, said.storage, said.shape)) {
     parts.push_back(part(Refusal::manifest_part, *codes, expected).name);
   }
-  if (trait(said.storage.codes).bits == 4) {
+  if (has_quant_state(said.storage)) {
     refuse(Refusal::manifest_part, place(*codes), "a 4-bit weight without a quant_state");
   }
   add(name, said.storage, said.shape, std::move(parts), said.compute);

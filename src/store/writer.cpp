@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "store/checksum.h"
 #include "store/header.h"
+#include "store/quant_state.h"
 #include "store/shard_index.h"
 #include "store/write_plan.h"
 
@@ -183,7 +184,7 @@ void Writer::write_weight(std::string_view name, const Weight& weight) {
     write(declared[static_cast<std::size_t>(i)].name,
           {static_cast<const std::byte*>(weight.part(i)), static_cast<std::size_t>(part.bytes)});
   }
-  if (trait(storage.codes).bits != 4) return;
+  if (!has_quant_state(storage)) return;
   float offset = 0;
   if (storage.scaling.nested) std::memcpy(&offset, weight.part(made.count - 1), sizeof offset);
   const auto compute = state_->computes.find(std::string(name));

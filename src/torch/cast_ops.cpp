@@ -39,7 +39,7 @@ Dtype out_dtype(const char* where, ScalarType out) {
 
 std::vector<Tensor> quantize_op(const Tensor& given, std::int64_t key, bool keep_nonfinite) {
   const Argument x = values_of("stowage::quantize", given);
-  const Storage storage = storage_from_key(key);
+  const Storage storage = storage_for_values(storage_from_key(key), x.dtype());
   const Shape shape(x.sizes());
   const Layout parts = layout(storage, shape);
   std::vector<Tensor> made;

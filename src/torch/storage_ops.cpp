@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that describe: storage strings and keys, this build.
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
+#include "format/torchao.h"
 #include "stowage/info.h"
 #include "stowage/storage.h"
 #include "torch/arguments.h"
@@ -10,15 +13,30 @@ namespace stowage::door {
 namespace {
 using nlohmann::json;
 
+constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values"};
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block"};
+
+// What 4-bit codes stand for, by code, rounded to the dtype of the parts.
+std::vector<double> values_of(const Storage& storage) {
+  const auto standard = trait(storage.codes).values;
+  std::vector<double> values(standard.begin(), standard.end());
+  if (storage.dialect == Dialect::torchao)
+    torchao::with_type(storage.scaling.type, [&]<class D>(D) {
+      for (std::size_t k = 0; k < values.size(); ++k)
+        values[k] = static_cast<double>(torchao::value<D>(k));
+    });
+  return values;
+}
 
 std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_storage(text)); }
 
 std::string storage_describe(std::int64_t key) {
   const Storage storage = storage_from_key(key);
   const FormatTrait& format = trait(storage.codes);
-  // Every format holds a single element, so this shape shows which parts there are.
-  const Layout sample = layout(storage, Shape{1, 1});
+  // What every storage holds, so that this shape shows which parts there are.
+  const Shape shape{1, std::max<std::int64_t>(
+                           1, std::int64_t{storage.scaling.block} * storage.scaling.scaler_block)};
+  const Layout sample = layout(storage_for_values(storage, Dtype::f32), shape);
   json parts = json::array();
   for (int i = 0; i < sample.count; ++i) {
     parts.push_back(sample.parts[static_cast<std::size_t>(i)].name);
@@ -30,9 +48,11 @@ std::string storage_describe(std::int64_t key) {
               {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
               {"block", storage.scaling.block},
               {"nested", storage.scaling.nested},
+              {"scaler_block", storage.scaling.scaler_block},
+              {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},
               {"largest", format.largest}};
-  if (format.bits == 4) out["values"] = format.values;
+  if (format.bits == 4) out["values"] = values_of(storage);
   return out.dump();
 }
 

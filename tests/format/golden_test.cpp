@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bitsandbytes 0.50 gave these bytes for these weights (CRC-32 of each part), in fp32, bf16, fp16.
+// bitsandbytes 0.50 and torchao gave these bytes for these weights (CRC-32 of each part), in fp32,
+// bf16, fp16.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +47,7 @@ struct Packed {
 };
 
 Packed pack(const char* text, Dtype dtype, const Shape& shape) {
-  const Storage storage = parse_storage(text);
+  const Storage storage = storage_for_values(parse_storage(text), dtype);
   const auto input = golden_input(dtype, static_cast<std::size_t>(shape.elements()));
   const Layout made = layout(storage, shape);
   Packed packed;
@@ -105,6 +106,31 @@ TEST_P(GoldenNf4, NestedBlocksEqualBitsandbytes) {
   std::memcpy(&offset, packed.parts[4].data(), sizeof offset);
   EXPECT_EQ(offset, GetParam().offset);
   EXPECT_EQ(crc(packed.decoded), GetParam().nested_decoded);
+}
+
+struct GoldenAo {
+  Dtype dtype;
+  std::uint32_t packed, scalers, factor, decoded;
+  double mean;
+};
+
+class GoldenTorchao : public testing::TestWithParam<GoldenAo> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, GoldenTorchao,
+                         testing::Values(GoldenAo{Dtype::f32, 0x4f411f88, 0x15fcc44d, 0x30d12f65,
+                                                  0x51159966, 0x1.2647a4p-1},
+                                         GoldenAo{Dtype::bf16, 0x6919114a, 0x7b1a59dc, 0x0f7b6a6b,
+                                                  0x5a7826de, 0x1.26p-1},
+                                         GoldenAo{Dtype::f16, 0xf58beb28, 0x72960da8, 0x91bcdce7,
+                                                  0xc1f21cbc, 0x1.264p-1}),
+                         [](const auto& row) { return std::string(disk_name(row.param.dtype)); });
+
+TEST_P(GoldenTorchao, PartsAndValuesEqualTorchao) {
+  const Packed packed = pack("nf4:torchao", GetParam().dtype, {256, 256});
+  EXPECT_EQ(packed.crc(0), GetParam().packed);
+  EXPECT_EQ(packed.crc(1), GetParam().scalers);
+  EXPECT_EQ(packed.crc(2), GetParam().factor);
+  EXPECT_EQ(reference::read(packed.parts[3].data(), GetParam().dtype, 0), GetParam().mean);
+  EXPECT_EQ(crc(packed.decoded), GetParam().decoded);
 }
 
 TEST(GoldenNf4Ragged, AShortLastBlockEqualsBitsandbytes) {

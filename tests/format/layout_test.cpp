@@ -45,6 +45,14 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
        {257, 64},
        "codes U8 [8224, 1] 8224; absmax U8 [257] 257; nested_absmax F32 [2] 8; nested_map F32 "
        "[256] 1024; nested_offset F32 [] 4"},
+      {"nf4:torchao:bf16",
+       {128, 256},
+       "codes U8 [16384, 1] 16384; quantized_scalers I8 [512] 512; quantization_factor BF16 [2] 4; "
+       "scaler_mean BF16 [] 2; nf4 BF16 [16] 32"},
+      {"nf4:torchao:block32:scaler2:f64",
+       {64},
+       "codes U8 [32, 1] 32; quantized_scalers I8 [2] 2; quantization_factor F64 [1] 8; "
+       "scaler_mean F64 [] 8; nf4 F64 [16] 128"},
   };
   for (const Row& row : rows)
     EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
@@ -75,9 +83,15 @@ TEST(Layout, RefusesWhatTheParserWould) {
                        "layout: storage: must be one of");
 }
 
-TEST(Layout, TorchaoHasItsPlaceButNoForm) {
-  EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao"), {128, 128}), unsupported,
-                       "nf4:torchao");
+TEST(Layout, TorchaoNeedsItsDtypeAndWholeScalerBlocks) {
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao"), {128, 128}), invalid_argument,
+                       "must name the dtype of its parts where no values give it: "
+                       "nf4:torchao:f32, nf4:torchao:bf16, nf4:torchao:f16 or nf4:torchao:f64");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao:bf16"), {128, 96}), invalid_argument,
+                       "nf4:torchao:bf16 must have at most 2 dimensions and a multiple of 16384 "
+                       "elements (block 64 x scaler block 256), got shape [128, 96]");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao:f32"), {2, 64, 128}), invalid_argument,
+                       "got shape [2, 64, 128]");
 }
 
 TEST(GroupElements, CountsWhatSharesAScale) {

@@ -301,10 +301,5 @@ TEST(Quantize, RefusesTheWrongNumberOfParts) {
                        invalid_argument, "quantize: int8:row must have 2 parts, got 1");
 }
 
-TEST(Quantize, TorchaoIsNotBuiltIn) {
-  EXPECT_STOWAGE_ERROR(pack("nf4:torchao", {128, 128}, std::vector<float>(16384)), unsupported,
-                       "nf4:torchao");
-}
-
 }  // namespace
 }  // namespace stowage::reference

@@ -16,19 +16,23 @@ std::vector<Storage> all_legal() {
     for (int dialect = 0; dialect < 2; ++dialect)
       for (int kind = 0; kind <= static_cast<int>(Kind::block); ++kind)
         for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
-          for (const bool nested : {false, true}) {
-            const Storage storage{static_cast<Codes>(codes),
-                                  static_cast<Dialect>(dialect),
-                                  {static_cast<Kind>(kind), block, nested}};
-            if (is_legal(storage)) found.push_back(storage);
-          }
+          for (const bool nested : {false, true})
+            for (int type = 0; type <= static_cast<int>(ScaleType::of_values); ++type)
+              for (const int scaler : {0, 1, 3, 256, 4096, 8192}) {
+                const Storage storage{
+                    static_cast<Codes>(codes),
+                    static_cast<Dialect>(dialect),
+                    {static_cast<Kind>(kind), block, nested, static_cast<ScaleType>(type), scaler}};
+                if (is_legal(storage)) found.push_back(storage);
+              }
   return found;
 }
 
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
-  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none; 2 x 4 blocks x nested; torchao.
-  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 16u + 1u);
+  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none; 2 x 4 blocks x nested; torchao: 4
+  // blocks x 5 types x 3 scaler blocks.
+  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 16u + 60u);
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -51,6 +55,10 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"nf4:nested", "nf4:block64:nested"},
       {"nf4:block64:nested", "nf4:block64:nested"},
       {"nf4:torchao", "nf4:torchao"},
+      {"nf4:torchao:bf16", "nf4:torchao:bf16"},
+      {"nf4:torchao:block64:scaler256:f64", "nf4:torchao:f64"},
+      {"nf4:torchao:block32:scaler1", "nf4:torchao:block32:scaler1"},
+      {"nf4:torchao:scaler128:f16", "nf4:torchao:scaler128:f16"},
       {"fp4", "fp4:block64"},
       {"fp4:block4096:nested", "fp4:block4096:nested"},
   };
@@ -65,6 +73,17 @@ TEST(Storage, ReadsEveryField) {
   EXPECT_EQ(nested.scaling.block, 128);
   EXPECT_TRUE(nested.scaling.nested);
   EXPECT_EQ(parse_storage("nf4:torchao").dialect, Dialect::torchao);
+}
+
+TEST(Storage, TheTorchaoDialectTakesTheTypeOfItsValues) {
+  const Storage open = parse_storage("nf4:torchao:block128");
+  EXPECT_EQ(open.scaling.type, ScaleType::of_values);
+  EXPECT_EQ(to_string(storage_for_values(open, Dtype::bf16)), "nf4:torchao:block128:bf16");
+  EXPECT_EQ(to_string(storage_for_values(open, Dtype::f64)), "nf4:torchao:block128:f64");
+  EXPECT_EQ(storage_for_values(open, Dtype::i8), open);
+  const Storage fixed = parse_storage("nf4:torchao:f16");
+  EXPECT_EQ(storage_for_values(fixed, Dtype::f32), fixed);
+  EXPECT_EQ(storage_for_values(parse_storage("nf4"), Dtype::bf16), parse_storage("nf4"));
 }
 
 TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
@@ -99,7 +118,15 @@ TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
                            "nf4:block8192",
                            "nf4:block64:nested:nested",
                            "nf4:nested:block64",
-                           "nf4:torchao:block64",
+                           "nf4:torchao:",
+                           "nf4:torchao:block16",
+                           "nf4:torchao:scaler3",
+                           "nf4:torchao:scaler0",
+                           "nf4:torchao:scaler8192",
+                           "nf4:torchao:scaler256:block64",
+                           "nf4:torchao:bf16:block64",
+                           "nf4:torchao:int8",
+                           "nf4:torchao:bf16:f32",
                            "nf4:torchao:nested",
                            "nf4:block64:torchao",
                            "fp4:torchao",

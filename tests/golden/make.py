@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SHAPES = {"weight": [2, 3, 96], "special.weight": [2, 5]}
+SHAPES = {"weight": [2, 3, 96], "special.weight": [2, 5], "matrix.weight": [6, 96]}
 STORAGES = [
     "f32",
     "bf16",
@@ -38,6 +38,8 @@ STORAGES = [
     "fp4:block32",
     "fp4:block64:nested",
 ]
+# Of two dimensions and whole scaler blocks: a folder of their own.
+TORCHAO = [f"nf4:torchao:block32:scaler2:{dtype}" for dtype in ("f32", "bf16", "f16", "f64")]
 # A signed zero, subnormals, ties, and what the narrow casts saturate.
 SPECIAL = [-0.0, 1e-40, -1e-45, 0.1, 1.0625, 449.0, -600.0, 60000.0, -65520.0, 1e30]
 
@@ -73,20 +75,27 @@ def read(path: Path, name: str) -> bytes:
     return content[8 + length + begin : 8 + length + end]
 
 
-def main(folder: Path, program: str) -> None:
+def make(folder: Path, program: str, storages: list[str], tensors: dict[str, bytes]) -> None:
+    """Write input, packed and expected files of these storages."""
     folder.mkdir(parents=True)
     source = folder / "input.safetensors"
-    special = struct.pack("<10f", *SPECIAL)
-    write(source, {"weight": struct.pack("<576f", *values()), "special.weight": special})
+    write(source, tensors)
     expected = {}
-    for storage in STORAGES:
+    for storage in storages:
         packed = folder / f"{storage.replace(':', '-')}.safetensors"
         subprocess.run([program, "pack", source, packed, "--storage", storage], check=True)
         with tempfile.TemporaryDirectory() as scratch:
             plain = Path(scratch) / "plain.safetensors"
             subprocess.run([program, "unpack", packed, plain, "--compute", "f32"], check=True)
-            expected |= {f"{storage} {name}": read(plain, name) for name in SHAPES}
+            expected |= {f"{storage} {name}": read(plain, name) for name in tensors}
     write(folder / "expected.safetensors", expected)
+
+
+def main(folder: Path, program: str) -> None:
+    weight, special = struct.pack("<576f", *values()), struct.pack("<10f", *SPECIAL)
+    make(folder, program, STORAGES, {"weight": weight, "special.weight": special})
+    torchao = folder.with_name(f"{folder.name}-torchao")
+    make(torchao, program, TORCHAO, {"matrix.weight": weight})
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ TEST(QuantizeErrors, NameTheRule) {
   EXPECT_STOWAGE_ERROR(quantize(values, Dtype::f32, {4}, parse_storage("int8:row2")),
                        invalid_argument, "at least 2 dimensions");
   EXPECT_STOWAGE_ERROR(quantize(values, Dtype::f32, {2, 2}, parse_storage("nf4:torchao")),
-                       unsupported, "torchao");
+                       invalid_argument, "a multiple of 16384 elements");
 }
 
 }  // namespace

@@ -27,15 +27,16 @@ except NotImplementedError:
     sys.exit(7)  # the CPU lacks it
 assert stowage.info()["instruction_set"].startswith(isa)
 found = {}
-for storage in "f8_e4m3 f8_e5m2:row int8 int8:block48 nf4 nf4:block64:nested fp4".split():
+storages = "f8_e4m3 f8_e5m2:row int8 int8:block48 nf4 nf4:block64:nested fp4"
+for storage in f"{storages} nf4:torchao:block32:scaler1 nf4:torchao:block32:scaler4:bf16".split():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         torch.manual_seed(0)
-        embed, layer = nn.Embedding(50, 72), nn.Linear(72, 40)
+        embed, layer = nn.Embedding(48, 72), nn.Linear(72, 40)
         x = torch.randn(20, 72).to(dtype)
         model = nn.ModuleList([embed, layer])
         stowage.stow(model, storage, compute_dtype=dtype)
         key = f"{storage} {dtype}"
-        found[key + " rows"] = embed(torch.arange(0, 50, 3))
+        found[key + " rows"] = embed(torch.arange(0, 48, 3))
         found[key + " weight"] = layer.weight.dequantize()
         found[key + " parts"] = torch.cat([
             p.contiguous().view(-1).view(torch.uint8) for p in layer.weight.parts.values()])

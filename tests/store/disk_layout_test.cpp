@@ -42,9 +42,17 @@ TEST(DiskLayout, FourBitWeightsAreAsBitsandbytesKeepsThem) {
                           "w.quant_state.bitsandbytes__fp4 U8 [172]", "w.quant_map F32 [16]"));
 }
 
+TEST(DiskLayout, TorchaoIsItsPartsUnderTheNamesOfThePeer) {
+  EXPECT_THAT(
+      lines("nf4:torchao:bf16", {128, 256}),
+      ElementsAre("w U8 [16384, 1]", "w.quantized_scalers I8 [512]",
+                  "w.quantization_factor BF16 [2]", "w.scaler_mean BF16 []", "w.nf4 BF16 [16]"));
+}
+
 TEST(DiskLayout, RefusesWhatLayoutRefuses) {
   EXPECT_STOWAGE_ERROR(disk_layout("w", parse_storage("int8"), {}), invalid_argument, "dimension");
-  EXPECT_STOWAGE_ERROR(disk_layout("w", parse_storage("nf4:torchao"), {64, 64}), unsupported, "");
+  EXPECT_STOWAGE_ERROR(disk_layout("w", parse_storage("nf4:torchao"), {128, 128}), invalid_argument,
+                       "must name the dtype");
 }
 
 }  // namespace

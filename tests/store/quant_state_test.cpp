@@ -55,7 +55,7 @@ TEST(QuantState, HasOneSizeForEveryOffsetAndComputeDtype) {
 
 TEST(QuantState, RefusesWhatItCannotSay) {
   EXPECT_STOWAGE_ERROR(quant_state(parse_storage("int8"), {2, 2}, Dtype::f32), invalid_argument,
-                       "must be nf4 or fp4, got int8:row");
+                       "must be nf4 or fp4 of the standard dialect, got int8:row");
   EXPECT_STOWAGE_ERROR(quant_state(parse_storage("nf4"), {2, 2}, Dtype::i8), invalid_argument,
                        "got I8");
   EXPECT_STOWAGE_ERROR(quant_state(parse_storage("nf4:nested"), {2, 2}, Dtype::f32,

@@ -4,6 +4,7 @@ problems, then reads tensor by tensor, then changes the model in one step."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -101,6 +102,8 @@ class Filling:
         entry = self._entries[present[0]]
         for other in present[1:]:
             self._check_tie(held, entry, self._entries[other])
+        if entry.unshaped and math.prod(entry.shape) == held.tensor.numel():
+            entry = replace(entry, shape=tuple(held.tensor.shape))
         if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
             self.problems.append(
                 f"{held.name}: shape must be {list(held.tensor.shape)}, the file has "
@@ -155,13 +158,13 @@ class Filling:
         if wanted is None and has is None and isinstance(tensor, StowedTensor):
             wanted, reason = tensor._storage, "rested already"
         if has is not None:
-            if wanted is not None and wanted is not has:
+            if wanted is not None and not wanted.accepts(has):
                 self.problems.append(
                     f"{held.name}: storage must be {wanted.name}, the file has {has.name} (load it "
                     f"as it is, then stow(..., restow=True))"
                 )
                 return
-            wanted, reason = has, reason if wanted is has else "rests in the file"
+            wanted, reason = has, "rests in the file" if wanted is None else reason
         elif not _holds_values(entry.dtype, tensor.dtype):
             self.problems.append(
                 f"{held.name}: must be {_short(tensor.dtype)} values, the file has "
@@ -169,6 +172,7 @@ class Filling:
             )
             return
         elif wanted is not None:
+            wanted = wanted.for_values(entry.dtype)
             problem = obstacle(held.name, wanted, entry.shape)
             if not problem and entry.dtype not in VALUE_DTYPES:
                 problem = f"must be f64, f32, bf16 or f16 values, the file has {entry.dtype}"

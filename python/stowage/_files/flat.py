@@ -44,10 +44,21 @@ _PARTS = {
     ".absmax": "absmax",
     ".nested_absmax": "nested_absmax",
     ".nested_quant_map": "nested_map",
+    ".quantized_scalers": "quantized_scalers",
+    ".quantization_factor": "quantization_factor",
+    ".scaler_mean": "scaler_mean",
+    ".nf4": "nf4",
 }
 _STATE = ".quant_state.bitsandbytes__"
 _CASTS = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 _NESTED_BLOCK = 256
+_TORCHAO = ("quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
+_TYPES = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float64: "f64",
+}
 
 Read = Callable[[str], torch.Tensor]
 
@@ -62,6 +73,7 @@ class Entry:
     storage: Storage | None  # None: plain
     compute: torch.dtype | None  # where the file says it
     members: tuple[str, ...]  # names of its tensors, the codes first
+    unshaped: bool = False  # only the number of elements is known: `shape` is [elements]
 
 
 def on_disk(name: str, storage: Storage, shape: Iterable[int]) -> list[dict[str, Any]]:
@@ -167,6 +179,8 @@ def entries(tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
             found.append(_stowed_entry(name, tensor))
         elif _STATE in name:
             found.append(_four_bit(name, tensors))
+        elif f"{name}.quantized_scalers" in tensors:
+            found.append(_torchao(name, tensors))
         elif f"{name}_scale" in tensors and (tensor.dtype in _CASTS or tensor.dtype is torch.int8):
             found.append(_scaled(name, tensor, tensors[f"{name}_scale"]))
         elif tensor.dtype in _CASTS:
@@ -194,6 +208,20 @@ def _four_bit(member: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
     members = tuple(t["name"] for t in on_disk(name, storage, shape) if t["name"] in tensors)
     compute = getattr(torch, str(state.get("dtype", "")), None)
     return Entry(name, shape, None, storage, compute, members)
+
+
+def _torchao(name: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
+    """nf4:torchao. Its tensors tell all but the shape, which is that of the model."""
+    members = (name, *(name + s for s in _PARTS if s[1:] in _TORCHAO))
+    missing = [member for member in members if member not in tensors]
+    if missing:
+        raise InvalidArgument(f"{name}: must have all parts of nf4:torchao, misses {missing}")
+    elements, (scalers, factor) = tensors[name].nbytes * 2, (tensors[m] for m in members[1:3])
+    if not factor.numel() or factor.dtype not in _TYPES:
+        raise InvalidArgument(f"{members[2]}: must be numbers of f32, bf16, f16 or f64, got none")
+    sizes = f"block{elements // scalers.numel()}:scaler{scalers.numel() // factor.numel()}"
+    storage = Storage.parse(f"nf4:torchao:{sizes}:{_TYPES[factor.dtype]}")
+    return Entry(name, (elements,), None, storage, None, members, unshaped=True)
 
 
 def _scaled(name: str, codes: torch.Tensor, scale: torch.Tensor) -> Entry:

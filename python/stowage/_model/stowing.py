@@ -75,7 +75,7 @@ def unfit(name: str, tensor: torch.Tensor, storage: Storage) -> str:
         return f"must be a dense tensor, got {tensor.layout}"
     if tensor.dtype not in VALUE_DTYPES:
         return f"values must be {_names(VALUE_DTYPES)}, got {_names([tensor.dtype])}"
-    return obstacle(name, storage, tensor.shape)
+    return obstacle(name, storage.for_values(tensor.dtype), tensor.shape)
 
 
 def from_values(
@@ -83,6 +83,7 @@ def from_values(
 ) -> tuple[nn.Parameter, Loss | None]:
     """Raises InvalidArgument for NaN or infinite values unless they are kept."""
     values = values.detach().contiguous()
+    storage = storage.for_values(values.dtype)
     try:
         parts = ops.quantize(values, storage.key, how.keep_nonfinite)
         loss = measured(values, parts, storage) if how.measure else None

@@ -86,7 +86,7 @@ class Trial:
         """Bytes of the weight with this candidate."""
         tensor = self.held.tensor
         if pick.storage is not None:
-            layout = pick.storage.layout(tensor.shape)
+            layout = pick.storage.for_values(tensor.dtype).layout(tensor.shape)
             return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout)
         if isinstance(tensor, StowedTensor):
             return tensor.nbytes_at_rest

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stowage._numbers import torchao
 from stowage._numbers.codec4 import block_scales, decode4, quantize4, thresholds
 from stowage._numbers.rounding import (
     check_finite,
@@ -113,6 +114,8 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
 
 
 def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
+    if storage.dialect == "torchao":
+        return torchao.quantize(x, storage)
     if storage.bits == 4:
         return quantize4(x, storage, keep_nonfinite and not storage.nested)
     if storage.kind == "none":
@@ -121,9 +124,13 @@ def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
 
 
 def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice) -> Tensor:
-    """Rows of dim 0 as fp32, [rows, elements of a row], before the one rounding."""
+    """Rows of dim 0 as fp32 (nf4:torchao:f64: fp64), [rows, elements of a row], before the one
+    rounding."""
     length = row_elements(shape)
     count = rows.stop - rows.start
+    if storage.dialect == "torchao":
+        index = torch.arange(rows.start * length, rows.stop * length, device=parts[0].device)
+        return torchao.decode(parts, storage, index).view(count, length)
     if storage.bits == 4:
         return decode4(parts, storage, rows.start * length, rows.stop * length).view(count, length)
     codes = parts[0].reshape(-1, length)[rows] if length else parts[0].reshape(count, 0)
@@ -144,6 +151,8 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
     rows, length = rows_of(shape), row_elements(shape)
     if storage.bits == 4:
         index = ids[:, None] * length + torch.arange(length, device=ids.device)
+        if storage.dialect == "torchao":
+            return torchao.decode(parts, storage, index)
         packed = parts[0].view(-1)[index >> 1]
         codes = torch.where(index & 1 == 1, packed & 15, packed >> 4).to(torch.int32)
         blocks = slice(0, parts[1].numel())

@@ -59,7 +59,9 @@ def widen(x: Tensor) -> Tensor:
 
 
 def round_once(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 values as a reader sees them; any NaN is the one quiet NaN."""
+    """fp32 (or fp64) values as a reader sees them; any NaN is the one quiet NaN."""
+    if v.dtype == torch.float64 and dtype.itemsize == 2:
+        v = round_to_odd(v)
     return narrow(torch.where(torch.isnan(v), math.nan, v), dtype)
 
 

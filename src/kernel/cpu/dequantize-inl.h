@@ -68,7 +68,7 @@ void dequantize(const Run& run, void* to) noexcept {
                      static_cast<std::size_t>(run.n) * bytes_of(kOut));
     return;
   }
-  const Values<kCodes> values;
+  const Values<kCodes> values(run.values);
   if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
   std::int64_t g = run.first / run.group;
   for (std::int64_t done = 0; done < run.n; ++g) {

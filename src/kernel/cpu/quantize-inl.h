@@ -327,6 +327,37 @@ std::uint32_t blocks(const Blocks& all) noexcept {
   return most;
 }
 
+/// x, rounded to nearest even as kIn has it.
+template <Dtype kIn>
+F round_as(F x) {
+  if constexpr (kIn == Dtype::bf16) return as_float(bf16_bits(x) << 16);
+  if constexpr (kIn == Dtype::f16) return f16_value(f16_bits(x));
+  return x;
+}
+
+template <Dtype kIn>
+std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcept {
+  const Lanes::Ranks ranks(thresholds);
+  std::uint32_t most = 0;
+  for (std::int64_t i = 0; i < all.n; i += all.block) {
+    const char* x = static_cast<const char*>(all.x) + i * bytes_of(kIn);
+    const std::uint32_t here = amax<kIn>(x, all.block);
+    most = here > most ? here : most;
+    const float absmax = __builtin_bit_cast(float, here);
+    all.absmax[i / all.block] = absmax;
+    std::uint8_t* codes = all.codes + i / 2;
+    if (here == 0 || here >= kInfinityBits) {  // quotients are NaN, which takes the first code
+      __builtin_memset(codes, 0, static_cast<std::size_t>(all.block / 2));
+      continue;
+    }
+    for (std::int64_t k = 0; k < all.block; k += kWidth) {  // kWidth divides all blocks
+      const F quotient = load<kIn>(x + k * bytes_of(kIn)) / splat(absmax);
+      Lanes::store_nibbles(codes + k / 2, ranks.of_spread(round_as<kIn>(quotient)));
+    }
+  }
+  return most;
+}
+
 template <Dtype kIn>
 constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
@@ -353,6 +384,9 @@ constexpr QuantizeKernels quantize_kernels() {
   fill<Dtype::f32>(kernels, 1);
   fill<Dtype::bf16>(kernels, 2);
   fill<Dtype::f16>(kernels, 3);
+  kernels.torchao[1] = &torchao_blocks<Dtype::f32>;
+  kernels.torchao[2] = &torchao_blocks<Dtype::bf16>;
+  kernels.torchao[3] = &torchao_blocks<Dtype::f16>;
   return kernels;
 }
 

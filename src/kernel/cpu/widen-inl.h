@@ -61,12 +61,15 @@ constexpr bool is_float8(Codes c) { return c == Codes::f8_e4m3 || c == Codes::f8
 /// What does not change from group to group: the sixteen values of a 4-bit format; for fp8, values
 /// of every mantissa, normal and then subnormal, and the exponent bits that bf16 has for them.
 template <Codes kCodes>
-struct Values {};
+struct Values {
+  explicit Values(const void* /*given*/) {}
+};
 template <Codes kCodes>
 requires(is_four_bit(kCodes)) struct Values<kCodes> {
   F all[16 / kWidth];
-  Values() {
-    const float* values = four_bit_tables(kCodes).values;
+  explicit Values(const void* given) {
+    const float* values =
+        given != nullptr ? static_cast<const float*>(given) : four_bit_tables(kCodes).values;
     for (int i = 0; i < 16 / kWidth; ++i) all[i] = Lanes::load_f32(values + i * kWidth);
   }
 };
@@ -75,7 +78,7 @@ template <Codes kCodes>
 requires(is_float8(kCodes)) struct Values<kCodes> {
   F all[16 / kWidth];
   I exponents[16 / kWidth];
-  Values() {
+  explicit Values(const void* /*given*/) {
     constexpr int kMantissas = kCodes == Codes::f8_e4m3 ? 8 : 4;
     constexpr int kOne = kCodes == Codes::f8_e4m3 ? 7 : 15;  // the exponent field of 1.0
     std::uint8_t codes[16];

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantizing to nf4:torchao: codes and absmax by the kernels, block scales by the rules.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "format/reference.h"
+#include "format/torchao.h"
+#include "kernel/chunks.h"
+#include "kernel/quantize_torchao.h"
+#include "kernel/tables.h"
+
+namespace stowage {
+namespace {
+
+constexpr std::int64_t kPiece = 4096;  // elements that are cast at a time; a multiple of any block
+
+Dtype dtype_of(ScaleType type) {
+  return type == ScaleType::bf16 ? Dtype::bf16 : type == ScaleType::f16 ? Dtype::f16 : Dtype::f32;
+}
+Codes codes_of(ScaleType type) {
+  return type == ScaleType::bf16 ? Codes::bf16 : type == ScaleType::f16 ? Codes::f16 : Codes::f32;
+}
+
+/// Elements [begin, end), whole blocks, of any dtype.
+struct Pieces {
+  const TorchaoJob& job;
+  TorchaoKernel kernel;
+  CastKernel cast;  // null: the values have the dtype of the parts
+  const float* thresholds;
+  float* absmax;
+
+  std::uint32_t encode(const void* x, std::int64_t begin, std::int64_t n) const noexcept {
+    const std::int64_t block = job.storage.scaling.block;
+    auto* codes = static_cast<std::uint8_t*>(job.parts[0]) + begin / 2;
+    return kernel({x, n, block, codes, absmax + begin / block}, thresholds);
+  }
+  std::uint32_t run(std::int64_t begin, std::int64_t end) const noexcept {
+    const std::int64_t width = bits(job.dtype) / 8;
+    if (cast == nullptr) return encode(job.values + begin * width, begin, end - begin);
+    alignas(64) float room[kPiece];
+    std::uint32_t most = 0;
+    for (std::int64_t i = begin; i < end; i += kPiece) {
+      const std::int64_t n = std::min(kPiece, end - i);
+      most = std::max(most, cast(job.values + i * width, n, room));
+      encode(room, i, n);
+    }
+    return most;
+  }
+};
+
+std::uint32_t by_kernels(const TorchaoJob& job) {
+  const ScaleType type = job.storage.scaling.type;
+  const Dtype own = dtype_of(type);
+  const auto place = static_cast<std::size_t>(value_index(own));
+  std::vector<float> absmax(static_cast<std::size_t>(job.n / job.storage.scaling.block));
+  const Pieces pieces{job, job.kernels.quantize.torchao[place],
+                      own == job.dtype
+                          ? nullptr
+                          : job.kernels.quantize.cast[static_cast<std::size_t>(
+                                codes_of(type))][static_cast<std::size_t>(value_index(job.dtype))],
+                      torchao_thresholds(own), absmax.data()};
+  std::atomic<std::uint32_t> largest{0};
+  for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    const std::uint32_t most = pieces.run(begin, end);
+    std::uint32_t seen = largest.load(std::memory_order_relaxed);
+    while (seen < most && !largest.compare_exchange_weak(seen, most, std::memory_order_relaxed)) {
+    }
+  });
+  if (largest >= kInfinityBits) return largest;
+  const ExactFloats exact;
+  torchao::with_type(type, [&]<class D>(D) {
+    if constexpr (sizeof(typename D::Work) == sizeof(float))
+      torchao::nest<D>(absmax, job.storage.scaling.scaler_block, job.parts);
+  });
+  return largest;
+}
+
+// f64 weights are rare: the reference codec serves them.
+std::uint32_t by_reference(const TorchaoJob& job) {
+  const ExactFloats exact;
+  for (std::int64_t i = 0; i < job.n; ++i)
+    if (!std::isfinite(reference::read(job.values, job.dtype, i))) return kInfinityBits;
+  reference::quantize_torchao(job.values, job.dtype, job.n, job.storage, job.parts);
+  return 0;
+}
+
+}  // namespace
+
+std::uint32_t quantize_torchao(const TorchaoJob& job) {
+  return job.storage.scaling.type == ScaleType::f64 ? by_reference(job) : by_kernels(job);
+}
+
+}  // namespace stowage
