@@ -71,6 +71,7 @@ struct LinearKernels {
   void (*narrow[kValueDtypes])(const NarrowTask& task) noexcept;                    // not f64
   void (*arrange)(float* x, std::int64_t n) noexcept;  // x in the order 4-bit dots read; n padded
   DotKernel dot[kCodesCount];
+  DotKernel dot_rounded[kValueDtypes];  // nf4 whose values are rounded to bf16 or f16; else null
   void (*dots)(const DotsTask& task) noexcept;
   void (*tile)(const TileTask& task) noexcept;
   void (*transpose)(const TransposeTask& task) noexcept;

@@ -20,6 +20,20 @@ const Weight& matrix(const Weight& weight, const char* where) {
   return weight;
 }
 
+// Null where values are not products in fp32, rounded to 16 bits or not.
+DotKernel dot_kernel(const LinearKernels& kernels, const Storage& storage) {
+  switch (storage.scaling.type) {
+    case ScaleType::f32:
+      return kernels.dot[static_cast<std::size_t>(storage.codes)];
+    case ScaleType::bf16:
+      return kernels.dot_rounded[value_index(Dtype::bf16)];
+    case ScaleType::f16:
+      return kernels.dot_rounded[value_index(Dtype::f16)];
+    default:
+      return nullptr;
+  }
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -27,9 +41,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
       rows_(weight.shape()[0]),
       columns_(weight.shape()[1]),
       to_f32_(kernels.dequantize, weight.storage(), Dtype::f32) {
-  const auto codes = static_cast<std::size_t>(weight.storage().codes);
   const FormatTrait& format = trait(weight.storage().codes);
-  dot_ = kernels.linear.dot[codes];
+  dot_ = dot_kernel(kernels.linear, weight.storage());
   values_ = format.values.data();
   bits_ = format.bits;
   dot_rows_ = most_dot_rows(weight.storage());
@@ -37,8 +50,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
 
 std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
   if (columns_ == 0) return 0;
-  // dot() multiplies in fp32: it cannot round products to another dtype first.
-  if (storage.scaling.type != ScaleType::f32) return 0;
+  if (dot_ == nullptr) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
   if (storage.scaling.kind != Scaling::Kind::block) return rows_;
   const std::int64_t block = storage.scaling.block;

@@ -99,6 +99,7 @@ constexpr LinearKernels linear_kernels() {
           &arrange,
           {&dot<Codes::f32>, &dot<Codes::bf16>, &dot<Codes::f16>, &dot<Codes::f8_e4m3>,
            &dot<Codes::f8_e5m2>, &dot<Codes::int8>, &dot<Codes::nf4>, &dot<Codes::fp4>},
+          {nullptr, nullptr, &dot<Codes::nf4, Dtype::bf16>, &dot<Codes::nf4, Dtype::f16>},
           &dots,
           &tile,
           &transpose};

@@ -72,7 +72,11 @@ struct NibbleReader {
     set_scale(1.0f);
   }
   void set_scale(float scale) {
-    for (int i = 0; i < 2; ++i) table_[i] = _mm256_mul_ps(values_[i], _mm256_set1_ps(scale));
+    set_scale(scale, [](F x) { return x; });
+  }
+  template <class Round>
+  void set_scale(float scale, Round round) {
+    for (int i = 0; i < 2; ++i) table_[i] = round(_mm256_mul_ps(values_[i], _mm256_set1_ps(scale)));
   }
   F read(const std::uint8_t* codes) {
     const __m256i kDown = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);

@@ -81,7 +81,13 @@ struct Reader<Codes::f8_e5m2> {
 struct NibbleReader {
   static constexpr bool kScalesSum = false;
   explicit NibbleReader(const float* values) : values_(_mm512_loadu_ps(values)), table_(values_) {}
-  void set_scale(float scale) { table_ = _mm512_mul_ps(values_, _mm512_set1_ps(scale)); }
+  void set_scale(float scale) {
+    set_scale(scale, [](F x) { return x; });
+  }
+  template <class Round>
+  void set_scale(float scale, Round round) {
+    table_ = round(_mm512_mul_ps(values_, _mm512_set1_ps(scale)));
+  }
   F read(const std::uint8_t* codes) {
     const __m512i kShifts =
         _mm512_setr_epi32(4, 4, 0, 0, 12, 12, 8, 8, 20, 20, 16, 16, 28, 28, 24, 24);

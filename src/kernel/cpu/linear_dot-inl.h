@@ -47,9 +47,26 @@ template <Codes kCodes>
   return reader.read(padded);
 }
 
+/// nf4 whose values are rounded to kOwn before they multiply (nf4:torchao).
+template <Dtype kOwn>
+struct RoundedReader : Reader<Codes::nf4> {
+  explicit RoundedReader(const float* values) : Reader<Codes::nf4>(values) {}
+  void set_scale(float scale) {
+    Reader<Codes::nf4>::set_scale(scale, [](F x) { return round_as<kOwn>(x); });
+  }
+};
+template <Codes kCodes, Dtype kOwn>
+struct ReaderFor {
+  using Type = RoundedReader<kOwn>;
+};
+template <Codes kCodes>
+struct ReaderFor<kCodes, Dtype::f32> {
+  using Type = Reader<kCodes>;
+};
+
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
-template <Codes kCodes, int kM>
+template <Codes kCodes, Dtype kOwn, int kM>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
@@ -57,7 +74,7 @@ struct DotRow {
   std::int64_t at;  // its place in task
   const std::uint8_t* codes;
   const float* scales = &kOne;  // of the groups still to come
-  Reader<kCodes> reader;
+  typename ReaderFor<kCodes, kOwn>::Type reader;
   Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
 
   DotRow(const DotTask& of, std::int64_t row) : task(of), at(row), reader(of.values) {
@@ -139,9 +156,9 @@ template <class... Rows>
 template <Codes kCodes, int kM>
 constexpr bool kInTwos = kM == 1 && (kWidth == 16 || Reader<kCodes>::kScalesSum);
 
-template <Codes kCodes, int kM>
+template <Codes kCodes, Dtype kOwn, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
-  using Row = DotRow<kCodes, kM>;
+  using Row = DotRow<kCodes, kOwn, kM>;
   const float* x = task.x + j * task.x_stride;
   float* y = task.y + j * task.y_stride;
   std::int64_t i = 0;
@@ -159,13 +176,13 @@ void dot_rows(const DotTask& task, std::int64_t j) {
 
 /// Four rows of x at a time: they stay in the L1 cache, and codes are decoded again for the next
 /// four, which costs less than keeping them would.
-template <Codes kCodes>
+template <Codes kCodes, Dtype kOwn = Dtype::f32>
 void dot(const DotTask& task) noexcept {
   std::int64_t j = 0;
-  for (; j + 4 <= task.m; j += 4) dot_rows<kCodes, 4>(task, j);
-  if (j + 3 == task.m) dot_rows<kCodes, 3>(task, j);
-  if (j + 2 == task.m) dot_rows<kCodes, 2>(task, j);
-  if (j + 1 == task.m) dot_rows<kCodes, 1>(task, j);
+  for (; j + 4 <= task.m; j += 4) dot_rows<kCodes, kOwn, 4>(task, j);
+  if (j + 3 == task.m) dot_rows<kCodes, kOwn, 3>(task, j);
+  if (j + 2 == task.m) dot_rows<kCodes, kOwn, 2>(task, j);
+  if (j + 1 == task.m) dot_rows<kCodes, kOwn, 1>(task, j);
 }
 
 /// kRows rows of w with kVectors rows of x. Each sum has chains as Sums does.

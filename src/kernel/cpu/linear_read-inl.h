@@ -29,9 +29,13 @@ requires(is_four_bit(kCodes)) struct Reader<kCodes> {
   static constexpr bool kScalesSum = false;
   explicit Reader(const float* values) : values_(values) { set_scale(1.0f); }
   void set_scale(float scale) {
+    set_scale(scale, [](F x) { return x; });
+  }
+  template <class Round>
+  void set_scale(float scale, Round round) {
     F scaled[16 / kWidth];
     for (int i = 0; i < 16 / kWidth; ++i)
-      scaled[i] = Lanes::load_f32(values_ + i * kWidth) * splat(scale);
+      scaled[i] = round(Lanes::load_f32(values_ + i * kWidth) * splat(scale));
     table_ = Lanes::load_table(scaled);
   }
   F read(const std::uint8_t* codes) {

@@ -327,14 +327,6 @@ std::uint32_t blocks(const Blocks& all) noexcept {
   return most;
 }
 
-/// x, rounded to nearest even as kIn has it.
-template <Dtype kIn>
-F round_as(F x) {
-  if constexpr (kIn == Dtype::bf16) return as_float(bf16_bits(x) << 16);
-  if constexpr (kIn == Dtype::f16) return f16_value(f16_bits(x));
-  return x;
-}
-
 template <Dtype kIn>
 std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcept {
   const Lanes::Ranks ranks(thresholds);

@@ -33,6 +33,14 @@ I half_bits(F x) {
   return kOut == Dtype::bf16 ? bf16_bits(x) : f16_bits(x);
 }
 
+/// x, rounded to nearest even as kOut has it.
+template <Dtype kOut>
+F round_as(F x) {
+  if constexpr (kOut == Dtype::bf16) return as_float(bf16_bits(x) << 16);
+  if constexpr (kOut == Dtype::f16) return f16_value(f16_bits(x));
+  return x;
+}
+
 template <Dtype kOut>
 void store(void* to, F x) {
   if constexpr (kOut == Dtype::bf16) {
