@@ -35,8 +35,8 @@ class Storage:
     kind: str  # none, tensor, row, row2, block
     block: int  # 0 unless kind is block
     nested: bool
-    scaler_block: int  # nf4:torchao: block scales that share a factor; else 0
-    scale_type: str  # f32; nf4:torchao: f32, bf16, f16, f64 or of_values
+    scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
+    scale_type: str = "f32"  # nf4:torchao: f32, bf16, f16, f64 or of_values
     largest: float
     values: tuple[float, ...]  # of 4-bit codes, by code
     part_names: tuple[str, ...]  # codes first
