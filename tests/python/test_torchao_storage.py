@@ -202,3 +202,15 @@ def test_compile_has_no_break() -> None:
     compiled = torch.compile(m, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), m(x))
+
+
+def test_slices_join_again_and_others_give_values() -> None:
+    w = weight()
+    joined = torch.cat([w[:64], w[64:128]])
+    assert isinstance(joined, stowage.StowedTensor)
+    assert torch.equal(joined.dequantize(), w.dequantize()[:128])
+    small = stowage.quantize(torch.randn(8, 64).bfloat16(), "nf4:torchao:block32:scaler2")
+    halves = torch.cat([small[:2], small[2:]])
+    assert isinstance(halves, stowage.StowedTensor)
+    assert torch.equal(halves.dequantize(), small.dequantize())
+    assert torch.equal(torch.stack([w, w])[1], w.dequantize())

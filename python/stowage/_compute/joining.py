@@ -37,6 +37,8 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _alike(pieces) or dim % (pieces[0].dim() + 1) or len({p.shape for p in pieces}) > 1:
         return NotImplemented
     storage, shape = pieces[0]._storage, (len(pieces), *pieces[0].shape)
+    if storage.misfit(shape):  # nf4:torchao has no third dimension
+        return NotImplemented
     if storage.bits == 4:
         return _joined(pieces, _flat(pieces), storage, shape)
     codes, *scales = (torch.stack(parts) for parts in _by_part(pieces))
@@ -83,7 +85,7 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
 def _flat(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 4-bit codes; None where a piece but the last ends inside of a block."""
     storage = pieces[0]._storage
-    edge = storage.block * (_NESTED_BLOCK if storage.nested else 1)
+    edge = storage.block * (storage.scaler_block or (_NESTED_BLOCK if storage.nested else 1))
     if any(piece.numel() % edge for piece in pieces[:-1]):
         return None
     codes, absmax, *rest = _by_part(pieces)
