@@ -126,7 +126,10 @@ def both(which: str, way: str, storage: str, exact: bool, steps: int = STEPS) ->
 
 @pytest.mark.skipif(composite_forced(), reason="exact=True needs the kernels")
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(w, marks=pytest.mark.nightly) if w == "accumulation" else w for w in WAYS],
+)
 def test_exact_curves_are_those_of_a_dense_base(way: str, storage: str) -> None:
     ours, theirs = both("llama", way, storage, exact=True)
     assert ours == theirs and ours[-1] < ours[0] and len(ours) >= STEPS
