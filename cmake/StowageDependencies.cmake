@@ -41,6 +41,11 @@ if(STOWAGE_BUILD_TESTS)
   include(GoogleTest)
 endif()
 
+# The headers alone: base/formatted.cpp compiles {fmt} into us.
+add_library(stowage_fmt INTERFACE)
+target_include_directories(stowage_fmt SYSTEM INTERFACE
+                           $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
+
 add_library(stowage_xxhash INTERFACE)
 target_include_directories(stowage_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
 target_compile_definitions(stowage_xxhash INTERFACE XXH_INLINE_ALL)

@@ -13,7 +13,7 @@ from stowage._errors import InvalidArgument, translated
 
 _WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _TYPES = {**_WIDE, "f64": torch.float64}
-_NESTED_BLOCK = 256  # block scales that share one scale of their own
+NESTED_BLOCK = 256  # block scales that share one scale of their own
 _NESTED_MAP = 256
 
 Part = tuple[str, torch.dtype, tuple[int, ...]]
@@ -148,7 +148,7 @@ class Storage:
         return (
             codes,
             ("absmax", torch.uint8, (blocks,)),
-            ("nested_absmax", torch.float32, ((blocks + _NESTED_BLOCK - 1) // _NESTED_BLOCK,)),
+            ("nested_absmax", torch.float32, ((blocks + NESTED_BLOCK - 1) // NESTED_BLOCK,)),
             ("nested_map", torch.float32, (_NESTED_MAP,)),
             ("nested_offset", torch.float32, ()),
         )

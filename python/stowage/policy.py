@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which weights of a model rest, and how: what is skipped, rules by pattern, and what happens where
-no rule is given. Decides by names and types; `_choosing` by measured errors; `modules` and
+no rule is given. Decides by names and types; `_model/choosing.py` by measured errors; `modules` and
 `checkpoint` act. docs/loading.md and choosing.md state the rules."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -28,7 +27,6 @@ Candidates = tuple[Storage | None, ...]
 # Parts that PEFT adds to the path of what it wraps.
 _WRAPPERS = frozenset({"base_layer", "original_module"})
 WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _ConvNd)
-VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

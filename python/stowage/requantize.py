@@ -18,10 +18,9 @@ from stowage import ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._mapped import ensure_writable
 from stowage._numbers import codec, codec4, torchao
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor, rows_and_columns
 
-_NESTED_BLOCK = 256  # block scales that share one scale of their own
 _SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
 
 
@@ -209,7 +208,7 @@ def _nested_scales(
 ) -> tuple[list[Tensor], Tensor]:
     """New block scales, the smallest that hold `amax` among those that the nested scale offers."""
     _, absmax, nested, table, offset = parts
-    span = nested[which // _NESTED_BLOCK, None]
+    span = nested[which // NESTED_BLOCK, None]
 
     def offered(code: Tensor) -> Tensor:
         return table[code] * span + offset

@@ -20,7 +20,7 @@ from stowage._errors import InvalidArgument, translated
 from stowage._storage import Storage
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
-VALUE_DTYPES = (*MATRIX_DTYPES, torch.float64)
+VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail"})
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.

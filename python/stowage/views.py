@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from stowage import ops, registry
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, rows_and_columns, wrap
 
 aten = torch.ops.aten
-_NESTED_BLOCK = 256  # block scales that share one scale of their own
 
 
 class Step(NamedTuple):
@@ -287,7 +286,7 @@ def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
 
 def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
     block, nested = t._storage.block, t._storage.nested
-    edge = block * (t._storage.scaler_block or _NESTED_BLOCK) if nested else block
+    edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
     if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
         return None
     codes, absmax, *rest = t._parts()

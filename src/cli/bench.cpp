@@ -2,7 +2,6 @@
 // Runs the cases in turn, so that what disturbs the machine disturbs limits and kernels alike.
 #include "cli/bench.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +9,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/formatted.h"
 #include "base/threads.h"
 #include "cli/bench_case.h"
 #include "cli/text.h"
@@ -42,6 +42,7 @@ std::vector<double> run_in_turn(const std::vector<BenchCase>& cases, Clock::dura
   for (int run = 0; run < kMostRuns && (run < kFewestRuns || Clock::now() < end); ++run)
     for (std::size_t i = 0; i < cases.size(); ++i) times[i].push_back(seconds_of(cases[i]));
   std::vector<double> medians;
+  medians.reserve(times.size());
   for (const auto& of_case : times) medians.push_back(median(of_case));
   return medians;
 }
@@ -91,8 +92,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_option("--only", options.only, "Only rows whose name holds this text");
 }
 
-std::vector<BenchRow> measure_bench(const BenchOptions& options) {
-  BenchMemory memory(sizes_for(options));
+std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSizes& sizes) {
+  BenchMemory memory(sizes);
   std::vector<std::unique_ptr<Executor>> pools;
   Measured measured;
   for (int threads = 1; threads <= options.threads; threads += std::max(1, options.threads - 1)) {
@@ -106,7 +107,7 @@ std::vector<BenchRow> measure_bench(const BenchOptions& options) {
 }
 
 void bench(const BenchOptions& options) {
-  const std::vector<BenchRow> rows = measure_bench(options);
+  const std::vector<BenchRow> rows = measure_bench(options, sizes_for(options));
   if (options.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
     for (const BenchRow& row : rows)
@@ -124,9 +125,9 @@ void bench(const BenchOptions& options) {
   Table table({"kernel", "limit", "threads", "ms", "GB/s", "limit GB/s", "ratio"}, 2);
   for (const BenchRow& row : rows)
     table.add({row.name, row.limit_name, std::to_string(row.threads),
-               fmt::format("{:.3f}", row.seconds * 1e3), fmt::format("{:.2f}", row.gbps),
-               fmt::format("{:.2f}", row.limit_gbps), fmt::format("{:.2f}", row.ratio)});
-  print(fmt::format("{}, {}\n{}", instruction_set(), version(), table.text()));
+               formatted("{:.3f}", row.seconds * 1e3), formatted("{:.2f}", row.gbps),
+               formatted("{:.2f}", row.limit_gbps), formatted("{:.2f}", row.ratio)});
+  print(formatted("{}, {}\n{}", instruction_set(), version(), table.text()));
 }
 
 }  // namespace stowage::cli

@@ -11,6 +11,8 @@ class App;
 
 namespace stowage::cli {
 
+struct BenchSizes;
+
 struct BenchOptions {
   bool json = false;
   bool quick = false;  // smaller matrices: figures for a first look
@@ -32,7 +34,7 @@ struct BenchRow {
 };
 
 void add_bench_options(CLI::App& command, BenchOptions& options);
-std::vector<BenchRow> measure_bench(const BenchOptions& options);
+std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSizes& sizes);
 /// Prints the rows as a table, or as a JSON list of objects with the keys of BenchRow.
 void bench(const BenchOptions& options);
 

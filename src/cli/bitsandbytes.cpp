@@ -2,11 +2,11 @@
 // Keys and defaults are those of transformers' BitsAndBytesConfig.to_dict(), 5.x.
 #include "cli/bitsandbytes.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+
+#include "base/formatted.h"
 
 namespace stowage::cli {
 namespace {
@@ -23,7 +23,7 @@ Json parse_config(const Output& output, const std::string& text) {
     if (config.is_object()) return config;
   } catch (const Json::parse_error& error) {
     throw Error(Code::bad_file,
-                fmt::format("{}: must be JSON, byte {}", output.config_path(), error.byte));
+                formatted("{}: must be JSON, byte {}", output.config_path(), error.byte));
   }
   throw Error(Code::bad_file, output.config_path() + ": must be a JSON object");
 }
@@ -79,9 +79,9 @@ void check_skips(const std::vector<std::string>& skipped, const std::vector<Item
       if (item.packed() &&
           (module_name(item).ends_with(name) || module_name(item).starts_with(name + ".")))
         throw Error(Code::unsupported,
-                    fmt::format("--for bitsandbytes: llm_int8_skip_modules cannot name '{}' "
-                                "without '{}', which is packed",
-                                name, module_name(item)));
+                    formatted("--for bitsandbytes: llm_int8_skip_modules cannot name '{}' "
+                              "without '{}', which is packed",
+                              name, module_name(item)));
 }
 
 Json quantization_config(const std::vector<Item>& items, const std::vector<std::string>& skipped) {
@@ -143,7 +143,7 @@ std::optional<std::string> packed_config(const Output& output, const std::vector
 }
 
 std::optional<std::string> plain_config(const Output& output, std::optional<Dtype> compute) {
-  const auto text = output.config();
+  auto text = output.config();
   if (!text) return text;
   Json config = parse_config(output, *text);
   const Json before = config;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/compare.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/formatted.h"
 #include "cli/interrupt.h"
 #include "cli/policy.h"
 #include "cli/progress.h"
 #include "cli/source.h"
 #include "cli/text.h"
+#include "format/legal.h"
 #include "stowage/quantize.h"
 
 namespace stowage::cli {
@@ -38,15 +38,10 @@ struct Total {
   std::size_t refused = 0;
 };
 
-bool keeps_nonfinite(const Storage& storage) {
-  return storage.scaling.kind == Scaling::Kind::none ||
-         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
-}
-
 Cell cell(const Values& values, const Shape& shape, const Storage& storage) {
   try {
     const Weight weight = quantize(values.data(), values.dtype(), shape, storage,
-                                   {.keep_nonfinite = keeps_nonfinite(storage)});
+                                   {.keep_nonfinite = can_keep_nonfinite(storage)});
     const auto bytes = static_cast<std::uint64_t>(layout(weight.storage(), shape).bytes());
     return {bytes, measure(values.data(), values.dtype(), weight), ""};
   } catch (const Error& error) {
@@ -100,7 +95,7 @@ Total total_of(const std::vector<Line>& lines, std::size_t column) {
   return total;
 }
 
-std::string error_text(const Loss& loss) { return fmt::format("{:.3g}", loss.relative()); }
+std::string error_text(const Loss& loss) { return formatted("{:.3g}", loss.relative()); }
 
 std::string text(const std::string& model, const std::vector<Line>& lines,
                  const std::vector<Storage>& storages, std::size_t left_out) {
@@ -128,16 +123,16 @@ std::string text(const std::string& model, const std::vector<Line>& lines,
     sums.push_back(size_text(total.bytes));
     sums.push_back(error_text(total.loss));
     if (total.worst != nullptr)
-      notes += fmt::format("{}: worst {}, relative {:.3g}; largest error {:.3g}\n",
-                           to_string(storages[i]), printable(total.worst->source.name),
-                           total.worst_relative, total.loss.max_error);
+      notes += formatted("{}: worst {}, relative {:.3g}; largest error {:.3g}\n",
+                         to_string(storages[i]), printable(total.worst->source.name),
+                         total.worst_relative, total.loss.max_error);
     if (total.refused != 0)
       notes +=
-          fmt::format("{}: cannot hold {} of the weights\n", to_string(storages[i]), total.refused);
+          formatted("{}: cannot hold {} of the weights\n", to_string(storages[i]), total.refused);
   }
   table.add(std::move(sums));
-  return fmt::format("{}: {} weights that would rest, {} tensors that stay plain\n\n{}\n{}",
-                     printable(model), lines.size(), left_out, table.text(), notes);
+  return formatted("{}: {} weights that would rest, {} tensors that stay plain\n\n{}\n{}",
+                   printable(model), lines.size(), left_out, table.text(), notes);
 }
 
 Json errors(const Loss& loss) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // `stowage inspect`: what a model is made of, and what it would weigh in other storages.
-#include <fmt/format.h>
 
 #include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/formatted.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
 #include "cli/source.h"
@@ -124,9 +124,9 @@ void inspect(const InspectOptions& options) {
     print(describe(file, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     return;
   }
-  print(fmt::format("{}: {} tensors in {} file{}\n\n{}\n{}", printable(options.model),
-                    file.tensors().size(), file.paths().size(), file.paths().size() == 1 ? "" : "s",
-                    table(all), summary(file, all)));
+  print(formatted("{}: {} tensors in {} file{}\n\n{}\n{}", printable(options.model),
+                  file.tensors().size(), file.paths().size(), file.paths().size() == 1 ? "" : "s",
+                  table(all), summary(file, all)));
 }
 
 }  // namespace stowage::cli

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/progress.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 
+#include "base/formatted.h"
 #include "cli/text.h"
 
 namespace stowage::cli {
@@ -31,8 +31,10 @@ void Progress::at(std::string_view name) {
   shown_ = true;
   const double percent =
       100.0 * static_cast<double>(done_) / static_cast<double>(std::max<std::uint64_t>(total_, 1));
-  fmt::print(stderr, "\r\x1b[K{} {:3.0f} % of {}  {}", verb_, percent, size_text(total_),
-             printable(name.substr(0, kNameWidth)));
+  std::fputs(formatted("\r\x1b[K{} {:3.0f} % of {}  {}", verb_, percent, size_text(total_),
+                       printable(name.substr(0, kNameWidth)))
+                 .c_str(),
+             stderr);
   std::fflush(stderr);
 }
 

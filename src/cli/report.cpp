@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/report.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/formatted.h"
 #include "cli/text.h"
 
 namespace stowage::cli {
@@ -74,7 +73,7 @@ std::string reasons(const std::vector<Outcome>& outcomes) {
   std::ranges::stable_sort(rows, std::greater<>{}, &std::pair<std::string, int>::second);
   std::string text;
   for (const auto& [reason, count] : rows)
-    text += fmt::format("  {:>5}  {}\n", count, printable(reason));
+    text += formatted("  {:>5}  {}\n", count, printable(reason));
   return text;
 }
 
@@ -82,23 +81,22 @@ std::string reasons(const std::vector<Outcome>& outcomes) {
 
 std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes) {
   const Sums sums = sum(outcomes);
-  std::string text = fmt::format("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
-                                 printable(options.out), sums.packed, outcomes.size(),
-                                 size_text(sums.packed_before), size_text(sums.packed_after),
-                                 size_text(sums.before), size_text(sums.after));
+  std::string text =
+      formatted("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
+                printable(options.out), sums.packed, outcomes.size(), size_text(sums.packed_before),
+                size_text(sums.packed_after), size_text(sums.before), size_text(sums.after));
   if (sums.worst != nullptr) {
-    text += fmt::format("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", sums.loss.max_error,
-                        sums.loss.rms(), sums.loss.relative());
-    text +=
-        fmt::format("worst: {} ({}), relative {:.3g}, max {:.3g}\n",
-                    printable(sums.worst->item.source.name), to_string(sums.worst->item.storage),
-                    sums.worst->loss.relative(), sums.worst->loss.max_error);
+    text += formatted("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", sums.loss.max_error,
+                      sums.loss.rms(), sums.loss.relative());
+    text += formatted("worst: {} ({}), relative {:.3g}, max {:.3g}\n",
+                      printable(sums.worst->item.source.name), to_string(sums.worst->item.storage),
+                      sums.worst->loss.relative(), sums.worst->loss.max_error);
   }
   if (sums.loss.saturated != 0)
-    text += fmt::format("saturated: {} elements lie beyond their format's largest value\n",
-                        sums.loss.saturated);
+    text += formatted("saturated: {} elements lie beyond their format's largest value\n",
+                      sums.loss.saturated);
   if (sums.loss.nonfinite != 0)
-    text += fmt::format("not finite: {} elements, left out of the errors\n", sums.loss.nonfinite);
+    text += formatted("not finite: {} elements, left out of the errors\n", sums.loss.nonfinite);
   const std::string plain = reasons(outcomes);
   return plain.empty() ? text : text + "not packed:\n" + plain;
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/text.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/formatted.h"
 
 namespace stowage::cli {
 namespace {
@@ -35,11 +34,11 @@ constexpr std::array<std::pair<Dtype, std::string_view>, 4> kValueDtypes{
 
 std::string size_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 5> kSteps{"KiB", "MiB", "GiB", "TiB", "PiB"};
-  if (bytes < 1024) return fmt::format("{} B", bytes);
+  if (bytes < 1024) return formatted("{} B", bytes);
   double value = static_cast<double>(bytes) / 1024;
   std::size_t step = 0;
   for (; value >= 1024 && step + 1 < kSteps.size(); ++step) value /= 1024;
-  return fmt::format("{:.2f} {}", value, kSteps[step]);
+  return formatted("{:.2f} {}", value, kSteps[step]);
 }
 
 std::uint64_t parse_size(std::string_view text) {
@@ -52,9 +51,9 @@ std::uint64_t parse_size(std::string_view text) {
   if (error == std::errc{} && count > 0 && row != kUnits.end())
     if (const auto bytes = checked_mul(count, row->bytes)) return *bytes;
   throw Error(Code::invalid_argument,
-              fmt::format("size: must be a number with B, KB, MB, GB, KiB, MiB, GiB or TiB, got "
-                          "'{}'",
-                          text));
+              formatted("size: must be a number with B, KB, MB, GB, KiB, MiB, GiB or TiB, got "
+                        "'{}'",
+                        text));
 }
 
 std::string value_dtype_name(Dtype dtype) {
@@ -82,8 +81,8 @@ std::string Table::text() const {
     std::string line;
     for (std::size_t c = 0; c < row.size(); ++c) {
       if (c != 0) line += "  ";
-      line += c < numbers_ ? fmt::format("{:<{}}", row[c], widths[c])
-                           : fmt::format("{:>{}}", row[c], widths[c]);
+      line += c < numbers_ ? formatted("{:<{}}", row[c], widths[c])
+                           : formatted("{:>{}}", row[c], widths[c]);
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
@@ -94,7 +93,7 @@ std::string printable(std::string_view text) {
   std::string shown;
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
-    shown += code < 0x20 || code == 0x7f ? fmt::format("\\x{:02x}", code) : std::string(1, c);
+    shown += code < 0x20 || code == 0x7f ? formatted("\\x{:02x}", code) : std::string(1, c);
   }
   return shown;
 }

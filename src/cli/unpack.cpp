@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // `stowage unpack`: every resting weight as plain floats, everything else as it stands.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "base/formatted.h"
 #include "cli/bitsandbytes.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -83,6 +83,7 @@ void unpack(const UnpackOptions& options) {
   Output output(options.in, options.out, options.force);
   const auto config = plain_config(output, options.compute);
   std::vector<Declaration> tensors;
+  tensors.reserve(all.size());
   for (const Source& source : all) tensors.push_back(declare(source, options));
   WriterOptions made;
   made.metadata = file.metadata();
@@ -94,7 +95,7 @@ void unpack(const UnpackOptions& options) {
   writer.finish();
   output.commit();
   const auto rested = std::ranges::count_if(all, &Source::rests);
-  print(fmt::format("{}: {} of {} tensors unpacked\n", printable(options.out), rested, all.size()));
+  print(formatted("{}: {} of {} tensors unpacked\n", printable(options.out), rested, all.size()));
 }
 
 }  // namespace stowage::cli

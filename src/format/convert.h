@@ -51,7 +51,7 @@ namespace stowage {
 /// Rounded to odd: the last bit also stands for everything below it, so that rounding the result
 /// to bf16, f16 or 8 bits rounds the f64 value once.
 [[maybe_unused]] static inline float f64_to_f32_odd(double x) noexcept {
-  const float nearest = static_cast<float>(x);
+  const auto nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || x != x) return nearest;
   const std::uint32_t b = bits_of(nearest);
   const bool beyond = x < 0 ? static_cast<double>(nearest) < x : static_cast<double>(nearest) > x;

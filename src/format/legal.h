@@ -17,6 +17,9 @@ inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
 inline constexpr std::int64_t kNestedBlock = 256;
 
 bool is_legal(const Storage& storage) noexcept;
+/// Whether NaN and infinity have codes, or scales that show them: casts, and 4-bit codes with plain
+/// scales.
+bool can_keep_nonfinite(const Storage& storage) noexcept;
 /// Throws invalid_argument "`where`: ..." with the legal storages unless is_legal().
 void check_legal(const Storage& storage, const char* where);
 

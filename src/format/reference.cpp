@@ -16,7 +16,7 @@ namespace stowage::reference {
 namespace {
 
 template <class T>
-T load(const void* values, std::int64_t i) noexcept {
+T element(const void* values, std::int64_t i) noexcept {
   T value;
   std::memcpy(&value, static_cast<const char*>(values) + i * static_cast<std::int64_t>(sizeof(T)),
               sizeof(T));
@@ -84,16 +84,16 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
   const void* codes = weight.part(0);
   switch (format.codes) {
     case Codes::f32:
-      return load<float>(codes, i);
+      return element<float>(codes, i);
     case Codes::bf16:
-      return bf16_to_f32(load<std::uint16_t>(codes, i));
+      return bf16_to_f32(element<std::uint16_t>(codes, i));
     case Codes::f16:
-      return f16_to_f32(load<std::uint16_t>(codes, i));
+      return f16_to_f32(element<std::uint16_t>(codes, i));
     default:
       break;
   }
-  if (format.bits == 8) return format.values[load<std::uint8_t>(codes, i)];
-  const unsigned pair = load<std::uint8_t>(codes, i / 2);
+  if (format.bits == 8) return format.values[element<std::uint8_t>(codes, i)];
+  const unsigned pair = element<std::uint8_t>(codes, i / 2);
   return format.values[i % 2 == 0 ? pair >> 4 : pair & 15u];
 }
 
@@ -112,13 +112,13 @@ std::int64_t scale_index(const Weight& weight, std::int64_t i) noexcept {
 double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
   switch (dtype) {
     case Dtype::f64:
-      return load<double>(values, i);
+      return element<double>(values, i);
     case Dtype::bf16:
-      return bf16_to_f32(load<std::uint16_t>(values, i));
+      return bf16_to_f32(element<std::uint16_t>(values, i));
     case Dtype::f16:
-      return f16_to_f32(load<std::uint16_t>(values, i));
+      return f16_to_f32(element<std::uint16_t>(values, i));
     default:
-      return load<float>(values, i);
+      return element<float>(values, i);
   }
 }
 
@@ -141,12 +141,12 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
   if (weight.storage().dialect == Dialect::torchao) return torchao_scale_at(weight, i);
   const std::int64_t index = scale_index(weight, i);
-  if (!scaling.nested) return load<float>(weight.part(1), index);
+  if (!scaling.nested) return element<float>(weight.part(1), index);
   std::array<float, 256> map;
   std::memcpy(map.data(), weight.part(3), sizeof map);
-  return unnest_scale(map.data(), load<std::uint8_t>(weight.part(1), index),
-                      load<float>(weight.part(2), index / kNestedBlock),
-                      load<float>(weight.part(4), 0));
+  return unnest_scale(map.data(), element<std::uint8_t>(weight.part(1), index),
+                      element<float>(weight.part(2), index / kNestedBlock),
+                      element<float>(weight.part(4), 0));
 }
 
 float value_at(const Weight& weight, std::int64_t i) noexcept {

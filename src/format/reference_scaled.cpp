@@ -49,7 +49,7 @@ const Order4& order4(Codes codes) noexcept {
 
 void check_finite(const Source& source, const Storage& storage, bool keep_nonfinite) {
   const bool cast = storage.scaling.kind == Scaling::Kind::none;
-  const bool can_keep = cast || (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+  const bool can_keep = can_keep_nonfinite(storage);
   if (keep_nonfinite && can_keep) return;
   for (std::int64_t i = 0; i < source.n; ++i) {
     const double x =

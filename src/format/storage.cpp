@@ -155,6 +155,11 @@ bool is_legal(const Storage& storage) noexcept {
   return s.kind != Kind::block || (s.block >= kMinBlock && s.block <= kMaxBlock);
 }
 
+bool can_keep_nonfinite(const Storage& storage) noexcept {
+  return storage.scaling.kind == Kind::none ||
+         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+}
+
 void check_legal(const Storage& storage, const char* where) {
   if (is_legal(storage)) return;
   const auto codes = static_cast<int>(storage.codes);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "format/dynamic_map.h"
+#include "format/legal.h"
 #include "format/reference.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
@@ -47,11 +48,6 @@ struct Job {
     return static_cast<std::uint8_t*>(parts[0]) + i * trait(storage.codes).bits / 8;
   }
 };
-
-bool can_keep_nonfinite(const Storage& storage) {
-  return storage.scaling.kind == Scaling::Kind::none ||
-         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
-}
 
 [[noreturn]] void refuse_nonfinite(const Job& job) {
   const bool cast =

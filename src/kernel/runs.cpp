@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "format/legal.h"
 #include "format/torchao.h"
 
 namespace stowage {
@@ -52,7 +53,6 @@ Run Runs::next(std::int64_t begin, std::int64_t end, Expanded& room) const noexc
 }
 
 Run Runs::next_nested(std::int64_t begin, std::int64_t end, float* scales) const noexcept {
-  constexpr std::int64_t kNestedBlock = 256;  // block scales under one fp32
   const std::int64_t from = begin / group_;
   const std::int64_t to = std::min(ceil_div(end, group_), from + kExpandedScales);
   const float offset = *nested_.offset;

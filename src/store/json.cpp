@@ -167,4 +167,13 @@ std::string json_string(std::string_view text) {
   }
 }
 
+std::string json_array(std::span<const std::int64_t> numbers) {
+  std::string text;
+  for (const std::int64_t number : numbers) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(number);
+  }
+  return "[" + text + "]";
+}
+
 }  // namespace stowage

@@ -56,5 +56,7 @@ void walk_json(std::string_view text, JsonVisitor& visitor);
 
 /// A string as a JSON literal, quotes included. Throws invalid_argument for bad UTF-8.
 std::string json_string(std::string_view text);
+/// The array of those numbers, without spaces.
+std::string json_array(std::span<const std::int64_t> numbers);
 
 }  // namespace stowage

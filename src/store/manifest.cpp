@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/manifest.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <charconv>
 #include <utility>
 #include <vector>
 
 #include "base/checked.h"
+#include "base/formatted.h"
 #include "store/json.h"
 
 namespace stowage {
@@ -125,14 +124,9 @@ void ManifestVisitor::finish_weight(const std::string& name) {
 }
 
 std::string weight_text(const std::string& name, const ManifestWeight& weight) {
-  std::string text = fmt::format("{}:{{\"storage\":\"{}\",\"shape\":[", json_string(name),
-                                 to_string(weight.storage));
-  const char* comma = "";
-  for (const std::int64_t size : weight.shape.sizes()) {
-    text += std::exchange(comma, ",") + std::to_string(size);
-  }
-  text += "]";
-  if (weight.compute) text += fmt::format(",\"compute\":\"{}\"", compute_name(*weight.compute));
+  std::string text = formatted(R"({}:{{"storage":"{}","shape":{})", json_string(name),
+                               to_string(weight.storage), json_array(weight.shape.sizes()));
+  if (weight.compute) text += formatted(R"(,"compute":"{}")", compute_name(*weight.compute));
   return text + "}";
 }
 
@@ -145,22 +139,22 @@ Manifest parse_manifest(const Place& place, std::string_view json) {
 }
 
 std::string manifest_text(const Manifest& manifest) {
-  std::string text = "{\"version\":1";
-  if (!manifest.set.empty()) text += fmt::format(",\"set\":\"{}\"", manifest.set);
-  text += ",\"weights\":{";
+  std::string text = R"({"version":1)";
+  if (!manifest.set.empty()) text += formatted(R"(,"set":"{}")", manifest.set);
+  text += R"(,"weights":{)";
   const char* comma = "";
   for (const auto& [name, weight] : manifest.weights) {
     text += std::exchange(comma, ",") + weight_text(name, weight);
   }
-  text += "},\"xxh3\":{";
+  text += R"(},"xxh3":{)";
   comma = "";
   for (const auto& [name, checksum] : manifest.checksums) {
-    text += fmt::format("{}{}:\"{}\"", std::exchange(comma, ","), json_string(name), hex(checksum));
+    text += formatted(R"({}{}:"{}")", std::exchange(comma, ","), json_string(name), hex(checksum));
   }
   return text + "}}";
 }
 
-std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
+std::string hex(std::uint64_t value) { return formatted("{:016x}", value); }
 
 std::optional<std::uint64_t> from_hex(std::string_view text) {
   std::uint64_t value = 0;

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/quant_state.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
@@ -11,6 +8,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/formatted.h"
 #include "store/json.h"
 #include "store/manifest.h"
 #include "stowage/writer.h"
@@ -95,7 +93,7 @@ void StateVisitor::leaf(JsonPath path, const JsonLeaf& value) {
       refuse_type(path, "a number");
     }
     if (!(std::abs(value.number) <= std::numeric_limits<float>::max())) {
-      refuse_value(path, fmt::format("{}", value.number));
+      refuse_value(path, formatted("{}", value.number));
     }
     offset_ = static_cast<float>(value.number);
   } else {
@@ -137,14 +135,14 @@ void StateVisitor::finish() {
     refuse(Refusal::quant_state_value, "quant_type " + in_quotes(*quant_type_));
   }
   const std::string storage =
-      fmt::format("{}:block{}{}", *quant_type_, *block_, nested == 3 ? ":nested" : "");
+      formatted("{}:block{}{}", *quant_type_, *block_, nested == 3 ? ":nested" : "");
   try {
     state_.storage = parse_storage(storage);
     state_.shape = Shape(*shape_);
     (void)layout(state_.storage, state_.shape);
   } catch (const Error&) {
     refuse(Refusal::quant_state_value,
-           fmt::format("{} of shape [{}]", in_quotes(storage), fmt::join(*shape_, ", ")));
+           formatted("{} of shape {}", in_quotes(storage), json_array(*shape_)));
   }
   state_.nested_offset = offset_.value_or(0);
 }
@@ -154,13 +152,12 @@ constexpr std::size_t kOffsetWidth = 24;
 
 std::string state_text(const Storage& storage, const Shape& shape, Dtype compute,
                        const std::string& offset) {
-  std::string text = fmt::format(
-      "{{\"quant_type\": \"{}\", \"blocksize\": {}, \"dtype\": \"{}\", \"shape\": {}",
+  std::string text = formatted(
+      R"({{"quant_type": "{}", "blocksize": {}, "dtype": "{}", "shape": {})",
       trait(storage.codes).name, storage.scaling.block, torch_name(compute), to_string(shape));
   if (storage.scaling.nested) {
-    text += fmt::format(
-        ", \"nested_blocksize\": {}, \"nested_dtype\": \"float32\", \"nested_offset\": {}",
-        kNestedBlock, offset);
+    text += formatted(R"(, "nested_blocksize": {}, "nested_dtype": "float32", "nested_offset": {})",
+                      kNestedBlock, offset);
   }
   return text + "}";
 }
@@ -187,7 +184,7 @@ std::string quant_state(const Storage& storage, const Shape& shape, Dtype comput
                 "quant_state: the nested offset must be finite to be stored, got " +
                     std::to_string(nested_offset));
   }
-  std::string offset = fmt::format("{}", static_cast<double>(nested_offset));
+  std::string offset = formatted("{}", static_cast<double>(nested_offset));
   if (offset.find_first_of(".e") == std::string::npos) offset += ".0";  // a float, as Python has it
   std::string text = state_text(storage, shape, compute, offset);
   const std::size_t width =

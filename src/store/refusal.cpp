@@ -2,11 +2,10 @@
 // The table of refusals and the text of their errors.
 #include "store/refusal.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
+#include "base/formatted.h"
 #include "stowage/error.h"
 
 namespace stowage {
@@ -70,9 +69,9 @@ std::string_view rule(Refusal why) noexcept { return kRules[static_cast<std::siz
 
 void refuse(Refusal why, const Place& place, const std::string& got) {
   std::string text = place.path + ": ";
-  if (!place.tensor.empty()) text += fmt::format("tensor {}: ", in_quotes(place.tensor));
-  if (place.byte) text += fmt::format("byte {}: ", *place.byte);
-  throw Error(Code::bad_file, fmt::format("{}{}, got {} [{}]", text, rule(why), got, name(why)));
+  if (!place.tensor.empty()) text += formatted("tensor {}: ", in_quotes(place.tensor));
+  if (place.byte) text += formatted("byte {}: ", *place.byte);
+  throw Error(Code::bad_file, formatted("{}{}, got {} [{}]", text, rule(why), got, name(why)));
 }
 
 std::string in_quotes(std::string_view name) {
@@ -80,7 +79,7 @@ std::string in_quotes(std::string_view name) {
   std::string text = "'";
   for (const char c : name.substr(0, kLongest)) {
     const auto byte = static_cast<unsigned char>(c);
-    text += byte < 0x20 || byte == 0x7f ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+    text += byte < 0x20 || byte == 0x7f ? formatted("\\x{:02x}", byte) : std::string(1, c);
   }
   return text + (name.size() > kLongest ? "...'" : "'");
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/scale_shape.h"
 
-#include <fmt/format.h>
-
 #include <bit>
 #include <set>
 
 #include "base/checked.h"
+#include "base/formatted.h"
 
 namespace stowage {
 namespace {
@@ -45,14 +44,14 @@ Storage storage_from_scale(Codes codes, const TensorInfo& weight, const TensorIn
   }
   storage.scaling.kind = Kind::row;
   if (w.rank() > 1 && s == Shape{w.rows()}) return storage;  // one scale a row, written flat
-  const std::string shapes = fmt::format("{} for {}", to_string(s), to_string(w));
+  const std::string shapes = formatted("{} for {}", to_string(s), to_string(w));
   const bool block =
       s.rank() == 2 && w.rank() > 0 && s[0] == w.rows() && s[1] > 0 && s[1] <= w.row_elements();
   if (!block) refuse(Refusal::scale_shape, place, shapes);
   const auto sizes = block_sizes(w.row_elements(), s[1]);
   if (sizes.size() != 1) {
     refuse(Refusal::scale_block, place,
-           fmt::format("{}, which {} sizes give", shapes, sizes.empty() ? "no usual" : "two"));
+           formatted("{}, which {} sizes give", shapes, sizes.empty() ? "no usual" : "two"));
   }
   const auto size = checked_cast<std::int32_t>(*sizes.begin());
   storage.scaling = {.kind = Kind::block, .block = size.value_or(0)};

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/shard_index.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
+#include "base/formatted.h"
 #include "store/json.h"
 
 namespace stowage {
@@ -71,12 +70,12 @@ ShardIndex parse_shard_index(const std::string& path, std::string_view json) {
 
 std::string shard_index_text(const ShardIndex& index, std::uint64_t total_bytes) {
   std::string text = "{\n  \"metadata\": {\n";
-  if (!index.set.empty()) text += fmt::format("    \"{}\": \"{}\",\n", kSetKey, index.set);
-  text += fmt::format("    \"total_size\": {}\n  }},\n  \"weight_map\": {{", total_bytes);
+  if (!index.set.empty()) text += formatted("    \"{}\": \"{}\",\n", kSetKey, index.set);
+  text += formatted("    \"total_size\": {}\n  }},\n  \"weight_map\": {{", total_bytes);
   const char* comma = "\n";
   for (const auto& [tensor, shard] : index.shard_of) {
-    text += fmt::format("{}    {}: {}", std::exchange(comma, ",\n"), json_string(tensor),
-                        json_string(shard));
+    text += formatted("{}    {}: {}", std::exchange(comma, ",\n"), json_string(tensor),
+                      json_string(shard));
   }
   return text + "\n  }\n}\n";
 }

@@ -3,8 +3,6 @@
 // tensors. A tensor that a source has taken is not looked at again.
 #include "store/weights.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include <span>
 #include <utility>
 
+#include "base/formatted.h"
 #include "store/quant_state.h"
 #include "store/scale_shape.h"
 #include "stowage/writer.h"
@@ -58,8 +57,7 @@ class Search {
 };
 
 std::string described(const TensorInfo& tensor) {
-  return fmt::format("{} {} {}", in_quotes(tensor.name), tensor.dtype_name,
-                     to_string(tensor.shape));
+  return formatted("{} {} {}", in_quotes(tensor.name), tensor.dtype_name, to_string(tensor.shape));
 }
 
 // The tensor that must be there as declared; refusals stand at `near` where it is absent.
@@ -67,13 +65,13 @@ const TensorInfo& Search::part(Refusal why, const TensorInfo& near,
                                const Declaration& expected) const {
   const TensorInfo* const tensor = find(expected.name);
   const auto wanted = [&] {
-    return fmt::format("{} {}", disk_name(expected.dtype), to_string(expected.shape));
+    return formatted("{} {}", disk_name(expected.dtype), to_string(expected.shape));
   };
   if (tensor == nullptr) {
-    refuse(why, place(near), fmt::format("no {} ({})", in_quotes(expected.name), wanted()));
+    refuse(why, place(near), formatted("no {} ({})", in_quotes(expected.name), wanted()));
   }
   if (tensor->dtype != expected.dtype || tensor->shape != expected.shape) {
-    refuse(why, place(*tensor), fmt::format("{} for {}", described(*tensor), wanted()));
+    refuse(why, place(*tensor), formatted("{} for {}", described(*tensor), wanted()));
   }
   return *tensor;
 }
@@ -105,7 +103,7 @@ void Search::check_codes(const TensorInfo& state, const Declaration& expected) c
   }
   if (codes->bytes != static_cast<std::uint64_t>(expected.shape.elements())) {
     refuse(Refusal::quant_state_part, place(*codes),
-           fmt::format("{} bytes for {}", codes->bytes, expected.shape.elements()));
+           formatted("{} bytes for {}", codes->bytes, expected.shape.elements()));
   }
 }
 
@@ -119,7 +117,7 @@ void Search::check_map(const TensorInfo& map, Codes codes) const {
     if (!(std::abs(value - table[i]) <= 1e-6F)) {
       Place where = place(map);
       *where.byte += i * sizeof value;
-      refuse(Refusal::quant_map, where, fmt::format("{} for {}", value, table[i]));
+      refuse(Refusal::quant_map, where, formatted("{} for {}", value, table[i]));
     }
   }
 }
@@ -134,7 +132,7 @@ void Search::quant_state_weight(const TensorInfo& tensor, const std::string& nam
   const std::size_t state_at = nested ? 4 : 2;
   if (tensor.name != declared[state_at].name) {
     refuse(Refusal::quant_state_value, place(tensor),
-           fmt::format("quant_type '{}'", trait(state.storage.codes).name));
+           formatted("quant_type '{}'", trait(state.storage.codes).name));
   }
   check_codes(tensor, declared[0]);
   std::vector<std::string> parts{declared[0].name};
@@ -167,8 +165,8 @@ void Search::manifest_weight(const std::string& name, const ManifestWeight& said
     WeightInfo& info = known->second;
     if (info.storage != said.storage || info.shape != said.shape) {
       refuse(Refusal::manifest_part, place(*codes),
-             fmt::format("{} {} for {} {}", to_string(info.storage), to_string(info.shape),
-                         to_string(said.storage), to_string(said.shape)));
+             formatted("{} {} for {} {}", to_string(info.storage), to_string(info.shape),
+                       to_string(said.storage), to_string(said.shape)));
     }
     info.compute = said.compute;
     return;

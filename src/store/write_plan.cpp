@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/write_plan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -12,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/file.h"
+#include "base/formatted.h"
 #include "store/header.h"
 #include "store/json.h"
 #include "store/model_path.h"
@@ -60,10 +59,10 @@ void check_weights(const std::vector<Declaration>& tensors,
           at->second->shape == part.shape) {
         continue;
       }
-      refuse_plan(part.name, fmt::format("weight {} as {} must have it declared as {} {}, got {}",
-                                         in_quotes(weight.name), to_string(weight.storage),
-                                         disk_name(part.dtype), to_string(part.shape),
-                                         at == declared.end() ? "none" : "another"));
+      refuse_plan(part.name, formatted("weight {} as {} must have it declared as {} {}, got {}",
+                                       in_quotes(weight.name), to_string(weight.storage),
+                                       disk_name(part.dtype), to_string(part.shape),
+                                       at == declared.end() ? "none" : "another"));
     }
   }
 }
@@ -136,16 +135,10 @@ class Distribution {
 
 std::string entry_text(const PlannedTensor& tensor) {
   const Declaration& d = tensor.declaration;
-  std::string shape;
-  for (const std::int64_t size : d.shape.sizes()) {
-    if (!shape.empty()) shape += ',';
-    shape += std::to_string(size);
-  }
   const std::string dtype = d.dtype == Dtype::unknown ? json_string(d.dtype_name)
-                                                      : fmt::format("\"{}\"", disk_name(d.dtype));
-  return fmt::format(",{}:{{\"dtype\":{},\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                     json_string(d.name), dtype, shape, tensor.offset,
-                     tensor.offset + tensor.bytes);
+                                                      : formatted("\"{}\"", disk_name(d.dtype));
+  return formatted(R"(,{}:{{"dtype":{},"shape":{},"data_offsets":[{},{}]}})", json_string(d.name),
+                   dtype, json_array(d.shape.sizes()), tensor.offset, tensor.offset + tensor.bytes);
 }
 
 }  // namespace
@@ -171,7 +164,7 @@ std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Decla
     PlannedShard& shard = shards[i];
     shard.path = shards.size() == 1
                      ? path
-                     : fmt::format("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), kFileEnding);
+                     : formatted("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), kFileEnding);
     lay_out(shard);
     if (!options.checksums) continue;
     for (const PlannedTensor& t : shard.tensors) shard.manifest.checksums[t.declaration.name] = 0;
@@ -185,10 +178,10 @@ std::string header_text(const PlannedShard& shard,
   std::map<std::string, std::string> all = metadata;
   all.emplace("format", "pt");
   all[std::string(kManifestKey)] = manifest_text(shard.manifest);
-  std::string json = fmt::format("{{\"{}\":{{", kMetadataKey);
+  std::string json = formatted("{{\"{}\":{{", kMetadataKey);
   const char* comma = "";
   for (const auto& [key, value] : all) {
-    json += fmt::format("{}{}:{}", std::exchange(comma, ","), json_string(key), json_string(value));
+    json += formatted("{}{}:{}", std::exchange(comma, ","), json_string(key), json_string(value));
   }
   json += "}";
   for (const PlannedTensor& tensor : shard.tensors) json += entry_text(tensor);
@@ -197,8 +190,8 @@ std::string header_text(const PlannedShard& shard,
   json.append(ceil_div(used, kDataAlignment) * kDataAlignment - used, ' ');
   if (json.size() > kMaxHeader) {
     throw Error(Code::invalid_argument,
-                fmt::format("{}: the header must have at most {} bytes, got {}", shard.path,
-                            kMaxHeader, json.size()));
+                formatted("{}: the header must have at most {} bytes, got {}", shard.path,
+                          kMaxHeader, json.size()));
   }
   const std::uint64_t length = json.size();
   std::string text(kHeaderPrefix, '\0');

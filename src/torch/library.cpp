@@ -13,7 +13,8 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def(
       "linear(Tensor x, Tensor codes, Tensor[] scales, int storage, SymInt rows, Tensor? bias,"
       " bool exact=False) -> Tensor");
-  // The same product in eager mode, where a list costs 0.4 us: never in a graph, see _direct.py.
+  // The same product in eager mode, where a list costs 0.4 us: never in a graph, see
+  // _compute/direct.py.
   m.def(
       "_linear(Tensor x, Tensor codes, Tensor scale, int storage, int rows, Tensor? bias=None)"
       " -> Tensor");

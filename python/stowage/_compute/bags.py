@@ -81,8 +81,13 @@ def _trilinear(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if 1 not in summed:
             made.append(part)
         else:
-            total = part.float() if total is None else total.add_(part)
+            total = part.to(_wider(part.dtype)) if total is None else total.add_(part)
     return torch.cat(made, 1) if total is None else total.to(part.dtype)
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    """What sums of tiles are kept in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _not_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

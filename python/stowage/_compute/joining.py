@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 from stowage.registry import op
 from stowage.tensor import StowedTensor, wrap
 
 aten = torch.ops.aten
-_NESTED_BLOCK = 256  # block scales that share one scale of their own
 
 
 @op(aten.cat.default)
@@ -85,7 +84,7 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
 def _flat(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 4-bit codes; None where a piece but the last ends inside of a block."""
     storage = pieces[0]._storage
-    edge = storage.block * (storage.scaler_block or (_NESTED_BLOCK if storage.nested else 1))
+    edge = storage.block * (storage.scaler_block or (NESTED_BLOCK if storage.nested else 1))
     if any(piece.numel() % edge for piece in pieces[:-1]):
         return None
     codes, absmax, *rest = _by_part(pieces)

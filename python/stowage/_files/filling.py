@@ -20,8 +20,8 @@ from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
 from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, parameters, values
 from stowage._storage import Storage
-from stowage.policy import VALUE_DTYPES, Choice, Policy
-from stowage.tensor import StowedTensor
+from stowage.policy import Choice, Policy
+from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 Rename = Callable[[str], str | None]
 

@@ -14,7 +14,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import BadFile, InvalidArgument, translated
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor
 
 DISK_DTYPES: dict[str, torch.dtype] = {
@@ -51,7 +51,6 @@ _PARTS = {
 }
 _STATE = ".quant_state.bitsandbytes__"
 _CASTS = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
-_NESTED_BLOCK = 256
 _TORCHAO = ("quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
 _TYPES = {
     torch.float32: "f32",
@@ -112,7 +111,7 @@ def _state_tensor(weight: StowedTensor, size: int) -> torch.Tensor:
     }
     if storage.nested:
         offset = weight.parts["nested_offset"].item()
-        state |= {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32"}
+        state |= {"nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32"}
         state["nested_offset"] = offset  # fp64 text of an fp32 value: exact
     return torch.frombuffer(bytearray(json.dumps(state).ljust(size).encode()), dtype=torch.uint8)
 

@@ -20,8 +20,7 @@ from stowage._files.flat import DISK_NAMES
 from stowage._model.declared import WidePlaces, adapter_paths
 from stowage._model.weights import Held
 from stowage._numbers.rounding import row_elements, rows_of, spans
-from stowage.policy import VALUE_DTYPES
-from stowage.tensor import StowedTensor
+from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 _FINER = 16  # parts of a chunk: larger pieces would stay in the C heap, ten times their size
 _TRANSFORMERS, _DIFFUSERS = "model.safetensors", "diffusion_pytorch_model.safetensors"

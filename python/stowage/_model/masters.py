@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stowage._model.kept import Beside, Kept, check_place, keep, verify
+from stowage._model.sizes import memory
 from stowage._model.stamp import stamp
 from stowage._model.weights import Held, values
 from stowage.tensor import StowedTensor
@@ -33,7 +34,7 @@ class Master:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    return stamp(list(tensor.parts.values()) if isinstance(tensor, StowedTensor) else [tensor])
+    return stamp(memory(tensor))
 
 
 def master_of(held: Held) -> Master | None:

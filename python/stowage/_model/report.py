@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from torch import nn
 
 from stowage._model.granularity import block_paths, mode_of
 from stowage._model.masters import state_of
+from stowage._model.sizes import Seen, memory, new_bytes
+from stowage._model.stamp import stamp
 from stowage._model.stowing import Loss
 from stowage._model.table import bytes_text, number_text, table
 from stowage._model.weights import Held, buffers, parameters
@@ -178,7 +180,7 @@ def _saturation(rows: Sequence[Row]) -> str:
 def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
     nothing."""
-    seen: set[tuple[int, int]] = set()
+    seen: Seen = set()
     blocks = block_paths(model)
     rows = [_row(held, seen, blocks) for held in parameters(model)]
     plain_buffers = []
@@ -187,16 +189,13 @@ def report(model: nn.Module) -> Report:
             rows.append(_row(held, seen, blocks))
         else:
             plain_buffers.append(held.tensor)
-    buffer_bytes = sum(_new_bytes([tensor], seen) for tensor in plain_buffers)
+    buffer_bytes = sum(_rest_bytes(tensor, seen) for tensor in plain_buffers)
     return Report(tuple(rows), buffer_bytes, fallbacks())
 
 
-def _row(held: Held, seen: set[tuple[int, int]], blocks: list[str]) -> Row:
+def _row(held: Held, seen: Seen, blocks: list[str]) -> Row:
     tensor = held.tensor
-    if isinstance(tensor, StowedTensor):
-        parts, storage = list(tensor.parts.values()), tensor.storage
-    else:
-        parts, storage = [tensor.detach()], None
+    storage = tensor.storage if isinstance(tensor, StowedTensor) else None
     reason, loss = _recall(held)
     master, master_bytes = state_of(held)
     return Row(
@@ -209,13 +208,17 @@ def _row(held: Held, seen: set[tuple[int, int]], blocks: list[str]) -> Row:
         shard="whole",
         wire=None,
         logical_bytes=tensor.numel() * tensor.dtype.itemsize,
-        rest_bytes=_new_bytes(parts, seen),
+        rest_bytes=_rest_bytes(tensor, seen),
         reason=reason,
         master=master,
         master_bytes=master_bytes,
         working=mode_of(held, blocks),
         **({} if loss is None else dataclasses.asdict(loss)),
     )
+
+
+def _rest_bytes(tensor: torch.Tensor, seen: Seen) -> int:
+    return 0 if tensor.is_meta else new_bytes(memory(tensor), seen)
 
 
 def _tier(tensor: torch.Tensor) -> str:
@@ -230,67 +233,39 @@ def _tier(tensor: torch.Tensor) -> str:
     return "ram"
 
 
-def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[tuple[int, int]]) -> int:
-    """Bytes of those tensors whose memory no tensor in `seen` has; adds them to `seen`."""
-    total = 0
-    for tensor in tensors:
-        where = (tensor.data_ptr(), tensor.nbytes)
-        if not tensor.is_meta and where not in seen:
-            seen.add(where)
-            total += tensor.nbytes
-    return total
-
-
-def _stamp(weight: StowedTensor) -> tuple[int, ...]:
-    """Of the bytes at rest, so that a copy has the same and a write another. One sum of words for
-    each part: reading codes costs less than any forward."""
-    return tuple(_sum_of_words(part) for part in weight.parts.values())
-
-
-def _sum_of_words(part: torch.Tensor) -> int:
-    if part.is_meta:
-        return -1  # no values, so the error of none
-    octets = part.detach().reshape(-1).view(torch.uint8)
-    whole = octets.numel() // 8 * 8
-    if octets.storage_offset() % 8:
-        whole = 0  # torch cannot look at these as words
-    words, rest = octets[:whole].view(torch.int64), octets[whole:]
-    return int(words.sum()) + int(rest.sum())
-
-
 def remember(
     held: Held,
     weight: torch.Tensor,
     reason: str,
     loss: Loss | None = None,
     *,
-    for_now: bool = False,
+    temporary: bool = False,
 ) -> None:
-    """Keeps, with the modules that hold it, why a parameter is as it is, and its error. What is
-    remembered for now does not replace what was known of the codes from before."""
-    stamp = None
+    """Keeps, with the modules that hold it, why a parameter is as it is, and its error. A
+    `temporary` memory is of codes that will go again: what was known of those before stays."""
+    made = None
     if isinstance(weight, StowedTensor):
-        stamp = () if loss is None else _stamp(weight)
+        made = () if loss is None else stamp(memory(weight))
     for site in held.sites:
         known = site.module.__dict__.setdefault(_MEMORIES, {})
-        earlier = known.get(site.attribute) if for_now else None
+        earlier = known.get(site.attribute) if temporary else None
         if earlier is not None and earlier.earlier is not None:
-            earlier = earlier.earlier  # of two for now, the first is out of date
-        known[site.attribute] = _Memory(reason, loss, stamp, earlier)
+            earlier = earlier.earlier  # of two temporary ones, the first is out of date
+        known[site.attribute] = _Memory(reason, loss, made, earlier)
 
 
 def _recall(held: Held) -> tuple[str, Loss | None]:
     site, resting = held.sites[0], isinstance(held.tensor, StowedTensor)
-    memory: _Memory | None = site.module.__dict__.get(_MEMORIES, {}).get(site.attribute)
-    if memory is None or (memory.stamp is not None) != resting:
+    known: _Memory | None = site.module.__dict__.get(_MEMORIES, {}).get(site.attribute)
+    if known is None or (known.stamp is not None) != resting:
         return "", None
-    if not isinstance(held.tensor, StowedTensor) or memory.loss is None:
-        return memory.reason, None
-    stamp = _stamp(held.tensor)
-    if memory.earlier is not None and memory.stamp != stamp:
-        memory = memory.earlier
+    if not isinstance(held.tensor, StowedTensor) or known.loss is None:
+        return known.reason, None
+    now = stamp(memory(held.tensor))
+    if known.earlier is not None and known.stamp != now:
+        known = known.earlier
     # A weight that was written since has an error that nobody measured.
-    return memory.reason, memory.loss if memory.stamp == stamp else None
+    return known.reason, known.loss if known.stamp == now else None
 
 
 def loss_of(held: Held) -> Loss | None:

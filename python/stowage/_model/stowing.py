@@ -15,8 +15,7 @@ from stowage import ops
 from stowage._errors import InvalidArgument, StowageError, translated
 from stowage._model.weights import LAZY
 from stowage._storage import Storage
-from stowage.policy import VALUE_DTYPES
-from stowage.tensor import StowedTensor
+from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 
 @dataclass(frozen=True)

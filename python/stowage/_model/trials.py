@@ -12,6 +12,7 @@ import torch
 
 from stowage._errors import StowageError
 from stowage._model.masters import fresh_master
+from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stowing import Making, from_values, unfit
 from stowage._model.table import number_text
 from stowage._model.weights import Held
@@ -136,20 +137,13 @@ def _try(held: Held, values: torch.Tensor, storage: Storage | None, how: Making)
 
 def bytes_at_rest(held: Sequence[Held], compute: Sequence[torch.dtype]) -> int:
     """Of parameters that nobody stows, in the dtypes they will have; shared memory once."""
-    seen: set[tuple[int, int]] = set()
+    seen: Seen = set()
     total = 0
     for one, dtype in zip(held, compute, strict=True):
         tensor = one.tensor
-        if isinstance(tensor, StowedTensor):
-            parts = list(tensor.parts.values())
-        elif tensor.is_floating_point() and tensor.dtype != dtype:
+        plain = not isinstance(tensor, StowedTensor)
+        if plain and tensor.is_floating_point() and tensor.dtype != dtype:
             total += tensor.numel() * dtype.itemsize
-            continue
-        else:
-            parts = [tensor.detach()]
-        for part in parts:
-            where = (part.data_ptr(), part.nbytes)
-            if not part.is_meta and where not in seen:
-                seen.add(where)
-                total += part.nbytes
+        elif not tensor.is_meta:
+            total += new_bytes(memory(tensor), seen)
     return total

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from stowage._numbers.blockwise import points, quantize_blockwise
 from stowage._numbers.rounding import check_finite, spans
-from stowage._storage import Storage
-
-_NESTED_BLOCK = 256  # block scales that share one scale of their own
+from stowage._storage import NESTED_BLOCK, Storage
 
 
 @cache
@@ -93,7 +91,7 @@ def nest(absmax: Tensor) -> list[Tensor]:
     total = absmax.cpu().to(torch.float64).cumsum(0)[-1:]  # in index order
     mean = float(total[0]) / count if count else 0.0
     offset = torch.tensor(mean, dtype=torch.float32, device=device)
-    codes, largest = quantize_blockwise(absmax - offset, _nested_points(device), _NESTED_BLOCK)
+    codes, largest = quantize_blockwise(absmax - offset, _nested_points(device), NESTED_BLOCK)
     return [codes, largest, nested_map(device).clone(), offset]
 
 
@@ -101,7 +99,7 @@ def block_scales(parts: Sequence[Tensor], blocks: slice) -> Tensor:
     if len(parts) == 2:
         return parts[1][blocks]
     _, absmax, nested, table, offset = parts
-    index = torch.arange(blocks.start, blocks.stop, device=absmax.device) // _NESTED_BLOCK
+    index = torch.arange(blocks.start, blocks.stop, device=absmax.device) // NESTED_BLOCK
     return table[absmax[blocks].to(torch.int32)] * nested[index] + offset
 
 

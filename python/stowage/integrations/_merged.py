@@ -17,6 +17,7 @@ from torch import nn
 from stowage._errors import InvalidArgument
 from stowage._model.declared import adapter_paths
 from stowage._model.kept import Beside, Kept, keep
+from stowage._model.sizes import memory
 from stowage._model.stamp import stamp
 from stowage._model.weights import Held, parameters
 from stowage.requantize import Change
@@ -86,9 +87,7 @@ def base_parameters(layer: BaseTunerLayer) -> list[Held]:
 
 def tensors_of(held: Held) -> list[torch.Tensor]:
     """What a parameter is made of."""
-    if isinstance(held.tensor, StowedTensor):
-        return list(held.tensor.parts.values())
-    return [held.tensor.detach()]
+    return memory(held.tensor)
 
 
 def part_names(prefix: str, held: Held) -> list[str]:

@@ -144,7 +144,7 @@ def _merge(
     for held in every:
         if held.name in losses:
             reason = "merged: " + ", ".join(layer.merged_adapters)
-            remember(held, held.tensor, reason, losses[held.name], for_now=True)
+            remember(held, held.tensor, reason, losses[held.name], temporary=True)
 
 
 def _old(kept: Mapping[str, Kept], name: str, held: Held) -> list[torch.Tensor]:

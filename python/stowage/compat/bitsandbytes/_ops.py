@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage._storage import NESTED_BLOCK
 from stowage.compat.bitsandbytes import _weight, functional
 from stowage.compat.bitsandbytes._state import QuantState
 
@@ -64,7 +65,7 @@ def _gemm_4bit(
 ) -> Tensor:
     state = _state(absmax, blocksize, quant_type, shapeB, A.dtype)
     if absmax_8bit is not None:
-        second = QuantState(absmax, code=absmax_code, blocksize=_weight.NESTED_BLOCK)
+        second = QuantState(absmax, code=absmax_code, blocksize=NESTED_BLOCK)
         state.absmax, state.offset, state.state2 = absmax_8bit, absmax_offset, second
         state.nested = True
     return _weight.product(A, _weight.weight_of(B, state), bias)

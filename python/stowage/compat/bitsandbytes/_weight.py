@@ -11,9 +11,8 @@ from torch import Tensor
 
 from stowage import autograd, ops
 from stowage._errors import InvalidArgument, Unsupported, translated
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 
-NESTED_BLOCK = 256
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

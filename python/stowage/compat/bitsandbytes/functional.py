@@ -13,7 +13,7 @@ from stowage import ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._numbers import blockwise
 from stowage._numbers.codec4 import nested_map
-from stowage._storage import Storage
+from stowage._storage import NESTED_BLOCK, Storage
 from stowage.compat.bitsandbytes import _weight
 from stowage.compat.bitsandbytes._peer import forwarded, peers
 from stowage.compat.bitsandbytes._state import QuantState
@@ -99,9 +99,7 @@ def quantize_4bit(
     )
     if nested:
         _, second, table, state.offset = scales
-        state.state2 = QuantState(
-            second, code=table, blocksize=_weight.NESTED_BLOCK, dtype=torch.float32
-        )
+        state.state2 = QuantState(second, code=table, blocksize=NESTED_BLOCK, dtype=torch.float32)
         state.nested = True
     if absmax is not None:
         state.absmax = absmax.copy_(state.absmax)
