@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from tied import IDS, Tied, bits, bits_at_rest
 from torch import nn
 
 import stowage
@@ -17,40 +16,6 @@ from stowage.tensor import StowedTensor
 
 STORAGES = ["bf16", "f8_e4m3", "f8_e4m3:row", "int8:block64", "nf4", "nf4:block64:nested", "fp4"]
 PLACES = ["ram", "disk"]
-
-
-class Tied(nn.Module):
-    """An embedding tied to its head, a norm, a buffer, a frozen layer and an odd shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(48, 33)
-        self.body = nn.Linear(33, 33)
-        self.norm = nn.LayerNorm(33)
-        self.frozen = nn.Linear(33, 33).requires_grad_(False)
-        self.lm_head = nn.Linear(33, 48, bias=False)
-        self.lm_head.weight = self.embed.weight
-        self.register_buffer("scale", torch.rand(33))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(self.frozen(self.norm(self.body(self.embed(ids)) * self.scale)))
-
-
-IDS = torch.tensor([[1, 5, 47], [0, 3, 3]])
-
-
-def bits(model: nn.Module) -> dict[str, tuple[torch.dtype, bool, bytes]]:
-    """Everything that must be as it was."""
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    return {
-        name: (t.dtype, t.requires_grad, t.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-        for name, t in every
-    }
-
-
-def files(folder: Path) -> list[Path]:
-    gc.collect()
-    return sorted(folder.iterdir()) if folder.exists() else []
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -96,15 +61,6 @@ def test_row_04_casting_is_undone_and_done_twice() -> None:
     stowage.unstow(model)
     stowage.unstow(model)
     assert bits(model) == before
-
-
-def bits_at_rest(model: nn.Module) -> dict[str, bytes]:
-    return {
-        f"{name}.{part}": tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name, weight in model.named_parameters()
-        if isinstance(weight, StowedTensor)
-        for part, tensor in weight.parts.items()
-    }
 
 
 def test_without_a_master_unstow_is_lossy_and_says_so() -> None:
