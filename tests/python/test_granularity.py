@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments `working` and `blocks`: what they choose, show and refuse."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def test_which_modules_a_pattern_makes_blocks() -> None:
 
     assert blocks("[01]*") == ["0", "1"]  # the outermost: * crosses dots
     assert blocks(("0", nn.Conv1d)) == ["0", "0.conv", "1.conv"]
-    assert blocks("*") == [""]
+    assert blocks("*") == blocks("") == [""]  # "" is the path of the model itself
+    assert blocks(re.compile(r"^\d$")) == ["0", "1", "2"]
+    assert blocks(lambda path, module: path == "1" and isinstance(module, Block)) == ["1"]
     assert blocks(Block) == ["0", "1"]
 
 
@@ -90,8 +93,11 @@ def test_which_modules_a_pattern_makes_blocks() -> None:
         ({"working": "block"}, "blocks must be given for working='block'"),
         ({"blocks": "0"}, "blocks must be given for working='block', and only then"),
         ({"working": "block", "blocks": "layers.*"}, "'layers.*': must match a module"),
+        ({"working": "block", "blocks": 3}, "or a predicate(name, module), got 3"),
+        ({"working": "block", "blocks": "*.convv"}, "matches none (near: conv)"),
+        ({"working": "block", "blocks": re.compile("^b")}, "regex '^b': must match a module"),
         ({"working": "block", "blocks": nn.GRU}, "GRU: must match a module, matches none"),
-        ({"working": "block", "blocks": [3]}, "globs or module types, got 3"),
+        ({"working": "block", "blocks": [3]}, "blocks must be a glob, a regular expression"),
     ],
 )
 def test_refusals(options: dict[str, Any], text: str) -> None:

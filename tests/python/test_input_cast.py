@@ -3,12 +3,14 @@
 
 import copy
 import pickle
+import re
 import threading
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import stowage
 from stowage._library import composite_forced
@@ -122,7 +124,7 @@ def test_two_threads() -> None:
 def test_compiled_without_graph_breaks(how: str, grad: bool) -> None:
     model, x = linear(how), X.clone().requires_grad_(grad)
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for _ in range(3):
         assert torch.equal(compiled(x), model(x)) and compiled(x).dtype == model(x).dtype
@@ -148,6 +150,8 @@ def test_rules() -> None:
         ({"2": "compute"}, "input_cast '2': must match a module that holds a resting weight"),
         ({"": "compute"}, "input_cast '': must match a module that holds a resting"),
         ({nn.GRU: "compute"}, "input_cast GRU: must match"),
+        ({re.compile("^x"): "compute"}, "input_cast regex '^x': must match"),
+        ({3: "compute"}, "a key of input_cast must be a glob, a regular expression"),
     ],
 )
 def test_refusals(how: Any, text: str) -> None:

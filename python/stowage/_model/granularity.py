@@ -6,18 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from stowage._compute import blocks as _blocks
 from stowage._errors import InvalidArgument
 from stowage._model.input_cast import INPUT_CASTS, cast_inputs
+from stowage._model.patterns import Pattern, check, label, matches_module, near_misses
 from stowage._model.weights import Held
 from stowage.policy import Choice
 from stowage.tensor import StowedTensor
 
-Pattern = str | type[nn.Module]
 Blocks = Pattern | Sequence[Pattern] | None
 InputCast = str | Mapping[Pattern, str] | None
 MODES = ("tile", "layer", "block")
@@ -56,14 +55,15 @@ class Granularity:
         hold a resting weight."""
         found, holders = [], {id(module) for module in resting}
         for pattern in self.blocks:
-            if not any(_matches(pattern, path, m) for path, m in _modules(model)):
-                found.append(f"blocks {_label(pattern)}: must match a module, matches none")
+            if not _matching(pattern, model):
+                none = _none(pattern, model)
+                found.append(f"blocks {label(pattern)}: must match a module, {none}")
         for pattern, _ in self.input_casts or ():
-            hit = [m for path, m in _modules(model) if _matches(pattern, path, m)]
+            hit = _matching(pattern, model)
             if not any(id(module) in holders for module in hit):
-                got = "matches only others" if hit else "matches none"
+                got = "matches only others" if hit else _none(pattern, model)
                 found.append(
-                    f"input_cast {_label(pattern)}: must match a module that holds a resting "
+                    f"input_cast {label(pattern)}: must match a module that holds a resting "
                     f"weight, {got}"
                 )
         return found
@@ -80,7 +80,7 @@ class Granularity:
                 _blocks.mark(module)
         for path, module in _modules(model):
             for pattern, how in self.input_casts or ():
-                if _holds(module) and _matches(pattern, path, module):
+                if _holds(module) and matches_module(pattern, path, module):
                     cast_inputs(module, how)
                     break
 
@@ -103,12 +103,24 @@ def _modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     return model.named_modules(remove_duplicate=False)
 
 
+def _matching(pattern: Pattern, model: nn.Module) -> list[nn.Module]:
+    return [module for path, module in _modules(model) if matches_module(pattern, path, module)]
+
+
+def _none(pattern: Pattern, model: nn.Module) -> str:
+    return f"matches none{near_misses(pattern, (path for path, _ in _modules(model)))}"
+
+
 def _patterns(blocks: Blocks) -> tuple[Pattern, ...]:
-    given = () if blocks is None else blocks
-    listed = (given,) if isinstance(given, str | type) else tuple(given)
+    if blocks is None:
+        return ()
+    listed: tuple[Pattern, ...]
+    if isinstance(blocks, Sequence) and not isinstance(blocks, str):
+        listed = tuple(blocks)
+    else:
+        listed = (blocks,)
     for pattern in listed:
-        if not isinstance(pattern, str | type):
-            _refuse(f"blocks must be globs or module types, got {pattern!r}")
+        check(pattern, "blocks", root=True)
     return listed
 
 
@@ -117,34 +129,25 @@ def _casts(input_cast: InputCast) -> tuple[tuple[Pattern, str], ...] | None:
         return None
     rules = dict(input_cast) if isinstance(input_cast, Mapping) else {"*": input_cast}
     for pattern, how in rules.items():
-        if not isinstance(pattern, str | type) or how not in INPUT_CASTS:
+        check(pattern, "a key of input_cast", root=True)
+        if how not in INPUT_CASTS:
             allowed = ", ".join(INPUT_CASTS)
             _refuse(
-                f"input_cast must be {allowed}, or a mapping of globs and module types to one of "
-                f"these, got {pattern!r}: {how!r}"
+                f"input_cast must be {allowed}, or a mapping of patterns to one of these, got "
+                f"{pattern!r}: {how!r}"
             )
     if rules == {"*": "never"}:
         return ()
     return tuple(rules.items())
 
 
-def _matches(pattern: Pattern, path: str, module: nn.Module) -> bool:
-    if isinstance(pattern, type):
-        return isinstance(module, pattern)
-    return fnmatchcase(path, pattern)
-
-
 def _outermost(pattern: Pattern, model: nn.Module) -> Iterator[nn.Module]:
     """`*` crosses dots, so that "layers.*" matches what is below the layers too."""
     above: tuple[str, ...] = ()
     for path, module in _modules(model):
-        if not path.startswith(above) and _matches(pattern, path, module):
+        if not path.startswith(above) and matches_module(pattern, path, module):
             above += (f"{path}." if path else "",)
             yield module
-
-
-def _label(pattern: Pattern) -> str:
-    return repr(pattern) if isinstance(pattern, str) else pattern.__name__
 
 
 def _holds(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns that name weights of a model: a glob, a regular expression, a module type or a
-predicate. What matches, how a pattern is called in messages, and what it may have meant."""
+"""Patterns that name weights or modules of a model: a glob, a regular expression, a module type or
+a predicate. What matches, how a pattern is called in messages, and what it may have meant."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ Pattern = str | re.Pattern[str] | type[nn.Module] | Predicate
 KINDS = "a glob, a regular expression (re.compile), a module type or a predicate(name, module)"
 
 
-def check(pattern: object, where: str) -> None:
-    """Raises InvalidArgument for what is no pattern, naming `where` it stands."""
+def check(pattern: object, where: str, root: bool = False) -> None:
+    """Raises InvalidArgument for what is no pattern, naming `where` it stands. With `root`, the
+    empty string is one: the path of the model itself."""
     legal = isinstance(pattern, str | re.Pattern) or callable(pattern)
     if isinstance(pattern, nn.Module) or (
         isinstance(pattern, type) and not issubclass(pattern, nn.Module)
     ):
         legal = False
-    if not legal or pattern == "" or isinstance(getattr(pattern, "pattern", ""), bytes):
+    nameless = pattern == "" and not root
+    if not legal or nameless or isinstance(getattr(pattern, "pattern", ""), bytes):
         raise InvalidArgument(f"stowage: {where} must be {KINDS}, got {pattern!r}")
 
 
@@ -44,13 +46,25 @@ def matches(pattern: Pattern, site: Site) -> bool:
     """A glob is held against the parameter's name and the path of every module that contains it,
     and a regular expression is searched for in them; case matters. A type is held against the
     module that has the parameter; a predicate gets the parameter's name and that module."""
+    return _matches(pattern, site.name, site.module, names_around)
+
+
+def matches_module(pattern: Pattern, path: str, module: nn.Module) -> bool:
+    """The same for a module: a glob and a regular expression are held against its own path alone,
+    a predicate gets its path and itself."""
+    return _matches(pattern, path, module, lambda own: [own])
+
+
+def _matches(
+    pattern: Pattern, name: str, module: nn.Module, names: Callable[[str], list[str]]
+) -> bool:
     if isinstance(pattern, type):
-        return isinstance(site.module, pattern)
+        return isinstance(module, pattern)
     if isinstance(pattern, str):
-        return any(fnmatchcase(name, pattern) for name in names_around(site.name))
+        return any(fnmatchcase(each, pattern) for each in names(name))
     if isinstance(pattern, re.Pattern):
-        return any(pattern.search(name) for name in names_around(site.name))
-    return bool(pattern(site.name, site.module))
+        return any(pattern.search(each) for each in names(name))
+    return bool(pattern(name, module))
 
 
 def names_around(name: str) -> list[str]:
