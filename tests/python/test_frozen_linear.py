@@ -12,7 +12,9 @@ from stowage._model import frozen
 
 STORAGES = ["bf16", "f8_e4m3", "f8_e5m2:row", "int8", "int8:tensor", "int8:row2", "int8:block48"]
 STORAGES += ["nf4", "fp4:block128", "nf4:block64:nested"]
+STORAGES += ["nf4:torchao", "nf4:torchao:block32:scaler8:f32"]
 FEATURES = [(64, 48), (63, 50), (7, 1), (100, 301)]
+WHOLE = [(64, 256), (1024, 48), (512, 96), (48, 4096)]  # multiples of 16384
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -26,7 +28,7 @@ def test_the_values_are_those_of_nn_linear(
     storage: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frozen, "_PIECE", 1000)  # many pieces, uneven ones too
-    for inside, out in FEATURES:
+    for inside, out in WHOLE if "torchao" in storage else FEATURES:
         torch.manual_seed(3)
         plain, after = nn.Linear(inside, out, dtype=dtype), torch.rand(1)
         torch.manual_seed(3)
@@ -45,24 +47,25 @@ def test_what_it_takes() -> None:
     assert stowage.frozen_linear(0, 4).weight.shape == (4, 0)
     with torch.device("meta"):
         assert stowage.frozen_linear(4, 4).weight.is_meta
-    for wrong in ("nf5", "nf4:row"):
+    for wrong in ("nf5", "nf4:row", "nf4:torchao"):  # the last: 3072 values
         with pytest.raises(stowage.InvalidArgument):
             stowage.frozen_linear(64, 48, wrong)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_from_meta(storage: str, tmp_path: Path) -> None:
-    made = stowage.frozen_linear(64, 48, storage)
-    layer = stowage.frozen_linear(64, 48, storage, device="meta")
+    size = WHOLE[0] if "torchao" in storage else FEATURES[0]
+    made = stowage.frozen_linear(*size, storage)
+    layer = stowage.frozen_linear(*size, storage, device="meta")
     assert all(p.is_meta for p in layer.weight.parts.values()) and layer.bias.is_meta
     assert stowage.nbytes(layer) == stowage.nbytes(made)
     layer.load_state_dict(made.state_dict(), assign=True)
     assert same(layer.weight, made.weight) and not layer.weight.requires_grad
-    layer = stowage.frozen_linear(64, 48, storage, device="meta").to_empty(device="cpu")
+    layer = stowage.frozen_linear(*size, storage, device="meta").to_empty(device="cpu")
     layer.load_state_dict(made.state_dict())
     assert same(layer.weight, made.weight) and torch.equal(layer.bias, made.bias)
     stowage.save(made, tmp_path)
-    loaded = stowage.load(lambda: stowage.frozen_linear(64, 48, storage, device="meta"), tmp_path)
+    loaded = stowage.load(lambda: stowage.frozen_linear(*size, storage, device="meta"), tmp_path)
     assert same(loaded.weight, made.weight)
 
 
@@ -77,7 +80,7 @@ def test_no_float_copy_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
         return stock(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "uniform_", uniform_)
-    for storage in ("nf4:block64:nested", "int8:tensor", "f8_e4m3:row"):
+    for storage in ("nf4:block64:nested", "nf4:torchao", "int8:tensor", "f8_e4m3:row"):
         seen.clear()
         with torch.profiler.profile(profile_memory=True) as profile:
             layer = stowage.frozen_linear(1024, 4096, storage, dtype=torch.float32)

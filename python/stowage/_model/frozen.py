@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from stowage import ops
-from stowage._errors import Unsupported, translated
-from stowage._numbers import codec, codec4
+from stowage._errors import InvalidArgument, translated
+from stowage._numbers import codec, codec4, torchao
 from stowage._storage import Storage
 from stowage.tensor import wrap
 
@@ -34,17 +34,14 @@ def frozen_linear(
     bias after the same seed, bit for bit; other devices draw from the same distribution. On "meta"
     nothing is drawn: `to_empty` and `load_state_dict` fill it. `dtype` is the compute dtype
     (default: torch's), `exact` is that of `stowage.quantize`. Raises InvalidArgument for an unknown
-    storage, Unsupported for a dialect whose scales need the whole weight.
+    storage, and for sizes that nf4:torchao cannot hold.
     """
-    kind = Storage(storage)
-    if kind.dialect != "standard":
-        raise Unsupported(
-            f"stowage.frozen_linear: storage must have scales of blocks or rows, got {kind}, whose "
-            "scales need the whole weight; use stowage.quantize"
-        )
     layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=dtype)
+    kind = Storage(storage).for_values(layer.weight.dtype)
     where = torch.get_default_device() if device is None else torch.device(device)
     compute, shape = layer.weight.dtype, (out_features, in_features)
+    if rule := kind.misfit(shape):
+        raise InvalidArgument(f"stowage.frozen_linear: {rule}, got {list(shape)}")
     bound = _bound(in_features)
 
     def draw(rows: int) -> Tensor:
@@ -82,6 +79,8 @@ def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]
 
 
 def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
+    if storage.dialect == "torchao":
+        return _fill_torchao(parts, storage, shape, draw)
     if storage.bits == 4:
         return _fill_blocks(parts, storage, shape, draw)
     scale = None
@@ -121,3 +120,20 @@ def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], 
     if storage.nested:
         for into, part in zip(parts[1:], codec4.nest(scales), strict=True):
             into.copy_(part)
+
+
+def _fill_torchao(
+    parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw
+) -> None:
+    """Likewise; zeros behind a piece make up whole scaler blocks, which codes do not depend on."""
+    codes, block = parts[0], storage.block
+    scales = torch.empty(len(parts[1]), dtype=torchao.work(storage), device=codes.device)
+    for first, last in _spans(storage, shape):
+        start, piece = first * shape[1], draw(last - first).view(-1)
+        count = piece.numel()
+        largest = torchao.as_type(piece, storage).view(-1, block).abs().amax(1)
+        scales[start // block : start // block + len(largest)] = largest
+        whole = nn.functional.pad(piece, (0, -count % (block * storage.scaler_block)))
+        codes[start // 2 : (start + count) // 2] = ops.quantize(whole, storage.key)[0][: count // 2]
+    for into, part in zip(parts[1:], torchao.nest(scales, storage), strict=True):
+        into.copy_(part)

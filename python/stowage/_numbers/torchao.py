@@ -78,10 +78,11 @@ def quantize(x: Tensor, storage: Storage) -> list[Tensor]:
         coded = encode(rounded(v / largest[:, None], storage), storage).view(-1)
         packed = coded[0::2] * 16 + coded[1::2]
         codes.view(-1)[span.start * block // 2 : span.stop * block // 2].copy_(packed)
-    return [codes, *_nest(absmax, storage)]
+    return [codes, *nest(absmax, storage)]
 
 
-def _nest(absmax: Tensor, storage: Storage) -> list[Tensor]:
+def nest(absmax: Tensor, storage: Storage) -> list[Tensor]:
+    """The parts but the codes, from the scales of all blocks."""
     dtype, count = storage.type_dtype, absmax.numel()
     total = absmax.cpu().to(torch.float64).cumsum(0)[-1:]  # in index order
     mean64 = (total / torch.full_like(total, max(count, 1))) if count else total.new_zeros(1)
