@@ -133,6 +133,35 @@ def _embedding(
         raise translated(error) from None
 
 
+# --- parameters that rest are frozen --------------------------------------------------------------
+
+
+def _thaw(parameter: Any) -> Any:
+    """Refuses to train a frozen parameter, whose codes cannot take an optimizer's steps. Not a
+    tensor: nn.Parameter(w) asks for the gradient of one, and that is how to look at it."""
+    if not isinstance(parameter, StowedTensor) or not getattr(parameter, "_is_param", False):
+        return NotImplemented
+    if parameter.requires_grad or _compiling():
+        return NotImplemented
+    raise Unsupported(
+        "stowage: a parameter that rests must stay frozen, since rounding would swallow the steps "
+        "of an optimizer, got requires_grad=True; train an adapter, make it plain with "
+        "stowage.unstow(module), or build the model inside stowage.integrations.peft.adapting() "
+        "if PEFT copies it (modules_to_save); nn.Parameter(weight) gives one whose gradient can be "
+        "looked at"
+    )
+
+
+@function(Tensor.requires_grad_)
+def _requires_grad_(self: Tensor, requires_grad: bool = True) -> Any:
+    return _thaw(self) if requires_grad else NotImplemented
+
+
+@function(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def _set_requires_grad(self: Tensor, requires_grad: bool) -> Any:
+    return _thaw(self) if requires_grad else NotImplemented
+
+
 # --- memory that a stowed weight does not have ----------------------------------------------------
 
 

@@ -201,8 +201,8 @@ class StowedTensor(Tensor):
             raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
         result = self._like(copy.deepcopy(self._parts(), memo))
         memo[id(self)] = result
+        result.requires_grad_(self.requires_grad)  # before it is known for a parameter
         result.__dict__.update(copy.deepcopy(self._extras(), memo))
-        result.requires_grad_(self.requires_grad)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result

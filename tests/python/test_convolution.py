@@ -143,7 +143,7 @@ def test_exact_layers_widen_whole_and_give_the_same_bits(monkeypatch: pytest.Mon
 
 def test_a_trained_weight_gets_its_gradient() -> None:
     layer, twin, x = pair("2d", "int8")
-    layer.weight.requires_grad_()
+    layer.weight = nn.Parameter(layer.weight)
     layer(x).square().sum().backward()
     twin(x).square().sum().backward()
     assert near(layer.weight.grad, twin.weight.grad)

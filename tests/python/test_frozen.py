@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resting weight is frozen: what asks to train it gets a gradient, and no optimizer may step."""
+"""A resting weight is frozen: its parameter refuses to be trained, a parameter that is made to ask
+for a gradient gets it, and no optimizer may step."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,11 +33,50 @@ def layer(storage: str, dtype: torch.dtype = torch.float32, exact: bool = False)
     return stowage.frozen_linear(64, 48, storage, dtype=dtype, exact=exact)
 
 
+THAW: dict[str, Callable[[nn.Linear], object]] = {
+    "requires_grad_": lambda base: base.weight.requires_grad_(),
+    "requires_grad_(True)": lambda base: base.weight.requires_grad_(requires_grad=True),
+    "attribute": lambda base: setattr(base.weight, "requires_grad", True),
+    "module": lambda base: base.requires_grad_(True),
+    "model": lambda base: nn.Sequential(base).train().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("how", THAW)
+@pytest.mark.parametrize("made", ["frozen_linear", "stow", "load_state_dict", "deepcopy", "to"])
+def test_a_frozen_parameter_says_what_to_do_instead(made: str, how: str) -> None:
+    base = layer("nf4")
+    if made == "stow":
+        stowage.stow(base := nn.Linear(64, 48), "nf4")
+    elif made == "load_state_dict":
+        state, base = base.state_dict(), stowage.frozen_linear(64, 48, device="meta")
+        base.load_state_dict(state, assign=True)
+    elif made != "frozen_linear":
+        base = copy.deepcopy(base) if made == "deepcopy" else base.to(torch.bfloat16)
+    with pytest.raises(stowage.Unsupported, match="must stay frozen") as error:
+        THAW[how](base)
+    assert all(word in str(error.value) for word in ("adapter", "unstow", "nn.Parameter(weight)"))
+    assert not base.weight.requires_grad
+    base.requires_grad_(False)
+    assert base(torch.randn(3, 64, dtype=base.weight.dtype)).shape == (3, 48)
+
+
+def test_who_asks_for_the_gradient_of_a_weight_gets_it() -> None:
+    base = layer("nf4")
+    looked = nn.Parameter(base.weight)
+    assert looked.requires_grad and looked.requires_grad_() is looked
+    twin = copy.deepcopy(looked)
+    assert twin.requires_grad and isinstance(twin, nn.Parameter)
+    assert base.weight.detach().requires_grad_().requires_grad
+    stowage.unstow(base)
+    assert base.requires_grad_().weight.requires_grad
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("storage", ["nf4", "nf4:block64:nested"])
 def test_an_optimizer_is_told_what_to_do(storage: str, kind: str) -> None:
     base = layer(storage)
-    base.weight.requires_grad_(True)
+    base.weight = nn.Parameter(base.weight)
     before = [p.clone() for p in base.weight.parts.values()]
     optimizer = OPTIMIZERS[kind]([base.weight])
     base(torch.randn(3, 64)).square().sum().backward()

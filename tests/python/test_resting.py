@@ -146,7 +146,7 @@ def test_scales_for_each_value_are_refused(rule: str, storage: str) -> None:
 def test_a_trained_bias_that_rests_gets_its_gradient() -> None:
     layer = nn.Linear(16, 8)
     stowage.stow(layer, {"bias": "bf16", "weight": "int8"})
-    layer.bias.requires_grad_()
+    layer.bias = nn.Parameter(layer.bias)
     layer(torch.randn(5, 16)).sum().backward()
     assert torch.equal(layer.bias.grad, torch.full((8,), 5.0))
 

@@ -38,8 +38,8 @@ Folder = str | os.PathLike[str] | None
 @contextmanager
 def adapting() -> Iterator[None]:
     """Inside, the copies that PEFT makes of `modules_to_save` are plain and can be trained, also
-    where the module rests; the original rests on. Without it such a copy rests as well, and the
-    first step of an optimizer refuses to train it. For `get_peft_model`, `from_pretrained`,
+    where the module rests; the original rests on. Without it such a copy rests as well and
+    refuses to be trained. For `get_peft_model`, `from_pretrained`,
     `load_adapter` and `add_adapter`; needed only where a rule stowed a head, since the defaults
     leave heads plain."""
 
