@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,53 @@ def test_storages_that_do_not_fit(tmp_path: Path) -> None:
     assert "restow=True" in text
     same = stowage.load(make, tmp_path, "int8")
     assert torch.equal(same[0].weight.dequantize(), model[0].weight.dequantize())
+
+
+UNKNOWN = ["nf4:foo", "nf4:torchao:bf8", "int8:torchao", "nf4:block64:foo"]
+
+
+@pytest.mark.parametrize("storage", UNKNOWN)
+def test_a_dialect_that_we_do_not_know(storage: str, tmp_path: Path) -> None:
+    """In a call, a manifest and a pickle: what a newer release may write."""
+    x = torch.randn(8, 64)
+    with pytest.raises(stowage.InvalidArgument, match=f"{storage}|{storage.partition(':')[0]}"):
+        stowage.quantize(x, storage)
+    weight = stowage.quantize(x, "nf4")
+    with pytest.raises(stowage.InvalidArgument):
+        stowage.StowedTensor(weight.parts, storage, x.shape, x.dtype)
+    rebuild, (parts, _, *facts) = weight.__reduce_ex__(2)
+    with pytest.raises(stowage.InvalidArgument):
+        rebuild(parts, storage, *facts)
+    manifest = {"version": 1, "weights": {"0.weight": {"storage": storage, "shape": [8, 64]}}}
+    state = {"0.weight": torch.zeros(256, 1, dtype=torch.uint8), "0.weight.absmax": torch.ones(8)}
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(state, path, metadata={"stowage": json.dumps(manifest)})
+    model = nn.Sequential(nn.Linear(64, 8, bias=False))
+    with pytest.raises(stowage.BadFile) as caught:
+        stowage.load(model, tmp_path)
+    assert f"storage '{storage}'" in str(caught.value) and "'0.weight'" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["nf4:foo", "nf5"])
+def test_a_quant_state_of_a_dialect_that_we_do_not_know(kind: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 8, bias=False))
+    stowage.stow(model, "nf4")
+    state = dict(stowage.state_dict(model))
+    name = "0.weight.quant_state.bitsandbytes__nf4"
+    facts = json.loads(bytes(state.pop(name).tolist())) | {"quant_type": kind}
+    wrong = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
+    for key in (name, name.replace("nf4", kind)):
+        safetensors.torch.save_file(state | {key: wrong}, tmp_path / "model.safetensors")
+        with pytest.raises(stowage.BadFile) as caught:
+            stowage.load(nn.Sequential(nn.Linear(64, 8, bias=False)), tmp_path)
+        assert kind in str(caught.value) and key in str(caught.value)
+        before = model[0].weight.parts
+        with pytest.raises(stowage.BadFile, match=f"{key}: quant_type must be .* got '{kind}'"):
+            stowage.load_state_dict(model, state | {key: wrong})
+        short = torch.tensor(list(b'{"quant_type": "nf4"}'), dtype=torch.uint8)
+        with pytest.raises(stowage.BadFile, match="misses \\['blocksize', 'shape'\\]"):
+            stowage.load_state_dict(model, state | {key: short})
+        assert all(model[0].weight.parts[n] is p for n, p in before.items())
 
 
 def test_shapes_that_no_format_holds(tmp_path: Path) -> None:

@@ -201,6 +201,13 @@ def _stowed_entry(name: str, weight: StowedTensor) -> Entry:
 def _four_bit(member: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
     name, _, kind = member.partition(_STATE)
     state = _state(tensors[member])
+    missing = [key for key in ("quant_type", "blocksize", "shape") if key not in state]
+    if missing:
+        raise BadFile(f"{member}: must have quant_type, blocksize and shape, misses {missing}")
+    if kind not in ("nf4", "fp4") or state["quant_type"] != kind:
+        raise BadFile(
+            f"{member}: quant_type must be nf4 or fp4, in the name too, got {state['quant_type']!r}"
+        )
     nested = ":nested" if "nested_offset" in state else ""
     storage = Storage.parse(f"{kind}:block{state['blocksize']}{nested}")
     shape = tuple(int(size) for size in state["shape"])  # type: ignore[attr-defined]

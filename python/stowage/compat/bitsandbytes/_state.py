@@ -84,6 +84,11 @@ class QuantState:
                 f"QuantState.from_dict: keys must be those of a quant_state, missing {missing}, "
                 f"unknown {unknown}"
             )
+        if found["quant_type"] not in cls.valid_quant_types:
+            raise InvalidArgument(
+                f"QuantState.from_dict: quant_type must be one of {list(cls.valid_quant_types)}, "
+                f"got {found['quant_type']!r}"
+            )
         offset = state2 = None
         if "nested_absmax" in found:
             offset = torch.tensor(float(found["nested_offset"]), dtype=torch.float32).to(device)

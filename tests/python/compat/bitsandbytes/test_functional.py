@@ -125,6 +125,10 @@ def test_states_are_safe_to_load() -> None:
     assert torch.load(file, weights_only=True) == state
 
 
+def _of_type(name: str) -> dict[str, Any]:
+    return F.quantize_nf4(values(64))[1].as_dict() | {"quant_type": name}
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -136,6 +140,7 @@ def test_states_are_safe_to_load() -> None:
         (lambda: F.dequantize_blockwise(torch.zeros(4)), "absmax or quant_state"),
         (lambda: F.QuantState.from_dict({}, "cpu"), "exactly one quant_state"),
         (lambda: F.QuantState.from_dict({"quant_type": "nf4"}, "cpu"), "missing .*absmax"),
+        (lambda: F.QuantState.from_dict(_of_type("nf4:foo"), "cpu"), "quant_type must be one of"),
         (lambda: F.gemv_4bit(values(1, 4), torch.zeros(4, 1)), "quant_state must be given"),
     ],
 )
