@@ -193,6 +193,20 @@ def test_row_71_zeros_stay_zeros(storage: str) -> None:
     assert torch.equal(stowage.quantize(values, storage).dequantize() != 0, values != 0)
 
 
+@pytest.mark.parametrize("codes", ["nf4", "fp4"])
+@pytest.mark.parametrize("scaling", ["block64", "block32", "block64:nested", "block128:nested"])
+def test_row_74_the_widest_block_keeps_its_scale(codes: str, scaling: str) -> None:
+    """The block scale with the largest positive deviation was clipped, and its values with it."""
+    torch.manual_seed(1)
+    values = torch.randn(256, 256)
+    values[7, 9] = 8.933
+    w = stowage.quantize(values, f"{codes}:{scaling}")
+    assert w.dequantize()[7, 9].item() == pytest.approx(8.933, rel=1e-6)
+    nf4_torchao = stowage.quantize(values, "nf4:torchao").dequantize()  # the dialect asks for it
+    assert nf4_torchao[7, 9].item() == pytest.approx(8.933 * (1 - 1 / 128), rel=5e-3)
+    assert nf4_torchao[7, 9] < 0.997 * 8.933
+
+
 class Layers(nn.Module):
     """Six weights; no module is named wo or norm."""
 
