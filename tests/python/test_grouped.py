@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import stowage
@@ -64,6 +65,61 @@ def test_grouped_mm_of_torch_finds_the_experts(dtype: torch.dtype, storage: str)
         tolerance = 1e-4 if dtype is torch.float32 else 0.1
         torch.testing.assert_close(got, dense(x, plain, offs.tolist()), rtol=2e-2, atol=tolerance)
     assert stowage.fallbacks() == {}
+
+
+class Grouped(nn.Module):
+    """Experts both ways round."""
+
+    def __init__(self, storage: str, dtype: torch.dtype, exact: bool = False) -> None:
+        super().__init__()
+        self.up = experts(storage, compute_dtype=dtype, exact=exact)
+        self.down = experts(storage, compute_dtype=dtype, exact=exact)
+
+    def forward(self, x: Tensor, offs: Tensor) -> Tensor:
+        wide = F.grouped_mm(x, self.up.transpose(-2, -1), offs=offs)
+        return F.grouped_mm(F.silu(wide), self.down, offs=offs)
+
+
+def compiled_like_eager(model: Grouped, backend: Any, tolerance: float) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for ends, rows in (([3, 3, 7, 10], 10), ([0, 4, 9, 12], 16), ([0, 0, 0, 0], 5)):
+        offs, results = torch.tensor(ends, dtype=torch.int32), []
+        for run in (model, compiled):
+            torch.manual_seed(1)
+            x = torch.randn(rows, IN, dtype=model.up.dtype, requires_grad=True)
+            y = run(x, offs)
+            results.append([y, torch.autograd.grad(y.square().sum(), x)[0]])
+        torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("storage", ["nf4", "nf4:block64:nested", "int8:row2"])
+def test_compiled_graphs_hold_one_op_and_no_dequantized_experts(
+    storage: str, dtype: torch.dtype
+) -> None:
+    seen: list[list[str]] = []
+
+    def note(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        names = (str(node.target) for node in module.graph.nodes)
+        seen.append([name.split(".")[1] for name in names if name.startswith("stowage.")])
+        return torch._functorch.aot_autograd.make_boxed_func(module.forward)
+
+    stowage.fallbacks(clear=True)
+    compiled_like_eager(Grouped(storage, dtype), aot_autograd(fw_compiler=note), 0.0)
+    assert 2 <= len(seen) <= 4  # forward and backward, for one size and then for any
+    assert all(names == ["_grouped_linear"] * 2 for names in seen)
+    assert stowage.fallbacks() == {}
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor() -> None:
+    compiled_like_eager(Grouped("nf4", torch.float32), "inductor", 1e-4)
+
+
+@pytest.mark.skipif(composite_forced(), reason="exact=True needs the kernels")
+def test_exact_experts_are_exact_in_compiled_graphs() -> None:
+    compiled_like_eager(Grouped("nf4", torch.float32, exact=True), "aot_eager", 0.0)
 
 
 def test_experts_that_cut_blocks_are_dequantized_one_at_a_time() -> None:

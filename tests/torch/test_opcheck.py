@@ -8,7 +8,7 @@ import torch
 from torch.library import opcheck
 
 from stowage import ops
-from stowage._compute import convolution
+from stowage._compute import convolution, grouped
 from stowage._storage import Storage
 
 SAMPLED = ("bf16", "f8_e4m3", "int8:block5", "nf4", "fp4:block32:nested")
@@ -62,6 +62,15 @@ def test_convolution(kind, device) -> None:
     opcheck(convolution.convolution, (x, *weight, bias, *options))
     y = convolution.convolution(x, *weight, bias, *options)
     opcheck(convolution.grad_input, (torch.randn_like(y), x, *weight, *options))
+
+
+def test_grouped_linear(kind, device) -> None:
+    for shape, transposed in (((3, 16, 64), True), ((3, 64, 16), False)):
+        codes, *scales = ops.quantize(torch.randn(shape, device=device), kind.key)
+        offsets = torch.tensor([2, 2, 5], dtype=torch.int32, device=device)
+        for exact in (False, True):
+            args = (torch.randn(6, 64, device=device), codes, scales, kind.key, list(shape))
+            opcheck(grouped.grouped, (*args, offsets, transposed, exact))
 
 
 def test_measure(kind, weight, device) -> None:
@@ -118,6 +127,7 @@ def test_every_op_is_checked_here() -> None:
         for name in (
             "_convolution",
             "_convolution_grad_input",
+            "_grouped_linear",
             "_linear",
             "dequantize",
             "embedding",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped products of expert weights: each group of rows times an expert of its own, which stays
-stowed. No other expert is read, and no graph keeps a dequantized one."""
+stowed. No other expert is read, and no graph keeps a dequantized one. Compiled graphs, whose shapes
+must not depend on values, have one op of ours for all groups."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stowage._errors import InvalidArgument
-from stowage.registry import function
-from stowage.tensor import StowedTensor
+from stowage._storage import Storage
+from stowage.registry import function, op
+from stowage.tensor import StowedTensor, wrap
 from stowage.views import StowedView
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
+_NAMES = ("offs", "bias", "out_dtype")  # of aten::_grouped_mm
 
 
 def grouped_linear(
@@ -28,9 +31,8 @@ def grouped_linear(
 
     `offsets` [E]: where each expert's rows end, ascending, as torch's grouped_mm takes them; rows
     behind the last end are zeros in the result [S, O]. `bias` [E, O] is added by expert. The values
-    and gradients are those of F.linear with each expert. Not for compiled graphs, whose shapes must
-    not depend on values. Raises InvalidArgument (a ValueError) for shapes and dtypes that do not
-    fit.
+    and gradients are those of F.linear with each expert. Raises InvalidArgument (a ValueError) for
+    shapes and dtypes that do not fit. In compiled graphs F.grouped_mm is the form.
     """
     where = "stowage.grouped_linear"
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2]:
@@ -70,7 +72,8 @@ def _product(
     columns = weight.shape[1] if transposed else weight.shape[2]
     if start < len(x) or not pieces:
         dtype = pieces[0].dtype if pieces else x.dtype
-        pieces.append(x.new_zeros((len(x) - start, columns), dtype=dtype))
+        # Zeros that depend on x, so that its gradient is zeros too and not missing.
+        pieces.append(F.pad(x[start:, :0], (0, columns)).to(dtype))
     return torch.cat(pieces)
 
 
@@ -78,11 +81,27 @@ def _experts(t: Any) -> tuple[StowedTensor, bool] | None:
     """The stowed [E, O, K] that `t` is, or whose matrices it shows transposed, and which."""
     if type(t) is StowedTensor:
         return (t, False) if t.dim() == 3 else None
-    if type(t) is not StowedView or len(t._chain) != 1 or t.dim() != 3:
+    if type(t) is not StowedView or t.dim() != 3:
         return None
-    step = t._chain[0]
-    swaps = step.op is aten.transpose.int and {d % 3 for d in step.args} == {1, 2}
-    return (t._weight, True) if swaps else None
+    for step in t._chain:
+        if step.op is not aten.transpose.int or {d % 3 for d in step.args} != {1, 2}:
+            return None
+    return t._weight, len(t._chain) % 2 == 1
+
+
+def _found(
+    left: Any, right: Any, offs: Any, bias: Any, out_dtype: torch.dtype | None
+) -> tuple[StowedTensor, bool] | None:
+    """The experts of a grouped product that goes group by group, and whether they are transposed;
+    else None."""
+    found = _experts(right)
+    if found is None or offs is None or bias is not None:
+        return None
+    weight = found[0]
+    if isinstance(left, StowedTensor | StowedView) or left.dim() != 2:
+        return None
+    fits = left.dtype is weight.dtype and left.shape[1] == right.shape[1]
+    return found if fits and out_dtype in (None, weight.dtype) else None
 
 
 @function(torch._grouped_mm)
@@ -94,12 +113,68 @@ def _grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> Any:
     """What F.grouped_mm, and transformers' experts by it, call."""
-    found = _experts(right)
-    if found is None or offs is None or bias is not None or _compiling():
+    if _compiling() or type(left) is not Tensor:
         return NotImplemented
-    weight, transposed = found
-    if type(left) is not Tensor or left.dim() != 2 or out_dtype not in (None, weight.dtype):
+    found = _found(left, right, offs, bias, out_dtype)
+    if found is None or offs is None:
         return NotImplemented
-    if left.dtype is not weight.dtype or left.shape[1] != right.shape[1]:
+    return _product(left, found[0], offs.tolist(), None, found[1])
+
+
+# --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
+
+
+def _by_groups(
+    x: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    shape: Sequence[int],
+    offsets: Tensor,
+    transposed: bool,
+    exact: bool,
+) -> Tensor:
+    weight = wrap([codes, *scales], Storage.from_key(storage), tuple(shape), x.dtype, exact)
+    with torch.no_grad():
+        return _product(x, weight, offsets.tolist(), None, transposed)
+
+
+def _fake(
+    x: Tensor,
+    codes: Tensor,
+    scales: Any,
+    storage: int,
+    shape: Any,
+    offsets: Any,
+    transposed: bool,
+    _: bool,
+) -> Tensor:
+    return x.new_empty((x.shape[0], shape[1] if transposed else shape[2]))
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("stowage", "FRAGMENT")
+    library.define(
+        "_grouped_linear(Tensor x, Tensor codes, Tensor[] scales, int storage, int[] shape, "
+        "Tensor offsets, bool transposed, bool exact) -> Tensor"
+    )
+    library.impl("_grouped_linear", _by_groups, "CompositeExplicitAutograd")
+    torch.library.register_fake("stowage::_grouped_linear", _fake, lib=library)
+    return library
+
+
+_registered = _register()
+grouped = torch.ops.stowage._grouped_linear.default
+
+
+@op(aten._grouped_mm.default)
+def _below(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [*args, None, None, None][:5]
+    given[2:] = [kwargs.get(n, g) for n, g in zip(_NAMES, given[2:], strict=True)]
+    found = _found(*given)
+    if found is None:
         return NotImplemented
-    return _product(left, weight, offs.tolist(), None, transposed)
+    (weight, transposed), offsets = found, given[2]
+    codes, *scales = weight._parts()
+    key, exact = weight._storage.key, weight._exact
+    return grouped(given[0], codes, scales, key, weight.shape, offsets, transposed, exact)
