@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may ask for."""
 
+import os
+
+# Processes of tests and threads of torch share the cores: a thread that waits for work must sleep,
+# since spinning takes the time of the other process. Read when torch loads, in children too.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 
 
