@@ -55,7 +55,7 @@ print(loading, saving, rest, largest, sum(p.numel() for p in model.parameters())
 """
 
 
-@pytest.mark.parametrize("storage", ["f8_e4m3:row", "nf4"])
+@pytest.mark.parametrize("storage", [pytest.param("f8_e4m3:row", marks=pytest.mark.nightly), "nf4"])
 def test_loading_holds_the_rest_and_saving_one_tensor(storage: str, tmp_path: Path) -> None:
     config = LlamaConfig(
         hidden_size=1024,

@@ -64,7 +64,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["", "int8", "nf4:block64:nested"])
+@pytest.mark.parametrize(
+    "storage", ["", pytest.param("int8", marks=pytest.mark.nightly), "nf4:block64:nested"]
+)
 def test_from_a_plain_file(folders: dict[str, Path], storage: str) -> None:
     peak, rest, _ = child(folders["plain"], storage)
     assert rest <= (128 << 20) + 16384 if not storage else rest < 36 << 20
