@@ -243,6 +243,7 @@ print(peak[0] - before, report.stowed_bytes, anonymous() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(composite_forced(), reason="stock torch ops have temporaries of their own")
 @pytest.mark.parametrize("storage", ["nf4:block64:nested", "int8"])
 def test_stowing_takes_its_result_and_little_more(storage: str) -> None:

@@ -34,6 +34,7 @@ CASES = {
     # A tile and its piece of the result are 4 MiB: 256 x (448 x 9 + 64) x 4 bytes.
     "convolution": lambda: Case("", Convolutions, 448, 2, torch.randn(1, 448, 8, 8)),
 }
+NAMES = [pytest.param("attention", marks=pytest.mark.slow), "convolution"]
 
 
 @functools.cache
@@ -48,7 +49,7 @@ def counted(name: str) -> tuple[Case, dict[str, dict[str, Peak]], dict[str, int]
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("mode", ["tile", "layer", "block"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_peak_is_that_of_the_formula(name: str, mode: str, phase: str) -> None:
     case, found, _ = counted(name)
     wanted, got = expected(case, mode, phase, found["dense"][phase]), found[mode][phase].total
@@ -57,7 +58,7 @@ def test_the_peak_is_that_of_the_formula(name: str, mode: str, phase: str) -> No
         assert got >= 0.99 * wanted
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_tiles_are_4_mib_and_rest_is_a_quarter(name: str) -> None:
     case, found, rest = counted(name)
     dense, tile = (found[mode]["inference"] for mode in ("dense", "tile"))
@@ -67,7 +68,7 @@ def test_tiles_are_4_mib_and_rest_is_a_quarter(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["tile", "layer", "block"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_widened_is_held_for_backward(name: str, mode: str) -> None:
     _, found, _ = counted(name)
     dense, ours = found["dense"], found[mode]

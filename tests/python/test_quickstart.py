@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "quickstart.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

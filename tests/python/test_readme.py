@@ -29,6 +29,7 @@ def run(*command: str | Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_listings_run(tmp_path: Path) -> None:
     (tmp_path / "listing.py").write_text(listing("python"))
     printed = run(sys.executable, "listing.py", folder=tmp_path)

@@ -14,7 +14,7 @@ def _double_first_row(weight: nn.Parameter, results: object) -> None:
     results.put(float(weight.dequantize().sum()))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_another_process_sees_and_writes_the_same_memory(method: str) -> None:
     layer = nn.Linear(64, 16)
     layer.weight = nn.Parameter(stowage.quantize(layer.weight.detach(), "int8"), False)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensor on machines that we have no kernel for: some of its tests, by stock torch ops."""
+"""Ops and the tensor on machines that we have no kernel for: some of their tests, by stock torch
+ops below every op."""
 
 import os
 import subprocess
@@ -8,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-SOME = "nested or torch_func or double_backward"
+TESTS = Path(__file__).parents[1]
+OPS = ("opcheck", "autograd")  # gradients, transforms, opcheck
+TENSOR = ("tensor", "functions", "dispatch", "requantize", "guard_refusals")
+OF_OPS = " or ".join(f"test_{name}" for name in OPS)
+SOME = f"nf4 and ({OF_OPS}) or (nested or torch_func or double_backward) and not ({OF_OPS})"
 
 
 @pytest.mark.slow
-def test_the_tensor_works_by_stock_ops() -> None:
-    files = ("tensor", "functions", "dispatch", "requantize", "guard_refusals")
+def test_ops_and_the_tensor_work_by_stock_ops() -> None:
+    files = [f"torch/test_{name}.py" for name in OPS]
+    files += [f"python/test_{name}.py" for name in TENSOR]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SOME]
-        + [str(HERE / f"test_{name}.py") for name in files],
+        + [str(TESTS / file) for file in files],
         env={**os.environ, "STOWAGE_FORCE_ISA": "composite"},
-        cwd=HERE.parent.parent,
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         check=False,

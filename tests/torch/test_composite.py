@@ -2,11 +2,7 @@
 """The composite of stock torch ops against the kernels: the same bytes, and no forbidden op."""
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -189,19 +185,3 @@ def test_exact_bf16_is_refused() -> None:
     codes, *scales = ops.quantize(x, kind.key)
     with pytest.raises(RuntimeError, match=r"^\[unsupported\] .*bf16"):
         composite.linear(x, codes, scales, kind.key, 4, None, True)
-
-
-@pytest.mark.slow
-def test_the_ops_work_without_kernels() -> None:
-    """Gradients, transforms and opcheck again, with the composite below every op."""
-    here = Path(__file__).parent
-    files = [str(here / f"test_{name}.py") for name in ("opcheck", "autograd")]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "nf4", *files],
-        env={**os.environ, "STOWAGE_FORCE_ISA": "composite"},
-        cwd=here.parent.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert " passed" in run.stdout

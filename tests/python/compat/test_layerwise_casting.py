@@ -230,6 +230,7 @@ def test_disabling_gives_plain_weights() -> None:
     assert torch.isfinite(made.float()(x)).all()
 
 
+@pytest.mark.slow
 def test_the_facade_needs_no_diffusers() -> None:
     code = (
         "import sys, torch; sys.modules['diffusers'] = None\n"

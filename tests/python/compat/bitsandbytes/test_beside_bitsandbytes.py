@@ -83,12 +83,14 @@ assert importlib.util.find_spec("bitsandbytes") is not None  # as transformers a
 """
 
 
+@pytest.mark.slow
 def test_without_bitsandbytes_and_then_with_it() -> None:
     """Ours first: our ops serve, until bitsandbytes takes its names back."""
     back = "del sys.modules['bitsandbytes']\n"
     run(WITHOUT + CHECK + OPS + back + LOOK + CHECK + THEIRS + CHECK + BOTH)
 
 
+@pytest.mark.slow
 def test_bitsandbytes_first() -> None:
     run(THEIRS + OURS + CHECK + BOTH)
 
