@@ -40,7 +40,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "3d transposed": (lambda: nn.ConvTranspose3d(24, 40, 2), (1, 24, 3, 4, 5)),
 }
-STORAGES = ["f8_e4m3", "f8_e5m2:row", "int8:block48", "nf4", "nf4:block64:nested", "bf16"]
+NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e5m2:row", "nf4", "bf16")]
+STORAGES = ["f8_e4m3", "int8:block48", "nf4:block64:nested", *NIGHTLY]
 
 
 @pytest.fixture(autouse=True)

@@ -199,6 +199,14 @@ WHOLE: dict[str, Write] = {
     "swap_tensors": lambda w: torch.utils.swap_tensors(w, nn.Parameter(w.data.mul_(2), False)),
     "set through numpy-free copy": data(lambda w: w.copy_(torch.from_numpy(values(2).numpy()))),
 }
+NIGHTLY = ("f8_e5m2:row", "fp4", "bf16", "f8_e4m3:tensor", "fp4:block128")
+
+
+def storages(*names: str) -> list[object]:
+    """As parameters: those of another kind in every run, the rest nightly."""
+    return [pytest.param(n, marks=[pytest.mark.nightly] if n in NIGHTLY else []) for n in names]
+
+
 FORMS = {**INDEXING, **VIEWS, **METHODS, **WHOLE}
 # Recipes of several writes, each of which quantizes: only the distribution comes out right.
 RECIPES = ("init.trunc_normal_", "init.sparse_")
@@ -240,7 +248,7 @@ def test_write_is_carried_out(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "storage", ["f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "fp4", "bf16"]
+    "storage", storages("f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "fp4", "bf16")
 )
 def test_write_is_carried_out_in_every_storage(storage: str, form: str) -> None:
     try:
@@ -254,7 +262,7 @@ def test_write_is_carried_out_in_every_storage(storage: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "storage", ["int8:tensor", "f8_e4m3:tensor", "nf4:block64:nested", "fp4:block128"]
+    "storage", storages("int8:tensor", "f8_e4m3:tensor", "nf4:block64:nested", "fp4:block128")
 )
 def test_write_with_shared_scales_is_near_or_refused(storage: str, form: str) -> None:
     stowed = nn.Parameter(stowage.quantize(values(), storage), requires_grad=False)

@@ -11,7 +11,8 @@ from stowage import ops
 from stowage._compute import convolution, grouped
 from stowage._storage import Storage
 
-SAMPLED = ("bf16", "f8_e4m3", "int8:block5", "nf4", "fp4:block32:nested")
+NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e4m3", "nf4")]
+SAMPLED = ("bf16", "int8:block5", "fp4:block32:nested", *NIGHTLY)
 
 
 @pytest.fixture(params=SAMPLED)
