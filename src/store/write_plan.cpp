@@ -67,19 +67,32 @@ void check_weights(const std::vector<Declaration>& tensors,
   }
 }
 
-// Big elements first, as safetensors orders them: each tensor then begins at a multiple of its
-// element size. Names break ties, so that the order of declaration leaves no trace in the bytes.
-void lay_out(PlannedShard& shard) {
-  std::ranges::sort(shard.tensors, {}, [](const PlannedTensor& t) {
-    return std::tuple(-bits(t.declaration.dtype), std::string_view(t.declaration.name));
-  });
-  for (PlannedTensor& tensor : shard.tensors) {
-    tensor.offset = shard.data_bytes;
-    const auto end = checked_add(shard.data_bytes, tensor.bytes);
+std::uint64_t sum_of_bytes(const PlannedShard& shard) {
+  std::uint64_t sum = 0;
+  for (const PlannedTensor& tensor : shard.tensors) {
+    const auto end = checked_add(sum, tensor.bytes);
     if (!end || !checked_cast<std::int64_t>(*end)) {
       refuse_plan(tensor.declaration.name, "the file must fit 63 bits, got more");
     }
-    shard.data_bytes = *end;
+    sum = *end;
+  }
+  return sum;
+}
+
+// Big elements first, as safetensors orders them: each tensor then begins at a multiple of its
+// element size. Where data begins at a page, tensors of whole pages go ahead of all others, so that
+// each begins at a page too: the format has no room for holes. Names break ties, so that the order
+// of declaration leaves no trace in the bytes.
+void lay_out(PlannedShard& shard) {
+  const bool paged = data_alignment(sum_of_bytes(shard)) == kPage;
+  std::ranges::sort(shard.tensors, {}, [paged](const PlannedTensor& t) {
+    const bool whole = paged && t.bytes % kPage == 0;
+    return std::tuple(!whole, whole ? 0 : -bits(t.declaration.dtype),
+                      std::string_view(t.declaration.name));
+  });
+  for (PlannedTensor& tensor : shard.tensors) {
+    tensor.offset = shard.data_bytes;
+    shard.data_bytes += tensor.bytes;
   }
 }
 
@@ -187,7 +200,8 @@ std::string header_text(const PlannedShard& shard,
   for (const PlannedTensor& tensor : shard.tensors) json += entry_text(tensor);
   json += "}";
   const std::uint64_t used = kHeaderPrefix + json.size();
-  json.append(ceil_div(used, kDataAlignment) * kDataAlignment - used, ' ');
+  const std::uint64_t alignment = data_alignment(shard.data_bytes);
+  json.append(ceil_div(used, alignment) * alignment - used, ' ');
   if (json.size() > kMaxHeader) {
     throw Error(Code::invalid_argument,
                 formatted("{}: the header must have at most {} bytes, got {}", shard.path,

@@ -12,8 +12,17 @@
 
 namespace stowage {
 
-/// Data begins at a multiple of this: a cache line, and more than any element needs.
-inline constexpr std::uint64_t kDataAlignment = 64;
+/// What reads past the page cache are made of, and what mappings are.
+inline constexpr std::uint64_t kPage = 4096;
+/// Data of fewer bytes is not worth a page of padding ahead of it.
+inline constexpr std::uint64_t kPagedData = 65536;
+/// A cache line, and more than any element needs.
+inline constexpr std::uint64_t kCacheLine = 64;
+
+/// The data of a file, so many bytes of it, begins at a multiple of this.
+constexpr std::uint64_t data_alignment(std::uint64_t data_bytes) noexcept {
+  return data_bytes >= kPagedData ? kPage : kCacheLine;
+}
 
 struct PlannedTensor {
   Declaration declaration;
@@ -30,8 +39,8 @@ struct PlannedShard {
 std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Declaration> tensors,
                                       const WriterOptions& options);
 
-/// The length field and the JSON, padded with spaces up to kDataAlignment. The same length for all
-/// values of the checksums and of the set id.
+/// The length field and the JSON, padded with spaces up to data_alignment(). The same length for
+/// all values of the checksums and of the set id.
 std::string header_text(const PlannedShard& shard,
                         const std::map<std::string, std::string>& metadata);
 

@@ -113,6 +113,25 @@ def test_data_begins_at_a_cache_line(tmp_path: Path) -> None:
     assert (8 + length) % 64 == 0
 
 
+def test_whole_pages_begin_at_pages(tmp_path: Path) -> None:
+    """The order of our writer has no hole, so safetensors reads it; 4 KiB is all that it costs."""
+    sizes = {"a": (3,), "b": (64, 1024), "c": (5, 7), "d": (2048,), "e": (4097,), "f": (0, 2)}
+    tensors = {name: torch.randn(size).to(torch.bfloat16) for name, size in sizes.items()}
+    tensors |= {"g": torch.randn(512), "h": torch.randn(3).double()}
+    safetensors.torch.save_file(tensors, tmp_path / "m.safetensors")
+    copy(tmp_path / "m.safetensors", tmp_path / "out.safetensors")
+    back = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    assert {n: (t.dtype, t.shape, raw(t)) for n, t in back.items()} == {
+        n: (t.dtype, t.shape, raw(t)) for n, t in tensors.items()
+    }
+    facts, _ = read_all(tmp_path / "out.safetensors")
+    whole = {n: f for n, f in facts.items() if int(str(f["bytes"])) % 4096 == 0}
+    assert whole.keys() == {"b", "d", "f"}
+    assert all(int(str(f["offset"])) % 4096 == 0 for f in whole.values())
+    grown = (tmp_path / "out.safetensors").stat().st_size
+    assert grown - (tmp_path / "m.safetensors").stat().st_size <= 4096 + 1024  # and the manifest
+
+
 def bitsandbytes_weight(
     storage: Storage, quant_storage: torch.dtype, values: torch.Tensor
 ) -> dict[str, torch.Tensor]:

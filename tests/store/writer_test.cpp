@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "expect_error.h"
@@ -79,6 +81,60 @@ TEST(Writer, DataBeginsAtACacheLine) {
     EXPECT_EQ(first->offset % 64, 0U) << extra;
     EXPECT_EQ(folder.read("m.safetensors")[8], '{');
   }
+}
+
+// Sizes of whole pages lead, by name; then big elements before small ones.
+TEST(Writer, TensorsOfWholePagesBeginAtPages) {
+  const Scratch folder;
+  const std::string path = folder.path("m.safetensors");
+  const std::vector<Declaration> tensors{
+      declare("wide", Dtype::f64, {3}),         declare("z", Dtype::u8, {8192}),
+      declare("bytes", Dtype::u8, {4097}),      declare("b", Dtype::f32, {1024, 20}),
+      declare("nibbles", Dtype::f4, {8194}),    declare("none", Dtype::f32, {0}),
+      declare("halves", Dtype::bf16, {2, 100}), declare("y", Dtype::bf16, {64, 32})};
+  Writer writer(path, tensors);
+  std::vector<std::string> contents;
+  for (const Declaration& t : tensors) {
+    contents.emplace_back(static_cast<std::size_t>(t.shape.elements() * bits(t.dtype) / 8),
+                          static_cast<char>('a' + contents.size()));
+    writer.write(t.name, bytes_of(contents.back()));
+  }
+  writer.finish();
+  const File file = File::open(path);
+  EXPECT_EQ(file.verify(), 8);
+  std::vector<std::string> order;
+  auto sorted = file.tensors();
+  std::ranges::stable_sort(sorted, {}, [](const TensorInfo& t) {
+    return std::pair(t.offset, t.bytes);  // what is empty lies where the next one begins
+  });
+  for (const TensorInfo& t : sorted) order.push_back(t.name);
+  EXPECT_THAT(order, ElementsAre("b", "none", "y", "z", "wide", "halves", "bytes", "nibbles"));
+  EXPECT_EQ(sorted[0].offset, 4096U);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorInfo& t = *file.find(tensors[i].name);
+    EXPECT_EQ(text_of(file.bytes(t)), contents[i]) << t.name;
+    EXPECT_EQ(t.offset % (t.bytes % 4096 == 0 ? 4096 : 1), 0U) << t.name;
+    EXPECT_EQ(t.offset % static_cast<std::uint64_t>(std::max(bits(t.dtype) / 8, 1)), 0U) << t.name;
+  }
+}
+
+// A page ahead of little data would double the file.
+TEST(Writer, LittleDataIsNotPaddedToAPage) {
+  const Scratch folder;
+  const std::string path = folder.path("m.safetensors");
+  const auto write = [&](std::int64_t bytes) {
+    Writer writer(path, {declare("pages", Dtype::u8, {4096}), declare("wide", Dtype::f64, {1}),
+                         declare("rest", Dtype::u8, {bytes - 4104})});
+    writer.write("pages", bytes_of(std::string(4096, 'p')));
+    writer.write("wide", bytes_of("12345678"));
+    writer.write("rest", bytes_of(std::string(static_cast<std::size_t>(bytes - 4104), 'r')));
+    writer.finish();
+    return File::open(path);
+  };
+  const File little = write(65535), enough = write(65536);
+  EXPECT_LT(little.find("wide")->offset, 1024U);  // as ever: big elements first
+  EXPECT_EQ(little.find("pages")->offset, little.find("wide")->offset + 8);
+  EXPECT_EQ(enough.find("pages")->offset, 4096U);
 }
 
 TEST(Writer, TheSameInputGivesTheSameBytesInAnyOrder) {
