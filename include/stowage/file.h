@@ -36,7 +36,9 @@ struct WeightInfo {
 
 /// An opened model: one .safetensors file, a shard index, or a folder that holds either. Tensors
 /// are mapped read-only and paged in on use. Copies share the mapping; a Weight from it keeps it
-/// alive.
+/// alive. If another process cuts a file short or its disk fails, what is lost reads as zeros: the
+/// functions of quantize.h then throw bad_file, and who reads bytes() himself calls check() after.
+/// For that a handler of SIGBUS is installed once, which passes on all that is not ours.
 class STOWAGE_API File {
  public:
   /// Throws io (cannot open), bad_file (naming the file, the tensor and the byte offset).
@@ -52,8 +54,12 @@ class STOWAGE_API File {
   Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
   /// Gives the pages of a tensor back to the system; the next read brings them again.
   void drop(const TensorInfo& tensor) const noexcept;
-  /// Compares every stored checksum; throws bad_file at the first difference. Returns how many
-  /// tensors had one.
+  /// Throws bad_file where a file was cut short, written in place or unreadable since it was
+  /// opened, as far as its size, its time of change and what was read by now tell. One that was
+  /// renamed, replaced or deleted keeps its bytes here. Under 1 us for each shard.
+  void check() const;
+  /// Compares every stored checksum, and does what check() does; throws bad_file at the first
+  /// difference. Returns how many tensors had one.
   std::int64_t verify() const;
 
  private:

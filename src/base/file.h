@@ -4,25 +4,41 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
+#include "base/map_guard.h"
+
 namespace stowage {
 
-/// A regular file mapped read-only. read() goes through the file descriptor, so a file that another
-/// process cut short gives an error there; touching the mapping past the new end is a SIGBUS, which
-/// no library can turn into an error.
+/// What tells that an open file is as it was. Its name is no part of it: a file that was deleted,
+/// or has another one in its place, keeps its bytes for those who have it open.
+struct FileIdentity {
+  std::uint64_t size = 0;
+  std::int64_t changed =
+      0;  // nanoseconds since 1970, in steps of the file system's clock (1-10 ms)
+  std::uint64_t inode = 0, device = 0;
+  bool operator==(const FileIdentity&) const = default;
+};
+
+/// A regular file mapped read-only. Where another process cut the file short or the disk failed,
+/// read() throws; a touch of the mapping past the new end finds zeros, and the mapping is then
+/// damaged (map_guard.h). Bytes lost inside the last page are zeros that only identity_now() tells.
 class MappedFile {
  public:
-  /// Throws io (cannot open or map), bad_file (not a regular file).
+  /// Throws io (cannot open or map, or too many are open), bad_file (not a regular file).
   explicit MappedFile(const std::string& path);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
 
   const std::string& path() const noexcept { return path_; }
-  std::uint64_t size() const noexcept { return size_; }  // when it was opened
-  std::uint64_t size_now() const;                        // throws io
+  std::uint64_t size() const noexcept { return identity_.size; }       // when it was opened
+  const FileIdentity& identity() const noexcept { return identity_; }  // likewise
+  FileIdentity identity_now() const;  // of the same open file; one system call; throws io
+  bool damaged() const noexcept { return guard_ != nullptr && guard_->damaged(); }
+  void check_damage() const;  // throws bad_file
   const std::byte* data() const noexcept { return data_; }
   /// Fills `out` from `offset`. Throws io; bad_file where the file ends before.
   void read(std::uint64_t offset, std::span<std::byte> out) const;
@@ -30,10 +46,13 @@ class MappedFile {
   void drop(std::uint64_t offset, std::uint64_t bytes) const noexcept;
 
  private:
+  void close() noexcept;
+
   std::string path_;
   int fd_ = -1;
-  std::uint64_t size_ = 0;
+  FileIdentity identity_;
   const std::byte* data_ = nullptr;
+  std::unique_ptr<MapGuard> guard_;  // of a mapping that is not empty
 };
 
 /// A file under construction in the folder of its target: nameless where the file system can do

@@ -13,11 +13,19 @@
 
 namespace stowage {
 namespace {
+
 struct stat status_of(int fd, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) throw_errno(path, "must tell its size");
   return status;
 }
+
+FileIdentity identity_of(const struct stat& status) {
+  return {static_cast<std::uint64_t>(status.st_size),
+          std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
+          status.st_ino, status.st_dev};
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
@@ -29,13 +37,14 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     if (!S_ISREG(status.st_mode)) {
       throw Error(Code::bad_file, path + ": must be a regular file, got something else");
     }
-    size_ = static_cast<std::uint64_t>(status.st_size);
-    if (size_ == 0) return;
-    void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
+    identity_ = identity_of(status);
+    if (size() == 0) return;
+    void* const map = ::mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd_, 0);
     if (map == MAP_FAILED) throw_errno(path, "must map into memory");
     data_ = static_cast<const std::byte*>(map);
+    guard_ = std::make_unique<MapGuard>(data_, size(), path);
   } catch (...) {
-    ::close(fd_);
+    close();
     throw;
   }
 }
@@ -43,16 +52,22 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
-      size_(std::exchange(other.size_, 0)),
-      data_(std::exchange(other.data_, nullptr)) {}
+      identity_(std::exchange(other.identity_, {})),
+      data_(std::exchange(other.data_, nullptr)),
+      guard_(std::move(other.guard_)) {}
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+MappedFile::~MappedFile() { close(); }
+
+void MappedFile::close() noexcept {
+  guard_.reset();
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size());
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::uint64_t MappedFile::size_now() const {
-  return static_cast<std::uint64_t>(status_of(fd_, path_).st_size);
+FileIdentity MappedFile::identity_now() const { return identity_of(status_of(fd_, path_)); }
+
+void MappedFile::check_damage() const {
+  if (guard_ != nullptr) guard_->check();
 }
 
 void MappedFile::read(std::uint64_t offset, std::span<std::byte> out) const {

@@ -161,10 +161,13 @@ class Pool final : public Executor {
     shared_->done.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });
   }
 
-  void start_threads() {  // under mutex; with all signals blocked: they are for the host's threads
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+  // Under mutex. Signals are for the host's threads and blocked in ours, but for those that a
+  // thread brings on itself: blocked, they end the process past every handler (map_guard.h).
+  void start_threads() {
+    sigset_t foreign, before;
+    sigfillset(&foreign);
+    for (const int own : {SIGBUS, SIGFPE, SIGILL, SIGSEGV}) sigdelset(&foreign, own);
+    pthread_sigmask(SIG_SETMASK, &foreign, &before);
     try {
       for (int i = 1; i < threads_; ++i)
         shared_->threads.emplace_back([shared = shared_] { shared->serve(); });

@@ -69,6 +69,7 @@ std::vector<Line> compare_all(const File& file, const std::vector<Source>& taken
     drop(file, source);
     progress.done(source.bytes);
   }
+  file.check();
   return lines;
 }
 

@@ -87,6 +87,7 @@ std::vector<Outcome> write_all(const File& file, const std::vector<Item>& items,
     drop(file, item.source);
     progress.done(item.source.bytes);
   }
+  file.check();
   return outcomes;
 }
 

@@ -52,6 +52,7 @@ auto in_tensor(const File& file, const Source& source, Body body) {
   try {
     return body();
   } catch (const Error& error) {
+    file.check();  // a cause that lies deeper
     throw Error(error.code(), file.paths()[static_cast<std::size_t>(source.tensor->shard)] + ": " +
                                   source.name + ": " + error.what());
   }

@@ -72,6 +72,7 @@ void write_all(const File& file, const std::vector<Source>& all, const UnpackOpt
     drop(file, source);
     progress.done(source.bytes);
   }
+  file.check();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // Dequantizing rows of a weight, whole or in part.
 #include <string>
 
+#include "kernel/check_read.h"
 #include "kernel/chunks.h"
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
@@ -90,11 +91,13 @@ inline namespace v0 {
 
 void dequantize(const Weight& weight, Range rows, void* out, Dtype dtype, Executor* executor) {
   dequantize_with(kernels(), weight, rows, out, dtype, or_default(executor));
+  check_read(weight);
 }
 
 void dequantize(const Weight& weight, Range rows, Range columns, void* out, Dtype dtype,
                 Executor* executor) {
   dequantize_with(kernels(), weight, rows, columns, out, dtype, or_default(executor));
+  check_read(weight);
 }
 
 }  // namespace v0

@@ -2,6 +2,7 @@
 // Looking up rows of a weight: each is a run of its own.
 #include <string>
 
+#include "kernel/check_read.h"
 #include "kernel/chunks.h"
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
@@ -54,6 +55,7 @@ inline namespace v0 {
 void embedding(const Weight& weight, const std::int64_t* ids, std::int64_t n, void* out,
                Dtype dtype, Executor* executor) {
   embedding_with(kernels(), weight, ids, n, out, dtype, or_default(executor));
+  check_read(weight);
 }
 
 }  // namespace v0

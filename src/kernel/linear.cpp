@@ -2,6 +2,7 @@
 // linear and its gradient: checks, and the choice of a path.
 #include <string>
 
+#include "kernel/check_read.h"
 #include "kernel/linear_drivers.h"
 #include "kernel/linear_paths.h"
 
@@ -47,11 +48,13 @@ inline namespace v0 {
 void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, const void* bias,
             void* y, Executor* executor) {
   linear_with(kernels(), x, m, dtype, weight, bias, y, or_default(executor));
+  check_read(weight);
 }
 
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,
                        Executor* executor) {
   linear_grad_input_with(kernels(), g, m, dtype, weight, gx, or_default(executor));
+  check_read(weight);
 }
 
 }  // namespace v0

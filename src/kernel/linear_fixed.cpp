@@ -9,6 +9,7 @@
 #include <array>
 #include <string>
 
+#include "kernel/check_read.h"
 #include "kernel/linear_drivers.h"
 #include "kernel/linear_paths.h"
 
@@ -75,6 +76,7 @@ inline namespace v0 {
 void linear_fixed(const float* x, std::int64_t m, const Weight& weight, const float* bias, float* y,
                   Executor* executor) {
   linear_fixed_with(kernels(), x, m, weight, bias, y, or_default(executor));
+  check_read(weight);
 }
 
 }  // namespace v0

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel/check_read.h"
 #include "kernel/chunks.h"
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
@@ -113,7 +114,9 @@ double Loss::relative() const noexcept {
 }
 
 Loss measure(const void* values, Dtype dtype, const Weight& weight, Executor* executor) {
-  return measure_with(kernels(), values, dtype, weight, or_default(executor));
+  const Loss loss = measure_with(kernels(), values, dtype, weight, or_default(executor));
+  check_read(weight, values);
+  return loss;
 }
 
 }  // namespace v0

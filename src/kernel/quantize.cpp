@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/map_guard.h"
 #include "format/dynamic_map.h"
 #include "format/legal.h"
 #include "format/reference.h"
@@ -214,6 +215,7 @@ inline namespace v0 {
 void quantize_into(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
                    std::span<void* const> parts, const QuantizeOptions& options) {
   quantize_with(kernels(), values, dtype, shape, storage, parts, options);
+  check_memory(values);  // which may be a mapped file that was cut short meanwhile
 }
 
 Weight quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& given,

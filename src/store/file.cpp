@@ -136,6 +136,7 @@ Weight File::weight(std::string_view name) const {
       parts[i] = &state_->weights.nested_offsets.find(name)->second;
     } else {
       parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);
+      check_memory(bytes(*find(info->parts[i])).data());  // which may have been copied
     }
   }
   return Weight(info->storage, info->shape, std::span(parts).first(info->parts.size()),
@@ -146,13 +147,14 @@ void File::drop(const TensorInfo& tensor) const noexcept {
   state_->map(tensor).drop(tensor.offset, tensor.bytes);
 }
 
+void File::check() const {
+  for (const Shard& shard : state_->shards) check_unchanged(shard.map);
+}
+
 std::int64_t File::verify() const {
   std::int64_t checked = 0;
   for (const Shard& shard : state_->shards) {
-    if (const std::uint64_t now = shard.map.size_now(); now != shard.map.size()) {
-      refuse(Refusal::size_changed, {shard.map.path(), "", std::min(now, shard.map.size())},
-             std::to_string(now) + " bytes for " + std::to_string(shard.map.size()));
-    }
+    check_size(shard.map);
     for (const auto& [name, expected] : shard.manifest.checksums) {
       const TensorInfo* const tensor = find(name);
       if (tensor == nullptr) {
@@ -162,6 +164,7 @@ std::int64_t File::verify() const {
       ++checked;
     }
   }
+  check();  // after the checksums, which name the tensor
   return checked;
 }
 

@@ -49,6 +49,7 @@ constexpr std::array<Rule, kRefusalCount> kRules{{
     {Refusal::manifest_part, "manifest_part", "a tensor must be as the manifest says"},
     {Refusal::checksum, "checksum", "the bytes must match their XXH3 checksum"},
     {Refusal::size_changed, "size_changed", "the file must keep its size while it is open"},
+    {Refusal::file_changed, "file_changed", "the file must not be written while it is open"},
     {Refusal::scale_shape, "scale_shape", "the shape of a scale must fit its weight"},
     {Refusal::scale_block, "scale_block", "one block size must follow from the scale's shape"},
     {Refusal::quant_state_count, "quant_state_count", "a weight must have one quant_state"},

@@ -49,6 +49,7 @@ enum class Refusal : std::uint8_t {
   manifest_part,
   checksum,
   size_changed,
+  file_changed,
   // weights that are made of several tensors
   scale_shape,
   scale_block,

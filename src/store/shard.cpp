@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/formatted.h"
 #include "store/shard_index.h"
 #include "stowage/error.h"
 
@@ -68,7 +69,32 @@ void check_against(const ShardIndex& index, const std::string& path, const std::
   }
 }
 
+// Nanoseconds since 1970 in seconds.
+std::string seconds(std::int64_t time) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  return formatted("{}.{:09}", time / kSecond, time % kSecond);
+}
+
+void check_size(const MappedFile& file, const FileIdentity& now) {
+  if (now.size == file.size()) return;
+  refuse(Refusal::size_changed, {file.path(), "", std::min(now.size, file.size())},
+         formatted("{} bytes for {}", now.size, file.size()));
+}
+
 }  // namespace
+
+void check_size(const MappedFile& file) { check_size(file, file.identity_now()); }
+
+void check_unchanged(const MappedFile& file) {
+  const FileIdentity &then = file.identity(), now = file.identity_now();
+  check_size(file, now);
+  if (now != then) {
+    refuse(
+        Refusal::file_changed, {file.path(), "", {}},
+        formatted("a write at {} s for one at {} s", seconds(now.changed), seconds(then.changed)));
+  }
+  file.check_damage();
+}
 
 Shard open_shard(const std::string& path) {
   MappedFile map(path);

@@ -22,4 +22,10 @@ Shard open_shard(const std::string& path);
 /// The shards that the index at `path` names, in the order of their names, checked against it.
 std::vector<Shard> open_shard_set(const std::string& path);
 
+/// Throws bad_file if the open file has another size than when it was opened.
+void check_size(const MappedFile& file);
+/// Throws bad_file if the open file was written or cut short since it was opened, or if a page of
+/// its mapping was lost. Not if it was renamed, replaced or deleted: what is open stays.
+void check_unchanged(const MappedFile& file);
+
 }  // namespace stowage

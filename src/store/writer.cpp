@@ -169,8 +169,10 @@ void Writer::write(std::string_view name, std::span<const std::byte> bytes) {
          std::to_string(bytes.size()));
   }
   Output& output = state_->outputs[target.shard];
-  output.file.write(target.offset, bytes);
+  // Before the write: of memory that a mapping lost the system only says "Bad address".
   if (state_->checksums) output.plan.manifest.checksums[at->first] = checksum_of(bytes);
+  check_memory(bytes.data());
+  output.file.write(target.offset, bytes);
   target.written = true;
 }
 

@@ -84,6 +84,8 @@ std::int64_t file_verify(std::int64_t handle) {
   return files().get("stowage::file_verify", handle)->verify();
 }
 
+void file_check(std::int64_t handle) { files().get("stowage::file_check", handle)->check(); }
+
 void file_close(std::int64_t handle) { files().take("stowage::file_close", handle); }
 
 }  // namespace
@@ -94,6 +96,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
   m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));
+  m.impl("file_check", TORCH_BOX(&Door<&file_check>::call));
   m.impl("file_close", TORCH_BOX(&Door<&file_close>::call));
 }
 }  // namespace stowage::door

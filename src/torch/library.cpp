@@ -36,6 +36,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");
+  m.def("file_check(int file) -> ()");
   m.def("file_close(int file) -> ()");
   m.def("writer_open(str path, str declaration) -> int");
   m.def("writer_write(int writer, str name, Tensor bytes) -> ()");

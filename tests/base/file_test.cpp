@@ -26,7 +26,7 @@ TEST(MappedFile, MapsAndReads) {
   const Scratch folder;
   const MappedFile file(folder.write("f", "0123456789"));
   EXPECT_EQ(file.size(), 10U);
-  EXPECT_EQ(file.size_now(), 10U);
+  EXPECT_EQ(file.identity_now(), file.identity());
   EXPECT_EQ(static_cast<char>(file.data()[7]), '7');
   std::string some(3, ' ');
   file.read(4, std::as_writable_bytes(std::span(some)));
@@ -49,7 +49,7 @@ TEST(MappedFile, SaysWhereAFileWasCutShort) {
   EXPECT_STOWAGE_ERROR(file.read(2, std::as_writable_bytes(std::span(some))), bad_file,
                        folder.path("f") + ": byte 6: must still be there");
   EXPECT_EQ(file.size(), 10U);
-  EXPECT_EQ(file.size_now(), 6U);
+  EXPECT_EQ(file.identity_now().size, 6U);
 }
 
 TEST(MappedFile, AMovedOneTakesTheMappingAlong) {

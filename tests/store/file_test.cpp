@@ -3,10 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "expect_error.h"
 #include "store/made_weight.h"
 #include "store/refusal_rows.h"
+#include "stowage/quantize.h"
 #include "stowage/writer.h"
 
 namespace stowage::test {
@@ -213,6 +218,142 @@ TEST(File, VerifySeesThatTheFileChangedItsSize) {
   std::filesystem::resize_file(path, size + 1);
   EXPECT_STOWAGE_ERROR(file.verify(), bad_file, "[size_changed]");
   EXPECT_STOWAGE_ERROR(File::open(path), bad_file, "[trailing_bytes]");
+}
+
+// Waits until the file system's clock has moved on: a write in the tick of the one before shows no
+// change of time.
+void write_later(const Scratch& folder, const std::string& content) {
+  const auto time = [&] { return std::filesystem::last_write_time(folder.path("m.safetensors")); };
+  for (const auto before = time(); time() == before;) {
+    std::fstream(folder.path("m.safetensors"), std::ios::in | std::ios::out | std::ios::binary)
+        << content;
+  }
+}
+
+TEST(File, CheckSeesAWriteInPlace) {
+  const Scratch folder;
+  const File file = File::open(weight_file(folder, "int8:row", {64, 256}));
+  file.check();
+  write_later(folder, folder.read("m.safetensors"));  // the same bytes: nobody can know
+  EXPECT_STOWAGE_ERROR(file.check(), bad_file,
+                       folder.path("m.safetensors") +
+                           ": the file must not be written while it is open, got a write at ");
+  EXPECT_STOWAGE_ERROR(file.verify(), bad_file, "[file_changed]");
+  File::open(folder.path()).check();
+}
+
+TEST(File, CheckSeesAFileThatWasCutShortOrGrew) {
+  const Scratch folder;
+  const std::string path = weight_file(folder, "int8:row", {64, 256});
+  const File file = File::open(path);
+  const auto size = std::filesystem::file_size(path);
+  for (const auto now : {size - 1, size + 1, std::uintmax_t{0}}) {
+    std::filesystem::resize_file(path, now);
+    EXPECT_STOWAGE_ERROR(
+        file.check(), bad_file,
+        "got " + std::to_string(now) + " bytes for " + std::to_string(size) + " [size_changed]");
+  }
+}
+
+TEST(File, CheckLooksAtEveryShard) {
+  const Scratch folder;
+  WriterOptions options;
+  options.shard_bytes = 8;
+  Writer writer(folder.path("m.safetensors"),
+                {{"a", Dtype::f64, {1}, "", 0}, {"b", Dtype::f64, {1}, "", 0}}, options);
+  for (const char* name : {"a", "b"}) {
+    writer.write(name, std::as_bytes(std::span("12345678", 8)));
+  }
+  writer.finish();
+  const File file = File::open(folder.path());
+  file.check();
+  std::filesystem::resize_file(file.paths()[1], 10);
+  EXPECT_STOWAGE_ERROR(file.check(), bad_file, file.paths()[1]);
+}
+
+// The name is not the file: what is open stays as it was.
+TEST(File, CheckAcceptsOtherNamesAndNone) {
+  const Scratch folder;
+  const std::string path = weight_file(folder, "int8:row", {64, 256});
+  const File file = File::open(path);
+  const std::string content = text_of(file.bytes(*file.find("w")));
+  std::filesystem::rename(path, folder.path("elsewhere"));
+  file.check();
+  std::filesystem::rename(folder.write("other", "short"), path);
+  file.check();
+  std::filesystem::remove(folder.path("elsewhere"));
+  file.check();
+  EXPECT_EQ(text_of(file.bytes(*file.find("w"))), content);
+  EXPECT_EQ(file.verify(), 2);
+}
+
+TEST(File, CheckKnowsOfLostPages) {
+  const Scratch folder;
+  const std::string path = weight_file(folder, "f32", {64, 256});
+  const File file = File::open(path);
+  const TensorInfo& w = *file.find("w");
+  const auto time = std::filesystem::last_write_time(path);
+  const std::string whole = folder.read("m.safetensors");
+  std::filesystem::resize_file(path, w.offset + 4096);
+  EXPECT_EQ(text_of(file.bytes(w)).substr(4096, 1), std::string(1, '\0'));
+  EXPECT_STOWAGE_ERROR(file.check(), bad_file, "[size_changed]");
+  write_later(folder, whole);
+  std::filesystem::last_write_time(path, time);  // all is as it was, but for what we lost
+  EXPECT_STOWAGE_ERROR(file.check(), bad_file, "cut short or could not be read while in use");
+  EXPECT_STOWAGE_ERROR(file.weight("w"), bad_file, "cut short or could not be read while in use");
+  File::open(path).check();
+}
+
+TEST(File, CheckIsCheap) {
+  const Scratch folder;
+  const File file = File::open(weight_file(folder, "f32", {64, 256}));
+  double best = 1;  // of several, for the machine may be busy
+  for (int i = 0; i < 50; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int k = 0; k < 100; ++k) file.check();
+    best = std::min(
+        best,
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 100);
+  }
+  EXPECT_LT(best, 10e-6) << "it should be below 1 us where no sanitizer runs";
+  RecordProperty("nanoseconds", static_cast<int>(best * 1e9));
+}
+
+// Another process cuts the file while we read it, again and again: what comes back is either every
+// value or an error.
+TEST(File, AReadDuringACutIsWholeOrAnError) {
+  const Scratch folder;
+  const Shape shape{512, 1024};
+  const std::string path = weight_file(folder, "f32", shape);
+  const std::string content = folder.read("m.safetensors");
+  std::vector<float> expected(512 * 1024), values(512 * 1024);
+  dequantize(File::open(path).weight("w"), {0, 512}, expected.data(), Dtype::f32);
+  for (int round = 0; round < 20; ++round) {
+    folder.write("m.safetensors", content);
+    const File file = File::open(path);
+    const Weight weight = file.weight("w");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::usleep(static_cast<useconds_t>(round * 150));
+      ::_exit(::truncate(path.c_str(), 4096) == 0 ? 0 : 1);
+    }
+    std::string said;
+    while (said.empty()) {
+      std::ranges::fill(values, -1.0F);
+      try {
+        dequantize(weight, {0, 512}, values.data(), Dtype::f32);
+        ASSERT_EQ(std::memcmp(values.data(), expected.data(), values.size() * sizeof(float)), 0);
+      } catch (const Error& lost) {
+        EXPECT_EQ(lost.code(), Code::bad_file);
+        said = lost.what();
+      }
+    }
+    EXPECT_THAT(said, HasSubstr(path + ": the file must stay whole"));
+    EXPECT_STOWAGE_ERROR(file.verify(), bad_file, "[size_changed]");
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+  }
 }
 
 TEST(File, AChecksumOfNoTensorIsRefused) {
