@@ -43,11 +43,15 @@ struct STOWAGE_API Loss {
   double max_error = 0;              // max |x - w|
   double sum_error2 = 0;             // sum (x - w)^2, fp64
   double sum_value2 = 0;             // sum x^2, fp64
+  double worst_block_error = 0;      // the largest relative() of values that share a scale
+  std::int64_t worst_block = -1;     // the first such scale, in the order of its part; -1: none
   double rms() const noexcept;       // sqrt(sum_error2 / elements)
   double relative() const noexcept;  // sqrt(sum_error2 / sum_value2); 0 for an all-zero weight
+  Loss& operator+=(const Loss& other) noexcept;  // of several weights; worst_block becomes -1
 };
 /// `saturated` counts finite inputs of a plain cast beyond the format's largest value. Non-finite
-/// elements are counted and left out of the sums.
+/// elements are counted and left out of the sums. A plain cast is one block, like a weight with one
+/// scale; blocks whose values are all 0 have no relative error and do not count.
 STOWAGE_API Loss measure(const void* values, Dtype dtype, const Weight& weight,
                          Executor* executor = nullptr);
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from stowage._errors import fail
 from stowage._library import composite_forced
 from stowage._numbers import codec, rounding
+from stowage._numbers.worst import BlockErrors
 from stowage._shapes import (
     check_embedding,
     check_linear,
@@ -152,19 +153,22 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
     totals[0] = x.numel()
     rows, length = rounding.rows_of(x.shape), rounding.row_elements(x.shape)
     flat = x.reshape(rows, length) if x.numel() else x
+    blocks = BlockErrors(kind, x.shape)
     for span in rounding.spans(rows if length else 0, length):
         # Cast to fp64 on the CPU: some devices have none.
         value = flat[span].to("cpu", torch.float64)
         rest = codec.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
-        finite = torch.isfinite(value)
+        finite = torch.isfinite(value) & torch.isfinite(rest)
+        value = torch.where(finite, value, 0.0)
         if kind.kind == "none":
-            totals[1] += (finite & (value.abs() > kind.largest)).sum()
+            totals[1] += (value.abs() > kind.largest).sum()
         totals[2] += (~finite).sum()
         error = torch.where(finite, (value - rest).abs(), 0.0)
         totals[3] = torch.maximum(totals[3], error.amax())
         totals[4] += error.square().sum()
-        totals[5] += torch.where(finite, value, 0.0).square().sum()
-    return totals
+        totals[5] += value.square().sum()
+        blocks.add(span.start * length, error, value)
+    return torch.cat([totals, blocks.worst()])
 
 
 def _linear(

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/compare.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/formatted.h"
 #include "cli/interrupt.h"
+#include "cli/losses.h"
 #include "cli/policy.h"
 #include "cli/progress.h"
 #include "cli/source.h"
@@ -32,9 +32,7 @@ struct Line {
 
 struct Total {
   std::uint64_t bytes = 0;
-  Loss loss{};
-  const Line* worst = nullptr;
-  double worst_relative = -1;
+  Losses losses;
   std::size_t refused = 0;
 };
 
@@ -73,7 +71,7 @@ std::vector<Line> compare_all(const File& file, const std::vector<Source>& taken
   return lines;
 }
 
-Total total_of(const std::vector<Line>& lines, std::size_t column) {
+Total total_of(const std::vector<Line>& lines, const Storage& storage, std::size_t column) {
   Total total;
   for (const Line& line : lines) {
     const Cell& cell = line.cells[column];
@@ -82,16 +80,7 @@ Total total_of(const std::vector<Line>& lines, std::size_t column) {
       continue;
     }
     total.bytes += cell.bytes;
-    total.loss.elements += cell.loss.elements;
-    total.loss.saturated += cell.loss.saturated;
-    total.loss.nonfinite += cell.loss.nonfinite;
-    total.loss.max_error = std::max(total.loss.max_error, cell.loss.max_error);
-    total.loss.sum_error2 += cell.loss.sum_error2;
-    total.loss.sum_value2 += cell.loss.sum_value2;
-    if (cell.loss.relative() > total.worst_relative) {
-      total.worst = &line;
-      total.worst_relative = cell.loss.relative();
-    }
+    total.losses.add(line.source.name, storage, cell.loss);
   }
   return total;
 }
@@ -120,13 +109,15 @@ std::string text(const std::string& model, const std::vector<Line>& lines,
   sums[2] = size_text(bytes);
   std::string notes;
   for (std::size_t i = 0; i < storages.size(); ++i) {
-    const Total total = total_of(lines, i);
+    const Total total = total_of(lines, storages[i], i);
     sums.push_back(size_text(total.bytes));
-    sums.push_back(error_text(total.loss));
-    if (total.worst != nullptr)
-      notes += formatted("{}: worst {}, relative {:.3g}; largest error {:.3g}\n",
-                         to_string(storages[i]), printable(total.worst->source.name),
-                         total.worst_relative, total.loss.max_error);
+    sums.push_back(error_text(total.losses.sum));
+    if (const auto& worst = total.losses.worst)
+      notes +=
+          formatted("{}: worst {}, relative {:.3g}; largest error {:.3g}\n", to_string(storages[i]),
+                    printable(worst->name), worst->loss.relative(), total.losses.sum.max_error);
+    if (total.losses.worst_block)
+      notes += formatted("{}: {}\n", to_string(storages[i]), worst_block_text(total.losses));
     if (total.refused != 0)
       notes +=
           formatted("{}: cannot hold {} of the weights\n", to_string(storages[i]), total.refused);
@@ -136,12 +127,6 @@ std::string text(const std::string& model, const std::vector<Line>& lines,
                    printable(model), lines.size(), left_out, table.text(), notes);
 }
 
-Json errors(const Loss& loss) {
-  return {{"elements", loss.elements},   {"max_error", loss.max_error},
-          {"rms_error", loss.rms()},     {"relative_error", loss.relative()},
-          {"saturated", loss.saturated}, {"nonfinite", loss.nonfinite}};
-}
-
 Json cell_json(const Storage& storage, const Cell& cell) {
   Json json{{"storage", to_string(storage)}};
   if (!cell.reason.empty()) {
@@ -149,7 +134,7 @@ Json cell_json(const Storage& storage, const Cell& cell) {
     return json;
   }
   json["bytes"] = cell.bytes;
-  json.update(errors(cell.loss));
+  json.update(errors_json(cell.loss));
   return json;
 }
 
@@ -157,10 +142,9 @@ Json json_of(const File& file, const std::vector<Line>& lines, const std::vector
              const Json& left_out) {
   Json totals = Json::array(), weights = Json::array();
   for (std::size_t i = 0; i < storages.size(); ++i) {
-    const Total total = total_of(lines, i);
+    const Total total = total_of(lines, storages[i], i);
     Json json{{"storage", to_string(storages[i])}, {"bytes", total.bytes}};
-    json.update(errors(total.loss));
-    json["worst"] = total.worst == nullptr ? Json(nullptr) : Json(total.worst->source.name);
+    json.update(errors_json(total.losses));
     json["refused"] = total.refused;
     totals.push_back(std::move(json));
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/formatted.h"
+#include "cli/losses.h"
 #include "cli/text.h"
 
 namespace stowage::cli {
@@ -16,8 +17,7 @@ using Json = nlohmann::ordered_json;
 struct Sums {
   std::size_t packed = 0;
   std::uint64_t before = 0, after = 0, packed_before = 0, packed_after = 0;
-  Loss loss{};
-  const Outcome* worst = nullptr;  // the largest relative error
+  Losses losses;
 };
 
 Sums sum(const std::vector<Outcome>& outcomes) {
@@ -29,22 +29,9 @@ Sums sum(const std::vector<Outcome>& outcomes) {
     ++sums.packed;
     sums.packed_before += outcome.item.source.bytes;
     sums.packed_after += outcome.bytes;
-    sums.loss.elements += outcome.loss.elements;
-    sums.loss.saturated += outcome.loss.saturated;
-    sums.loss.nonfinite += outcome.loss.nonfinite;
-    sums.loss.max_error = std::max(sums.loss.max_error, outcome.loss.max_error);
-    sums.loss.sum_error2 += outcome.loss.sum_error2;
-    sums.loss.sum_value2 += outcome.loss.sum_value2;
-    if (sums.worst == nullptr || outcome.loss.relative() > sums.worst->loss.relative())
-      sums.worst = &outcome;
+    sums.losses.add(outcome.item.source.name, outcome.item.storage, outcome.loss);
   }
   return sums;
-}
-
-Json errors(const Loss& loss) {
-  return {{"elements", loss.elements},   {"max_error", loss.max_error},
-          {"rms_error", loss.rms()},     {"relative_error", loss.relative()},
-          {"saturated", loss.saturated}, {"nonfinite", loss.nonfinite}};
 }
 
 Json row(const Outcome& outcome) {
@@ -60,7 +47,7 @@ Json row(const Outcome& outcome) {
   }
   json["storage"] = to_string(item.storage);
   json["compute"] = item.compute ? Json(value_dtype_name(*item.compute)) : Json(nullptr);
-  json.update(errors(outcome.loss));
+  json.update(errors_json(outcome.loss));
   return json;
 }
 
@@ -85,18 +72,19 @@ std::string report_text(const PackOptions& options, const std::vector<Outcome>& 
       formatted("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
                 printable(options.out), sums.packed, outcomes.size(), size_text(sums.packed_before),
                 size_text(sums.packed_after), size_text(sums.before), size_text(sums.after));
-  if (sums.worst != nullptr) {
-    text += formatted("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", sums.loss.max_error,
-                      sums.loss.rms(), sums.loss.relative());
-    text += formatted("worst: {} ({}), relative {:.3g}, max {:.3g}\n",
-                      printable(sums.worst->item.source.name), to_string(sums.worst->item.storage),
-                      sums.worst->loss.relative(), sums.worst->loss.max_error);
+  const Loss& loss = sums.losses.sum;
+  if (const auto& worst = sums.losses.worst) {
+    text += formatted("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", loss.max_error,
+                      loss.rms(), loss.relative());
+    text += formatted("worst: {} ({}), relative {:.3g}, max {:.3g}\n", printable(worst->name),
+                      to_string(worst->storage), worst->loss.relative(), worst->loss.max_error);
   }
-  if (sums.loss.saturated != 0)
+  if (sums.losses.worst_block) text += worst_block_text(sums.losses) + "\n";
+  if (loss.saturated != 0)
     text += formatted("saturated: {} elements lie beyond their format's largest value\n",
-                      sums.loss.saturated);
-  if (sums.loss.nonfinite != 0)
-    text += formatted("not finite: {} elements, left out of the errors\n", sums.loss.nonfinite);
+                      loss.saturated);
+  if (loss.nonfinite != 0)
+    text += formatted("not finite: {} elements, left out of the errors\n", loss.nonfinite);
   const std::string plain = reasons(outcomes);
   return plain.empty() ? text : text + "not packed:\n" + plain;
 }
@@ -107,8 +95,7 @@ std::string report_json(const PackOptions& options, const std::vector<Outcome>& 
   for (const Outcome& outcome : outcomes)
     (outcome.item.packed() ? weights : plain).push_back(row(outcome));
   Json total{{"bytes_before", sums.before}, {"bytes", sums.after}};
-  total.update(errors(sums.loss));
-  total["worst"] = sums.worst == nullptr ? Json(nullptr) : Json(sums.worst->item.source.name);
+  total.update(errors_json(sums.losses));
   const Json json{{"in", options.in},
                   {"out", options.out},
                   {"weights", weights},

@@ -31,11 +31,96 @@ Codes codes_of(Dtype dtype) {
   return dtype == Dtype::bf16 ? Codes::bf16 : dtype == Dtype::f16 ? Codes::f16 : Codes::f32;
 }
 
+/// Which elements share a scale, and the place of that scale in its part.
+class BlockPlaces {
+ public:
+  explicit BlockPlaces(const Weight& weight) {
+    const Storage& storage = weight.storage();
+    group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
+    const bool restarts =
+        storage.scaling.kind == Scaling::Kind::block && trait(storage.codes).bits == 8;
+    row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
+  }
+  /// Calls body(block, first, last) for stretches of elements [begin, end) in order, none of which
+  /// leaves its block.
+  template <class Body>
+  void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
+    while (begin < end) {
+      const std::int64_t row = begin / row_, column = begin % row_, block = column / group_;
+      const std::int64_t stop = std::min(row_, (block + 1) * group_);
+      const std::int64_t last = std::min(end, begin + stop - column);
+      body(row * ceil_div(row_, group_) + block, begin, last);
+      begin = last;
+    }
+  }
+
+ private:
+  std::int64_t group_, row_;  // elements; blocks start anew after each row_
+};
+
+struct BlockSums {
+  std::int64_t block = -1;
+  double error2 = 0, value2 = 0;
+};
+
+/// The worst of the blocks whose sums come in order, in pieces. The first and the last one are kept
+/// open, since what comes before or after may hold more of them.
+class WorstBlock {
+ public:
+  void add(const BlockSums& sums) noexcept {
+    if (first_.block < 0 || first_.block == sums.block) return merge(first_, sums);
+    if (last_.block != sums.block) {
+      close(last_);
+      last_ = {};
+    }
+    merge(last_, sums);
+  }
+  /// What came after everything here.
+  void add(const WorstBlock& next) noexcept {
+    if (next.first_.block >= 0) add(next.first_);
+    consider(next.worst_, next.block_);
+    if (next.last_.block >= 0) add(next.last_);
+  }
+  void finish(Loss& loss) noexcept {
+    close(first_);
+    close(last_);
+    loss.worst_block_error = std::max(worst_, 0.0);
+    loss.worst_block = block_;
+  }
+
+ private:
+  static void merge(BlockSums& into, const BlockSums& sums) noexcept {
+    into.block = sums.block;
+    into.error2 += sums.error2;
+    into.value2 += sums.value2;
+  }
+  void close(const BlockSums& sums) noexcept {
+    if (sums.block >= 0 && sums.value2 != 0)
+      consider(std::sqrt(sums.error2 / sums.value2), sums.block);
+  }
+  void consider(double error, std::int64_t block) noexcept {
+    const bool worse = error > worst_ || (error == worst_ && block < block_);
+    if (!worse) return;  // NaN, of sums beyond fp64, is not
+    worst_ = error;
+    block_ = block;
+  }
+
+  BlockSums first_, last_;
+  double worst_ = -1;  // of closed blocks
+  std::int64_t block_ = -1;
+};
+
+struct ChunkLoss {
+  Loss loss;
+  WorstBlock worst;
+};
+
 struct Comparison {
   const DequantizeKernels& kernels;
   const char* values;
   Dtype dtype;
   Runs runs;
+  BlockPlaces blocks;
   Decode decode;
   double largest;  // of a plain cast; else infinity
 
@@ -48,15 +133,10 @@ struct Comparison {
     kernels.to[static_cast<int>(codes_of(dtype))][value_index(Dtype::f64)](run, room);
   }
 
-  void add_piece(std::int64_t begin, std::int64_t end, Loss& loss) const {
-    double x[kPiece], w[kPiece];
-    widen_values(begin, end, x);
-    double* place = w;
-    runs.cover(begin, end, [&](const Run& run) {
-      decode(run, place);
-      place += run.n;
-    });
-    for (std::int64_t i = 0; i < end - begin; ++i) {
+  BlockSums add_block(std::int64_t block, const double* x, const double* w, std::int64_t n,
+                      Loss& loss) const {
+    BlockSums sums{block};
+    for (std::int64_t i = 0; i < n; ++i) {
       if (!std::isfinite(x[i]) || !std::isfinite(w[i])) {
         ++loss.nonfinite;
         continue;
@@ -64,9 +144,27 @@ struct Comparison {
       const double error = std::fabs(x[i] - w[i]);
       loss.saturated += std::fabs(x[i]) > largest ? 1 : 0;
       loss.max_error = std::max(loss.max_error, error);
-      loss.sum_error2 += error * error;
-      loss.sum_value2 += x[i] * x[i];
+      sums.error2 += error * error;
+      sums.value2 += x[i] * x[i];
     }
+    return sums;
+  }
+
+  void add_piece(std::int64_t begin, std::int64_t end, ChunkLoss& chunk) const {
+    double x[kPiece], w[kPiece];
+    widen_values(begin, end, x);
+    double* place = w;
+    runs.cover(begin, end, [&](const Run& run) {
+      decode(run, place);
+      place += run.n;
+    });
+    blocks.cover(begin, end, [&](std::int64_t block, std::int64_t first, std::int64_t last) {
+      const BlockSums sums =
+          add_block(block, x + (first - begin), w + (first - begin), last - first, chunk.loss);
+      chunk.loss.sum_error2 += sums.error2;
+      chunk.loss.sum_value2 += sums.value2;
+      chunk.worst.add(sums);
+    });
   }
 };
 
@@ -83,27 +181,39 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
       static_cast<const char*>(values),
       dtype,
       Runs(weight),
+      BlockPlaces(weight),
       Decode(kernels.dequantize, storage, Dtype::f64),
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};
-  std::vector<Loss> losses(static_cast<std::size_t>(ceil_div(n, kChunkElements)));
+  std::vector<ChunkLoss> chunks(static_cast<std::size_t>(ceil_div(n, kChunkElements)));
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    Loss& loss = losses[static_cast<std::size_t>(begin / kChunkElements)];
+    ChunkLoss& chunk = chunks[static_cast<std::size_t>(begin / kChunkElements)];
     for (std::int64_t at = begin; at < end; at += kPiece)
-      comparison.add_piece(at, std::min(at + kPiece, end), loss);
+      comparison.add_piece(at, std::min(at + kPiece, end), chunk);
   });
   Loss total;
-  total.elements = n;
-  for (const Loss& loss : losses) {
-    total.saturated += loss.saturated;
-    total.nonfinite += loss.nonfinite;
-    total.max_error = std::max(total.max_error, loss.max_error);
-    total.sum_error2 += loss.sum_error2;
-    total.sum_value2 += loss.sum_value2;
+  WorstBlock worst;
+  for (const ChunkLoss& chunk : chunks) {
+    total += chunk.loss;
+    worst.add(chunk.worst);
   }
+  total.elements = n;
+  worst.finish(total);
   return total;
 }
 
 inline namespace v0 {
+
+Loss& Loss::operator+=(const Loss& other) noexcept {
+  elements += other.elements;
+  saturated += other.saturated;
+  nonfinite += other.nonfinite;
+  max_error = std::max(max_error, other.max_error);
+  sum_error2 += other.sum_error2;
+  sum_value2 += other.sum_value2;
+  worst_block_error = std::max(worst_block_error, other.worst_block_error);
+  worst_block = -1;  // no number names a block of two weights
+  return *this;
+}
 
 double Loss::rms() const noexcept {
   return elements == 0 ? 0 : std::sqrt(sum_error2 / static_cast<double>(elements));

@@ -103,7 +103,7 @@ Tensor measure_op(const Tensor& given, const Tensor& codes, const std::vector<Te
   const Argument x = values_of(kWhere, given);
   const Held held(kWhere, codes, scales, key, Shape(x.sizes()));
   const Loss loss = measure(x.data(), x.dtype(), held.weight(), &torch_executor());
-  const std::int64_t count = 6;
+  const std::int64_t count = 8;
   const Tensor out = boxed(empty({&count, 1}, Dtype::f64));
   auto* to = static_cast<double*>(out.mutable_data_ptr());
   to[0] = static_cast<double>(loss.elements);
@@ -112,6 +112,8 @@ Tensor measure_op(const Tensor& given, const Tensor& codes, const std::vector<Te
   to[3] = loss.max_error;
   to[4] = loss.sum_error2;
   to[5] = loss.sum_value2;
+  to[6] = loss.worst_block_error;
+  to[7] = static_cast<double>(loss.worst_block);
   return out;
 }
 

@@ -31,10 +31,12 @@ TEST_F(Program, CompareShowsWhatPackingWouldGive) {
       const json& cell = shown["weights"][w]["compared"][i];
       EXPECT_EQ(cell["storage"], storage);
       EXPECT_EQ(shown["weights"][w]["name"], packed["weights"][w]["name"]);
-      for (const char* key : {"elements", "max_error", "rms_error", "relative_error", "saturated"})
+      for (const char* key : {"elements", "max_error", "rms_error", "relative_error", "saturated",
+                              "worst_block_error", "worst_block"})
         EXPECT_EQ(cell[key], packed["weights"][w][key]) << key;
     }
-    for (const char* key : {"max_error", "relative_error", "worst"})
+    for (const char* key : {"max_error", "relative_error", "worst", "worst_block_error",
+                            "worst_block", "worst_block_of"})
       EXPECT_EQ(shown["storages"][i][key], packed["total"][key]) << key;
   }
 }
@@ -50,6 +52,7 @@ TEST_F(Program, CompareAsATable) {
   EXPECT_THAT(shown, HasSubstr("layers.0.linear.weight  [16, 64]  4.00 KiB        576 B"));
   EXPECT_THAT(shown, HasSubstr("all of them"));
   EXPECT_THAT(shown, HasSubstr("int8:row: worst "));
+  EXPECT_THAT(shown, HasSubstr("int8:row: worst block: relative "));
 }
 
 TEST_F(Program, CompareSaysWhyAWeightCannotRest) {

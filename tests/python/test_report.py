@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,6 +31,43 @@ def test_errors_are_those_of_the_dequantized_values(storage: str) -> None:
     expected = (error.square().sum() / values.square().sum()).sqrt().item()
     assert row.relative_error == pytest.approx(expected, rel=1e-6)
     assert (row.saturated, row.nonfinite) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("storage", "shape", "blocks"),
+    [
+        ("nf4", (64, 96), lambda e: e.reshape(-1, 64)),
+        ("nf4:block128:nested", (64, 96), lambda e: e.reshape(-1, 128)),
+        ("nf4:torchao", (128, 128), lambda e: e.reshape(-1, 64)),
+        ("int8:row", (64, 96), lambda e: e),
+        ("f8_e4m3:block32", (64, 96), lambda e: e.reshape(-1, 32)),
+        ("int8:tensor", (64, 96), lambda e: e.reshape(1, -1)),
+        ("f8_e4m3", (64, 96), lambda e: e.reshape(1, -1)),
+    ],
+)
+def test_the_worst_block_is_found_and_named(
+    storage: str, shape: tuple[int, int], blocks: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0])
+    values = layer.weight.detach().double()
+    report = stowage.stow(layer, storage)
+    error = values - layer.weight.dequantize(torch.float64)
+    relative = blocks(error).norm(dim=1) / blocks(values).norm(dim=1)
+    row = report["weight"]
+    assert row.worst_block == relative.argmax().item()
+    assert row.worst_block_error == pytest.approx(relative.max().item(), rel=1e-9)
+    assert row.worst_block_error >= 0.999999 * (row.relative_error or 0)
+    assert f"number {row.worst_block} of weight" in str(report)
+    assert json.loads(report.to_json())["rows"][0]["worst_block"] == row.worst_block
+
+
+def test_a_weight_of_zeros_has_no_worst_block() -> None:
+    layer = nn.Linear(64, 64, bias=False)
+    nn.init.zeros_(layer.weight)
+    report = stowage.stow(layer, "nf4")
+    assert (report["weight"].worst_block, report["weight"].worst_block_error) == (None, 0)
+    assert "worst block:" not in str(report)
 
 
 def test_saturation_is_counted() -> None:

@@ -57,6 +57,8 @@ class Row:
     relative_error: float | None = None
     saturated: int | None = None
     nonfinite: int | None = None
+    worst_block_error: float | None = None  # relative, of values that share a scale
+    worst_block: int | None = None  # the place of that scale in its part
     master: str | None = None  # where the exact values are: ram, disk; stale: not of this weight
     master_bytes: int = 0
 
@@ -138,6 +140,12 @@ class Report:
             kept = [row.master_bytes for row in self.rows if row.master == place]
             if kept:
                 lines.append(f"{len(kept)} masters ({place}) take {bytes_text(sum(kept))}")
+        if measured := [row for row in self.rows if row.worst_block is not None]:
+            worst = max(measured, key=lambda row: row.worst_block_error or 0)
+            error = number_text(worst.worst_block_error)
+            lines.append(
+                f"worst block: relative {error}, number {worst.worst_block} of {worst.name}"
+            )
         if self.saturated:
             lines.append(_saturation(self.rows))
         for operator, times in sorted(self.fallbacks.items()):
@@ -146,12 +154,13 @@ class Report:
 
 
 _HEAD = ("weight", "storage", "compute", "working", "tier", "shard", "wire", "logical", "rest",
-         "max error", "rms", "relative", "saturated", "reason")  # fmt: skip
+         "max error", "rms", "relative", "worst block", "saturated", "reason")  # fmt: skip
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     name = row.name + (f" (= {', '.join(row.also)})" if row.also else "")
-    errors = (number_text(e) for e in (row.max_error, row.rms_error, row.relative_error))
+    numbers = (row.max_error, row.rms_error, row.relative_error, row.worst_block_error)
+    errors = (number_text(e) for e in numbers)
     saturated = "" if row.saturated is None else str(row.saturated)
     left = (
         name,

@@ -44,6 +44,8 @@ class Loss:
     relative_error: float
     saturated: int
     nonfinite: int
+    worst_block_error: float  # the largest relative error of values that share a scale ...
+    worst_block: int | None  # ... and the place of that scale in its part; None: all values are 0
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
@@ -93,7 +95,7 @@ def from_values(
 
 def measured(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> Loss:
     found = ops.measure(values, parts[0], parts[1:], storage.key).tolist()
-    elements, saturated, nonfinite, largest, error2, value2 = found
+    elements, saturated, nonfinite, largest, error2, value2, worst, block = found
     finite = elements - nonfinite
     return Loss(
         max_error=largest,
@@ -101,6 +103,8 @@ def measured(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) 
         relative_error=math.sqrt(error2 / value2) if value2 else 0.0,
         saturated=int(saturated),
         nonfinite=int(nonfinite),
+        worst_block_error=worst,
+        worst_block=int(block) if block >= 0 else None,
     )
 
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the blocks of a weight (values that share a scale) is farthest from its values, by stock
+torch ops."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stowage._numbers.rounding import row_elements
+from stowage._storage import Storage
+
+
+class BlockErrors:
+    """Sums over each block of a weight of this storage and shape, on the CPU in fp64."""
+
+    def __init__(self, storage: Storage, shape: Sequence[int]) -> None:
+        elements, length = max(math.prod(shape), 1), row_elements(shape)
+        self._size = self._row = elements
+        if storage.kind == "row":
+            self._size = max(length, 1)
+        elif storage.kind == "row2":
+            self._size = max(math.prod(shape[2:]), 1)
+        elif storage.kind == "block":
+            self._size = storage.block
+            if storage.bits == 8:  # blocks begin anew in each row
+                self._row = max(length, 1)
+        blocks = -(-self._row // self._size) * (elements // self._row)
+        self._error2 = torch.zeros(blocks, dtype=torch.float64)
+        self._value2 = torch.zeros_like(self._error2)
+
+    def add(self, first: int, error: Tensor, value: Tensor) -> None:
+        """Elements from `first` on, with their errors."""
+        place = torch.arange(first, first + value.numel())
+        row = torch.div(place, self._row, rounding_mode="floor")
+        block = torch.div(place % self._row, self._size, rounding_mode="floor")
+        block += row * -(-self._row // self._size)
+        self._error2.index_add_(0, block, error.reshape(-1).square())
+        self._value2.index_add_(0, block, value.reshape(-1).square())
+
+    def worst(self) -> Tensor:
+        """The largest relative error and the first block that has it, fp64 [2]; 0 and -1 where all
+        values are 0."""
+        counts = self._value2 != 0
+        if not bool(counts.any()):
+            return torch.tensor([0.0, -1.0], dtype=torch.float64)
+        relative = torch.where(counts, (self._error2 / self._value2).sqrt(), -1.0)
+        largest = relative.amax()
+        return torch.stack([largest, (relative == largest).nonzero()[0, 0].to(torch.float64)])
