@@ -19,30 +19,55 @@ inline constexpr std::array<double, 16> kValues{
     -1.0,   -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0,
     0.0796, 0.1609,  0.2461,  0.3379,  0.4407,  0.5626,  0.7230,  1.0};
 
-// D: what its elements are kept as, what they compute in, and the rounding of a result.
+/// Of two numbers by a mask: where one is a float sum, compilers make a branch of `?:`.
+inline std::uint32_t either(bool first, std::uint32_t a, std::uint32_t b) noexcept {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(first);
+  return (a & mask) | (b & ~mask);
+}
+
+// D: what its elements are kept as, what they compute in, and the rounding of a result: round(x) is
+// widen(narrow(x)) without branches, so that compilers take several at a time.
 struct F32 {
   using Bits = float;
   using Work = float;
   static float widen(float x) noexcept { return x; }
   static float narrow(float x) noexcept { return x; }
+  static float round(float x) noexcept { return x; }
 };
 struct F64 {
   using Bits = double;
   using Work = double;
   static double widen(double x) noexcept { return x; }
   static double narrow(double x) noexcept { return x; }
+  static double round(double x) noexcept { return x; }
 };
 struct Bf16 {
   using Bits = std::uint16_t;
   using Work = float;
   static float widen(std::uint16_t x) noexcept { return bf16_to_f32(x); }
   static std::uint16_t narrow(float x) noexcept { return f32_to_bf16(x); }
+  static float round(float x) noexcept {
+    const std::uint32_t b = bits_of(x), nearest = b + 0x7fffu + (b >> 16 & 1u);
+    const bool nan = static_cast<std::int32_t>(b & 0x7fffffffu) > 0x7f800000;
+    return float_of(either(nan, b | 0x400000u, nearest) & 0xffff0000u);
+  }
 };
 struct F16 {
   using Bits = std::uint16_t;
   using Work = float;
   static float widen(std::uint16_t x) noexcept { return f16_to_f32(x); }
   static std::uint16_t narrow(float x) noexcept { return f32_to_f16(x); }
+  static float round(float x) noexcept {
+    const std::uint32_t b = bits_of(x), sign = b & 0x80000000u, a = b & 0x7fffffffu;
+    const auto size = static_cast<std::int32_t>(a);  // signed compares are one instruction
+    // Units of 2^-24 below 2^-14 are the units of floats near 0.5; 65520 rounds to infinity.
+    const std::uint32_t tiny = bits_of((float_of(a) + 0.5f) - 0.5f);
+    const std::uint32_t nearest = (a + 0xfffu + (a >> 13 & 1u)) & ~0x1fffu;
+    std::uint32_t r = either(size < 0x38800000, tiny, nearest);
+    r = either(size >= 0x477ff000, 0x7f800000u, r);
+    r = either(size > 0x7f800000, (a | 0x400000u) & ~0x1fffu, r);
+    return float_of(sign | r);
+  }
 };
 
 /// body(D) for the D of a storage that has one.
@@ -62,7 +87,7 @@ decltype(auto) with_type(ScaleType type, Body&& body) {
 
 template <class D>
 typename D::Work rounded(typename D::Work x) noexcept {
-  return D::widen(D::narrow(x));
+  return D::round(x);
 }
 /// Element i of an array of D, at any address.
 template <class D>

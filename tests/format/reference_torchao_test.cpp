@@ -41,6 +41,22 @@ Packed pack(const char* text, const std::vector<double>& values) {
   return packed;
 }
 
+template <class D>
+void expect_rounds_like_conversions() {
+  for (std::uint32_t high = 0; high < 65536; ++high)
+    for (const std::uint32_t low : {0U, 1U, 0xfffU, 0x1000U, 0x1001U, 0x2fffU, 0x3000U, 0x7fffU,
+                                    0x8000U, 0x8001U, 0xefffU, 0xf000U, 0xf001U, 0xffffU}) {
+      const float x = float_of(high << 16 | low);
+      const std::uint32_t wanted = bits_of(D::widen(D::narrow(x))), got = bits_of(D::round(x));
+      if (wanted != got) ADD_FAILURE() << std::hex << (high << 16 | low) << ": " << got;
+    }
+}
+
+TEST(TorchaoRule, RoundsWithoutBranchesAsConversionsDo) {
+  expect_rounds_like_conversions<torchao::Bf16>();
+  expect_rounds_like_conversions<torchao::F16>();
+}
+
 // The first value of D, from below, that takes the higher code, found by trying all of them.
 template <class D>
 std::vector<float> first_above() {
