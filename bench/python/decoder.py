@@ -83,6 +83,21 @@ def _quanto(kind: str) -> Callable[[nn.Module], None]:
     return make
 
 
+def _bitsandbytes(model: nn.Module) -> None:
+    """Its NF4 layers; the first forward in eval mode rearranges them for its fused product."""
+    import bitsandbytes as bnb
+
+    for path, linear in list(model.named_modules()):
+        if type(linear) is not nn.Linear or path == "lm_head":
+            continue
+        how = {"compress_statistics": False, "quant_type": "nf4"}
+        sizes, dtype = (linear.in_features, linear.out_features), linear.weight.dtype
+        layer = bnb.nn.Linear4bit(*sizes, bias=False, compute_dtype=dtype, **how)
+        layer.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **how)
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, layer.to("cpu").eval())
+
+
 def forms(peers: bool) -> Iterator[tuple[str, Callable[[nn.Module], None] | None]]:
     """Name and what turns a dense copy into the form; None where its package is missing."""
     yield "dense bf16", lambda model: None
@@ -91,6 +106,7 @@ def forms(peers: bool) -> Iterator[tuple[str, Callable[[nn.Module], None] | None
     if not peers:
         return
     yield "diffusers layerwise fp8", _layerwise if _has("diffusers") else None
+    yield "bitsandbytes nf4", _bitsandbytes if _has("bitsandbytes") else None
     for kind in ("qfloat8", "qint8"):
         yield f"quanto {kind}", _quanto(kind) if _has("optimum.quanto") else None
 
@@ -109,6 +125,8 @@ def rest_bytes(model: nn.Module) -> int:
         names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else []
         parts = [getattr(tensor, name) for name in names] or [tensor]
         total += sum(part.nbytes for part in parts)
+        if (state := getattr(tensor, "quant_state", None)) is not None:
+            total += state.absmax.nbytes  # of bitsandbytes, beside the parameter
     return total
 
 
