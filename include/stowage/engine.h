@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that rest in a file and come into memory when they are used, within a budget of bytes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "stowage/file.h"
+
+namespace stowage {
+
+namespace engine {
+class Core;
+}
+
+inline namespace v0 {
+
+using WeightId = std::int32_t;
+
+/// How bytes come from the file. `mapped` computes straight from the page cache and gives its pages
+/// back; `buffered` and `direct` (O_DIRECT) read into memory of the engine's own.
+enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
+const char* to_string(Reads reads) noexcept;
+
+struct EngineOptions {
+  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest weight
+  Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
+  int workers = 4;                 // threads that read ahead; 0 reads only what is asked for
+};
+
+struct EngineReport {
+  Reads reads;                                       // what automatic came to
+  std::uint64_t acquired = 0, hits = 0, misses = 0;  // acquired = hits + misses + late + borrowed
+  std::uint64_t late = 0;      // were being read ahead and had to be waited for
+  std::uint64_t borrowed = 0;  // read from the mapping: no room, and the thread held another lease
+  std::uint64_t ahead = 0;     // weights whose read was begun before somebody asked
+  std::uint64_t evicted = 0;
+  std::uint64_t bytes_read = 0;      // from the file, widened to what a read must align to
+  std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
+  double stall = 0;                  // seconds that acquire() waited for bytes or room
+};
+
+/// A weight's bytes in memory for as long as this lives. Ends on the thread that acquired it.
+class STOWAGE_API Lease {
+ public:
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&&) = delete;
+  ~Lease();
+
+  /// The weight, its parts in memory. Must not outlive the lease. Throws invalid_argument for a
+  /// plain tensor.
+  Weight weight() const;
+  /// Where the byte lies that the file's mapping has at `mapped`; other addresses stay as they are.
+  const void* at(const void* mapped) const noexcept;
+
+ private:
+  friend class engine::Core;
+  Lease(std::shared_ptr<engine::Core> core, WeightId id, bool borrowed) noexcept;
+  std::shared_ptr<engine::Core> core_;
+  WeightId id_;
+  bool borrowed_;
+};
+
+/// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by
+/// input signature, and read ahead; a wrong guess costs one read. Threads may share an engine: one
+/// that holds a lease never waits for room. A weight and its scales come and go as one.
+class STOWAGE_API Engine {
+ public:
+  /// Throws invalid_argument (naming the budget that the largest weight needs), io, out_of_memory.
+  Engine(File file, const EngineOptions& options);
+  ~Engine();  // waits for its readers; leases stay good
+
+  const File& file() const noexcept;
+  /// The weights of the file and its plain tensors: ids are 0 <= id < size().
+  WeightId size() const noexcept;
+  std::optional<WeightId> find(std::string_view name) const;
+  const std::string& name(WeightId id) const;
+  std::uint64_t bytes(WeightId id) const;  // that it takes in memory
+
+  /// The weight's bytes in memory: at once, or after one read. Throws io and bad_file (cut short,
+  /// rewritten), naming the file.
+  Lease acquire(WeightId id);
+  /// The order of use to expect where nothing has been learnt.
+  void expect(std::span<const WeightId> order);
+  /// What the calling thread works on from now (a hash of its inputs' shapes): orders are learnt
+  /// for each signature apart.
+  void set_signature(std::uint64_t signature);
+  EngineReport report() const;
+
+  /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
+  /// is one: how code that was given addresses of a mapping finds the bytes in memory.
+  static std::optional<Lease> lease_at(const void* mapped);
+
+ private:
+  std::shared_ptr<engine::Core> core_;
+};
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/registry.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "engine/core.h"
+
+namespace stowage::engine {
+namespace {
+
+struct Range {
+  const std::byte *begin, *end;
+  std::weak_ptr<Core> core;
+  const Core* key;
+  WeightId id;
+};
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::vector<Range> ranges;  // by begin
+  std::atomic<bool> any = false;
+};
+
+Registry& registry() {
+  static auto* const made = new Registry;  // engines may outlive the statics
+  return *made;
+}
+
+}  // namespace
+
+void add_engine(const std::shared_ptr<Core>& core) {
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  const auto& units = core->units();
+  for (std::size_t i = 0; i < units.size(); ++i)
+    for (const Extent& extent : units[i].extents)
+      all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
+                            static_cast<WeightId>(i)});
+  std::ranges::sort(all.ranges, {}, &Range::begin);
+  all.any = true;
+}
+
+void remove_engine(const Core* core) noexcept {
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  std::erase_if(all.ranges, [&](const Range& range) { return range.key == core; });
+  all.any = !all.ranges.empty();
+}
+
+std::optional<Lease> lease_at(const void* mapped) {
+  Registry& all = registry();
+  if (!all.any.load(std::memory_order_relaxed)) return std::nullopt;
+  std::shared_ptr<Core> core;
+  WeightId id = 0;
+  {
+    const std::shared_lock lock(all.mutex);
+    const auto* const byte = static_cast<const std::byte*>(mapped);
+    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &Range::begin);
+    if (after == all.ranges.begin()) return std::nullopt;
+    const Range& range = *--after;
+    if (byte >= range.end) return std::nullopt;
+    core = range.core.lock();
+    id = range.id;
+  }
+  if (!core) return std::nullopt;
+  return core->acquire(id);
+}
+
+}  // namespace stowage::engine

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/units.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "engine/arena.h"
+
+namespace stowage::engine {
+namespace {
+
+constexpr std::uint64_t kGap = 64 << 10;   // bytes of others that cost less to read than a seek
+constexpr std::uint64_t kPiece = 4 << 20;  // several reads of this size are in flight for one unit
+
+constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
+constexpr std::uint64_t up(std::uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
+
+// A run of a shard that is read as one.
+struct Window {
+  int shard;
+  std::uint64_t begin, end;
+};
+
+void add_pieces(Unit& unit, const Window& window, std::uint64_t shard_bytes) {
+  for (std::uint64_t at = window.begin; at < window.end; at += kPiece) {
+    const std::uint64_t bytes = std::min(kPiece, window.end - at);
+    unit.pieces.push_back({window.shard, at, bytes, unit.bytes + (at - window.begin),
+                           std::min(at + bytes, shard_bytes) - at});
+  }
+}
+
+void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
+             const std::vector<std::uint64_t>& shard_bytes) {
+  std::erase_if(parts, [](const TensorInfo* part) { return part->bytes == 0; });
+  std::ranges::sort(parts, {}, [](const TensorInfo* t) { return std::tuple(t->shard, t->offset); });
+  for (std::size_t i = 0; i < parts.size();) {
+    Window window{parts[i]->shard, down(parts[i]->offset), 0};
+    std::size_t last = i;
+    for (; last < parts.size() && parts[last]->shard == window.shard; ++last) {
+      if (last > i && down(parts[last]->offset) > window.end + kGap) break;
+      window.end = std::max(window.end, up(parts[last]->offset + parts[last]->bytes));
+    }
+    for (; i < last; ++i)
+      unit.extents.push_back({file.bytes(*parts[i]).data(), parts[i]->bytes,
+                              unit.bytes + (parts[i]->offset - window.begin)});
+    add_pieces(unit, window, shard_bytes[static_cast<std::size_t>(window.shard)]);
+    unit.bytes += window.end - window.begin;
+  }
+  std::ranges::sort(unit.extents, {}, &Extent::mapped);
+}
+
+}  // namespace
+
+std::vector<Unit> units_of(const File& file) {
+  std::vector<std::uint64_t> shard_bytes(file.paths().size());
+  for (const TensorInfo& tensor : file.tensors()) {
+    std::uint64_t& end = shard_bytes[static_cast<std::size_t>(tensor.shard)];
+    end = std::max(end, tensor.offset + tensor.bytes);
+  }
+  std::vector<Unit> units;
+  std::set<std::string_view> taken;
+  for (const WeightInfo& weight : file.weights()) {
+    std::vector<const TensorInfo*> parts;
+    for (const std::string& part : weight.parts) {
+      parts.push_back(file.find(part));
+      taken.insert(parts.back()->name);
+    }
+    Unit& unit = units.emplace_back(Unit{.name = weight.name, .is_weight = true});
+    lay_out(unit, file, parts, shard_bytes);
+  }
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (taken.contains(tensor.name)) continue;
+    lay_out(units.emplace_back(Unit{.name = tensor.name}), file, {&tensor}, shard_bytes);
+  }
+  std::ranges::sort(units, {}, &Unit::name);
+  return units;
+}
+
+}  // namespace stowage::engine
