@@ -24,7 +24,7 @@ using WeightId = std::int32_t;
 /// How bytes come from the file. `mapped` computes straight from the page cache and gives its pages
 /// back; `buffered` and `direct` (O_DIRECT) read into memory of the engine's own.
 enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
-const char* to_string(Reads reads) noexcept;
+STOWAGE_API const char* to_string(Reads reads) noexcept;
 
 struct EngineOptions {
   std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest weight

@@ -19,6 +19,8 @@ from stowage._model.masters import drop_master
 from stowage._model.report import Report, Row, report
 from stowage._model.sizes import nbytes
 from stowage._quantize import quantize
+from stowage._tiers.engine import EngineReport, engine_report
+from stowage._tiers.offloading import offload, onload
 from stowage.checkpoint import load, load_state_dict, save, state_dict
 from stowage.dispatch import fallbacks
 from stowage.modules import stow, unstow
@@ -26,6 +28,7 @@ from stowage.tensor import StowedTensor
 
 __all__ = [
     "BadFile",
+    "EngineReport",
     "FileError",
     "InvalidArgument",
     "OutOfMemory",
@@ -35,6 +38,7 @@ __all__ = [
     "StowedTensor",
     "Unsupported",
     "drop_master",
+    "engine_report",
     "fallbacks",
     "frozen_linear",
     "grouped_linear",
@@ -42,6 +46,8 @@ __all__ = [
     "load",
     "load_state_dict",
     "nbytes",
+    "offload",
+    "onload",
     "quantize",
     "report",
     "save",

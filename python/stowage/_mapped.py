@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that a file is mapped to read-only: copied before a write, which would end the process."""
 
+import copy
+from typing import Any
+
 from torch import Tensor
+
+
+def copied(part: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A deep copy; of mapped memory one that is made at the first write."""
+    return part.detach() if is_mapped_read_only(part) else copy.deepcopy(part, memo)
 
 
 def ensure_writable(part: Tensor) -> None:
@@ -9,8 +17,14 @@ def ensure_writable(part: Tensor) -> None:
 
     The tensor object stays, so every alias of a weight, which has the same object, follows.
     """
-    if part.device.type == "cpu" and not part.untyped_storage().resizable() and _read_only(part):
+    if is_mapped_read_only(part):
         part.data = part.clone()
+
+
+def is_mapped_read_only(part: Tensor) -> bool:
+    """Whether a write to this memory would end the process."""
+    borrowed = part.device.type == "cpu" and not part.untyped_storage().resizable()
+    return borrowed and _read_only(part)
 
 
 def _read_only(part: Tensor) -> bool:

@@ -4,7 +4,6 @@ safetensors files and as plain tensors."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,11 +24,13 @@ from stowage._files.real_values import (
     write_config,
 )
 from stowage._files.source import DictSource, FileSource, Source
-from stowage._files.writing import declared, write
+from stowage._files.writing import buffer_dtypes, declared, ties, write
 from stowage._model.granularity import Blocks, Granularity, InputCast
+from stowage._model.sizes import byte_count
 from stowage._model.stowing import Making
-from stowage._model.weights import Held, buffers, is_persistent, parameters
+from stowage._model.weights import Held, written
 from stowage._storage import Storage
+from stowage._tiers.engine import Engine, attach, engine_of
 from stowage.policy import Policy, Rules
 from stowage.skips import Skip
 from stowage.tensor import StowedTensor
@@ -42,13 +43,9 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
     takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too."""
     flat: dict[str, torch.Tensor] = {}
-    for held in _written(model):
+    for held in written(model):
         flat.update(_flat_one(held))
     return flat
-
-
-def _written(model: nn.Module) -> list[Held]:
-    return parameters(model) + [held for held in buffers(model) if is_persistent(held)]
 
 
 def load_state_dict(
@@ -93,8 +90,10 @@ def save(
         where / FILE,
         [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
         flat.items(),
-        weights=[_weight_facts(held) for held in _written(model) if _rests(held)],
-        metadata={**(metadata or {}), **_ties(model), **_buffer_dtypes(model)},
+        weights=[
+            _weight_facts(held) for held in written(model) if isinstance(held.tensor, StowedTensor)
+        ],
+        metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
         shard_bytes=shard_bytes,
         checksums=checksums,
     )
@@ -115,7 +114,7 @@ def _save_values(
     checksums: bool,
 ) -> Path:
     check_dtype(dtype)
-    every = _written(model)
+    every = written(model)
     raise_problems("stowage.save", unsavable(model, every))
     real, file = RealValues(model, every, dtype), file_name(model)
     write(
@@ -138,12 +137,16 @@ def _rests(held: Held) -> bool:
 def _unsavable(model: nn.Module) -> list[str]:
     """Every reason why a tensor of `model` cannot be written."""
     problems, names = [], set()
-    for held in _written(model):
+    for held in written(model):
         tensor = held.tensor
         if tensor.is_meta:
             problems.append(f"{held.name}: must hold values, got a meta tensor")
             continue
-        if not _rests(held) and type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        if not _rests(held) and type(tensor) not in (
+            torch.Tensor,
+            nn.Parameter,
+            nn.Buffer,
+        ):
             problems.append(
                 f"{held.name}: must be an ordinary or a stowed tensor, got {type(tensor).__name__}"
             )
@@ -180,21 +183,6 @@ def _weight_facts(held: Held) -> dict[str, object]:
     }
 
 
-def _ties(model: nn.Module) -> dict[str, str]:
-    """The further names of tied tensors, as safetensors.torch.save_model writes them."""
-    return {name: held.name for held in _written(model) for name in held.names[1:]}
-
-
-def _buffer_dtypes(model: nn.Module) -> dict[str, str]:
-    """Computed buffers are made again by the model's constructor, in its dtype, not in this one."""
-    dtypes = {
-        held.name: str(held.tensor.dtype).removeprefix("torch.")
-        for held in buffers(model)
-        if not is_persistent(held) and held.tensor.is_floating_point()
-    }
-    return {"stowage.buffer_dtypes": json.dumps(dtypes)} if dtypes else {}
-
-
 def load(
     model: nn.Module | Callable[[], nn.Module],
     folder: str | os.PathLike[str],
@@ -214,6 +202,8 @@ def load(
     working: str | None = None,
     blocks: Blocks = None,
     input_cast: InputCast = None,
+    ram: int | str | None = None,
+    reads: str = "automatic",
 ) -> nn.Module:
     """Fills a model from a file, a shard index or a folder that holds either; returns the model.
 
@@ -223,7 +213,9 @@ def load(
     on the way, tensor by tensor from the mapped file. dtypes are the file's unless `compute_dtype`
     is given. Memory beyond the model's own at rest stays below 32 MiB.
 
-    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `rename`
+    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram`
+    leaves them there too, and plain ones of 64 KiB, and brings them into memory when they are used,
+    at most so many bytes ("2GiB") at a time: see `offload`, whose `reads` is the same. `rename`
     gives a weight of the file the model's name for it, or None to leave it out. `strict=False`
     permits missing and unexpected names. `verify` compares the file's checksums first. `skip`,
     `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
@@ -232,24 +224,47 @@ def load(
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
     unreadable file."""
-    policy = None
-    if storage is not None or rules is not None:
-        policy = Policy.parse(storage, rules, skip, allow_unmatched)
-        if policy.several:
-            raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
-    elif skip is not None:
-        raise InvalidArgument("stowage.load: skip must come with storage or rules")
+    policy = _policy(storage, rules, skip, allow_unmatched, ram)
     grain = Granularity.parse(working, blocks, input_cast, exact)
     how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
+    options = Options(how, mmap or ram is not None, ram is not None, strict, rename)
     source = FileSource(folder)
     try:
         if verify:
             source.verify()
+        engine = None if ram is None else Engine(source, byte_count(ram, "ram"), reads)
         target = model if isinstance(model, nn.Module) else build(model)
-        _fill(target, source, policy, Options(how, mmap, strict, rename), "load", grain)
+        if engine is not None and engine_of(target) is not None:
+            raise InvalidArgument("stowage.load: the model must not be offloaded, onload it first")
+        order = _fill(target, source, policy, options, "load", grain)
+        if engine is not None:
+            engine.expect(order)
+            attach(target, engine)
     finally:
         source.close()
     return target
+
+
+def _policy(
+    storage: str | Storage | Rules | None,
+    rules: Rules | None,
+    skip: Skip,
+    allow_unmatched: bool,
+    ram: int | str | None,
+) -> Policy | None:
+    if storage is None and rules is None:
+        if skip is not None:
+            raise InvalidArgument("stowage.load: skip must come with storage or rules")
+        return None
+    if ram is not None:
+        raise InvalidArgument(
+            "stowage.load: ram must come without storage and rules: what is quantized now is not "
+            "in the file (save the model, then load it with ram)"
+        )
+    policy = Policy.parse(storage, rules, skip, allow_unmatched)
+    if policy.several:
+        raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
+    return policy
 
 
 def _fill(
@@ -259,7 +274,7 @@ def _fill(
     options: Options,
     where: str,
     grain: Granularity | None = None,
-) -> None:
+) -> list[str]:
     with torch.inference_mode(False), torch.no_grad():
         filling = Filling(model, source, policy, options)
         commit = filling.execute()
@@ -269,3 +284,4 @@ def _fill(
         commit()
         if grain is not None:
             grain.apply(model)
+    return filling.order()

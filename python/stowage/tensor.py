@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stowage import ops, registry
 from stowage._errors import InvalidArgument, translated
+from stowage._mapped import copied
 from stowage._storage import Storage
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
@@ -199,7 +200,7 @@ class StowedTensor(Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
-        result = self._like(copy.deepcopy(self._parts(), memo))
+        result = self._like([copied(part, memo) for part in self._parts()])
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)  # before it is known for a parameter
         result.__dict__.update(copy.deepcopy(self._extras(), memo))

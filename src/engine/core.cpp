@@ -8,7 +8,6 @@
 #include <functional>
 #include <string>
 
-#include "engine/registry.h"
 #include "stowage/error.h"
 
 namespace stowage::engine {

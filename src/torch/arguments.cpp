@@ -190,18 +190,18 @@ Held::Held(const char* where, AtenTensorHandle codes, std::span<const Owned> sca
            std::int64_t storage_key, const Shape& shape) {
   std::array<AtenTensorHandle, kMaxParts + 1> parts{codes};
   for (std::size_t i = 0; i < scales.size(); ++i) parts[i + 1] = scales[i].get();
-  check(where, std::span(parts).first(scales.size() + 1), storage_key, shape);
+  check(where, std::span(parts).first(scales.size() + 1), storage_key, shape, Reach::whole);
 }
 
 Held::Held(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
-           std::int64_t storage_key, const Shape& shape) {
+           std::int64_t storage_key, const Shape& shape, Reach reach) {
   std::vector<AtenTensorHandle> parts{codes.get()};
   for (const Tensor& scale : scales) parts.push_back(scale.get());
-  check(where, parts, storage_key, shape);
+  check(where, parts, storage_key, shape, reach);
 }
 
 void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
-                 std::int64_t storage_key, const Shape& shape) {
+                 std::int64_t storage_key, const Shape& shape, Reach reach) {
   const Storage storage = storage_from_key(storage_key);
   const Layout& wanted = layout_of(storage_key, storage, shape);
   if (parts.size() != static_cast<std::size_t>(wanted.count)) {
@@ -214,6 +214,12 @@ void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
     parts_[i].emplace(where, wanted.parts[i].name, parts[i]);
     check_part(where, wanted.parts[i], *parts_[i]);
     pointers[i] = parts_[i]->data();
+  }
+  if (reach == Reach::whole) {
+    if (auto lease = Engine::lease_at(pointers[0])) {
+      lease_.emplace(std::move(*lease));
+      for (const void*& pointer : pointers) pointer = lease_->at(pointer);
+    }
   }
   weight_ = Weight(storage, shape, std::span(pointers).first(parts.size()));
 }

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "stowage/engine.h"
 #include "stowage/weight.h"
 
 namespace stowage::door {
@@ -99,20 +100,26 @@ Owned empty(std::span<const std::int64_t> sizes, Dtype dtype);
 Tensor boxed(Owned tensor);
 void* memory(const Owned& tensor);
 
+/// How much of a weight an op reads: weights that rest on a disk come into memory whole, or only
+/// the pages of those rows.
+enum class Reach : std::uint8_t { whole, rows };
+
 /// A resting weight whose codes and scales were checked against layout(storage, shape): number,
-/// dtypes, shapes, memory. The tensors must outlive this.
+/// dtypes, shapes, memory. Where an engine holds the file that they are mapped from, the weight
+/// has the engine's memory instead. The tensors must outlive this.
 class Held {
  public:
   Held(const char* where, AtenTensorHandle codes, std::span<const Owned> scales,
        std::int64_t storage_key, const Shape& shape);
   Held(const char* where, const Tensor& codes, const std::vector<Tensor>& scales,
-       std::int64_t storage_key, const Shape& shape);
+       std::int64_t storage_key, const Shape& shape, Reach reach = Reach::whole);
   const Weight& weight() const noexcept { return weight_; }
 
  private:
   void check(const char* where, std::span<const AtenTensorHandle> parts, std::int64_t storage_key,
-             const Shape& shape);
+             const Shape& shape, Reach reach);
   std::array<std::optional<Argument>, kMaxParts> parts_;
+  std::optional<Lease> lease_;
   Weight weight_;
 };
 }  // namespace stowage::door

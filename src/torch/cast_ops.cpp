@@ -84,7 +84,7 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
          std::string(kWhere) + ": a table must have at least 1 dimension, got 0");
   }
   const Dtype dtype = out_dtype(kWhere, out);
-  const Held held(kWhere, codes, scales, key, Shape(sizes));
+  const Held held(kWhere, codes, scales, key, Shape(sizes), Reach::rows);
   const auto outer = ids.sizes();
   std::vector<std::int64_t> result(outer.begin(), outer.end());
   result.insert(result.end(), sizes.begin() + 1, sizes.end());

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "torch/arguments.h"
+#include "torch/files.h"
 #include "torch/handles.h"
 
 namespace stowage::door {
@@ -89,6 +90,10 @@ void file_check(std::int64_t handle) { files().get("stowage::file_check", handle
 void file_close(std::int64_t handle) { files().take("stowage::file_close", handle); }
 
 }  // namespace
+
+std::shared_ptr<const File> file_of(const char* where, std::int64_t handle) {
+  return files().get(where, handle);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_open", TORCH_BOX(&Door<&file_open>::call));

@@ -38,6 +38,11 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("file_verify(int file) -> int");
   m.def("file_check(int file) -> ()");
   m.def("file_close(int file) -> ()");
+  m.def("engine_open(int file, int ram, str reads, int workers) -> int");
+  m.def("engine_expect(int engine, str names) -> ()");
+  m.def("engine_signature(int engine, int signature) -> ()");
+  m.def("engine_describe(int engine) -> str");
+  m.def("engine_close(int engine) -> ()");
   m.def("writer_open(str path, str declaration) -> int");
   m.def("writer_write(int writer, str name, Tensor bytes) -> ()");
   m.def("writer_finish(int writer) -> ()");

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stowage
-from stowage._model.budget import Option, best, byte_count, cost_of, size_of
+from stowage._model.budget import Option, best, cost_of, size_of
+from stowage._model.sizes import byte_count
 
 Units = list[list[Option]]
 
@@ -118,10 +119,10 @@ def test_ties_take_fewer_bytes_and_no_weights_are_a_choice_too() -> None:
     [(5, 5), ("0B", 0), ("3GiB", 3 << 30), ("1.5 kib", 1536), ("800 MB", 800_000_000)],
 )
 def test_sizes_are_bytes_or_text(given: Any, count: int) -> None:
-    assert byte_count(given) == count
+    assert byte_count(given, "budget") == count
 
 
 @pytest.mark.parametrize("given", [-1, True, 1.5, "3", "GiB", "3 gigs", None, "-1GiB"])
 def test_what_is_no_size_is_refused(given: Any) -> None:
     with pytest.raises(stowage.InvalidArgument, match="budget must be a number of bytes"):
-        byte_count(given)
+        byte_count(given, "budget")

@@ -14,7 +14,8 @@ from torch import nn
 
 from stowage._errors import StowageError
 from stowage._files.flat import Entry
-from stowage._files.source import Source
+from stowage._files.source import Source, is_aligned, octets
+from stowage._model.casts import cast_storage, worth_offloading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
@@ -34,12 +35,14 @@ class _Step:
     entry: Entry
     storage: Storage | None  # to rest as; None: plain
     reason: str
+    as_it_is: bool = False  # the parts are those of the file
 
 
 @dataclass(frozen=True)
 class Options:
     how: Making
     mmap: bool = False
+    cast: bool = False  # big plain parameters rest as casts of themselves, mapped
     strict: bool = True
     rename: Rename | None = None
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
@@ -138,7 +141,7 @@ class Filling:
         same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
         if same:
             pairs = zip(self._tensors_of(one), self._tensors_of(other), strict=True)
-            same = all(torch.equal(_octets(a), _octets(b)) for a, b in pairs)
+            same = all(torch.equal(octets(a), octets(b)) for a, b in pairs)
         self._source.drop(other)
         if not same:
             self.problems.append(
@@ -179,7 +182,10 @@ class Filling:
             if problem:
                 self.problems.append(f"{held.name}: {problem}")
                 return
-        self._steps.append(_Step(held, entry, wanted, reason))
+        elif entry.dtype and self._options.cast and worth_offloading(held, entry.dtype):
+            has = wanted = cast_storage(entry.dtype)
+            reason = "as it is in the file"
+        self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
 
     def _leftovers(self) -> None:
         if not self._options.strict:
@@ -199,6 +205,10 @@ class Filling:
         for step in self._steps:
             if step.storage is not None:
                 yield from (site.module for site in step.held.sites)
+
+    def order(self) -> list[str]:
+        """The file's names of the weights that rest, in the order of the model's parameters."""
+        return [step.entry.name for step in self._steps if step.storage is not None]
 
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
@@ -243,12 +253,13 @@ class Filling:
         compute = self._compute(step)
         if step.storage is None:
             return _plain(self._source.read(entry.members[0]), held.tensor, compute), None
-        if entry.storage is None:
+        if not step.as_it_is:
             values = self._source.read(entry.members[0])
             return from_values(values, step.storage, how, compute)
-        parts = self._source.parts(entry)
-        # Mapped memory only where its alignment suits torch; everything else is copied once.
-        parts = [part if self._options.mmap and _aligned(part) else part.clone() for part in parts]
+        parts = self._tensors_of(entry)
+        # Mapped only where the alignment suits torch; everything else is copied once.
+        stays = self._options.mmap
+        parts = [p if stays and is_aligned(p) else p.clone() for p in parts]
         return from_parts(parts, step.storage, entry.shape, compute, how.exact), None
 
     def _compute(self, step: _Step) -> torch.dtype:
@@ -274,14 +285,6 @@ def _holds_values(found: torch.dtype | None, wanted: torch.dtype) -> bool:
     if found is None or found.is_floating_point != wanted.is_floating_point:
         return False
     return found == wanted or not found.is_floating_point or found.itemsize > 1
-
-
-def _octets(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _aligned(tensor: torch.Tensor) -> bool:
-    return tensor.data_ptr() % tensor.dtype.itemsize == 0
 
 
 def _short(dtype: torch.dtype | None) -> str:

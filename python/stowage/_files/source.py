@@ -111,6 +111,11 @@ class FileSource:
         for member in entry.members:
             ops.file_drop(self._handle, member)
 
+    @property
+    def handle(self) -> int:
+        """The file as ops name it, until close()."""
+        return self._handle
+
     def verify(self) -> int:
         try:
             return int(ops.file_verify(self._handle))
@@ -119,3 +124,13 @@ class FileSource:
 
     def close(self) -> None:
         ops.file_close(self._handle)
+
+
+def octets(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, to compare."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether torch can use this mapped memory as it lies there."""
+    return tensor.data_ptr() % tensor.dtype.itemsize == 0

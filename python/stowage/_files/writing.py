@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from stowage import ops
 from stowage._errors import translated
 from stowage._files.flat import DISK_NAMES
+from stowage._model.weights import buffers, is_persistent, written
 
 
 def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> dict[str, Any]:
@@ -53,3 +55,18 @@ def write(
         ops.writer_finish(writer)
     except RuntimeError as error:
         raise translated(error) from None
+
+
+def ties(model: nn.Module) -> dict[str, str]:
+    """The further names of tied tensors, as safetensors.torch.save_model writes them."""
+    return {name: held.name for held in written(model) for name in held.names[1:]}
+
+
+def buffer_dtypes(model: nn.Module) -> dict[str, str]:
+    """Computed buffers are made again by the model's constructor, in its dtype, not in this one."""
+    dtypes = {
+        held.name: str(held.tensor.dtype).removeprefix("torch.")
+        for held in buffers(model)
+        if not is_persistent(held) and held.tensor.is_floating_point()
+    }
+    return {"stowage.buffer_dtypes": json.dumps(dtypes)} if dtypes else {}

@@ -11,35 +11,15 @@ best and the smallest of equal slices of the bytes. Nothing depends on chance.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stowage._errors import InvalidArgument
-
 _EXACT_UNITS = 12
 _EXACT_STATES = 1 << 20
 _STATES = 1 << 14
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
-def byte_count(given: int | str) -> int:
-    """3221225472 of "3GiB" or of itself. Raises InvalidArgument for what is no size."""
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    text = given if isinstance(given, str) else ""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    if found is None or found[2].upper() not in _UNITS:
-        raise InvalidArgument(
-            f"stowage: budget must be a number of bytes or a text such as '3GiB' or '800 MB', "
-            f"got {given!r}"
-        )
-    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stowage._errors import InvalidArgument, raise_problems
 from stowage._model import budget as _budget
 from stowage._model.budget import Option
 from stowage._model.calibrating import Calibration, output_errors
+from stowage._model.sizes import byte_count
 from stowage._model.stowing import Making
 from stowage._model.table import bytes_text
 from stowage._model.trials import AS_IT_IS, Trial, Tried, attempt, bytes_at_rest, source
@@ -57,7 +58,7 @@ class Limits:
             )
         if calibrate is not None and max_error is None and budget is None:
             raise InvalidArgument("stowage: calibrate must come with max_error or budget")
-        size = None if budget is None else _budget.byte_count(budget)
+        size = None if budget is None else byte_count(budget, "budget")
         return cls(max_error, on_exceed, calibrate, size)
 
     def choose(

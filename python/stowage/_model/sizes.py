@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that tensors and models take, not those that they show: `stowage.nbytes`, and the counting
-of memory that several names share."""
+"""Bytes that tensors and models take, not those that they show: `stowage.nbytes`, the counting of
+memory that several names share, and sizes as users write them."""
 
+import re
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from stowage._errors import InvalidArgument
 from stowage.tensor import StowedTensor
 from stowage.views import StowedView
 
@@ -41,3 +43,22 @@ def new_bytes(tensors: Iterable[Tensor], seen: Seen) -> int:
             seen.add(where)
             total += tensor.nbytes
     return total
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def byte_count(given: int | str, name: str) -> int:
+    """3221225472 of "3GiB" or of itself. Raises InvalidArgument, saying `name`, for what is no
+    size."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    text = given if isinstance(given, str) else ""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise InvalidArgument(
+            f"stowage: {name} must be a number of bytes or a text such as '3GiB' or '800 MB', "
+            f"got {given!r}"
+        )
+    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -86,6 +86,11 @@ def values(model: nn.Module) -> Iterator[Held]:
     yield from buffers(model)
 
 
+def written(model: nn.Module) -> list[Held]:
+    """What a file holds of a model: parameters and persistent buffers."""
+    return parameters(model) + [held for held in buffers(model) if is_persistent(held)]
+
+
 @dataclass
 class Swap:
     """New tensors for many places of a model. Nothing changes before `commit`, and an exception
