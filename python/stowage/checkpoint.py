@@ -90,9 +90,7 @@ def save(
         where / FILE,
         [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
         flat.items(),
-        weights=[
-            _weight_facts(held) for held in written(model) if isinstance(held.tensor, StowedTensor)
-        ],
+        weights=[_weight_facts(held) for held in written(model) if _is_declared(model, held)],
         metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
         shard_bytes=shard_bytes,
         checksums=checksums,
@@ -132,6 +130,13 @@ def _save_values(
 
 def _rests(held: Held) -> bool:
     return isinstance(held.tensor, StowedTensor)
+
+
+def _is_declared(model: nn.Module, held: Held) -> bool:
+    """Whether a file says how it rests: not of plain values that rest while the model is
+    offloaded."""
+    engine = engine_of(model)
+    return _rests(held) and (engine is None or held.name not in engine.made_plain)
 
 
 def _unsavable(model: nn.Module) -> list[str]:
@@ -213,13 +218,12 @@ def load(
     on the way, tensor by tensor from the mapped file. dtypes are the file's unless `compute_dtype`
     is given. Memory beyond the model's own at rest stays below 32 MiB.
 
-    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram`
-    leaves them there too, and plain ones of 64 KiB, and brings them into memory when they are used,
-    at most so many bytes ("2GiB") at a time: see `offload`, whose `reads` is the same. `rename`
-    gives a weight of the file the model's name for it, or None to leave it out. `strict=False`
-    permits missing and unexpected names. `verify` compares the file's checksums first. `skip`,
-    `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
-    are those of `stow`.
+    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
+    so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
+    bytes ("2GiB") at a time: see `offload`. `rename` gives a weight of the file the model's name
+    for it, or None to leave it out. `strict=False` permits missing and unexpected names. `verify`
+    compares the file's checksums first. `skip`, `allow_unmatched`, `exact`, `keep_nonfinite`,
+    `measure`, `working`, `blocks` and `input_cast` are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
@@ -236,9 +240,10 @@ def load(
         target = model if isinstance(model, nn.Module) else build(model)
         if engine is not None and engine_of(target) is not None:
             raise InvalidArgument("stowage.load: the model must not be offloaded, onload it first")
-        order = _fill(target, source, policy, options, "load", grain)
+        filling = _fill(target, source, policy, options, "load", grain)
         if engine is not None:
-            engine.expect(order)
+            engine.expect(filling.order())
+            engine.made_plain = filling.casts()
             attach(target, engine)
     finally:
         source.close()
@@ -274,7 +279,7 @@ def _fill(
     options: Options,
     where: str,
     grain: Granularity | None = None,
-) -> list[str]:
+) -> Filling:
     with torch.inference_mode(False), torch.no_grad():
         filling = Filling(model, source, policy, options)
         commit = filling.execute()
@@ -284,4 +289,4 @@ def _fill(
         commit()
         if grain is not None:
             grain.apply(model)
-    return filling.order()
+    return filling

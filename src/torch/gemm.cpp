@@ -10,6 +10,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "stowage/info.h"
 #include "stowage/quantize.h"
@@ -107,6 +108,27 @@ void add(float* total, const void* term, Dtype dtype, std::int64_t count) {
   });
 }
 
+// The whole weight in `dtype`: as it rests, where it rests so and is aligned as torch aligns its
+// own memory (products may round otherwise where it is not), else in scratch.
+class Widened {
+ public:
+  Widened(const Weight& weight, Dtype dtype) : data_(weight.part(0)) {
+    const Storage& storage = weight.storage();
+    constexpr std::uintptr_t kTorchAligns = 64;
+    if (storage.scaling.kind == Scaling::Kind::none && trait(storage.codes).disk == dtype &&
+        reinterpret_cast<std::uintptr_t>(data_) % kTorchAligns == 0)
+      return;
+    scratch_.emplace(scratch_bytes(weight, weight.rows(), dtype));
+    widen(weight, {0, weight.rows()}, {0, weight.row_elements()}, scratch_->data(), dtype);
+    data_ = scratch_->data();
+  }
+  const void* data() const noexcept { return data_; }
+
+ private:
+  const void* data_;
+  std::optional<Scratch> scratch_;
+};
+
 }  // namespace
 
 std::int64_t most_rows_of_own_kernel(Dtype dtype) {
@@ -185,18 +207,16 @@ void tiled_grad_input(const Product& p) {
 Owned exact_linear(AtenTensorHandle x, const Weight& weight, const std::optional<Tensor>& bias,
                    Dtype dtype) {
   const std::int64_t n = weight.rows(), k = weight.row_elements();
-  const Scratch scratch(scratch_bytes(weight, n, dtype));
-  widen(weight, {0, n}, {0, k}, scratch.data(), dtype);
+  const Widened wide(weight, dtype);
   AtenTensorHandle again = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(x, &again));
-  return aten_linear(Tensor(again), over(scratch.data(), dtype, n, k, k), bias);
+  return aten_linear(Tensor(again), over(wide.data(), dtype, n, k, k), bias);
 }
 
 void exact_grad_input(const Product& p) {
   const std::int64_t n = p.weight.rows(), k = p.weight.row_elements();
-  const Scratch scratch(scratch_bytes(p.weight, n, p.dtype));
-  widen(p.weight, {0, n}, {0, k}, scratch.data(), p.dtype);
-  aten_mm_out(over(p.x, p.dtype, p.m, n, n), over(scratch.data(), p.dtype, n, k, k),
+  const Widened wide(p.weight, p.dtype);
+  aten_mm_out(over(p.x, p.dtype, p.m, n, n), over(wide.data(), p.dtype, n, k, k),
               over(p.y, p.dtype, p.m, k, k));
 }
 

@@ -210,6 +210,10 @@ class Filling:
         """The file's names of the weights that rest, in the order of the model's parameters."""
         return [step.entry.name for step in self._steps if step.storage is not None]
 
+    def casts(self) -> tuple[str, ...]:
+        """The parameters whose plain values rest as they are in the file."""
+        return tuple(s.held.name for s in self._steps if s.as_it_is and s.entry.storage is None)
+
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
         to `problems`; the model must then be left alone."""
@@ -257,10 +261,10 @@ class Filling:
             values = self._source.read(entry.members[0])
             return from_values(values, step.storage, how, compute)
         parts = self._tensors_of(entry)
-        # Mapped only where the alignment suits torch; everything else is copied once.
-        stays = self._options.mmap
-        parts = [p if stays and is_aligned(p) else p.clone() for p in parts]
-        return from_parts(parts, step.storage, entry.shape, compute, how.exact), None
+        mapped = self._options.mmap  # where the alignment suits torch; else copied once
+        parts = [p if mapped and is_aligned(p) else p.clone() for p in parts]
+        exact = how.exact or entry.storage is None  # plain values compute as torch does
+        return from_parts(parts, step.storage, entry.shape, compute, exact), None
 
     def _compute(self, step: _Step) -> torch.dtype:
         entry, held, given = step.entry, step.held, self._options.how.compute_dtype

@@ -122,7 +122,7 @@ def _move(moves: list[_Move]) -> None:
     for move in moves:
         old = move.held.tensor
         if move.storage is not None:
-            weight = StowedTensor(move.parts, move.storage, tuple(old.shape), old.dtype)
+            weight = StowedTensor(move.parts, move.storage, old.shape, old.dtype, exact=True)
             swap.put(move.held, nn.Parameter(weight, requires_grad=old.requires_grad))
     swap.commit()
     for move in moves:
