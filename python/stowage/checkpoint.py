@@ -283,6 +283,7 @@ def _fill(
     with torch.inference_mode(False), torch.no_grad():
         filling = Filling(model, source, policy, options)
         commit = filling.execute()
+        source.check()  # before the problems: values that were lost make some of their own
         if grain is not None:
             filling.problems.extend(grain.problems(model, filling.resting()))
         raise_problems(f"stowage.{where}: {source.where}", filling.problems)

@@ -26,6 +26,7 @@ file_describe = _ops.file_describe.default
 file_read = _ops.file_read.default
 file_drop = _ops.file_drop.default
 file_verify = _ops.file_verify.default
+file_check = _ops.file_check.default
 file_close = _ops.file_close.default
 engine_open = _ops.engine_open.default
 engine_expect = _ops.engine_expect.default

@@ -112,6 +112,7 @@ def test_files(tmp_path) -> None:
     ops.writer_finish(writer)
     file = ops.file_open(path)
     for op, args in (
+        (ops.file_check, (file,)),
         (ops.file_describe, (file,)),
         (ops.file_drop, (file, "a")),
         (ops.file_read, (file, "a")),
@@ -132,6 +133,7 @@ def test_every_op_is_checked_here() -> None:
             "_linear",
             "dequantize",
             "embedding",
+            "file_check",
             "file_close",
             "file_describe",
             "file_drop",

@@ -34,6 +34,9 @@ class Source(Protocol):
     def drop(self, entry: Entry) -> None:
         """The entry has been read: its pages may go."""
 
+    def check(self) -> None:
+        """Raises BadFile where what was read may not be what was there when it was opened."""
+
 
 class DictSource:
     """Flat tensors under file names, StowedTensors, or both."""
@@ -55,6 +58,9 @@ class DictSource:
         return unflatten(entry, self.read)
 
     def drop(self, entry: Entry) -> None:
+        pass
+
+    def check(self) -> None:
         pass
 
 
@@ -115,6 +121,12 @@ class FileSource:
     def handle(self) -> int:
         """The file as ops name it, until close()."""
         return self._handle
+
+    def check(self) -> None:
+        try:
+            ops.file_check(self._handle)
+        except RuntimeError as error:
+            raise translated(error) from None
 
     def verify(self) -> int:
         try:

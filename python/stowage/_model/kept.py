@@ -50,6 +50,13 @@ class _File:
     def drop(self, name: str) -> None:
         ops.file_drop(self._handle, name)
 
+    def check(self) -> None:
+        """Raises BadFile where the file was cut short or written since; what was read is not it."""
+        try:
+            ops.file_check(self._handle)
+        except RuntimeError as error:
+            raise translated(error) from None
+
     def verify(self) -> None:
         """Raises BadFile where a byte is not the one that was written."""
         if self.path.exists() and self.path.stat().st_size != self._bytes:
@@ -114,6 +121,7 @@ class Kept:
             return self._tensor
         taken = self.read().clone()
         if self._file is not None:
+            self._file.check()
             self._file.drop(self._name)
         return taken
 
