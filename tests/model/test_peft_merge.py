@@ -99,8 +99,8 @@ def test_kept_on_the_disk_and_gone_with_the_merge(tmp_path: Path) -> None:
 
 
 def damage(model: Any, file: Path) -> None:
-    """A damaged file is refused, and mended is taken."""
-    held, merged = file.read_bytes(), octets(model)
+    """A damaged file is refused, and taken when it is restored with its time."""
+    held, merged, facts = file.read_bytes(), octets(model), file.stat()
     with open(file, "r+b") as opened:
         opened.seek(-3, os.SEEK_END)
         opened.write(bytes([held[-3] ^ 1]))
@@ -110,6 +110,7 @@ def damage(model: Any, file: Path) -> None:
         assert octets(model) == merged
         with open(file, "r+b") as opened:
             opened.write(held)
+        os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
         stowed_peft.unmerge(model)
 
 

@@ -119,6 +119,14 @@ def test_files(tmp_path) -> None:
         (ops.file_verify, (file,)),
     ):
         opcheck(op, args, test_utils=("test_schema",))
+    engine = ops.engine_open(file, 1 << 20, "mapped", 1)
+    for op, args in (
+        (ops.engine_expect, (engine, '["a"]')),
+        (ops.engine_signature, (engine, 7)),
+        (ops.engine_describe, (engine,)),
+    ):
+        opcheck(op, args, test_utils=("test_schema",))
+    ops.engine_close(engine)
     ops.file_close(file)
 
 
@@ -133,6 +141,11 @@ def test_every_op_is_checked_here() -> None:
             "_linear",
             "dequantize",
             "embedding",
+            "engine_close",
+            "engine_describe",
+            "engine_expect",
+            "engine_open",
+            "engine_signature",
             "file_check",
             "file_close",
             "file_describe",
