@@ -2,6 +2,7 @@
 """What every test may ask for."""
 
 import os
+from collections.abc import Iterator
 
 # Processes of tests and threads of torch share the cores: a thread that waits for work must sleep,
 # since spinning takes the time of the other process. Read when torch loads, in children too.
@@ -17,3 +18,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def _compilers_stay() -> Iterator[None]:
+    """PEFT's BOFT names gcc in CXX for the whole process, and CMake then links C++ as C."""
+    before = {name: os.environ.get(name) for name in ("CC", "CXX")}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

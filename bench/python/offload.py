@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on a disk beside the limits of the machine: cold reads beside O_DIRECT, warm passes
+beside all in memory, the cost of a use, and what the process holds beside the budget.
+
+A chain of square linears is saved once, and dropped from the page cache before each cold pass.
+Every figure is a ratio to a probe of the same run. Run:
+python bench/python/offload.py [--json] [--layers 24] [--width 4096] [--storage int8] [--rounds 3]
+"""
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import stowage
+
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A ratio and its limit: the figure is good when it is `better` than the limit."""
+
+    name: str
+    figure: float
+    limit: float | None
+    better: str  # "above" or "below"
+    detail: str
+
+    @property
+    def met(self) -> bool | None:
+        if self.limit is None:
+            return None
+        return self.figure >= self.limit if self.better == "above" else self.figure <= self.limit
+
+
+def chain(layers: int, width: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+
+def write(folder: Path, layers: int, width: int, storage: str) -> None:
+    """Layer by layer, so that the float chain never exists whole."""
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    for _ in range(layers):
+        layer = nn.Sequential(nn.Linear(width, width, bias=False, dtype=torch.bfloat16))
+        stowage.stow(layer, storage, measure=False)
+        model.append(layer[0])
+    stowage.save(model, folder, checksums=False)
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache."""
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def read_whole(path: Path, flags: int, threads: int) -> float:
+    """Bytes a second of reads of 4 MiB into memory that was touched before."""
+    size = path.stat().st_size // 4096 * 4096
+    handle = os.open(path, os.O_RDONLY | flags)
+    buffers = [mmap.mmap(-1, 2 * PIECE) for _ in range(threads)]
+    for buffer in buffers:  # large pages cost a direct read less
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+        buffer.write(b"x" * 2 * PIECE)
+
+    def read(which: int) -> None:
+        for at in range(which * PIECE, size, threads * PIECE):
+            os.preadv(handle, [memoryview(buffers[which])[: min(PIECE, size - at)]], at)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            taken = seconds(lambda: list(pool.map(read, range(threads))))
+    finally:
+        os.close(handle)
+    return size / taken
+
+
+def held_now() -> int:
+    """RssAnon + RssFile."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if line.startswith("Rss"))
+    return sum(int(facts[name].split()[0]) for name in ("RssAnon", "RssFile")) * 1024
+
+
+def load(folder: Path, args: argparse.Namespace, ram: int, reads: str) -> nn.Module:
+    model = stowage.load(lambda: chain(args.layers, args.width), folder, ram=ram, reads=reads)
+    return model.eval().requires_grad_(False)
+
+
+def cold(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
+    """One token through a chain three layers of which fit, from a cold file."""
+    file = folder / "model.safetensors"
+    size, probes, ours, stalls, held = file.stat().st_size, [], [], [], []
+    layer = size // args.layers
+
+    def probe_once() -> None:
+        forget(file)
+        probes.append(read_whole(file, os.O_DIRECT, 4))
+
+    def ours_once() -> None:
+        forget(file)
+        before = held_now()
+        model = load(folder, args, 3 * (layer + (1 << 16)), "direct")
+        taken = seconds(lambda: model(x))
+        report = stowage.engine_report(model)
+        ours.append(size / taken)
+        stalls.append(report.stall / taken)
+        held.append((held_now() - before) / report.peak)
+
+    for turn in range(args.rounds + 1):  # the first warms caches below this system's: left out
+        for run in (probe_once, ours_once) if turn % 2 else (ours_once, probe_once):
+            run()
+    probes, ours, stalls = probes[1:], ours[1:], stalls[1:]
+    probe, ratio = max(probes), statistics.median(ours) / max(probes)
+    detail = f"{statistics.median(ours) / 1e9:.2f} of {probe / 1e9:.2f} GB/s, the probe's best"
+    detail += f", {statistics.median(stalls):.0%} of it waiting"
+    return [
+        Row("cold, of O_DIRECT", ratio, 0.95, "above", detail),
+        Row("memory, of what three layers take", max(held), 1.05, "below", "RssAnon + RssFile"),
+    ]
+
+
+def warm(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
+    """Passes over a cached file that fits the budget, beside all in memory."""
+    size = (folder / "model.safetensors").stat().st_size
+    resident = stowage.load(lambda: chain(args.layers, args.width), folder)
+    resident.eval().requires_grad_(False)
+    mapped = load(folder, args, 2 * size, "mapped")
+    times: dict[str, list[float]] = {"resident": [], "mapped": []}
+    for model in (resident, mapped):
+        model(x)
+    for _ in range(3 * args.rounds):
+        times["resident"].append(seconds(lambda: resident(x)))
+        times["mapped"].append(seconds(lambda: mapped(x)))
+    ratio = statistics.median(times["mapped"]) / statistics.median(times["resident"])
+    detail = f"{statistics.median(times['resident']) * 1e3:.1f} ms in memory"
+    rows = [Row("warm, of all in memory", ratio, 1.05, "below", detail)]
+    half = load(folder, args, size // 2, "mapped")
+    half(x)
+    again = statistics.median(seconds(lambda: half(x)) for _ in range(args.rounds))
+    report = stowage.engine_report(half)
+    name = "half in memory, warm, of all in memory"
+    ratio = again / statistics.median(times["resident"])
+    detail = f"held at most {report.peak / 2**20:.0f} MiB of {size / 2**20:.0f}"
+    return [*rows, Row(name, ratio, None, "below", detail)]
+
+
+def use(args: argparse.Namespace) -> list[Row]:
+    """Microseconds that the engine adds to the use of a weight that is in memory."""
+    layers, width = 200, 64
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write(folder, layers, width, args.storage)
+        plain = stowage.load(lambda: chain(layers, width), folder).eval().requires_grad_(False)
+        small = argparse.Namespace(layers=layers, width=width)
+        ours = load(folder, small, 1 << 26, "buffered")
+        x = torch.ones(1, width, dtype=torch.bfloat16)
+        times: dict[str, list[float]] = {"plain": [], "ours": []}
+        for _ in range(3):
+            plain(x), ours(x)
+        for _ in range(20 * args.rounds):
+            times["plain"].append(seconds(lambda: plain(x)))
+            times["ours"].append(seconds(lambda: ours(x)))
+    added = statistics.median(times["ours"]) - statistics.median(times["plain"])
+    micro = added / layers * 1e6
+    detail = f"{statistics.median(times['plain']) / layers * 1e6:.2f} us without"
+    return [Row("us added to a use in memory", micro, 5.0, "below", detail)]
+
+
+def measure(args: argparse.Namespace) -> list[Row]:
+    x = torch.ones(1, args.width, dtype=torch.bfloat16)
+    with tempfile.TemporaryDirectory(dir=args.folder) as made, torch.inference_mode():
+        folder = Path(made)
+        write(folder, args.layers, args.width, args.storage)
+        return [*cold(folder, args, x), *warm(folder, args, x), *use(args)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--storage", default="int8")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", help="where the chain is written; a disk, not a tmpfs")
+    args = parser.parse_args()
+    rows = measure(args)
+    if args.json:
+        print(json.dumps([{**asdict(row), "met": row.met} for row in rows], indent=2))
+        return
+    for row in rows:
+        verdict = {None: "", True: "met", False: "NOT MET"}[row.met]
+        limit = "" if row.limit is None else f"limit {row.limit:g}"
+        print(f"{row.name:40} {row.figure:8.3f}  {limit:11} {verdict:8} {row.detail}")
+
+
+if __name__ == "__main__":
+    main()
