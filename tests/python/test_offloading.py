@@ -162,6 +162,21 @@ def test_copies_share_the_file_until_they_are_written(tmp_path: Path) -> None:
         assert torch.equal(twin(IDS), wanted)
 
 
+def test_a_copy_keeps_the_engine_when_the_original_is_onloaded(tmp_path: Path) -> None:
+    model = made("int8")
+    with torch.inference_mode():
+        wanted = model(IDS)
+        stowage.offload(model, ram=budget(model), folder=tmp_path)
+        twin = copy.deepcopy(model)
+        stowage.onload(model)
+        before = stowage.engine_report(twin).acquired
+        assert torch.equal(twin(IDS), wanted)
+        assert stowage.engine_report(twin).acquired > before
+        stowage.onload(twin)
+        assert torch.equal(twin(IDS), wanted)
+        assert torch.equal(model(IDS), wanted)
+
+
 def test_a_pickled_model_has_its_bytes_with_it(tmp_path: Path) -> None:
     model = made("nf4")
     stowage.offload(model, ram=budget(model), folder=tmp_path)

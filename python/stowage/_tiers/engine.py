@@ -64,7 +64,7 @@ class Engine:
         self.path = source.where
         self.ram = ram
         self.made_plain: tuple[str, ...] = ()  # what onload() makes plain parameters again
-        self._end = weakref.finalize(self, ops.engine_close, self._handle)
+        weakref.finalize(self, ops.engine_close, self._handle)
 
     def expect(self, names: Iterable[str]) -> None:
         """The order of use to begin with; another one is learnt from use."""
@@ -75,9 +75,6 @@ class Engine:
 
     def report(self) -> EngineReport:
         return EngineReport(**json.loads(ops.engine_describe(self._handle)))
-
-    def close(self) -> None:
-        self._end()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return self  # copies of a model share the file and the memory
@@ -108,7 +105,7 @@ def attach(model: nn.Module, engine: Engine) -> None:
 
 def detach(model: nn.Module) -> None:
     model.__dict__.pop(_ATTRIBUTE + "_hook").remove()
-    model.__dict__.pop(_ATTRIBUTE).close()
+    model.__dict__.pop(_ATTRIBUTE)  # the engine ends with the last copy of the model that has it
 
 
 def engine_of(model: nn.Module) -> Engine | None:
