@@ -63,6 +63,7 @@ class STOWAGE_API File {
   std::int64_t verify() const;
 
  private:
+  friend struct OpenShards;
   struct State;
   std::shared_ptr<const State> state_;
 };

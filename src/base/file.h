@@ -40,6 +40,9 @@ class MappedFile {
   bool damaged() const noexcept { return guard_ != nullptr && guard_->damaged(); }
   void check_damage() const;  // throws bad_file
   const std::byte* data() const noexcept { return data_; }
+  /// The same open file past the page cache (O_DIRECT), for the caller to close; -1 where the file
+  /// system cannot.
+  int open_direct() const;
   /// Fills `out` from `offset`. Throws io; bad_file where the file ends before.
   void read(std::uint64_t offset, std::span<std::byte> out) const;
   /// Releases the pages that lie wholly inside the range; the next touch reads them again.

@@ -100,6 +100,8 @@ File File::open(const std::string& path) {
   return file;
 }
 
+std::span<const Shard> OpenShards::of(const File& file) noexcept { return file.state_->shards; }
+
 const std::vector<std::string>& File::paths() const noexcept { return state_->paths; }
 const std::map<std::string, std::string>& File::metadata() const noexcept {
   return state_->shards.front().header.metadata;

@@ -3,12 +3,14 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/file.h"
 #include "store/header.h"
 #include "store/manifest.h"
+#include "stowage/file.h"
 
 namespace stowage {
 
@@ -17,6 +19,13 @@ struct Shard {
   Header header;
   Manifest manifest;  // empty where other tools wrote
 };
+
+inline namespace v0 {
+/// The open files of a File, in the order of its paths, for as long as it lives.
+struct OpenShards {
+  static std::span<const Shard> of(const File& file) noexcept;
+};
+}  // namespace v0
 
 Shard open_shard(const std::string& path);
 /// The shards that the index at `path` names, in the order of their names, checked against it.

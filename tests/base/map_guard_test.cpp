@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -189,9 +190,9 @@ TEST(MapGuard, AFullTableRefusesOneMore) {
 // What follows runs in processes of their own: they end by the signal, or change its handler.
 
 char* foreign_hole() {
-  char name[] = "/tmp/stowage-hole-XXXXXX";
-  const int fd = ::mkstemp(name);
-  ::unlink(name);
+  std::string name = testing::TempDir() + "stowage-hole-XXXXXX";
+  const int fd = ::mkstemp(name.data());
+  ::unlink(name.c_str());
   if (::ftruncate(fd, static_cast<off_t>(kPage)) != 0) ::_exit(99);
   void* const map = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (::ftruncate(fd, 0) != 0) ::_exit(99);
