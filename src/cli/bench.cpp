@@ -18,9 +18,9 @@
 namespace stowage::cli {
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 constexpr int kFewestRuns = 7, kMostRuns = 25;
-constexpr std::chrono::seconds kTime{40}, kQuickTime{8};
 
 double seconds_of(const BenchCase& a_case) {
   const Clock::time_point begin = Clock::now();
@@ -51,8 +51,8 @@ BenchSizes sizes_for(const BenchOptions& options) {
   const std::int64_t cache = std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE));
   constexpr std::int64_t kMiB = 1 << 20;
   const std::int64_t pool = std::clamp(cache * 3 / 2, 256 * kMiB, 1024 * kMiB);
-  if (options.quick) return {4096, 4096, 2048, std::min(pool, 256 * kMiB)};
-  return {16384, 4096, 4096, pool};
+  if (options.quick) return {4096, 4096, 2048, std::min(pool, 256 * kMiB), 500, 4s};
+  return {16384, 4096, 4096, pool, 4000, 40s};
 }
 
 struct Measured {
@@ -100,7 +100,7 @@ std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSize
     pools.push_back(make_pool(threads));
     add_cases(options, memory, *pools.back(), measured.cases);
   }
-  measured.seconds = run_in_turn(measured.cases, options.quick ? kQuickTime : kTime);
+  measured.seconds = run_in_turn(measured.cases, sizes.time);
   std::vector<BenchRow> rows;
   for (std::size_t i = 0; i < measured.cases.size(); ++i) rows.push_back(measured.row(i));
   return rows;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `stowage bench` measures: limits and kernels are cases alike, run in turn.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +45,8 @@ struct BenchSizes {
   std::int64_t rows, columns;  // of the matrices that are quantized and dequantized
   std::int64_t linear;         // rows and columns of those that are multiplied
   std::int64_t pool_bytes;     // of the weights that few rows of x meet: more than caches hold
+  std::int64_t tile_rounds;    // products of tiles in one run of the multiply-add limit
+  std::chrono::seconds time;   // after which no further turn begins, once there were enough
 };
 
 /// What all cases share. bf16 values lie in `values`; `out` takes as many. Weights lie in the two

@@ -46,10 +46,10 @@ void in_parts(Executor& executor, std::size_t bytes, Body&& body) {
 /// Products of tiles that stay in the L1 cache: what is left of the peak with loads and loops.
 class TileLoop {
  public:
-  static constexpr std::int64_t kRows = 24, kColumns = 32, kDepth = 192, kRounds = 4000;
-  static constexpr double kOperations = 2.0 * kRows * kColumns * kDepth * kRounds;
+  static constexpr std::int64_t kRows = 24, kColumns = 32, kDepth = 192;
+  static constexpr double kOperations = 2.0 * kRows * kColumns * kDepth;  // of a round
 
-  void run() {
+  static void run(std::int64_t rounds) {
     alignas(64) std::array<float, kRows * kDepth> a;
     alignas(64) std::array<float, kDepth * kColumns> b;
     alignas(64) std::array<float, kRows * kColumns> c;
@@ -57,7 +57,7 @@ class TileLoop {
     for (std::size_t i = 0; i < b.size(); ++i) b[i] = 1.0f - 1e-3f * static_cast<float>(i % 89);
     const TileTask task{a.data(), kDepth, kRows,    b.data(), kColumns,
                         kColumns, kDepth, c.data(), kColumns, false};
-    for (std::int64_t i = 0; i < kRounds; ++i) kernels().linear.tile(task);
+    for (std::int64_t i = 0; i < rounds; ++i) kernels().linear.tile(task);
     sink.fetch_add(static_cast<std::uint64_t>(c[0]), std::memory_order_relaxed);
   }
 };
@@ -93,14 +93,15 @@ std::vector<BenchCase> limit_cases(BenchMemory& memory, Executor& executor) {
       read_streams(from + begin, static_cast<std::int64_t>(n));
     });
   };
-  const auto multiply = [&executor] {
-    executor.for_each(executor.threads(), [](std::int64_t) { TileLoop().run(); });
+  const std::int64_t rounds = memory.sizes.tile_rounds;
+  const auto multiply = [=, &executor] {
+    executor.for_each(executor.threads(), [=](std::int64_t) { TileLoop::run(rounds); });
   };
   const int threads = executor.threads();
   return {{"memcpy", Limit::memcpy, 2 * moved, 2.0 * static_cast<double>(moved), threads, copy},
           {"read, 4 streams", Limit::read, moved, static_cast<double>(moved), threads, read},
-          {"multiply-add in L1", Limit::multiply_add, 0, TileLoop::kOperations * threads, threads,
-           multiply}};
+          {"multiply-add in L1", Limit::multiply_add, 0,
+           TileLoop::kOperations * static_cast<double>(rounds * threads), threads, multiply}};
 }
 
 }  // namespace stowage::cli

@@ -2,7 +2,6 @@
 // Quantizing: checks, and how each kind of scaling is cut into tasks. No temporary grows with the
 // weight, but for the block scales of nested storages.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -18,39 +17,7 @@
 namespace stowage {
 namespace {
 
-/// The largest of what many tasks report.
-class Largest {
- public:
-  void take(std::uint32_t bits) noexcept {
-    std::uint32_t seen = bits_.load(std::memory_order_relaxed);
-    while (seen < bits && !bits_.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-    }
-  }
-  std::uint32_t bits() const noexcept { return bits_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint32_t> bits_{0};
-};
-
-struct Job {
-  const Kernels& kernels;
-  const char* values;
-  Dtype dtype;
-  std::int64_t n;
-  const Storage& storage;
-  std::span<void* const> parts;
-  Executor& executor;
-
-  std::size_t codes() const { return static_cast<std::size_t>(storage.codes); }
-  std::size_t in() const { return static_cast<std::size_t>(value_index(dtype)); }
-  const char* at(std::int64_t i) const { return values + i * (bits(dtype) / 8); }
-
-  std::uint8_t* code(std::int64_t i) const {
-    return static_cast<std::uint8_t*>(parts[0]) + i * trait(storage.codes).bits / 8;
-  }
-};
-
-[[noreturn]] void refuse_nonfinite(const Job& job) {
+[[noreturn]] void refuse_nonfinite(const QuantizeJob& job) {
   const bool cast =
       job.storage.scaling.kind == Scaling::Kind::none || job.storage.dialect == Dialect::torchao;
   const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
@@ -66,7 +33,7 @@ struct Job {
                   " at element " + std::to_string(i));
 }
 
-std::uint32_t quantize_cast(const Job& job) {
+std::uint32_t quantize_cast(const QuantizeJob& job) {
   const CastKernel cast = job.kernels.quantize.cast[job.codes()][job.in()];
   Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
@@ -75,7 +42,7 @@ std::uint32_t quantize_cast(const Job& job) {
   return largest.bits();
 }
 
-std::uint32_t quantize_blocks(const Job& job, float* absmax) {
+std::uint32_t quantize_blocks(const QuantizeJob& job, float* absmax) {
   const BlocksKernel kernel = job.kernels.quantize.blocks[job.codes()][job.in()];
   const std::int64_t block = job.storage.scaling.block;
   static_assert(kChunkElements % 4096 == 0, "a chunk holds whole blocks");
@@ -87,7 +54,7 @@ std::uint32_t quantize_blocks(const Job& job, float* absmax) {
   return largest.bits();
 }
 
-std::uint32_t quantize_nested(const Job& job) {
+std::uint32_t quantize_nested(const QuantizeJob& job) {
   std::vector<float> absmax(
       static_cast<std::size_t>(ceil_div<std::int64_t>(job.n, job.storage.scaling.block)));
   const std::uint32_t largest = quantize_blocks(job, absmax.data());
@@ -112,12 +79,12 @@ struct Groups {
   std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
 };
 
-float scale_of(const Job& job, std::uint32_t amax) {
+float scale_of(const QuantizeJob& job, std::uint32_t amax) {
   return reference::scale_of(__builtin_bit_cast(float, amax), trait(job.storage.codes).largest);
 }
 
 /// Small groups: a task takes several and reads each twice, the second time from a cache.
-std::uint32_t quantize_small_groups(const Job& job, const Groups& groups) {
+std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups) {
   const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
   const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
   auto* scales = static_cast<float*>(job.parts[1]);
@@ -137,7 +104,7 @@ std::uint32_t quantize_small_groups(const Job& job, const Groups& groups) {
 }
 
 /// One group of more than a chunk: all tasks look for its amax, then all encode.
-std::uint32_t quantize_large_group(const Job& job, std::int64_t first, std::int64_t size,
+std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, std::int64_t size,
                                    float* scale) {
   const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
   const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
@@ -155,7 +122,7 @@ std::uint32_t quantize_large_group(const Job& job, std::int64_t first, std::int6
   return largest.bits();
 }
 
-std::uint32_t quantize_scaled(const Job& job, const Shape& shape) {
+std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
   auto* scales = static_cast<float*>(job.parts[1]);
   if (job.n == 0) {  // groups without elements still have their scale
     std::fill_n(scales, layout(job.storage, shape).parts[1].shape.elements(), 1.0f);
@@ -170,12 +137,10 @@ std::uint32_t quantize_scaled(const Job& job, const Shape& shape) {
   return largest;
 }
 
-std::uint32_t run(const Job& job, const Shape& shape) {
+std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
   if (job.storage.scaling.kind == Scaling::Kind::none) return quantize_cast(job);
   if (trait(job.storage.codes).bits == 8) return quantize_scaled(job, shape);
-  if (job.storage.dialect == Dialect::torchao)
-    return quantize_torchao(
-        {job.kernels, job.values, job.dtype, job.n, job.storage, job.parts, job.executor});
+  if (job.storage.dialect == Dialect::torchao) return quantize_torchao(job);
   if (job.storage.scaling.nested) return quantize_nested(job);
   return quantize_blocks(job, static_cast<float*>(job.parts[1]));
 }
@@ -203,8 +168,8 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const QuantizeOptions& options) {
   const Storage storage = storage_for_values(given, dtype);
   check(values, dtype, layout(storage, shape), storage, parts);
-  const Job job{kernels, static_cast<const char*>(values), dtype, shape.elements(), storage,
-                parts,   or_default(options.executor)};
+  const QuantizeJob job{kernels, static_cast<const char*>(values), dtype, shape.elements(), storage,
+                        parts,   or_default(options.executor)};
   const std::uint32_t largest = run(job, shape);
   const bool keep = options.keep_nonfinite && can_keep_nonfinite(storage);
   if (largest >= kInfinityBits && !keep) refuse_nonfinite(job);

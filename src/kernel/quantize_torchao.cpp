@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantizing to nf4:torchao: codes and absmax by the kernels, block scales by the rules.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -25,7 +24,7 @@ Codes codes_of(ScaleType type) {
 
 /// Elements [begin, end), whole blocks, of any dtype.
 struct Pieces {
-  const TorchaoJob& job;
+  const QuantizeJob& job;
   TorchaoKernel kernel;
   CastKernel cast;  // null: the values have the dtype of the parts
   const float* thresholds;
@@ -50,7 +49,7 @@ struct Pieces {
   }
 };
 
-std::uint32_t by_kernels(const TorchaoJob& job) {
+std::uint32_t by_kernels(const QuantizeJob& job) {
   const ScaleType type = job.storage.scaling.type;
   const Dtype own = dtype_of(type);
   const auto place = static_cast<std::size_t>(value_index(own));
@@ -61,24 +60,21 @@ std::uint32_t by_kernels(const TorchaoJob& job) {
                           : job.kernels.quantize.cast[static_cast<std::size_t>(
                                 codes_of(type))][static_cast<std::size_t>(value_index(job.dtype))],
                       torchao_thresholds(own), absmax.data()};
-  std::atomic<std::uint32_t> largest{0};
+  Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    const std::uint32_t most = pieces.run(begin, end);
-    std::uint32_t seen = largest.load(std::memory_order_relaxed);
-    while (seen < most && !largest.compare_exchange_weak(seen, most, std::memory_order_relaxed)) {
-    }
+    largest.take(pieces.run(begin, end));
   });
-  if (largest >= kInfinityBits) return largest;
+  if (largest.bits() >= kInfinityBits) return largest.bits();
   const ExactFloats exact;
   torchao::with_type(type, [&]<class D>(D) {
     if constexpr (sizeof(typename D::Work) == sizeof(float))
       torchao::nest<D>(absmax, job.storage.scaling.scaler_block, job.parts);
   });
-  return largest;
+  return largest.bits();
 }
 
 // f64 weights are rare: the reference codec serves them.
-std::uint32_t by_reference(const TorchaoJob& job) {
+std::uint32_t by_reference(const QuantizeJob& job) {
   const ExactFloats exact;
   for (std::int64_t i = 0; i < job.n; ++i)
     if (!std::isfinite(reference::read(job.values, job.dtype, i))) return kInfinityBits;
@@ -88,7 +84,7 @@ std::uint32_t by_reference(const TorchaoJob& job) {
 
 }  // namespace
 
-std::uint32_t quantize_torchao(const TorchaoJob& job) {
+std::uint32_t quantize_torchao(const QuantizeJob& job) {
   return job.storage.scaling.type == ScaleType::f64 ? by_reference(job) : by_kernels(job);
 }
 

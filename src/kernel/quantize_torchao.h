@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantizing to nf4:torchao, a part of quantize_with().
 #pragma once
-#include <span>
+#include <cstdint>
 
-#include "kernel/kernels.h"
-#include "stowage/executor.h"
+#include "kernel/quantize_job.h"
 
 namespace stowage {
 
-/// A storage that has its dtype, n elements in whole scaler blocks, parts as layout() has them.
-struct TorchaoJob {
-  const Kernels& kernels;
-  const char* values;
-  Dtype dtype;
-  std::int64_t n;
-  const Storage& storage;
-  std::span<void* const> parts;
-  Executor& executor;
-};
+/// For a storage that has its dtype, elements in whole scaler blocks, parts as layout() has them.
 /// The largest |x| as bits, or at least kInfinityBits where a value is not finite; then the parts
 /// hold no meaning.
-std::uint32_t quantize_torchao(const TorchaoJob& job);
+std::uint32_t quantize_torchao(const QuantizeJob& job);
 
 }  // namespace stowage

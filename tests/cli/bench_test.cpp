@@ -12,7 +12,12 @@ namespace stowage::cli {
 namespace {
 
 const BenchOptions kFew{.quick = true, .threads = 2, .only = "nf4 -> bf16"};
-const BenchSizes kSmall{.rows = 512, .columns = 512, .linear = 256, .pool_bytes = 1 << 22};
+const BenchSizes kSmall{.rows = 512,
+                        .columns = 512,
+                        .linear = 256,
+                        .pool_bytes = 1 << 22,
+                        .tile_rounds = 10,
+                        .time = std::chrono::seconds(0)};
 
 TEST(Bench, PutsEachKernelBesideALimitOfTheSameRunAndThreads) {
   const std::vector<BenchRow> rows = measure_bench(kFew, kSmall);
