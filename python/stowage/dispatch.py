@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stowage import guard, ops
 from stowage._compute import blocks, products
+from stowage._compute.autocast import rounds_by_autocast
 from stowage.registry import op
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import (
@@ -87,7 +88,8 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dtype = kwargs.get("dtype") or t.dtype
     is_held = getattr(t, "_is_param", False) or getattr(t, "_stays", False)
     if type(t) is not StowedTensor or not (
-        dtype == t.dtype or (is_held and dtype.is_floating_point)
+        dtype == t.dtype
+        or (is_held and dtype.is_floating_point and not rounds_by_autocast(t, dtype))
     ):
         kept = {k: v for k, v in kwargs.items() if k != "dtype"}
         # exact=True shows what the dense tensor would: values already rounded to its dtype.

@@ -6,6 +6,7 @@ to dispatch.py. It must do by itself what lies between: autocast, and the choice
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from stowage import autograd, guard, ops
 from stowage._compute import direct
+from stowage._compute.autocast import rounds_twice
 from stowage._compute.products import strides_count
 from stowage._errors import Unsupported, translated
 from stowage.registry import function
@@ -52,6 +54,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
             return NotImplemented
         bias = bias.dequantize()
     if _any_autocast() and (cast := _autocast(input)) is not None:
+        if exact and rounds_twice(dtype, cast):
+            return NotImplemented
         input = input.to(cast)
         bias = None if bias is None else bias.to(cast)
     elif input.dtype is not dtype:
@@ -85,6 +89,8 @@ def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
     """x W^T or x W; w is a matrix."""
     codes, scales, key, rows, exact, dtype, _ = w._matrix  # type: ignore[misc]
     if _any_autocast() and (cast := _autocast(x)) is not None:
+        if exact and rounds_twice(dtype, cast):
+            return NotImplemented
         x = x.to(cast)
     elif x.dtype is not dtype:
         return NotImplemented
@@ -160,6 +166,26 @@ def _requires_grad_(self: Tensor, requires_grad: bool = True) -> Any:
 @function(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 def _set_requires_grad(self: Tensor, requires_grad: bool) -> Any:
     return _thaw(self) if requires_grad else NotImplemented
+
+
+# --- casts that the caller wrote ------------------------------------------------------------------
+
+
+def _written(cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Not one of autocast, which takes exact weights for dense ones: see rounds_by_autocast()."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _any_autocast() or _compiling():
+            return NotImplemented
+        off = torch.autocast(self.device.type, enabled=False)
+        with off, torch._C.DisableTorchFunctionSubclass():
+            return cast(self, *args, **kwargs)
+
+    return call
+
+
+for _cast in (Tensor.to, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as):
+    function(_cast)(_written(_cast))
 
 
 # --- memory that a stowed weight does not have ----------------------------------------------------
