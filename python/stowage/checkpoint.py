@@ -25,6 +25,7 @@ from stowage._files.real_values import (
 )
 from stowage._files.source import DictSource, FileSource, Source
 from stowage._files.writing import buffer_dtypes, declared, ties, write
+from stowage._model.casts import is_cast_of_itself
 from stowage._model.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
 from stowage._model.stowing import Making
@@ -136,7 +137,9 @@ def _is_declared(model: nn.Module, held: Held) -> bool:
     """Whether a file says how it rests: not of plain values that rest while the model is
     offloaded."""
     engine = engine_of(model)
-    return _rests(held) and (engine is None or held.name not in engine.made_plain)
+    if engine is not None and held.name in engine.made_plain and is_cast_of_itself(held.tensor):
+        return False
+    return _rests(held)
 
 
 def _unsavable(model: nn.Module) -> list[str]:

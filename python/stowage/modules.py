@@ -10,6 +10,7 @@ from torch import nn
 
 from stowage._errors import StowageError, raise_problems
 from stowage._model.calibrating import Calibration
+from stowage._model.casts import is_cast_of_itself
 from stowage._model.choosing import Limits
 from stowage._model.declared import WidePlaces
 from stowage._model.granularity import Blocks, Granularity, InputCast, forget, holders
@@ -157,7 +158,7 @@ class _Work:
         """Makes another storage of a resting weight, from its master or, if asked, its values."""
         storage, master = choice.storage, fresh_master(held)
         assert storage is not None
-        if master is None and not self.restow:
+        if master is None and not self.restow and not is_cast_of_itself(weight):
             return False
         values = weight.dequantize(torch.float32) if master is None else master.kept.read()
         source = "made from its dequantized values" if master is None else "made from its master"

@@ -14,6 +14,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import BadFile, InvalidArgument, translated
+from stowage._model.casts import is_cast_of_itself
 from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor
 
@@ -50,7 +51,7 @@ _PARTS = {
     ".nf4": "nf4",
 }
 _STATE = ".quant_state.bitsandbytes__"
-_CASTS = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
+FLOAT8 = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 _TORCHAO = ("quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
 _TYPES = {
     torch.float32: "f32",
@@ -180,10 +181,10 @@ def entries(tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
             found.append(_four_bit(name, tensors))
         elif f"{name}.quantized_scalers" in tensors:
             found.append(_torchao(name, tensors))
-        elif f"{name}_scale" in tensors and (tensor.dtype in _CASTS or tensor.dtype is torch.int8):
+        elif f"{name}_scale" in tensors and (tensor.dtype in FLOAT8 or tensor.dtype is torch.int8):
             found.append(_scaled(name, tensor, tensors[f"{name}_scale"]))
-        elif tensor.dtype in _CASTS:
-            storage = Storage.parse(_CASTS[tensor.dtype])
+        elif tensor.dtype in FLOAT8:
+            storage = Storage.parse(FLOAT8[tensor.dtype])
             found.append(Entry(name, tuple(tensor.shape), None, storage, None, (name,)))
         else:
             continue
@@ -195,6 +196,8 @@ def entries(tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
 
 
 def _stowed_entry(name: str, weight: StowedTensor) -> Entry:
+    if is_cast_of_itself(weight):  # a plain parameter while its model is offloaded
+        return Entry(name, tuple(weight.shape), weight.dtype, None, None, (name,))
     return Entry(name, tuple(weight.shape), None, weight._storage, weight.dtype, (name,))
 
 
@@ -231,7 +234,7 @@ def _torchao(name: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
 
 
 def _scaled(name: str, codes: torch.Tensor, scale: torch.Tensor) -> Entry:
-    base = _CASTS.get(codes.dtype, "int8")
+    base = FLOAT8.get(codes.dtype, "int8")
     shape = tuple(codes.shape)
     storage = _storage_of_scale(base, shape, tuple(scale.shape))
     if storage is None:

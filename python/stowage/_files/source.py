@@ -49,7 +49,10 @@ class DictSource:
         self.buffer_dtypes: dict[str, torch.dtype] = {}
 
     def read(self, member: str) -> torch.Tensor:
-        return self._tensors[member].detach()
+        tensor = self._tensors[member]
+        if isinstance(tensor, StowedTensor):  # no more than plain values: an entry that is plain
+            return tensor._parts()[0].detach()
+        return tensor.detach()
 
     def parts(self, entry: Entry) -> list[torch.Tensor]:
         tensor = self._tensors[entry.members[0]]

@@ -6,6 +6,7 @@ import torch
 
 from stowage._model.weights import Held
 from stowage._storage import Storage
+from stowage.tensor import StowedTensor
 
 LEAST = 1 << 16  # bytes of a plain parameter that is worth bringing when it is used
 _CODES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -21,3 +22,11 @@ def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
 def cast_storage(dtype: torch.dtype) -> Storage:
     """The storage whose codes are values of `dtype`: f32, bf16 or f16."""
     return Storage.parse(_CODES[dtype])
+
+
+def is_cast_of_itself(weight: torch.Tensor) -> bool:
+    """Whether a resting weight is no more than plain values: its codes are what it shows, and
+    products are those of plain values."""
+    if not isinstance(weight, StowedTensor) or not weight._exact:
+        return False
+    return _CODES.get(weight.dtype) == weight.storage

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument, raise_problems
+from stowage._files.flat import FLOAT8, Entry
 from stowage._files.source import FileSource, is_aligned, octets
-from stowage._model.casts import cast_storage, worth_offloading
+from stowage._model.casts import cast_storage, is_cast_of_itself, worth_offloading
 from stowage._model.report import Report, remember, report
 from stowage._model.sizes import byte_count, memory
 from stowage._model.weights import Held, Swap, values, written
@@ -95,13 +96,13 @@ def _compare(model: nn.Module, source: FileSource) -> tuple[list[_Move], list[st
             problems.append(f"{held.name}: must be in the file, is missing")
             continue
         mine = (tuple(tensor.shape), storage, None if storage else tensor.dtype)
-        if mine != (entry.shape, entry.storage, entry.dtype):
+        if mine != (entry.shape, entry.storage, entry.dtype) and not _same_codes(tensor, entry):
             problems.append(
                 f"{held.name}: must be {_kind(*mine)} as in the model, the file has "
                 f"{_kind(entry.shape, entry.storage, entry.dtype)}"
             )
             continue
-        parts = source.parts(entry) if storage else [source.read(entry.members[0])]
+        parts = source.parts(entry) if entry.storage else [source.read(entry.members[0])]
         pairs = zip(memory(tensor), parts, strict=True)
         if not all(torch.equal(octets(a), octets(b)) for a, b in pairs):
             problems.append(f"{held.name}: must have the model's values, the file has others")
@@ -149,12 +150,19 @@ def onload(model: nn.Module) -> Report:
             for part in weight._parts():
                 if not part.untyped_storage().resizable():
                     part.data = part.clone()
-            if held.name in engine.made_plain:
+            if held.name in engine.made_plain and is_cast_of_itself(weight):
                 plain = nn.Parameter(weight._parts()[0], requires_grad=weight.requires_grad)
                 swap.put(held, plain)
         swap.commit()
     detach(model)
     return report(model)
+
+
+def _same_codes(tensor: torch.Tensor, entry: Entry) -> bool:
+    """Whether both are float8 without a scale: codes to a file, values to a model of its own."""
+    if isinstance(tensor, StowedTensor) or entry.storage is None:
+        return False
+    return entry.storage.name == FLOAT8.get(tensor.dtype) and entry.shape == tuple(tensor.shape)
 
 
 def _kind(shape: tuple[int, ...], storage: Storage | None, dtype: torch.dtype | None) -> str:
