@@ -19,10 +19,12 @@ from stowage._model.masters import drop_master
 from stowage._model.report import Report, Row, report
 from stowage._model.sizes import nbytes
 from stowage._quantize import quantize
-from stowage._tiers.engine import EngineReport, engine_report
+from stowage._tiers.counting import EngineReport
+from stowage._tiers.engine import engine_report
 from stowage._tiers.offloading import offload, onload
-from stowage.checkpoint import load, load_state_dict, save, state_dict
+from stowage.checkpoint import save, state_dict
 from stowage.dispatch import fallbacks
+from stowage.loading import load, load_state_dict
 from stowage.modules import stow, unstow
 from stowage.tensor import StowedTensor
 

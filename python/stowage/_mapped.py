@@ -6,6 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
+_copies = 0  # made so far, of mapped memory that was written to, or of models that changed
+
+
+def copies_made() -> int:
+    """A number that changes whenever a weight may have left its file."""
+    return _copies
+
+
+def note_copies() -> None:
+    global _copies
+    _copies += 1
+
 
 def copied(part: Tensor, memo: dict[int, Any]) -> Tensor:
     """A deep copy; of mapped memory one that is made at the first write."""
@@ -19,12 +31,17 @@ def ensure_writable(part: Tensor) -> None:
     """
     if is_mapped_read_only(part):
         part.data = part.clone()
+        note_copies()
 
 
 def is_mapped_read_only(part: Tensor) -> bool:
     """Whether a write to this memory would end the process."""
-    borrowed = part.device.type == "cpu" and not part.untyped_storage().resizable()
-    return borrowed and _read_only(part)
+    return is_borrowed(part) and _read_only(part)
+
+
+def is_borrowed(part: Tensor) -> bool:
+    """Whether this is memory that torch did not allocate: mapped from a file."""
+    return part.device.type == "cpu" and not part.untyped_storage().resizable()
 
 
 def _read_only(part: Tensor) -> bool:

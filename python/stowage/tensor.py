@@ -82,6 +82,7 @@ class StowedTensor(Tensor):
     _exact: bool
     _matrix: Matrix | None
     _stays: bool = False
+    _plain: bool = False  # was a plain parameter, and is pickled as one
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
 
@@ -115,8 +116,7 @@ class StowedTensor(Tensor):
             setattr(self, "_" + name, part)
         self._matrix = None
         if len(shape) == 2 and self._dt in MATRIX_DTYPES:
-            # One attribute, since each look-up costs the hot path 50 ns.
-            codes, *scales = parts
+            codes, *scales = parts  # one attribute: each look-up costs the hot path 50 ns
             only = scales[0] if len(scales) == 1 and not self._exact else None
             facts = (self._storage.key, shape[0], self._exact, self._dt)
             self._matrix = (codes, scales, *facts, only)
@@ -211,6 +211,8 @@ class StowedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
         parts = [part.detach() for part in self._parts()]  # without what compilers note on them
+        if self._plain and parts[0].dtype is self._dt:
+            return torch.nn.Parameter, (parts[0], self.requires_grad)
         return _rebuild, (parts, *facts, self._extras())
 
     # --- the protocols of torch ---------------------------------------------------------------

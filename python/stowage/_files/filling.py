@@ -15,7 +15,7 @@ from torch import nn
 from stowage._errors import StowageError
 from stowage._files.flat import Entry
 from stowage._files.source import Source, is_aligned, octets
-from stowage._model.casts import cast_storage, worth_offloading
+from stowage._model.casts import cast_storage, stands_for_plain, worth_offloading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
@@ -206,13 +206,9 @@ class Filling:
             if step.storage is not None:
                 yield from (site.module for site in step.held.sites)
 
-    def order(self) -> list[str]:
-        """The file's names of the weights that rest, in the order of the model's parameters."""
-        return [step.entry.name for step in self._steps if step.storage is not None]
-
-    def casts(self) -> tuple[str, ...]:
-        """The parameters whose plain values rest as they are in the file."""
-        return tuple(s.held.name for s in self._steps if s.as_it_is and s.entry.storage is None)
+    def moved(self) -> dict[str, Held]:
+        """The weights that rest after the load, by name in the file, in the order of the model."""
+        return {step.entry.name: step.held for step in self._steps if step.storage is not None}
 
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
@@ -264,7 +260,8 @@ class Filling:
         mapped = self._options.mmap  # where the alignment suits torch; else copied once
         parts = [p if mapped and is_aligned(p) else p.clone() for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
-        return from_parts(parts, step.storage, entry.shape, compute, exact), None
+        weight = from_parts(parts, step.storage, entry.shape, compute, exact)
+        return stands_for_plain(weight) if entry.storage is None else weight, None
 
     def _compute(self, step: _Step) -> torch.dtype:
         entry, held, given = step.entry, step.held, self._options.how.compute_dtype

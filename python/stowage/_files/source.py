@@ -73,6 +73,7 @@ class FileSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.where = os.fspath(path)
+        self._owners = 1
         try:
             self._handle = ops.file_open(self.where)
             facts = json.loads(ops.file_describe(self._handle))
@@ -120,6 +121,16 @@ class FileSource:
         for member in entry.members:
             ops.file_drop(self._handle, member)
 
+    def largest(self) -> int:
+        """Bytes that any weight or tensor takes in memory at most, with the pages at the edges of
+        its parts and small gaps between them."""
+        edges = 2 * 4096 + (64 << 10)
+        sizes = (
+            sum(self._tensors[member]["bytes"] + edges for member in entry.members)
+            for entry in self.entries.values()
+        )
+        return max(sizes, default=0)
+
     @property
     def handle(self) -> int:
         """The file as ops name it, until close()."""
@@ -137,8 +148,14 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
 
+    def share(self) -> None:
+        """One more owner will close it."""
+        self._owners += 1
+
     def close(self) -> None:
-        ops.file_close(self._handle)
+        self._owners -= 1
+        if self._owners == 0:
+            ops.file_close(self._handle)
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:

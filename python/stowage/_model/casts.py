@@ -30,3 +30,15 @@ def is_cast_of_itself(weight: torch.Tensor) -> bool:
     if not isinstance(weight, StowedTensor) or not weight._exact:
         return False
     return _CODES.get(weight.dtype) == weight.storage
+
+
+def stands_for_plain(weight: torch.Tensor) -> torch.Tensor:
+    """Marks a cast of itself as what a plain parameter became: it is plain again when it is brought
+    back, saved or pickled. Copies have the mark too."""
+    weight._plain = True  # type: ignore[attr-defined]
+    return weight
+
+
+def is_plain(weight: torch.Tensor) -> bool:
+    """Whether a resting weight is so marked, and still what it stands for."""
+    return is_cast_of_itself(weight) and weight.__dict__.get("_plain", False)

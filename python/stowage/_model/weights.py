@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from stowage._mapped import note_copies
 from stowage.tensor import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.
@@ -125,6 +126,7 @@ class Swap:
             for target, values in self._values:
                 undo.append(partial(setattr, target, "data", target.data))
                 target.data = values
+            note_copies()
         except BaseException:
             for step in reversed(undo):
                 step()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +15,21 @@ from torch import nn
 from stowage._errors import InvalidArgument, raise_problems
 from stowage._files.flat import FLOAT8, Entry
 from stowage._files.source import FileSource, is_aligned, octets
-from stowage._model.casts import cast_storage, is_cast_of_itself, worth_offloading
+from stowage._model.casts import cast_storage, is_plain, stands_for_plain, worth_offloading
 from stowage._model.report import Report, remember, report
-from stowage._model.sizes import byte_count, memory
+from stowage._model.sizes import byte_count, memory, nbytes
 from stowage._model.weights import Held, Swap, values, written
 from stowage._storage import Storage
-from stowage._tiers.engine import WORKERS, Engine, attach, check_engine, detach, engine_of
+from stowage._tiers.engine import (
+    WORKERS,
+    Engine,
+    EngineOptions,
+    attach,
+    detach,
+    engine_of,
+    engine_problems,
+)
+from stowage._tiers.placing import DeviceMap, Places, device_problems
 from stowage.checkpoint import FILE, save
 from stowage.tensor import StowedTensor
 
@@ -37,6 +48,8 @@ def offload(
     *,
     ram: int | str,
     folder: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    device_map: DeviceMap | None = None,
     reads: str = "automatic",
     workers: int = WORKERS,
 ) -> Report:
@@ -50,40 +63,79 @@ def offload(
     `stowage.save`; one that holds exactly these weights is used as it is. The files are never
     changed: a weight that is written to leaves them and stays in memory.
 
-    `reads`: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
+    `device_map` gives modules or parameters, by name, a place: "ram" (they stay as they are, beside
+    the budget) or "disk" (as all that it does not name). `device`: where weights are brought, the
+    CPU. `reads`: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
     through it, "automatic" chooses by what is cached. `workers` threads read ahead.
 
     Raises InvalidArgument for a model that is offloaded already, a budget below its largest weight,
-    or a folder that holds anything else; FileError where the disk is full or not writable. The
-    model is then as it was.
+    a device that is not there, a map with unknown or overlapping names or two places for a tie, or
+    a folder that holds anything else; FileError where the disk is full or not writable. Model and
+    folder are then as they were.
     """
     budget = byte_count(ram, "ram")
-    check_engine(reads, workers)  # before anything is written
     if engine_of(model) is not None:
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
-    where = Path(folder)
-    if not where.exists() or not any(where.iterdir()):
-        save(model, where)
-    elif not (where / FILE).exists() and not (where / f"{FILE}.index.json").exists():
-        raise InvalidArgument(
-            f"stowage.offload: {where}: must be empty or hold a model, has other files"
-        )
-    source = FileSource(where)
-    try:
-        with torch.no_grad():
-            moves, problems = _compare(model, source)
-            raise_problems(f"stowage.offload: {where}", problems)
-            engine = Engine(source, budget, reads, workers)
-            engine.made_plain = tuple(move.held.name for move in moves if move.storage is not None)
-            engine.expect(move.held.name for move in moves)
-            _move(moves)
-        attach(model, engine)
-    finally:
-        source.close()
+    every, places = written(model), Places(model, device_map)
+    problems = engine_problems(reads, workers) + device_problems(device)
+    problems += places.problems + places.split_ties(every)
+    problems += _too_large([h for h in every if not places.stays(h)], budget)
+    raise_problems("stowage.offload", problems)  # before anything is written
+    with _filled(model, Path(folder)) as where:
+        source = FileSource(where)
+        try:
+            with torch.no_grad():
+                moves, problems = _compare(model, source, places)
+                raise_problems(f"stowage.offload: {where}", problems)
+                engine = Engine(source, EngineOptions(budget, reads, workers))
+                engine.expect(move.held.name for move in moves)
+                _move(moves)
+            attach(model, engine, [move.held for move in moves])
+        finally:
+            source.close()
     return report(model)
 
 
-def _compare(model: nn.Module, source: FileSource) -> tuple[list[_Move], list[str]]:
+def _too_large(every: Iterable[Held], budget: int) -> list[str]:
+    """The largest weight that will move, where it alone exceeds the budget."""
+    moving = [h for h in every if _goes(h)]
+    largest = max(moving, key=lambda held: nbytes(held.tensor), default=None)
+    if largest is None or nbytes(largest.tensor) <= budget:
+        return []
+    size = nbytes(largest.tensor)
+    return [f"ram must hold the largest weight, {largest.name} of {size} bytes, got {budget}"]
+
+
+def _goes(held: Held) -> bool:
+    """Whether a tensor can rest on a disk."""
+    tensor = held.tensor
+    return isinstance(tensor, StowedTensor) or worth_offloading(held, tensor.dtype)
+
+
+@contextmanager
+def _filled(model: nn.Module, where: Path) -> Iterator[Path]:
+    """The folder with a model in it. One that is empty or missing gets this one, and is as it was
+    where the block raises."""
+    if where.exists() and any(where.iterdir()):
+        if not (where / FILE).exists() and not (where / f"{FILE}.index.json").exists():
+            raise InvalidArgument(
+                f"stowage.offload: {where}: must be empty or hold a model, has other files"
+            )
+        yield where
+        return
+    missing = [folder for folder in (where, *where.parents) if not folder.exists()]
+    try:
+        save(model, where)
+        yield where
+    except BaseException:
+        (where / FILE).unlink(missing_ok=True)
+        for folder in missing:
+            if folder.exists():
+                folder.rmdir()
+        raise
+
+
+def _compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[_Move], list[str]]:
     """What moves, and every difference between the model and the file."""
     moves: list[_Move] = []
     problems: list[str] = []
@@ -107,6 +159,8 @@ def _compare(model: nn.Module, source: FileSource) -> tuple[list[_Move], list[st
         if not all(torch.equal(octets(a), octets(b)) for a, b in pairs):
             problems.append(f"{held.name}: must have the model's values, the file has others")
         source.drop(entry)
+        if places.stays(held):
+            continue
         if storage is not None and all(is_aligned(part) for part in parts):
             moves.append(_Move(held, parts, None))
         elif storage is None and worth_offloading(held, tensor.dtype):
@@ -124,7 +178,8 @@ def _move(moves: list[_Move]) -> None:
         old = move.held.tensor
         if move.storage is not None:
             weight = StowedTensor(move.parts, move.storage, old.shape, old.dtype, exact=True)
-            swap.put(move.held, nn.Parameter(weight, requires_grad=old.requires_grad))
+            parameter = nn.Parameter(weight, requires_grad=old.requires_grad)
+            swap.put(move.held, stands_for_plain(parameter))
     swap.commit()
     for move in moves:
         if move.storage is None:
@@ -150,7 +205,7 @@ def onload(model: nn.Module) -> Report:
             for part in weight._parts():
                 if not part.untyped_storage().resizable():
                     part.data = part.clone()
-            if held.name in engine.made_plain and is_cast_of_itself(weight):
+            if is_plain(weight):
                 plain = nn.Parameter(weight._parts()[0], requires_grad=weight.requires_grad)
                 swap.put(held, plain)
         swap.commit()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of an offloaded model that were written to: they have left the file for good, and count
+in the budget. Modules remember which of their parameters went to the disk, so that new names (PEFT
+wraps layers), new tensors and copies of the model change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from stowage._mapped import is_borrowed
+from stowage._model.sizes import Seen, memory, new_bytes
+from stowage._model.weights import Held
+
+_ATTRIBUTE = "_stowage_on_disk"  # of a module: names of its parameters
+
+
+def note_places(moved: Iterable[Held]) -> None:
+    for held in moved:
+        for site in held.sites:
+            site.module.__dict__.setdefault(_ATTRIBUTE, set()).add(site.attribute)
+
+
+def forget_places(model: nn.Module) -> None:
+    for module in model.modules():
+        module.__dict__.pop(_ATTRIBUTE, None)
+
+
+def written_bytes(model: nn.Module) -> int:
+    """Bytes in memory of what was on the disk."""
+    seen: Seen = set()
+    total = 0
+    for module in model.modules():
+        for name in module.__dict__.get(_ATTRIBUTE, ()):
+            tensor = getattr(module, name, None)
+            if tensor is not None and not tensor.is_meta:
+                total += new_bytes((p for p in memory(tensor) if not is_borrowed(p)), seen)
+    return total

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load` and `load_state_dict`: models from safetensors files and from tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from stowage._errors import InvalidArgument, raise_problems
+from stowage._files.building import build
+from stowage._files.filling import Filling, Options, Rename
+from stowage._files.source import DictSource, FileSource, Source
+from stowage._model.granularity import Blocks, Granularity, InputCast
+from stowage._model.sizes import byte_count
+from stowage._model.stowing import Making
+from stowage._storage import Storage
+from stowage._tiers.engine import Engine, EngineOptions, attach, engine_of
+from stowage.policy import Policy, Rules
+from stowage.skips import Skip
+
+
+def load(
+    model: nn.Module | Callable[[], nn.Module],
+    folder: str | os.PathLike[str],
+    storage: str | Storage | Rules | None = None,
+    *,
+    rules: Rules | None = None,
+    skip: Skip = None,
+    allow_unmatched: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    exact: bool = False,
+    keep_nonfinite: bool = False,
+    mmap: bool = False,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = False,
+    measure: bool = True,
+    working: str | None = None,
+    blocks: Blocks = None,
+    input_cast: InputCast = None,
+    ram: int | str | None = None,
+    reads: str = "automatic",
+) -> nn.Module:
+    """Fills a model from a file, a shard index or a folder that holds either; returns the model.
+
+    `model` is a module, or a function that builds one: it is called so that parameters take no
+    memory (on the meta device) and computed buffers have values. Weights that rest in the file rest
+    in the model. With `storage` or `rules` (as in `stow`) plain weights of the file are quantized
+    on the way, tensor by tensor from the mapped file. dtypes are the file's unless `compute_dtype`
+    is given. Memory beyond the model's own at rest stays below 32 MiB.
+
+    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
+    so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
+    bytes ("2GiB") at a time: see `offload`. `rename` gives a weight of the file the model's name
+    for it, or None to leave it out. `strict=False` permits missing and unexpected names. `verify`
+    compares the file's checksums first. `skip`, `allow_unmatched`, `exact`, `keep_nonfinite`,
+    `measure`, `working`, `blocks` and `input_cast` are those of `stow`.
+
+    Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
+    storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
+    unreadable file."""
+    policy = _policy(storage, rules, skip, allow_unmatched, ram)
+    engine = None if ram is None else EngineOptions(byte_count(ram, "ram"), reads)
+    if engine is None and reads != "automatic":
+        raise InvalidArgument(f"stowage.load: reads must come with ram, got reads={reads!r} alone")
+    grain = Granularity.parse(working, blocks, input_cast, exact)
+    how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
+    options = Options(how, mmap or ram is not None, ram is not None, strict, rename)
+    source = FileSource(folder)
+    try:
+        if verify:
+            source.verify()
+        return _load(model, source, policy, options, grain, engine)
+    finally:
+        source.close()
+
+
+def _load(
+    model: nn.Module | Callable[[], nn.Module],
+    source: FileSource,
+    policy: Policy | None,
+    options: Options,
+    grain: Granularity,
+    given: EngineOptions | None,
+) -> nn.Module:
+    engine = None if given is None else Engine(source, given)
+    target = model if isinstance(model, nn.Module) else build(model)
+    if engine is not None and engine_of(target) is not None:
+        raise InvalidArgument("stowage.load: the model must not be offloaded, onload it first")
+    filling = _fill(target, source, policy, options, "load", grain)
+    if engine is not None:
+        moved = filling.moved()
+        engine.expect(moved)
+        attach(target, engine, moved.values())
+    return target
+
+
+def _policy(
+    storage: str | Storage | Rules | None,
+    rules: Rules | None,
+    skip: Skip,
+    allow_unmatched: bool,
+    ram: int | str | None,
+) -> Policy | None:
+    if storage is None and rules is None:
+        if skip is not None:
+            raise InvalidArgument("stowage.load: skip must come with storage or rules")
+        return None
+    if ram is not None:
+        raise InvalidArgument(
+            "stowage.load: ram must come without storage and rules: what is quantized now is not "
+            "in the file (save the model, then load it with ram)"
+        )
+    policy = Policy.parse(storage, rules, skip, allow_unmatched)
+    if policy.several:
+        raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
+    return policy
+
+
+def _fill(
+    model: nn.Module,
+    source: Source,
+    policy: Policy | None,
+    options: Options,
+    where: str,
+    grain: Granularity | None = None,
+) -> Filling:
+    with torch.inference_mode(False), torch.no_grad():
+        filling = Filling(model, source, policy, options)
+        commit = filling.execute()
+        source.check()  # before the problems: values that were lost make some of their own
+        if grain is not None:
+            filling.problems.extend(grain.problems(model, filling.resting()))
+        raise_problems(f"stowage.{where}: {source.where}", filling.problems)
+        commit()
+        if grain is not None:
+            grain.apply(model)
+    return filling
+
+
+def load_state_dict(
+    model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
+) -> None:
+    """Fills `model` with copies of what `state_dict` of this module or of torch gave, or of both
+    mixed. Weights that rest in the state rest in the model; a plain value for a weight that rests
+    in the model is quantized to its storage; dtypes are the model's, as in torch. All problems come
+    in one error, before any change."""
+    options = Options(Making(), strict=strict, keep_dtypes=True)
+    _fill(model, DictSource(state), None, options, "load_state_dict")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are written to while they are offloaded: they stay in memory, count in the budget,
+and are in every copy; the file is never changed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made
+from torch import nn
+
+import stowage
+from stowage.tensor import StowedTensor
+
+
+def checksum(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@KINDS
+def test_written_weights_survive_everything(storage: str | None, tmp_path: Path) -> None:
+    model, whole = made(storage).requires_grad_(False), made(storage).requires_grad_(False)
+    stowage.offload(model, ram=ONE_WEIGHT, folder=tmp_path / "w")
+    before = checksum(tmp_path / "w")
+    for each in (model, whole):
+        each.blocks[1].weight.mul_(-2)
+    for _ in range(4):  # the others come and go meanwhile
+        assert torch.equal(model(X), whole(X))
+    twin, again = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(X), whole(X)) and torch.equal(again(X), whole(X))
+    stowage.save(model, tmp_path / "saved")
+    assert torch.equal(stowage.load(Model, tmp_path / "saved")(X), whole(X))
+    assert checksum(tmp_path / "w") == before
+    stowage.onload(model)
+    assert torch.equal(model(X), whole(X))
+    assert torch.equal(twin(X), whole(X))
+
+
+@KINDS
+def test_they_count_in_the_budget(storage: str | None, tmp_path: Path) -> None:
+    model = made(storage).requires_grad_(False)
+    size = stowage.nbytes(model.blocks[1].weight)
+    ram = 4 * ONE_WEIGHT
+    stowage.offload(model, ram=ram, folder=tmp_path)
+    for _ in range(2):
+        model(X)
+    first = stowage.engine_report(model)
+    assert first.written == 0 and first.acquired == 8
+    model.blocks[1].weight.mul_(-2)
+    before = stowage.engine_report(model)
+    assert before.written == size
+    wanted = model(X)
+    report = stowage.engine_report(model)
+    assert report.since(before).acquired == 3, "the one that was written needs no engine"
+    assert report.held <= ram - size and "were written to" in str(report)
+    model.load_state_dict(made(storage, seed=1).state_dict())
+    report = stowage.engine_report(model)
+    assert report.written == 3 * size  # the tie is one
+    stowage.load_state_dict(model, made(storage).state_dict())
+    assert stowage.engine_report(model).written == 3 * size
+    model.blocks[1].weight.mul_(-2)
+    assert torch.equal(model(X), wanted)
+
+
+def test_the_engine_keeps_room_for_one(tmp_path: Path) -> None:
+    model = made("int8").requires_grad_(False)
+    stowage.offload(model, ram=ONE_WEIGHT, folder=tmp_path)
+    model.blocks[1].weight.mul_(-2)
+    model.blocks[2].weight.mul_(-2)
+    wanted = model(X)
+    assert torch.equal(model(X), wanted)
+    assert stowage.engine_report(model).misses + stowage.engine_report(model).hits > 0
+
+
+def test_a_copy_writes_for_itself(tmp_path: Path) -> None:
+    model = made("int8").requires_grad_(False)
+    stowage.offload(model, ram=RAM, folder=tmp_path)
+    twin = copy.deepcopy(model)
+    size = stowage.nbytes(model.blocks[1].weight)
+    twin.blocks[1].weight.mul_(-2)
+    assert stowage.engine_report(twin).written == size
+    assert stowage.engine_report(model).written == size  # one engine, one budget
+    model.blocks[1].weight.mul_(-2)
+    assert stowage.engine_report(model).written == 2 * size
+    del twin
+    assert stowage.engine_report(model).written == size
+
+
+def test_a_report_of_one_pass(tmp_path: Path) -> None:
+    model = made("int8").requires_grad_(False)
+    stowage.offload(model, ram=ONE_WEIGHT, folder=tmp_path, reads="buffered")
+    model(X)
+    before = stowage.engine_report(model)
+    model(X)
+    once = stowage.engine_report(model).since(before)
+    assert once.acquired == 4 == once.hits + once.misses + once.late + once.borrowed
+    assert 0 < once.bytes_read <= before.bytes_read * 2
+    assert 0 <= once.stall <= once.seconds < before.seconds + 60
+    assert once.rate == once.bytes_read / once.seconds
+    assert "GB/s" in str(once)
+
+
+def test_a_pickle_of_plain_weights_is_plain(tmp_path: Path) -> None:
+    model, whole = made(), made()
+    stowage.offload(model, ram=RAM, folder=tmp_path / "w")
+    again = pickle.loads(pickle.dumps(model))
+    assert {type(p) for p in again.parameters()} == {nn.Parameter}
+    assert torch.equal(again(X), whole(X))
+    assert again.tied.weight is again.blocks[0].weight
+    torch.save(dict(model.named_parameters()), tmp_path / "all.pt")
+    loaded = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert not any(isinstance(p, StowedTensor) for p in loaded.values())
+    assert all(torch.equal(loaded[n], p) for n, p in whole.named_parameters())
+
+
+def test_stowing_while_offloaded_leaves_the_file(tmp_path: Path) -> None:
+    model = made()
+    stowage.offload(model, ram=RAM, folder=tmp_path)
+    before = checksum(tmp_path)
+    stowage.stow(model, "int8")
+    assert stowage.engine_report(model).written == stowage.report(model).stowed_bytes
+    assert checksum(tmp_path) == before
+    with pytest.raises(stowage.InvalidArgument, match="must not be offloaded"):
+        stowage.offload(model, ram=RAM, folder=tmp_path / "other")
