@@ -22,6 +22,7 @@ from stowage._quantize import quantize
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.engine import engine_report
 from stowage._tiers.offloading import offload, onload
+from stowage._tiers.tracing import trace
 from stowage.checkpoint import save, state_dict
 from stowage.dispatch import fallbacks
 from stowage.loading import load, load_state_dict
@@ -55,5 +56,6 @@ __all__ = [
     "save",
     "state_dict",
     "stow",
+    "trace",
     "unstow",
 ]

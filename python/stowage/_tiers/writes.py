@@ -27,6 +27,11 @@ def forget_places(model: nn.Module) -> None:
         module.__dict__.pop(_ATTRIBUTE, None)
 
 
+def has_places(module: nn.Module) -> bool:
+    """Whether any of its own parameters went to the disk."""
+    return bool(module.__dict__.get(_ATTRIBUTE))
+
+
 def written_bytes(model: nn.Module) -> int:
     """Bytes in memory of what was on the disk."""
     seen: Seen = set()

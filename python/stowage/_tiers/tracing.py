@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trace`: what offloaded models did when, as a file for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from stowage._tiers.counting import EngineReport
+from stowage._tiers.engine import Engine, engine_of
+from stowage._tiers.writes import has_places
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Writes to `path`, when the block ends, what offloaded models did in it: trace events (JSON)
+    that ui.perfetto.dev and chrome://tracing show.
+
+    Each forward of a model, and of each module in it that has weights on the disk, is a span of its
+    thread: "compute", with the time that it waited for weights as a span inside ("wait", at its
+    beginning, where weights are asked for). Bytes read and held are counters. What runs inside a
+    compiled graph, or backward, is not cut into modules; its reads are in the counters.
+    """
+    recorder = _Recorder()
+    before = register_module_forward_pre_hook(recorder.enter)
+    after = register_module_forward_hook(recorder.leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": recorder.events, "displayTimeUnit": "ms"}, file)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._local = threading.local()
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+    def enter(self, module: nn.Module, args: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        engine = engine_of(module)
+        if engine is not None:
+            for name, part in module.named_modules():
+                self._names[part] = name or type(module).__name__
+        elif stack and has_places(module):
+            engine = stack[-1].engine
+        if engine is not None:
+            stack.append(_Span(module, engine, time.perf_counter(), engine.report()))
+
+    def leave(self, module: nn.Module, args: object, result: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        if not stack or stack[-1].module is not module:
+            return
+        span = stack.pop()
+        now = time.perf_counter()
+        done = span.engine.report()
+        once = done.since(span.report)
+        facts = {"uses": once.acquired, "misses": once.misses, "late": once.late}
+        self._event("X", self._names.get(module, ""), span.start, cat="compute", args=facts,
+                    dur=(now - span.start) * 1e6)  # fmt: skip
+        if once.stall > 0 and engine_of(module) is None:
+            wait = min(once.stall, now - span.start)
+            self._event("X", "wait", span.start, cat="wait", dur=wait * 1e6)
+        self._event("C", "bytes read", now, args={"bytes": done.bytes_read})
+        self._event("C", "bytes held", now, args={"bytes": done.held})
+
+    def _event(self, kind: str, name: str, at: float, **facts: Any) -> None:
+        where = {"pid": os.getpid(), "tid": threading.get_native_id()}
+        self.events.append({"ph": kind, "name": name, "ts": at * 1e6, **where, **facts})
+
+    def _stack(self) -> list[_Span]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        stack: list[_Span] = self._local.stack
+        return stack
+
+
+class _Span:
+    """A forward that runs."""
+
+    __slots__ = ("engine", "module", "report", "start")
+
+    def __init__(
+        self, module: nn.Module, engine: Engine, start: float, report: EngineReport
+    ) -> None:
+        self.module, self.engine, self.start, self.report = module, engine, start, report
