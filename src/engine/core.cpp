@@ -14,8 +14,7 @@ namespace stowage::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kMostSteps = 64;   // of one look-ahead
-constexpr int kMostSpared = 16;  // candidates that eviction passes over in search of a fit
+constexpr int kMostSteps = 64;  // of one look-ahead
 constexpr std::uint64_t kPatience =
     16;                            // acquires that a unit may be overdue, and 1/4 of all units
 constexpr std::uint64_t kNow = 0;  // the next use of what somebody waits for
@@ -70,6 +69,7 @@ Core::Core(File file, const EngineOptions& options)
       source_(file_, options.reads),
       states_(units_.size()),
       order_(units_.size()),
+      candidates_(units_.size()),
       serial_(new_serial()) {
   std::uint64_t all = 0;
   for (const Unit& unit : units_) {
@@ -79,9 +79,6 @@ Core::Core(File file, const EngineOptions& options)
   if (source_.reads() != Reads::mapped) arena_.emplace(std::min(budget_, all), units_.size());
   report_.reads = source_.reads();
   queue_.reserve(units_.size());
-  last_.reserve(4 * units_.size() + 4);
-  first_.reserve(4 * units_.size() + 4);
-  spared_.reserve(kMostSpared);
   // Readers of an engine must not outlive it: they see it through this pointer alone.
   for (int i = 0; i < options.workers; ++i) workers_.emplace_back([this] { work(); });
 }
@@ -133,79 +130,27 @@ void Core::evict(WeightId id) noexcept {
   }
 }
 
-bool Core::is_current(const Candidate& candidate) const noexcept {
-  const State& s = state(candidate.id);
-  return s.entry == candidate.entry && s.stage == Stage::present && s.leases == 0;
-}
-
 // A unit whose time has passed: what was expected of it was wrong, and it would stay for ever.
-std::optional<Core::Candidate> Core::overdue() {
-  while (!first_.empty()) {
-    const Candidate top = first_.front();
-    const bool current = is_current(top);
-    if (current && top.next_use + kPatience + units_.size() / 4 > clock_) return std::nullopt;
-    std::ranges::pop_heap(first_, std::greater{}, &Candidate::next_use);
-    first_.pop_back();
-    if (current) return top;
-  }
-  return std::nullopt;
+std::optional<WeightId> Core::overdue() {
+  const std::uint64_t patience = kPatience + units_.size() / 4;
+  return clock_ < patience ? std::nullopt : candidates_.take_overdue(clock_ - patience);
 }
 
 // Of the few units that are needed last, and later than `next_use`: one whose going leaves a hole
 // of `bytes`, else the first. What the look-ahead has just seen stays unless somebody waits.
-std::optional<Core::Candidate> Core::needed_last(std::uint64_t bytes, std::uint64_t next_use) {
-  spared_.clear();
-  std::optional<Candidate> chosen;
-  while (!chosen && !last_.empty() && spared_.size() < kMostSpared) {
-    const Candidate top = last_.front();
-    const bool current = is_current(top);
-    if (current && next_use != kNow && top.next_use <= next_use) break;
-    std::ranges::pop_heap(last_, {}, &Candidate::next_use);
-    last_.pop_back();
-    if (!current) continue;
-    const State& s = state(top.id);
-    const bool kept = next_use != kNow && s.wanted == looks_;
-    if (!kept && (!arena_ || arena_->hole(s.run) >= bytes)) {
-      chosen = top;
-    } else {
-      spared_.push_back(top);
-    }
-  }
-  for (const Candidate& spared : spared_) {
-    if (!chosen && (next_use == kNow || state(spared.id).wanted != looks_)) {
-      chosen = spared;
-      continue;
-    }
-    last_.push_back(spared);
-    std::ranges::push_heap(last_, {}, &Candidate::next_use);
-  }
-  return chosen;
+std::optional<WeightId> Core::needed_last(std::uint64_t bytes, std::uint64_t next_use) {
+  return candidates_.take_last(
+      next_use, [&](WeightId id) { return !arena_ || arena_->hole(state(id).run) >= bytes; },
+      [&](WeightId id) { return next_use == kNow || state(id).wanted != looks_; });
 }
 
 bool Core::make_room(std::uint64_t bytes, std::uint64_t next_use) {
-  std::optional<Candidate> chosen = overdue();
+  std::optional<WeightId> chosen = overdue();
   if (!chosen) chosen = needed_last(bytes, next_use);
   if (!chosen) return false;
-  evict(chosen->id);
+  evict(*chosen);
   ++report_.evicted;
   return true;
-}
-
-void Core::add_candidate(WeightId id) {
-  State& s = state(id);
-  if (last_.size() == last_.capacity() || first_.size() == first_.capacity()) {
-    const auto stale = [&](const Candidate& c) { return !is_current(c); };
-    std::erase_if(last_, stale);
-    std::erase_if(first_, stale);
-    std::ranges::make_heap(last_, {}, &Candidate::next_use);
-    std::ranges::make_heap(first_, std::greater{}, &Candidate::next_use);
-  }
-  s.entry = ++entries_;
-  const Candidate made{expected_use(s), s.entry, id};
-  last_.push_back(made);
-  std::ranges::push_heap(last_, {}, &Candidate::next_use);
-  first_.push_back(made);
-  std::ranges::push_heap(first_, std::greater{}, &Candidate::next_use);
 }
 
 std::uint64_t Core::expected_use(const State& s) const noexcept {
@@ -224,7 +169,7 @@ bool Core::begin(WeightId id, std::uint64_t next_use) {
   if (unit(id).pieces.empty()) {
     s.stage = Stage::present;
     ++present_;
-    if (s.leases == 0) add_candidate(id);
+    if (s.leases == 0) candidates_.add(id, expected_use(s));
     return true;
   }
   s.stage = Stage::reading;
@@ -266,7 +211,7 @@ void Core::read_one(WeightId id, Lock& lock) {
   } else {
     s.stage = Stage::present;
     ++present_;
-    if (s.leases == 0) add_candidate(id);
+    if (s.leases == 0) candidates_.add(id, expected_use(s));
   }
   done_.notify_all();
   if (waiting_ > 0) room_.notify_all();
@@ -370,7 +315,7 @@ Lease Core::acquire(WeightId id) {
   order_.learn(hand.place, id);
   note_use(id);
   State& s = state(id);
-  ++s.leases;
+  if (s.leases++ == 0) candidates_.remove(id);
   bool borrowed = false;
   try {
     borrowed = !get_ready(id, lock, hand.leases > 0);
@@ -396,7 +341,7 @@ void Core::release(WeightId id, bool borrowed) noexcept {
     return;
   }
   if (--s.leases > 0) return;
-  add_candidate(id);
+  candidates_.add(id, expected_use(s));
   if (waiting_ > 0) room_.notify_all();
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/arena.h"
+#include "engine/candidates.h"
 #include "engine/order.h"
 #include "engine/source.h"
 #include "engine/units.h"
@@ -49,13 +50,7 @@ class Core : public std::enable_shared_from_this<Core> {
     std::uint64_t intervals[2] = {0, 0};
     std::uint64_t predicted = 0;  // when it was read ahead for
     std::uint64_t wanted = 0;     // the look-ahead that last saw it
-    std::uint64_t entry = 0;      // its newest entry among the candidates
     std::exception_ptr error{};
-  };
-  /// A unit that nobody uses, and when it is expected to be used next.
-  struct Candidate {
-    std::uint64_t next_use, entry;
-    WeightId id;
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -67,12 +62,10 @@ class Core : public std::enable_shared_from_this<Core> {
 
   bool begin(WeightId id, std::uint64_t next_use);
   bool make_room(std::uint64_t bytes, std::uint64_t next_use);
-  std::optional<Candidate> overdue();
-  std::optional<Candidate> needed_last(std::uint64_t bytes, std::uint64_t next_use);
-  bool is_current(const Candidate& candidate) const noexcept;
+  std::optional<WeightId> overdue();
+  std::optional<WeightId> needed_last(std::uint64_t bytes, std::uint64_t next_use);
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
-  void add_candidate(WeightId id);
   std::uint64_t expected_use(const State& s) const noexcept;
 
   void read_one(WeightId id, Lock& lock);
@@ -93,11 +86,9 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<Arena> arena_;      // none when mapped
   std::uint64_t mapped_bytes_ = 0;  // held, when mapped
   Order order_;
-  std::vector<WeightId> queue_;    // being read, with pieces that nobody has claimed
-  std::vector<Candidate> last_;    // heaps of the same: the one that is needed last on top,
-  std::vector<Candidate> first_;   // and the one that is needed first
-  std::vector<Candidate> spared_;  // room for needed_last()
-  std::uint64_t clock_ = 0, looks_ = 0, entries_ = 0, serial_;
+  std::vector<WeightId> queue_;  // being read, with pieces that nobody has claimed
+  Candidates candidates_;        // units in memory without a lease
+  std::uint64_t clock_ = 0, looks_ = 0, serial_;
   std::size_t present_ = 0;  // units
   int waiting_ = 0;
   bool stopping_ = false;
