@@ -15,7 +15,9 @@ namespace stowage {
 
 namespace engine {
 class Core;
-}
+struct Desk;
+enum class Hold : std::uint8_t;
+}  // namespace engine
 
 inline namespace v0 {
 
@@ -30,6 +32,8 @@ struct EngineOptions {
   std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest weight
   Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
   int workers = 4;                 // threads that read ahead; 0 reads only what is asked for
+  double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
+  bool lock = false;   // keep the memory from being swapped; not with mapped reads
 };
 
 struct EngineReport {
@@ -59,10 +63,10 @@ class STOWAGE_API Lease {
 
  private:
   friend class engine::Core;
-  Lease(std::shared_ptr<engine::Core> core, WeightId id, bool borrowed) noexcept;
-  std::shared_ptr<engine::Core> core_;
+  Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold) noexcept;
+  std::shared_ptr<engine::Desk> desk_;
   WeightId id_;
-  bool borrowed_;
+  engine::Hold hold_;
 };
 
 /// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by
@@ -70,9 +74,11 @@ class STOWAGE_API Lease {
 /// that holds a lease never waits for room. A weight and its scales come and go as one.
 class STOWAGE_API Engine {
  public:
-  /// Throws invalid_argument (naming the budget that the largest weight needs), io, out_of_memory.
+  /// Throws invalid_argument (naming the budget that the largest weight needs; a timeout without
+  /// workers, since nobody can leave a read of his own), io, out_of_memory (the budget, or what may
+  /// be locked).
   Engine(File file, const EngineOptions& options);
-  ~Engine();  // waits for its readers; leases stay good
+  ~Engine();  // cancels, and waits for reads in flight; leases stay good
 
   const File& file() const noexcept;
   /// The weights of the file and its plain tensors: ids are 0 <= id < size().
@@ -81,9 +87,13 @@ class STOWAGE_API Engine {
   const std::string& name(WeightId id) const;
   std::uint64_t bytes(WeightId id) const;  // that it takes in memory
 
-  /// The weight's bytes in memory: at once, or after one read. Throws io and bad_file (cut short,
-  /// rewritten), naming the file.
+  /// The weight's bytes in memory: at once, or after one read. Throws io (a failed read, with the
+  /// byte and what the system said; the timeout; a cancel) and bad_file (cut short, rewritten),
+  /// naming the file. It can be asked for again.
   Lease acquire(WeightId id);
+  /// Every acquire() that waits now throws io, at the latest when a read of its own returns, and
+  /// what nobody has begun to read is not read. What is asked for later is read as ever.
+  void cancel() noexcept;
   /// The order of use to expect where nothing has been learnt.
   void expect(std::span<const WeightId> order);
   /// What the calling thread works on from now (a hash of its inputs' shapes): orders are learnt

@@ -40,6 +40,7 @@ class MappedFile {
   bool damaged() const noexcept { return guard_ != nullptr && guard_->damaged(); }
   void check_damage() const;  // throws bad_file
   const std::byte* data() const noexcept { return data_; }
+  int descriptor() const noexcept { return fd_; }
   /// The same open file past the page cache (O_DIRECT), for the caller to close; -1 where the file
   /// system cannot.
   int open_direct() const;

@@ -2,14 +2,24 @@
 #include "engine/arena.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
+#include <cerrno>
 #include <string>
+#include <system_error>
 
+#include "base/file_error.h"
 #include "stowage/error.h"
 
 namespace stowage::engine {
+namespace {
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
+#endif
+}  // namespace
 
-Arena::Arena(std::uint64_t bytes, std::size_t most_runs) : size_(bytes / kPage * kPage) {
+Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
+    : size_(bytes / kPage * kPage) {
   // Between any two taken runs lies at most one free one.
   blocks_.resize(2 * most_runs + 2);
   for (std::size_t i = 0; i + 1 < blocks_.size(); ++i)
@@ -24,10 +34,41 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs) : size_(bytes / kPage *
   // Large pages make the first touch cheaper; where the system declines, nothing is wrong.
   (void)::madvise(memory, size_, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
+  try {
+    touch();
+    if (locked) lock();
+  } catch (...) {
+    ::munmap(memory, size_);
+    throw;
+  }
   const Run whole = unused_;
   unused_ = at(whole).next_free;
   at(whole) = {.offset = 0, .bytes = size_, .free = true};
   add_free(whole);
+}
+
+// A page that is touched for the first time inside a read costs more than the read of it.
+void Arena::touch() {
+  int result = 0;
+  do result = ::madvise(data_, size_, MADV_POPULATE_WRITE);
+  while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  if (errno != EINVAL) {
+    throw_errno("engine", "the budget of " + std::to_string(size_) + " bytes must be available");
+  }
+  for (std::uint64_t at = 0; at < size_; at += kPage)
+    const_cast<volatile std::byte&>(data_[at]) = std::byte{};
+}
+
+void Arena::lock() {
+  if (::mlock(data_, size_) == 0) return;
+  const int number = errno;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  throw Error(Code::out_of_memory, "engine: " + std::to_string(size_) +
+                                       " bytes must be allowed to be locked (ulimit -l), got " +
+                                       std::to_string(limit.rlim_cur) + ": " +
+                                       std::generic_category().message(number));
 }
 
 Arena::~Arena() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page-aligned memory that is reserved once and handed out in runs of pages. Nothing here allocates
-// after the constructor, and pages that were touched once stay.
+// Page-aligned memory that is taken once and handed out in runs of pages. Nothing here allocates or
+// faults after the constructor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,9 @@ class Arena {
  public:
   using Run = std::int32_t;  // names a run that was taken
 
-  /// Room for `bytes` (whole pages) in at most `most_runs` runs. Throws out_of_memory.
-  Arena(std::uint64_t bytes, std::size_t most_runs);
+  /// Room for `bytes` (whole pages) in at most `most_runs` runs: all of it is there when this
+  /// returns, and where `lock` says so cannot be swapped. Throws out_of_memory.
+  Arena(std::uint64_t bytes, std::size_t most_runs, bool lock = false);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -39,6 +40,8 @@ class Arena {
   };
   Block& at(Run run) noexcept { return blocks_[static_cast<std::size_t>(run)]; }
   const Block& at(Run run) const noexcept { return blocks_[static_cast<std::size_t>(run)]; }
+  void touch();
+  void lock();
   void add_free(Run run) noexcept;
   void remove_free(Run run) noexcept;
   void swallow_after(Run run) noexcept;

@@ -5,43 +5,41 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <string>
 
+#include "base/formatted.h"
 #include "stowage/error.h"
 
 namespace stowage::engine {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr int kMostSteps = 64;  // of one look-ahead
-constexpr std::uint64_t kPatience =
-    16;                            // acquires that a unit may be overdue, and 1/4 of all units
-constexpr std::uint64_t kNow = 0;  // the next use of what somebody waits for
+constexpr std::uint64_t kByteStride = 4 << 20;  // by which a window of many bytes goes on
 
-/// What a thread does with an engine: threads do not disturb each other's order.
-struct Hand {
-  std::uint64_t engine = 0;
-  Place place{};
-  int leases = 0;
-};
-constexpr std::size_t kHands = 4;  // engines that one thread uses in turn
-thread_local std::array<Hand, kHands> hands;
-thread_local std::size_t next_hand = 0;
-
-Hand& hand_for(std::uint64_t engine) {
-  for (Hand& hand : hands)
-    if (hand.engine == engine) return hand;
-  for (std::size_t i = 0; i < kHands; ++i) {
-    Hand& hand = hands[next_hand++ % kHands];
-    if (hand.leases == 0) return hand = {.engine = engine};
-  }
-  return hands[next_hand % kHands] = {.engine = engine};
+double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
+
+/// Adds the seconds that it lived.
+class Stall {
+ public:
+  explicit Stall(double& seconds) : seconds_(seconds) {}
+  Stall(const Stall&) = delete;
+  ~Stall() { seconds_ += seconds_since(begun_); }
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
 
 std::uint64_t new_serial() {
   static std::atomic<std::uint64_t> last = 0;
   return ++last;
+}
+
+std::uint64_t bytes_of(const std::vector<Unit>& units) {
+  std::uint64_t all = 0;
+  for (const Unit& unit : units) all += unit.bytes;
+  return all;
 }
 
 std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
@@ -57,26 +55,36 @@ std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
     throw Error(Code::invalid_argument,
                 "engine: workers must be 0 to 256, got " + std::to_string(options.workers));
   }
+  if (!(options.timeout >= 0) || (options.timeout > 0 && options.workers == 0)) {
+    throw Error(Code::invalid_argument,
+                formatted("engine: the timeout must be 0, or positive and with workers, got {} s "
+                          "with {} workers",
+                          options.timeout, options.workers));
+  }
+  if (options.lock && options.reads == Reads::mapped) {
+    throw Error(Code::invalid_argument,
+                "engine: reads must be automatic, buffered or direct, got mapped with lock");
+  }
   return options.ram / kPage * kPage;
 }
 
 }  // namespace
 
-Core::Core(File file, const EngineOptions& options)
+Core::Core(File file, const EngineOptions& options, Reader& reader)
     : file_(std::move(file)),
       units_(units_of(file_)),
       budget_(checked_budget(file_, units_, options)),
-      source_(file_, options.reads),
+      fits_(bytes_of(units_) <= budget_),
+      timeout_(options.timeout),
+      source_(file_, options.reads, !options.lock, reader),
+      serial_(new_serial()),
       states_(units_.size()),
       order_(units_.size()),
-      candidates_(units_.size()),
-      serial_(new_serial()) {
-  std::uint64_t all = 0;
-  for (const Unit& unit : units_) {
+      candidates_(units_.size()) {
+  for (const Unit& unit : units_)
     weights_.push_back(unit.is_weight ? file_.weight(unit.name) : Weight());
-    all += unit.bytes;
-  }
-  if (source_.reads() != Reads::mapped) arena_.emplace(std::min(budget_, all), units_.size());
+  if (source_.reads() != Reads::mapped)
+    arena_.emplace(std::min(budget_, bytes_of(units_)), units_.size(), options.lock);
   report_.reads = source_.reads();
   queue_.reserve(units_.size());
   // Readers of an engine must not outlive it: they see it through this pointer alone.
@@ -86,159 +94,31 @@ Core::Core(File file, const EngineOptions& options)
 Core::~Core() { stop(); }
 
 void Core::stop() noexcept {
+  std::vector<std::shared_ptr<Desk>> desks;  // end after the lock
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
+    desks.swap(desks_);
   }
-  work_.notify_all();
+  cancel();
   for (std::thread& worker : workers_)
     if (worker.joinable()) worker.join();
+}
+
+void Core::cancel() noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    ++cancels_;
+    drop_queue();
+  }
+  work_.notify_all();
+  done_.notify_all();
+  room_.notify_all();
 }
 
 std::byte* Core::memory(const State& s) const noexcept {
   return arena_ && s.run >= 0 ? arena_->data(s.run) : nullptr;
 }
-
-std::uint64_t Core::held() const noexcept { return arena_ ? arena_->taken() : mapped_bytes_; }
-
-// ---- room ----
-
-bool Core::take_room(WeightId id) noexcept {
-  const std::uint64_t bytes = unit(id).bytes;
-  if (arena_) {
-    const auto run = arena_->take(bytes);
-    if (!run) return false;
-    state(id).run = *run;
-  } else {
-    if (mapped_bytes_ + bytes > budget_) return false;
-    mapped_bytes_ += bytes;
-  }
-  report_.peak = std::max(report_.peak, held());
-  return true;
-}
-
-void Core::evict(WeightId id) noexcept {
-  State& s = state(id);
-  if (s.stage == Stage::present) --present_;
-  s.stage = Stage::absent;
-  if (arena_) {
-    arena_->give(s.run);
-    s.run = -1;
-  } else {
-    for (const Piece& piece : unit(id).pieces) source_.drop(piece);
-    mapped_bytes_ -= unit(id).bytes;
-  }
-}
-
-// A unit whose time has passed: what was expected of it was wrong, and it would stay for ever.
-std::optional<WeightId> Core::overdue() {
-  const std::uint64_t patience = kPatience + units_.size() / 4;
-  return clock_ < patience ? std::nullopt : candidates_.take_overdue(clock_ - patience);
-}
-
-// Of the few units that are needed last, and later than `next_use`: one whose going leaves a hole
-// of `bytes`, else the first. What the look-ahead has just seen stays unless somebody waits.
-std::optional<WeightId> Core::needed_last(std::uint64_t bytes, std::uint64_t next_use) {
-  return candidates_.take_last(
-      next_use, [&](WeightId id) { return !arena_ || arena_->hole(state(id).run) >= bytes; },
-      [&](WeightId id) { return next_use == kNow || state(id).wanted != looks_; });
-}
-
-bool Core::make_room(std::uint64_t bytes, std::uint64_t next_use) {
-  std::optional<WeightId> chosen = overdue();
-  if (!chosen) chosen = needed_last(bytes, next_use);
-  if (!chosen) return false;
-  evict(*chosen);
-  ++report_.evicted;
-  return true;
-}
-
-std::uint64_t Core::expected_use(const State& s) const noexcept {
-  if (s.predicted > s.used) return s.predicted;
-  const std::uint64_t interval = s.intervals[1] != 0 ? s.intervals[1] : s.intervals[0];
-  return s.used + (interval != 0 ? interval : states_.size());
-}
-
-// Starts to read an absent unit if there is room, or room can be made of what is needed later.
-bool Core::begin(WeightId id, std::uint64_t next_use) {
-  while (!take_room(id))
-    if (!make_room(unit(id).bytes, next_use)) return false;
-  State& s = state(id);
-  s.claimed = s.done = 0;
-  s.error = nullptr;
-  if (unit(id).pieces.empty()) {
-    s.stage = Stage::present;
-    ++present_;
-    if (s.leases == 0) candidates_.add(id, expected_use(s));
-    return true;
-  }
-  s.stage = Stage::reading;
-  if (next_use == kNow) {
-    queue_.insert(queue_.begin(), id);
-  } else {
-    queue_.push_back(id);
-  }
-  work_.notify_all();
-  return true;
-}
-
-// ---- reading ----
-
-// Reads one piece of a unit that has pieces left, without the lock.
-void Core::read_one(WeightId id, Lock& lock) {
-  State& s = state(id);
-  const auto& pieces = unit(id).pieces;
-  const Piece& piece = pieces[s.claimed++];
-  if (s.claimed == pieces.size()) std::erase(queue_, id);
-  std::byte* const to = arena_ ? memory(s) + piece.place : nullptr;
-  std::exception_ptr error;
-  lock.unlock();
-  try {
-    source_.bring(piece, to);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  lock.lock();
-  if (error) {
-    if (!s.error) s.error = error;
-  } else {
-    report_.bytes_read += piece.bytes;
-  }
-  if (++s.done < pieces.size()) return;
-  if (s.error) {
-    evict(id);
-    if (s.leases == 0) s.error = nullptr;  // nobody asked; who does will see for himself
-  } else {
-    s.stage = Stage::present;
-    ++present_;
-    if (s.leases == 0) candidates_.add(id, expected_use(s));
-  }
-  done_.notify_all();
-  if (waiting_ > 0) room_.notify_all();
-}
-
-void Core::work() {
-  Lock lock(mutex_);
-  for (;;) {
-    work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-    if (stopping_) return;
-    read_one(queue_.front(), lock);
-  }
-}
-
-// Helps to read the unit, then waits for those who read the rest.
-void Core::wait_for(WeightId id, Lock& lock) {
-  State& s = state(id);
-  while (s.stage == Stage::reading) {
-    if (s.claimed < unit(id).pieces.size()) {
-      read_one(id, lock);
-    } else {
-      done_.wait(lock);
-    }
-  }
-}
-
-// ---- use ----
 
 void Core::note_use(WeightId id) {
   State& s = state(id);
@@ -250,27 +130,111 @@ void Core::note_use(WeightId id) {
   s.used = clock_;
 }
 
-// Walks the expected order for as many bytes as the budget has, and begins to read what is absent.
-void Core::read_ahead(Place place) {
+// Begins to read what is expected after the thread's place, for as many bytes as the budget has. A
+// thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
+// in the file are wanted together and read as one.
+void Core::read_ahead(Desk& desk) {
   if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == units_.size()) return;
-  ++looks_;
-  std::uint64_t bytes = unit(place.current).bytes;
-  state(place.current).wanted = looks_;
-  for (int step = 1; step <= kMostSteps; ++step) {
-    const WeightId next = order_.next(place);
-    if (next == kNone) break;
-    place.previous = place.current;
-    place.current = next;
-    State& s = state(next);
-    if (s.wanted == looks_) continue;  // twice in the window: its bytes are counted
-    s.wanted = looks_;
-    bytes += unit(next).bytes;
-    if (bytes > budget_) break;
-    if (s.stage != Stage::absent) continue;
-    if (!begin(next, clock_ + static_cast<std::uint64_t>(step))) break;
-    s.predicted = clock_ + static_cast<std::uint64_t>(step);
-    ++report_.ahead;
+  Window& window = desk.window;
+  if (window.epoch == epoch_ && window.first() == desk.place.current &&
+      window.end().signature == desk.place.signature) {
+    window.pop();
+  } else {
+    while (window.size() > 0) state(window.pop()).wanted = 0;
+    window.restart(desk.place);
+    window.epoch = epoch_;
   }
+  const std::uint64_t taken = window.bytes() + unit(desk.place.current).bytes;
+  const std::uint64_t room = budget_ - std::min(budget_, taken);
+  if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
+                             room >= std::min(kByteStride, budget_ / 4)))
+    extend(window, room);
+  if (!queue_.empty()) work_.notify_one();  // who wakes the next
+}
+
+void Core::extend(Window& window, std::uint64_t room) {
+  for (std::size_t step = 0; step < Window::kStride; ++step) {
+    const WeightId next = order_.next(window.end());
+    if (next == kNone) return;
+    State& s = state(next);
+    const bool counted = s.wanted > clock_;  // it is in the window already
+    const std::uint64_t bytes = counted ? 0 : unit(next).bytes;
+    if (bytes > room) return;
+    const std::uint64_t time = clock_ + window.size() + 1;
+    if (s.stage == Stage::absent) {
+      if (!begin(next, time)) return;
+      s.predicted = time;
+      ++report_.ahead;
+    }
+    room -= bytes;
+    s.wanted = time;
+    window.push(next, bytes);
+  }
+}
+
+void Core::read_one(WeightId id, Lock& lock) {
+  const Claim own = claim(id);
+  if (state(id).claimed == state(id).pieces) std::erase(queue_, id);
+  read({&own, 1}, lock);
+}
+
+// Sleeps until something happened. Throws when it is time to give up.
+void Core::sleep(std::condition_variable& on, const Wait& wait, Lock& lock) {
+  const double left = timeout_ - seconds_since(wait.begun);
+  if (timeout_ > 0 && left <= 0) throw_late(wait);
+  if (timeout_ > 0) {
+    // By the wall clock, whose wait thread sanitizers know; who is woken early asks again.
+    on.wait_until(lock, std::chrono::system_clock::now() +
+                            std::chrono::microseconds(static_cast<std::int64_t>(left * 1e6) + 1));
+  } else {
+    on.wait(lock);
+  }
+}
+
+void Core::check_cancel(const Wait& wait) const {
+  if (wait.cancels == cancels_) return;
+  throw Error(Code::io,
+              formatted("{}: {} must be waited for until it is read, got a cancel after "
+                        "{:.3f} s",
+                        file_.paths().front(), unit(wait.id).name, seconds_since(wait.begun)));
+}
+
+void Core::throw_late(const Wait& wait) const {
+  const State& s = state(wait.id);
+  const double seconds = seconds_since(wait.begun);
+  throw Error(Code::io,
+              formatted("{}: {} of {} bytes must come within the timeout of {} s, got {} of them "
+                        "in {:.3f} s ({:.3g} MB/s){}",
+                        file_.paths().front(), unit(wait.id).name, unit(wait.id).bytes, timeout_,
+                        s.stage == Stage::reading ? s.came : 0, seconds,
+                        static_cast<double>(s.came) / seconds / 1e6,
+                        s.stage == Stage::absent ? ", and no room for it" : ""));
+}
+
+// Helps to read the unit, unless a timeout says that nobody may be held by a read of his own, and
+// waits for those who read the rest.
+void Core::wait_for_bytes(const Wait& wait, Lock& lock) {
+  State& s = state(wait.id);
+  while (s.stage == Stage::reading) {
+    check_cancel(wait);
+    if (reads_for_itself() && s.claimed < s.pieces) {
+      read_one(wait.id, lock);
+    } else {
+      sleep(done_, wait, lock);
+    }
+  }
+}
+
+void Core::wait_for_room(const Wait& wait, Lock& lock) {
+  check_cancel(wait);
+  ++waiting_;
+  try {
+    sleep(room_, wait, lock);
+  } catch (...) {
+    --waiting_;
+    throw;
+  }
+  --waiting_;
 }
 
 // Makes the unit present; the caller's lease on it is counted already. False: it must be borrowed
@@ -281,72 +245,81 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
     ++report_.hits;
     return true;
   }
-  const Clock::time_point begun = Clock::now();
-  bool asked = s.stage == Stage::absent;
-  asked ? ++report_.misses : ++report_.late;
+  const Stall stall(report_.stall);
+  const Wait wait{id, cancels_, Clock::now()};
+  std::uint64_t& kind = s.stage == Stage::absent ? report_.misses : report_.late;
+  ++kind;
   while (s.stage != Stage::present) {
     if (s.stage == Stage::absent && !begin(id, kNow)) {
       if (holds_another) {
-        --(asked ? report_.misses : report_.late);
+        --kind;
         ++report_.borrowed;
         return false;
       }
-      ++waiting_;
-      room_.wait(lock);
-      --waiting_;
+      wait_for_room(wait, lock);
       continue;
     }
-    wait_for(id, lock);
+    wait_for_bytes(wait, lock);
     if (s.stage == Stage::absent && s.error) std::rethrow_exception(s.error);
   }
-  report_.stall += std::chrono::duration<double>(Clock::now() - begun).count();
   return true;
 }
 
+void Core::check_id(WeightId id) const {
+  if (id >= 0 && static_cast<std::size_t>(id) < units_.size()) return;
+  throw Error(Code::invalid_argument, formatted("{}: a weight's id must be below {}, got {}",
+                                                file_.paths().front(), units_.size(), id));
+}
+
 Lease Core::acquire(WeightId id) {
-  if (id < 0 || static_cast<std::size_t>(id) >= units_.size()) {
-    throw Error(Code::invalid_argument, file_.paths().front() + ": a weight's id must be below " +
-                                            std::to_string(units_.size()) + ", got " +
-                                            std::to_string(id));
+  check_id(id);
+  std::shared_ptr<Desk> own = desk();
+  const Place place = own->place;
+  State& s = state(id);
+  if (s.stays.load(std::memory_order_acquire)) {
+    own->place = {place.signature, place.current, id};
+    auto& hits = own->stay_hits;
+    hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return {std::move(own), id, Hold::stays};
   }
-  Hand& hand = hand_for(serial_);
   Lock lock(mutex_);
   ++report_.acquired;
-  order_.learn(hand.place, id);
+  order_.learn(place, id);
   note_use(id);
-  State& s = state(id);
   if (s.leases++ == 0) candidates_.remove(id);
-  bool borrowed = false;
+  Hold hold = Hold::counted;
   try {
-    borrowed = !get_ready(id, lock, hand.leases > 0);
+    if (!get_ready(id, lock, own->leases > 0)) hold = Hold::borrowed;
   } catch (...) {
     --s.leases;
     throw;
   }
-  if (borrowed) --s.leases;
-  hand.place = {hand.place.signature, hand.place.current, id};
-  ++hand.leases;
-  read_ahead(hand.place);
+  if (hold == Hold::borrowed) --s.leases;
+  if (fits_) s.stays.store(true, std::memory_order_release);
+  own->place = {place.signature, place.current, id};
+  ++own->leases;
+  read_ahead(*own);
   lock.unlock();
-  return {shared_from_this(), id, borrowed};
+  return {std::move(own), id, hold};
 }
 
-void Core::release(WeightId id, bool borrowed) noexcept {
-  --hand_for(serial_).leases;
+void Core::release(Desk& desk, WeightId id, Hold hold) noexcept {
+  if (hold == Hold::stays) return;
+  --desk.leases;
   const std::scoped_lock lock(mutex_);
   State& s = state(id);
-  if (borrowed) {
+  if (hold == Hold::borrowed) {
     if (s.stage == Stage::absent)
       for (const Piece& piece : unit(id).pieces) source_.drop(piece);
     return;
   }
   if (--s.leases > 0) return;
-  candidates_.add(id, expected_use(s));
+  add_candidate(id);
   if (waiting_ > 0) room_.notify_all();
 }
 
-const void* Core::at(WeightId id, bool borrowed, const void* mapped) const noexcept {
-  if (borrowed || !arena_) return mapped;
+const void* Core::at(WeightId id, Hold hold, const void* mapped) const noexcept {
+  if (hold == Hold::borrowed || !arena_) return mapped;
   const auto& extents = unit(id).extents;
   const auto* const byte = static_cast<const std::byte*>(mapped);
   auto after = std::ranges::upper_bound(extents, byte, {}, &Extent::mapped);
@@ -357,37 +330,38 @@ const void* Core::at(WeightId id, bool borrowed, const void* mapped) const noexc
   return memory(state(id)) + extent.place + (byte - extent.mapped);
 }
 
-Weight Core::weight(WeightId id, bool borrowed) const {
+Weight Core::weight(WeightId id, Hold hold) const {
   const Weight& mapped = weights_[static_cast<std::size_t>(id)];
   if (!unit(id).is_weight)
     throw Error(Code::invalid_argument, unit(id).name + ": must be a weight, got a plain tensor");
   const auto count = static_cast<std::size_t>(layout(mapped.storage(), mapped.shape()).count);
   std::array<const void*, kMaxParts> parts{};
-  for (std::size_t i = 0; i < count; ++i)
-    parts[i] = at(id, borrowed, mapped.part(static_cast<int>(i)));
+  for (std::size_t i = 0; i < count; ++i) parts[i] = at(id, hold, mapped.part(static_cast<int>(i)));
   return {mapped.storage(), mapped.shape(), std::span(parts).first(count)};
 }
 
 void Core::expect(std::span<const WeightId> order) {
+  for (const WeightId id : order) check_id(id);
+  Place place{.signature = desk()->place.signature};
   const std::scoped_lock lock(mutex_);
-  Place place{.signature = hand_for(serial_).place.signature};
-  for (std::size_t i = 0; i <= order.size() && !order.empty();
-       ++i) {  // the last leads to the first
-    const WeightId id = order[i % order.size()];
-    if (id < 0 || static_cast<std::size_t>(id) >= units_.size())
-      throw Error(Code::invalid_argument, "engine: expected ids must be below " +
-                                              std::to_string(units_.size()) + ", got " +
-                                              std::to_string(id));
+  ++epoch_;
+  for (std::size_t i = 0; i <= order.size() && !order.empty(); ++i) {
+    const WeightId id = order[i % order.size()];  // the last leads to the first
     order_.learn(place, id);
     place = {place.signature, place.current, id};
   }
 }
 
-void Core::set_signature(std::uint64_t signature) { hand_for(serial_).place.signature = signature; }
+void Core::set_signature(std::uint64_t signature) { desk()->place.signature = signature; }
 
 EngineReport Core::report() const {
   const std::scoped_lock lock(mutex_);
   EngineReport report = report_;
+  for (const auto& desk : desks_) {
+    const std::uint64_t hits = desk->stay_hits.load(std::memory_order_relaxed);
+    report.hits += hits;
+    report.acquired += hits;
+  }
   report.held = held();
   return report;
 }

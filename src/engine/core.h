@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of an engine behind one lock: which units are in memory, who uses them, what is being
-// read, and what goes when room is needed.
+// read, and what goes when room is needed. Where everything fits the budget nothing ever goes, and
+// from its second use on a unit is leased without the lock.
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "engine/arena.h"
 #include "engine/candidates.h"
+#include "engine/desk.h"
 #include "engine/order.h"
 #include "engine/source.h"
 #include "engine/units.h"
@@ -21,38 +26,57 @@ namespace stowage::engine {
 
 class Core : public std::enable_shared_from_this<Core> {
  public:
-  Core(File file, const EngineOptions& options);
+  Core(File file, const EngineOptions& options, Reader& reader = system_reader());
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   ~Core();
-  void stop() noexcept;  // ends the readers; later acquires read for themselves
+  /// Ends those who wait and, when their reads are over, the readers. Later acquires read for
+  /// themselves. Must be called: desks keep the engine until then.
+  void stop() noexcept;
+  void cancel() noexcept;  // ends those who wait
 
   const File& file() const noexcept { return file_; }
   const std::vector<Unit>& units() const noexcept { return units_; }
   Lease acquire(WeightId id);
-  void release(WeightId id, bool borrowed) noexcept;
-  Weight weight(WeightId id, bool borrowed) const;
-  const void* at(WeightId id, bool borrowed, const void* mapped) const noexcept;
+  void release(Desk& desk, WeightId id, Hold hold) noexcept;
+  Weight weight(WeightId id, Hold hold) const;
+  const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
 
+  void forget(const Desk& desk) noexcept;  // its thread has ended
+
  private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::unique_lock<std::mutex>;
   enum class Stage : std::uint8_t { absent, reading, present };
   struct State {
     Stage stage = Stage::absent;
+    std::atomic<bool> stays = false;  // present for ever; set by its first use
+    bool cut = false;         // reading, but some pieces never will be: it goes when the rest is
     std::int32_t leases = 0;  // those that wait for its bytes count
     Arena::Run run = -1;
-    std::uint32_t claimed = 0, done = 0;  // pieces
-    std::uint64_t used = 0;               // when, in acquires
+    std::uint32_t claimed = 0, done = 0, pieces = 0;
+    std::uint64_t came = 0;  // bytes of pieces that are done
+    std::uint64_t used = 0;  // when, in acquires
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
     std::uint64_t predicted = 0;  // when it was read ahead for
-    std::uint64_t wanted = 0;     // the look-ahead that last saw it
+    std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
     std::exception_ptr error{};
   };
-  using Lock = std::unique_lock<std::mutex>;
+  /// What one acquire() waits for, and since when.
+  struct Wait {
+    WeightId id;
+    std::uint64_t cancels;
+    Clock::time_point begun;
+  };
+  struct Claim {
+    WeightId id;
+    const Piece* piece;
+  };
 
   const Unit& unit(WeightId id) const { return units_[static_cast<std::size_t>(id)]; }
   State& state(WeightId id) { return states_[static_cast<std::size_t>(id)]; }
@@ -60,26 +84,51 @@ class Core : public std::enable_shared_from_this<Core> {
   std::byte* memory(const State& s) const noexcept;
   std::uint64_t held() const noexcept;
 
+  // core_room.cpp
   bool begin(WeightId id, std::uint64_t next_use);
   bool make_room(std::uint64_t bytes, std::uint64_t next_use);
   std::optional<WeightId> overdue();
   std::optional<WeightId> needed_last(std::uint64_t bytes, std::uint64_t next_use);
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
+  void become_present(WeightId id);
+  void add_candidate(WeightId id);
   std::uint64_t expected_use(const State& s) const noexcept;
 
-  void read_one(WeightId id, Lock& lock);
-  void wait_for(WeightId id, Lock& lock);
-  bool get_ready(WeightId id, Lock& lock, bool holds_another);
-  void note_use(WeightId id);
-  void read_ahead(Place place);
+  // core_reads.cpp
   void work();
+  Claim claim(WeightId id);
+  std::size_t claim_run(std::span<Claim> run);
+  void read(std::span<const Claim> run, Lock& lock);
+  void finish(const Claim& claim, const std::exception_ptr& error);
+  void drop_queue() noexcept;
+
+  // core_desks.cpp
+  std::shared_ptr<Desk> desk();  // the calling thread's
+  std::shared_ptr<Desk> desk_of(std::thread::id thread);
+
+  // core.cpp
+  void check_id(WeightId id) const;
+  void note_use(WeightId id);
+  void read_ahead(Desk& desk);
+  void extend(Window& window, std::uint64_t room);
+  bool get_ready(WeightId id, Lock& lock, bool holds_another);
+  bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
+  void read_one(WeightId id, Lock& lock);
+  void wait_for_bytes(const Wait& wait, Lock& lock);
+  void wait_for_room(const Wait& wait, Lock& lock);
+  void sleep(std::condition_variable& on, const Wait& wait, Lock& lock);
+  void check_cancel(const Wait& wait) const;
+  [[noreturn]] void throw_late(const Wait& wait) const;
 
   File file_;
   std::vector<Unit> units_;
   std::uint64_t budget_;
+  bool fits_;       // all of the file: what is present stays, and keeps its room after an error
+  double timeout_;  // seconds; 0: none
   Source source_;
   std::vector<Weight> weights_;  // over the mapping; empty for plain tensors
+  const std::uint64_t serial_;
   mutable std::mutex mutex_;
   std::condition_variable work_, done_, room_;
   std::vector<State> states_;
@@ -88,12 +137,17 @@ class Core : public std::enable_shared_from_this<Core> {
   Order order_;
   std::vector<WeightId> queue_;  // being read, with pieces that nobody has claimed
   Candidates candidates_;        // units in memory without a lease
-  std::uint64_t clock_ = 0, looks_ = 0, serial_;
-  std::size_t present_ = 0;  // units
-  int waiting_ = 0;
+  std::vector<std::shared_ptr<Desk>> desks_;
+  std::uint64_t clock_ = 0;    // acquires
+  std::uint64_t epoch_ = 1;    // of what windows hold
+  std::uint64_t cancels_ = 0;  // how often those who wait were ended
+  std::size_t present_ = 0;    // units
+  int waiting_ = 0;            // for room
   bool stopping_ = false;
   EngineReport report_{};
   std::vector<std::thread> workers_;
 };
+
+constexpr std::uint64_t kNow = 0;  // the next use of what somebody waits for
 
 }  // namespace stowage::engine

@@ -15,15 +15,15 @@ const char* to_string(Reads reads) noexcept {
   return kNames[static_cast<std::size_t>(reads)];
 }
 
-Lease::Lease(std::shared_ptr<engine::Core> core, WeightId id, bool borrowed) noexcept
-    : core_(std::move(core)), id_(id), borrowed_(borrowed) {}
+Lease::Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold) noexcept
+    : desk_(std::move(desk)), id_(id), hold_(hold) {}
 Lease::Lease(Lease&& other) noexcept = default;
 Lease::~Lease() {
-  if (core_) core_->release(id_, borrowed_);
+  if (desk_) desk_->core->release(*desk_, id_, hold_);
 }
-Weight Lease::weight() const { return core_->weight(id_, borrowed_); }
+Weight Lease::weight() const { return desk_->core->weight(id_, hold_); }
 const void* Lease::at(const void* mapped) const noexcept {
-  return core_->at(id_, borrowed_, mapped);
+  return desk_->core->at(id_, hold_, mapped);
 }
 
 Engine::Engine(File file, const EngineOptions& options)
@@ -52,6 +52,7 @@ std::uint64_t Engine::bytes(WeightId id) const {
   return core_->units().at(static_cast<std::size_t>(id)).bytes;
 }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }
+void Engine::cancel() noexcept { core_->cancel(); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }

@@ -4,24 +4,41 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <string>
 
 #include "base/file_error.h"
 #include "engine/arena.h"
+#include "stowage/error.h"
 
 namespace stowage::engine {
 namespace {
 
-#ifndef MADV_POPULATE_READ
-constexpr int MADV_POPULATE_READ = 22;
-#endif
-
 constexpr double kCached = 0.9;
+
+// What of the run lies from the byte `at` on, as a read takes it.
+std::span<const iovec> rest_of(std::span<const Transfer> run, std::uint64_t at,
+                               std::span<iovec> space) {
+  std::size_t count = 0;
+  for (const Transfer& transfer : run) {
+    const Piece& piece = *transfer.piece;
+    if (piece.offset + piece.bytes <= at) continue;
+    const std::uint64_t done = at > piece.offset ? at - piece.offset : 0;
+    space[count++] = {transfer.memory + done, piece.bytes - done};
+  }
+  return space.first(count);
+}
 
 }  // namespace
 
-Source::Source(const File& file, Reads reads) : shards_(OpenShards::of(file)), reads_(reads) {
-  if (reads_ == Reads::automatic) reads_ = is_cached() ? Reads::mapped : Reads::direct;
+Source::Source(const File& file, Reads reads, bool may_map, Reader& reader)
+    : shards_(OpenShards::of(file)), reads_(reads), reader_(reader) {
+  if (reads_ == Reads::automatic) {
+    const Reads warm = may_map ? Reads::mapped : Reads::buffered;
+    reads_ = is_cached() ? warm : Reads::direct;
+  }
   if (reads_ == Reads::direct) open_direct();
 }
 
@@ -38,28 +55,51 @@ void Source::open_direct() {
   }
 }
 
-void Source::bring(const Piece& piece, std::byte* memory) const {
-  const MappedFile& file = map(piece);
-  check_unchanged(file);
-  if (reads_ == Reads::mapped) {
-    // Advice: where it fails, the pages come when they are touched.
-    (void)::madvise(const_cast<std::byte*>(file.data() + piece.offset), piece.bytes,
-                    MADV_POPULATE_READ);
-    return;
-  }
-  std::uint64_t done = 0;
-  while (reads_ == Reads::direct && done < piece.needed && done % kPage == 0) {
-    const ssize_t got = ::pread(direct_[static_cast<std::size_t>(piece.shard)], memory + done,
-                                piece.bytes - done, static_cast<off_t>(piece.offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      throw_errno(file.path(), "must be readable at byte " + std::to_string(piece.offset + done));
+// Past the page cache while the bytes that are left begin at a page: after a short read they may
+// not. Returns how many came.
+std::uint64_t Source::read(const Piece& first, std::span<const iovec> to, std::uint64_t at) const {
+  const MappedFile& file = map(first);
+  const bool direct = reads_ == Reads::direct && at % kPage == 0;
+  const int descriptor =
+      direct ? direct_[static_cast<std::size_t>(first.shard)] : file.descriptor();
+  for (;;) {
+    const ssize_t got = reader_.read(descriptor, to, at);
+    if (got > 0) return static_cast<std::uint64_t>(got);
+    if (got == 0) {
+      throw Error(Code::bad_file, file.path() + ": byte " + std::to_string(at) +
+                                      ": must still be there, got a file that was cut short");
     }
-    if (got == 0) break;
-    done += static_cast<std::uint64_t>(got);
+    if (errno != EINTR) throw_errno(file.path(), "must be readable at byte " + std::to_string(at));
   }
-  // After a short read nothing is aligned any more; and this says what is missing.
-  if (done < piece.needed) file.read(piece.offset + done, {memory + done, piece.needed - done});
+}
+
+void Source::fill(std::span<const Transfer> run) const {
+  const Piece& last = *run.back().piece;
+  const std::uint64_t end = last.offset + last.needed;
+  std::array<iovec, kMostTransfers> space;
+  for (std::uint64_t at = run.front().piece->offset; at < end;)
+    at += read(*run.front().piece, rest_of(run, at, space), at);
+}
+
+// Where the system cannot populate, the pages come when they are touched. Where it tried and a page
+// could not be had, a touch would only find zeros: reading says what is wrong, or brings it.
+void Source::populate(const Piece& first, std::uint64_t end) const {
+  const MappedFile& file = map(first);
+  int result = 0;
+  do result = reader_.populate(file.data() + first.offset, end - first.offset);
+  while (result != 0 && errno == EINTR);
+  if (result == 0 || (errno != EFAULT && errno != EIO && errno != EHWPOISON)) return;
+  std::array<std::byte, 2 * kPage> sink;
+  const iovec to{sink.data(), sink.size()};
+  end = std::min(end, file.size());
+  for (std::uint64_t at = first.offset; at < end;) at += read(first, {&to, 1}, at);
+}
+
+void Source::bring(std::span<const Transfer> run) const {
+  check_unchanged(map(*run.front().piece));
+  if (reads_ != Reads::mapped) return fill(run);
+  const Piece& last = *run.back().piece;
+  populate(*run.front().piece, last.offset + last.bytes);
 }
 
 void Source::drop(const Piece& piece) const noexcept { map(piece).drop(piece.offset, piece.bytes); }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core: who reads which piece, and what follows when it has come or failed.
+#include <algorithm>
+#include <array>
+
+#include "engine/core.h"
+
+namespace stowage::engine {
+namespace {
+
+constexpr std::uint64_t kMostRun = 1 << 20;  // bytes of small pieces that are read as one
+
+using Errors = std::array<std::exception_ptr, kMostTransfers>;
+
+std::exception_ptr attempt(const Source& source, std::span<const Transfer> run) {
+  try {
+    source.bring(run);
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+// What fails together is tried one by one, so that each has an error of its own or none.
+void bring(const Source& source, std::span<const Transfer> run, Errors& errors) {
+  errors[0] = attempt(source, run);
+  if (!errors[0] || run.size() == 1) return;
+  for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(source, run.subspan(i, 1));
+}
+
+}  // namespace
+
+Core::Claim Core::claim(WeightId id) {
+  State& s = state(id);
+  return {id, &unit(id).pieces[s.claimed++]};
+}
+
+// The next piece, and those that lie beside it in the file and are wanted too. Passes forward and
+// backward both find their neighbours in one walk.
+std::size_t Core::claim_run(std::span<Claim> run) {
+  std::size_t count = 0;
+  run[count++] = claim(queue_.front());
+  const Piece& first = *run[0].piece;
+  std::uint64_t begin = first.offset, end = begin + first.bytes;
+  for (const WeightId id : queue_) {
+    if (count == run.size() || end - begin >= kMostRun) break;
+    const State& s = state(id);
+    if (s.claimed == s.pieces) continue;
+    const Piece& next = unit(id).pieces[s.claimed];
+    if (next.shard != first.shard || end - begin + next.bytes > kMostRun) continue;
+    if (next.offset == end) {
+      end += next.bytes;
+    } else if (next.offset + next.bytes == begin) {
+      begin = next.offset;
+    } else {
+      continue;
+    }
+    run[count++] = claim(id);
+  }
+  std::erase_if(queue_, [&](WeightId id) { return state(id).claimed == state(id).pieces; });
+  std::ranges::sort(run.first(count), {}, [](const Claim& c) { return c.piece->offset; });
+  return count;
+}
+
+// Reads without the lock.
+void Core::read(std::span<const Claim> run, Lock& lock) {
+  std::array<Transfer, kMostTransfers> transfers;
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    std::byte* const unit_memory = memory(state(run[i].id));
+    transfers[i] = {run[i].piece, unit_memory ? unit_memory + run[i].piece->place : nullptr};
+  }
+  Errors errors{};
+  lock.unlock();
+  bring(source_, std::span(transfers).first(run.size()), errors);
+  lock.lock();
+  for (std::size_t i = 0; i < run.size(); ++i) finish(run[i], errors[i]);
+  done_.notify_all();
+  if (waiting_ > 0) room_.notify_all();
+}
+
+void Core::finish(const Claim& claim, const std::exception_ptr& error) {
+  State& s = state(claim.id);
+  if (!error) {
+    report_.bytes_read += claim.piece->bytes;
+    s.came += claim.piece->bytes;
+  } else if (!s.error) {
+    s.error = error;
+  }
+  if (++s.done < s.pieces) return;
+  if (!s.error && !s.cut) return become_present(claim.id);
+  evict(claim.id);
+  if (s.leases == 0) s.error = nullptr;  // nobody asked; who does will see for himself
+}
+
+// What nobody has begun to read is not read; of what somebody has, the rest is not.
+void Core::drop_queue() noexcept {
+  for (const WeightId id : queue_) {
+    State& s = state(id);
+    s.cut = true;
+    s.pieces = s.claimed;
+    if (s.done == s.pieces) evict(id);
+  }
+  queue_.clear();
+  ++epoch_;
+}
+
+void Core::work() {
+  Lock lock(mutex_);
+  std::array<Claim, kMostTransfers> run;
+  for (;;) {
+    work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (stopping_) return;
+    const std::size_t count = claim_run(run);
+    if (!queue_.empty()) work_.notify_one();
+    read(std::span(run).first(count), lock);
+  }
+}
+
+}  // namespace stowage::engine

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one thread does with one engine: threads do not disturb each other's order, and where all is
+// in memory they share nothing that is written.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "engine/window.h"
+
+namespace stowage::engine {
+
+class Core;
+
+/// What a lease has: a count of the unit's leases, a way to the mapping, or a unit that stays.
+enum class Hold : std::uint8_t { counted, borrowed, stays };
+
+/// An engine has one for each thread that uses it; leases keep theirs, and with it the engine.
+struct Desk {
+  Desk(std::shared_ptr<Core> engine, std::thread::id user)
+      : core(std::move(engine)), thread(user) {}
+
+  const std::shared_ptr<Core> core;
+  const std::thread::id thread;
+  Place place{};                             // this and the next: of the thread alone
+  int leases = 0;                            // that it holds; not those on what stays for ever
+  Window window{};                           // behind the engine's lock
+  std::atomic<std::uint64_t> stay_hits = 0;  // leases on what stays; written by the thread alone
+};
+
+}  // namespace stowage::engine

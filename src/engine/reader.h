@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The system calls that bring bytes, where tests can put failing and slow ones.
+#pragma once
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace stowage::engine {
+
+/// Each may be called by several threads at once. What fails returns -1 and sets errno.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+  /// As preadv: the bytes from `offset` on, into one piece of memory after the other.
+  virtual ssize_t read(int descriptor, std::span<const iovec> to, std::uint64_t offset);
+  /// Brings pages of a mapping into this process.
+  virtual int populate(const std::byte* mapped, std::size_t bytes);
+};
+
+Reader& system_reader() noexcept;
+
+}  // namespace stowage::engine

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store that fails, is slow, or gives less than was asked for, when a test says so; and an engine
+// that reads from it.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <limits>
+#include <memory>
+#include <mutex>
+
+#include "engine/core.h"
+
+namespace stowage::test {
+
+class FaultyReader final : public engine::Reader {
+ public:
+  std::atomic<int> reads = 0;             // so far, interrupted ones too
+  std::atomic<int> fail_from = 1 << 30;   // the first read that fails
+  std::atomic<int> fail_until = 1 << 30;  // and the first that does not any more
+  std::atomic<int> error = EIO;           // 0: the file ends there
+  std::atomic<bool> interrupts = false;   // every other read
+  std::atomic<std::size_t> most = std::numeric_limits<std::size_t>::max();  // bytes of one read
+
+  void close_gate() { set_gate(true); }  // reads sleep in front of it
+  void open_gate() { set_gate(false); }
+
+  ssize_t read(int descriptor, std::span<const iovec> to, std::uint64_t offset) override {
+    const int n = reads++;
+    {
+      std::unique_lock lock(mutex_);
+      gate_.wait(lock, [&] { return !closed_; });
+    }
+    if (interrupts && n % 2 == 0) return fail(EINTR);
+    if (n >= fail_from && n < fail_until) return error == 0 ? 0 : fail(error);
+    // A direct read must be asked for whole pages; less of it may come.
+    const ssize_t got = Reader::read(descriptor, to, offset);
+    return got <= 0 ? got : static_cast<ssize_t>(std::min(static_cast<std::size_t>(got), +most));
+  }
+  // Finds that a page cannot be had, so that read() is asked.
+  int populate(const std::byte* mapped, std::size_t bytes) override {
+    (void)Reader::populate(mapped, bytes);
+    return static_cast<int>(fail(EFAULT));
+  }
+
+ private:
+  static ssize_t fail(int number) {
+    errno = number;
+    return -1;
+  }
+  void set_gate(bool closed) {
+    {
+      const std::scoped_lock lock(mutex_);
+      closed_ = closed;
+    }
+    gate_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable gate_;
+  bool closed_ = false;
+};
+
+/// An engine over a reader of the test's own.
+class OverReader {
+ public:
+  OverReader(const File& file, const EngineOptions& options, engine::Reader& reader)
+      : core_(std::make_shared<engine::Core>(file, options, reader)) {}
+  OverReader(const OverReader&) = delete;
+  ~OverReader() { core_->stop(); }
+  engine::Core* operator->() const { return core_.get(); }
+
+ private:
+  std::shared_ptr<engine::Core> core_;
+};
+
+}  // namespace stowage::test
