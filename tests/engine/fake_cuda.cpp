@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A library that looks like CUDA's driver: copies happen at once, contexts and objects are counted,
+// and what would be wrong on a real one (no context, an event that was never recorded) is an error.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+__attribute__((visibility("default"))) int fake_contexts = 0, fake_objects = 0, fake_retained = 0;
+
+#define FAKE __attribute__((visibility("default"))) int
+constexpr int kNoContext = 201, kInvalid = 1, kOutOfMemory = 2;
+
+FAKE cuInit(unsigned) { return 0; }
+FAKE cuGetErrorString(int error, const char** text) {
+  *text = error == kOutOfMemory ? "out of memory" : "made up";
+  return 0;
+}
+FAKE cuDeviceGet(int* device, int index) {
+  *device = 7;
+  return index == 0 ? 0 : 101;
+}
+FAKE cuDeviceGetName(char* name, int size, int device) {
+  std::strncpy(name, "Fake", static_cast<std::size_t>(size));
+  return device == 7 ? 0 : kInvalid;
+}
+FAKE cuDevicePrimaryCtxRetain(void** context, int) {
+  ++fake_retained;
+  *context = &fake_contexts;
+  return 0;
+}
+FAKE cuDevicePrimaryCtxRelease_v2(int) {
+  --fake_retained;
+  return 0;
+}
+FAKE cuCtxPushCurrent_v2(void* context) {
+  ++fake_contexts;
+  return context == &fake_contexts ? 0 : kInvalid;
+}
+FAKE cuCtxPopCurrent_v2(void** context) {
+  --fake_contexts;
+  *context = nullptr;
+  return 0;
+}
+FAKE cuMemAlloc_v2(unsigned long long* memory, std::size_t bytes) {
+  if (fake_contexts == 0) return kNoContext;
+  if (bytes > (1u << 30)) return kOutOfMemory;
+  ++fake_objects;
+  *memory = reinterpret_cast<unsigned long long>(std::malloc(bytes));
+  return 0;
+}
+FAKE cuMemFree_v2(unsigned long long memory) {
+  --fake_objects;
+  std::free(reinterpret_cast<void*>(memory));
+  return fake_contexts == 0 ? kNoContext : 0;
+}
+FAKE cuMemHostRegister_v2(void*, std::size_t, unsigned) {
+  ++fake_objects;
+  return fake_contexts == 0 ? kNoContext : 0;
+}
+FAKE cuMemHostUnregister(void*) {
+  --fake_objects;
+  return 0;
+}
+FAKE cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes, void* stream) {
+  if (fake_contexts == 0) return kNoContext;
+  if (stream == nullptr || bytes == 13) return kInvalid;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return 0;
+}
+FAKE cuStreamCreate(void** stream, unsigned) {
+  ++fake_objects;
+  *stream = &fake_objects;
+  return fake_contexts == 0 ? kNoContext : 0;
+}
+FAKE cuStreamDestroy_v2(void*) {
+  --fake_objects;
+  return 0;
+}
+FAKE cuStreamSynchronize(void*) { return 0; }
+FAKE cuEventCreate(void** event, unsigned) {
+  ++fake_objects;
+  *event = std::calloc(1, 1);
+  return 0;
+}
+FAKE cuEventDestroy_v2(void* event) {
+  --fake_objects;
+  std::free(event);
+  return 0;
+}
+FAKE cuEventRecord(void* event, void*) {
+  *static_cast<char*>(event) = 1;
+  return fake_contexts == 0 ? kNoContext : 0;
+}
+FAKE cuStreamWaitEvent(void*, void* event, unsigned) {
+  return *static_cast<char*>(event) == 1 ? 0 : kInvalid;
+}
+FAKE cuEventQuery(void* event) { return *static_cast<char*>(event) == 1 ? 0 : kInvalid; }
+FAKE cuEventSynchronize(void* event) { return *static_cast<char*>(event) == 1 ? 0 : kInvalid; }
+}
