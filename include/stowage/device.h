@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory beside the CPU's, as the engine needs it: allocate, copy in on a stream of its own, events.
+// Memory beside the CPU's, as the engine needs it: allocate, copy in on a stream of its own,
+// events.
 #pragma once
 #include <cstdint>
 #include <functional>

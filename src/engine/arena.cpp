@@ -16,14 +16,14 @@ namespace {
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
+
+// Between any two taken runs lies at most one free one.
+constexpr std::size_t blocks_for(std::size_t runs) { return 2 * runs + 2; }
+
 }  // namespace
 
 Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
-    : size_(bytes / kPage * kPage) {
-  // Between any two taken runs lies at most one free one.
-  blocks_.resize(2 * most_runs + 2);
-  for (std::size_t i = 0; i + 1 < blocks_.size(); ++i)
-    blocks_[i].next_free = static_cast<Run>(i + 1);
+    : size_(bytes / kPage * kPage), blocks_(blocks_for(most_runs)) {
   if (size_ == 0) return;
   void* const memory = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -34,6 +34,7 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
   // Large pages make the first touch cheaper; where the system declines, nothing is wrong.
   (void)::madvise(memory, size_, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
+  owns_ = true;
   try {
     touch();
     if (locked) lock();
@@ -41,6 +42,17 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
     ::munmap(memory, size_);
     throw;
   }
+  begin();
+}
+
+Arena::Arena(std::byte* memory, std::uint64_t bytes, std::size_t most_runs)
+    : data_(memory), size_(bytes / kPage * kPage), blocks_(blocks_for(most_runs)) {
+  if (size_ > 0) begin();
+}
+
+void Arena::begin() {
+  for (std::size_t i = 0; i + 1 < blocks_.size(); ++i)
+    blocks_[i].next_free = static_cast<Run>(i + 1);
   const Run whole = unused_;
   unused_ = at(whole).next_free;
   at(whole) = {.offset = 0, .bytes = size_, .free = true};
@@ -72,7 +84,7 @@ void Arena::lock() {
 }
 
 Arena::~Arena() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (owns_) ::munmap(data_, size_);
 }
 
 std::optional<Arena::Run> Arena::take(std::uint64_t bytes) noexcept {

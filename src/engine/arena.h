@@ -18,6 +18,8 @@ class Arena {
   /// Room for `bytes` (whole pages) in at most `most_runs` runs: all of it is there when this
   /// returns, and where `lock` says so cannot be swapped. Throws out_of_memory.
   Arena(std::uint64_t bytes, std::size_t most_runs, bool lock = false);
+  /// The same in page-aligned memory that stays the caller's, and is not touched.
+  Arena(std::byte* memory, std::uint64_t bytes, std::size_t most_runs);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -40,6 +42,7 @@ class Arena {
   };
   Block& at(Run run) noexcept { return blocks_[static_cast<std::size_t>(run)]; }
   const Block& at(Run run) const noexcept { return blocks_[static_cast<std::size_t>(run)]; }
+  void begin();
   void touch();
   void lock();
   void add_free(Run run) noexcept;
@@ -47,6 +50,7 @@ class Arena {
   void swallow_after(Run run) noexcept;
 
   std::byte* data_ = nullptr;
+  bool owns_ = false;
   std::uint64_t size_, taken_ = 0;
   std::vector<Block> blocks_;
   Run first_free_ = -1, unused_ = 0;

@@ -43,13 +43,13 @@ std::uint64_t bytes_of(const std::vector<Unit>& units) {
 }
 
 std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
-                             const EngineOptions& options) {
+                             const CoreOptions& options) {
   const auto most = std::ranges::max_element(units, {}, &Unit::bytes);
-  if (most != units.end() && options.ram < most->bytes) {
+  if (most != units.end() && options.budget < most->bytes) {
     throw Error(Code::invalid_argument, file.paths().front() +
                                             ": the budget must hold the largest weight, " +
                                             most->name + " of " + std::to_string(most->bytes) +
-                                            " bytes, got " + std::to_string(options.ram));
+                                            " bytes, got " + std::to_string(options.budget));
   }
   if (options.workers < 0 || options.workers > 256) {
     throw Error(Code::invalid_argument,
@@ -61,31 +61,34 @@ std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
                           "with {} workers",
                           options.timeout, options.workers));
   }
-  if (options.lock && options.reads == Reads::mapped) {
-    throw Error(Code::invalid_argument,
-                "engine: reads must be automatic, buffered or direct, got mapped with lock");
-  }
-  return options.ram / kPage * kPage;
+  return options.budget / kPage * kPage;
 }
 
 }  // namespace
 
-Core::Core(File file, const EngineOptions& options, Reader& reader)
+Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
+           const CoreOptions& options)
     : file_(std::move(file)),
-      units_(units_of(file_)),
+      units_(std::move(units)),
       budget_(checked_budget(file_, units_, options)),
       fits_(bytes_of(units_) <= budget_),
       timeout_(options.timeout),
-      source_(file_, options.reads, !options.lock, reader),
+      link_(std::move(link)),
       serial_(new_serial()),
       states_(units_.size()),
       order_(units_.size()),
       candidates_(units_.size()) {
   for (const Unit& unit : units_)
     weights_.push_back(unit.is_weight ? file_.weight(unit.name) : Weight());
-  if (source_.reads() != Reads::mapped)
-    arena_.emplace(std::min(budget_, bytes_of(units_)), units_.size(), options.lock);
-  report_.reads = source_.reads();
+  if (link_->moves()) {
+    const std::uint64_t bytes = std::min(budget_, bytes_of(units_));
+    if (std::byte* const memory = link_->memory(bytes)) {
+      arena_.emplace(memory, bytes, units_.size());
+    } else {
+      arena_.emplace(bytes, units_.size(), options.lock);
+    }
+  }
+  report_.reads = link_->reads();
   queue_.reserve(units_.size());
   // Readers of an engine must not outlive it: they see it through this pointer alone.
   for (int i = 0; i < options.workers; ++i) workers_.emplace_back([this] { work(); });
@@ -211,6 +214,13 @@ void Core::throw_late(const Wait& wait) const {
                         s.stage == Stage::absent ? ", and no room for it" : ""));
 }
 
+void Core::throw_no_room(WeightId id) const {
+  throw Error(Code::out_of_memory,
+              formatted("{}: the budget must hold what one thread uses at a time, {} too, got {} "
+                        "bytes",
+                        file_.paths().front(), unit(id).name, budget_));
+}
+
 // Helps to read the unit, unless a timeout says that nobody may be held by a read of his own, and
 // waits for those who read the rest.
 void Core::wait_for_bytes(const Wait& wait, Lock& lock) {
@@ -252,6 +262,7 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
   while (s.stage != Stage::present) {
     if (s.stage == Stage::absent && !begin(id, kNow)) {
       if (holds_another) {
+        if (!link_->can_borrow()) throw_no_room(id);
         --kind;
         ++report_.borrowed;
         return false;
@@ -309,8 +320,7 @@ void Core::release(Desk& desk, WeightId id, Hold hold) noexcept {
   const std::scoped_lock lock(mutex_);
   State& s = state(id);
   if (hold == Hold::borrowed) {
-    if (s.stage == Stage::absent)
-      for (const Piece& piece : unit(id).pieces) source_.drop(piece);
+    if (s.stage == Stage::absent) link_->drop(unit(id));
     return;
   }
   if (--s.leases > 0) return;

@@ -18,15 +18,25 @@
 #include "engine/arena.h"
 #include "engine/candidates.h"
 #include "engine/desk.h"
+#include "engine/link.h"
 #include "engine/order.h"
-#include "engine/source.h"
+#include "engine/reader.h"
 #include "engine/units.h"
 
 namespace stowage::engine {
 
+struct CoreOptions {
+  std::uint64_t budget = 0;
+  int workers = 0;
+  double timeout = 0;  // seconds; 0: none
+  bool lock = false;   // of memory that is the host's
+};
+
 class Core : public std::enable_shared_from_this<Core> {
  public:
-  Core(File file, const EngineOptions& options, Reader& reader = system_reader());
+  /// `units` of `file` over `link`, within the options' budget. Throws invalid_argument,
+  /// out_of_memory.
+  Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link, const CoreOptions& options);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   ~Core();
@@ -120,13 +130,14 @@ class Core : public std::enable_shared_from_this<Core> {
   void sleep(std::condition_variable& on, const Wait& wait, Lock& lock);
   void check_cancel(const Wait& wait) const;
   [[noreturn]] void throw_late(const Wait& wait) const;
+  [[noreturn]] void throw_no_room(WeightId id) const;
 
   File file_;
   std::vector<Unit> units_;
   std::uint64_t budget_;
   bool fits_;       // all of the file: what is present stays, and keeps its room after an error
   double timeout_;  // seconds; 0: none
-  Source source_;
+  const std::shared_ptr<Link> link_;
   std::vector<Weight> weights_;  // over the mapping; empty for plain tensors
   const std::uint64_t serial_;
   mutable std::mutex mutex_;
@@ -149,5 +160,9 @@ class Core : public std::enable_shared_from_this<Core> {
 };
 
 constexpr std::uint64_t kNow = 0;  // the next use of what somebody waits for
+
+/// The core of an Engine, over what `reader` reads.
+std::shared_ptr<Core> core_on_disk(File file, const EngineOptions& options,
+                                   Reader& reader = system_reader());
 
 }  // namespace stowage::engine

@@ -12,9 +12,9 @@ constexpr std::uint64_t kMostRun = 1 << 20;  // bytes of small pieces that are r
 
 using Errors = std::array<std::exception_ptr, kMostTransfers>;
 
-std::exception_ptr attempt(const Source& source, std::span<const Transfer> run) {
+std::exception_ptr attempt(Link& link, std::span<const Transfer> run) {
   try {
-    source.bring(run);
+    link.bring(run);
     return nullptr;
   } catch (...) {
     return std::current_exception();
@@ -22,10 +22,10 @@ std::exception_ptr attempt(const Source& source, std::span<const Transfer> run) 
 }
 
 // What fails together is tried one by one, so that each has an error of its own or none.
-void bring(const Source& source, std::span<const Transfer> run, Errors& errors) {
-  errors[0] = attempt(source, run);
+void bring(Link& link, std::span<const Transfer> run, Errors& errors) {
+  errors[0] = attempt(link, run);
   if (!errors[0] || run.size() == 1) return;
-  for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(source, run.subspan(i, 1));
+  for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(link, run.subspan(i, 1));
 }
 
 }  // namespace
@@ -66,12 +66,13 @@ std::size_t Core::claim_run(std::span<Claim> run) {
 void Core::read(std::span<const Claim> run, Lock& lock) {
   std::array<Transfer, kMostTransfers> transfers;
   for (std::size_t i = 0; i < run.size(); ++i) {
-    std::byte* const unit_memory = memory(state(run[i].id));
-    transfers[i] = {run[i].piece, unit_memory ? unit_memory + run[i].piece->place : nullptr};
+    const auto& [id, piece] = run[i];
+    std::byte* const unit_memory = memory(state(id));
+    transfers[i] = {id, &unit(id), piece, unit_memory ? unit_memory + piece->place : nullptr};
   }
   Errors errors{};
   lock.unlock();
-  bring(source_, std::span(transfers).first(run.size()), errors);
+  bring(*link_, std::span(transfers).first(run.size()), errors);
   lock.lock();
   for (std::size_t i = 0; i < run.size(); ++i) finish(run[i], errors[i]);
   done_.notify_all();

@@ -33,9 +33,10 @@ void Core::evict(WeightId id) noexcept {
   s.stage = Stage::absent;
   if (s.wanted > clock_) ++epoch_;
   if (!arena_) {
-    for (const Piece& piece : unit(id).pieces) source_.drop(piece);
+    link_->drop(unit(id));
     mapped_bytes_ -= unit(id).bytes;
   } else if (s.run >= 0 && !fits_) {
+    link_->leave(id);
     arena_->give(s.run);
     s.run = -1;
   }

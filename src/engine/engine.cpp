@@ -6,8 +6,25 @@
 
 #include "engine/core.h"
 #include "engine/registry.h"
+#include "engine/source.h"
 
 namespace stowage {
+
+std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOptions& options,
+                                                   Reader& reader) {
+  if (options.lock && options.reads == Reads::mapped) {
+    throw Error(Code::invalid_argument,
+                "engine: reads must be automatic, buffered or direct, got mapped with lock");
+  }
+  auto source = std::make_shared<Source>(file, options.reads, !options.lock, reader);
+  std::vector<Unit> units = units_of(file);
+  return std::make_shared<Core>(std::move(file), std::move(units), std::move(source),
+                                CoreOptions{.budget = options.ram,
+                                            .workers = options.workers,
+                                            .timeout = options.timeout,
+                                            .lock = options.lock});
+}
+
 inline namespace v0 {
 
 const char* to_string(Reads reads) noexcept {
@@ -27,7 +44,7 @@ const void* Lease::at(const void* mapped) const noexcept {
 }
 
 Engine::Engine(File file, const EngineOptions& options)
-    : core_(std::make_shared<engine::Core>(std::move(file), options)) {
+    : core_(engine::core_on_disk(std::move(file), options)) {
   engine::add_engine(core_);
 }
 Engine::~Engine() {

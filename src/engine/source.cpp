@@ -95,14 +95,16 @@ void Source::populate(const Piece& first, std::uint64_t end) const {
   for (std::uint64_t at = first.offset; at < end;) at += read(first, {&to, 1}, at);
 }
 
-void Source::bring(std::span<const Transfer> run) const {
+void Source::bring(std::span<const Transfer> run) {
   check_unchanged(map(*run.front().piece));
   if (reads_ != Reads::mapped) return fill(run);
   const Piece& last = *run.back().piece;
   populate(*run.front().piece, last.offset + last.bytes);
 }
 
-void Source::drop(const Piece& piece) const noexcept { map(piece).drop(piece.offset, piece.bytes); }
+void Source::drop(const Unit& unit) noexcept {
+  for (const Piece& piece : unit.pieces) map(piece).drop(piece.offset, piece.bytes);
+}
 
 bool Source::is_cached() const {
   std::uint64_t pages = 0, cached = 0;

@@ -5,36 +5,29 @@
 #include <span>
 #include <vector>
 
+#include "engine/link.h"
 #include "engine/reader.h"
-#include "engine/units.h"
 #include "store/shard.h"
 
 namespace stowage::engine {
 
-/// One piece on its way to memory; mapped ones have none.
-struct Transfer {
-  const Piece* piece;
-  std::byte* memory;
-};
-inline constexpr std::size_t kMostTransfers = 64;  // in one read
-
 /// `file` and `reader` must outlive it.
-class Source {
+class Source : public Link {
  public:
   /// `automatic` becomes mapped where most of the bytes lie in the page cache (buffered where it
   /// may not map), else direct, which becomes buffered where the file system knows no direct reads.
   Source(const File& file, Reads reads, bool may_map, Reader& reader);
-  Source(const Source&) = delete;
-  Source& operator=(const Source&) = delete;
-  ~Source();
+  ~Source() override;
 
-  Reads reads() const noexcept { return reads_; }
-  /// Brings pieces that follow each other in one shard, at most kMostTransfers: into their memory,
-  /// or mapped, into the page cache and this process. Throws io, bad_file (cut short, written since
-  /// it was opened).
-  void bring(std::span<const Transfer> run) const;
-  /// Gives back the mapped pages that lie wholly in the piece.
-  void drop(const Piece& piece) const noexcept;
+  Reads reads() const noexcept override { return reads_; }
+  bool moves() const noexcept override { return reads_ != Reads::mapped; }
+  bool can_borrow() const noexcept override { return true; }
+  std::byte* memory(std::uint64_t) override { return nullptr; }
+  /// Mapped pieces come into the page cache and this process. Throws io, bad_file (cut short,
+  /// written since it was opened).
+  void bring(std::span<const Transfer> run) override;
+  void drop(const Unit& unit) noexcept override;
+  void leave(WeightId) noexcept override {}
 
  private:
   const MappedFile& map(const Piece& piece) const noexcept {

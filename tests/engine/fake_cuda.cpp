@@ -62,7 +62,8 @@ FAKE cuMemHostUnregister(void*) {
   --fake_objects;
   return 0;
 }
-FAKE cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes, void* stream) {
+FAKE cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes,
+                          void* stream) {
   if (fake_contexts == 0) return kNoContext;
   if (stream == nullptr || bytes == 13) return kInvalid;
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);

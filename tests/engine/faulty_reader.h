@@ -66,7 +66,7 @@ class FaultyReader final : public engine::Reader {
 class OverReader {
  public:
   OverReader(const File& file, const EngineOptions& options, engine::Reader& reader)
-      : core_(std::make_shared<engine::Core>(file, options, reader)) {}
+      : core_(engine::core_on_disk(file, options, reader)) {}
   OverReader(const OverReader&) = delete;
   ~OverReader() { core_->stop(); }
   engine::Core* operator->() const { return core_.get(); }

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// From an engine's memory to a device's, beside what the device computes.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/link.h"
+#include "stowage/device.h"
+
+namespace stowage::engine {
+
+/// The units of `file` as a device holds them: their parts one behind the other, one piece each.
+std::vector<Unit> device_units_of(const File& file);
+
+class DeviceLink : public Link {
+ public:
+  DeviceLink(std::shared_ptr<Engine> host, std::shared_ptr<Device> device, std::size_t units);
+  ~DeviceLink() override;
+
+  Reads reads() const noexcept override { return reads_; }
+  bool moves() const noexcept override { return true; }
+  bool can_borrow() const noexcept override { return false; }
+  std::byte* memory(std::uint64_t bytes) override;
+  void bring(std::span<const Transfer> run) override;
+  void drop(const Unit&) noexcept override {}
+  void leave(WeightId id) noexcept override;
+  /// Work that the stream was given so far reads the unit: its memory is not written before.
+  void note_use(WeightId id, Device::Stream stream);
+
+ private:
+  using Events = std::vector<Device::Event>;
+  void bring(const Transfer& unit);
+  void forget_done(Events& events);
+
+  const std::shared_ptr<Engine> host_;
+  const std::shared_ptr<Device> device_;
+  const Reads reads_;
+  void* memory_ = nullptr;
+  std::mutex mutex_;
+  std::vector<Events> uses_;  // of each unit, those that may be open
+  Events left_;               // of units that gave up their memory
+};
+
+}  // namespace stowage::engine
