@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights that rest in a file and come into memory when they are used, within a budget of bytes.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -63,10 +64,12 @@ class STOWAGE_API Lease {
 
  private:
   friend class engine::Core;
-  Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold) noexcept;
+  using Time = std::chrono::steady_clock::time_point;
+  Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold, Time begun) noexcept;
   std::shared_ptr<engine::Desk> desk_;
   WeightId id_;
   engine::Hold hold_;
+  Time begun_;  // for a trace
 };
 
 /// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by

@@ -257,6 +257,7 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
   }
   const Stall stall(report_.stall);
   const Wait wait{id, cancels_, Clock::now()};
+  const TraceTime traced = trace_time();
   std::uint64_t& kind = s.stage == Stage::absent ? report_.misses : report_.late;
   ++kind;
   while (s.stage != Stage::present) {
@@ -273,6 +274,7 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
     wait_for_bytes(wait, lock);
     if (s.stage == Stage::absent && s.error) std::rethrow_exception(s.error);
   }
+  trace(TraceKind::wait, unit(id).name, unit(id).bytes, traced);
   return true;
 }
 
@@ -291,7 +293,7 @@ Lease Core::acquire(WeightId id) {
     own->place = {place.signature, place.current, id};
     auto& hits = own->stay_hits;
     hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    return {std::move(own), id, Hold::stays};
+    return {std::move(own), id, Hold::stays, trace_time()};
   }
   Lock lock(mutex_);
   ++report_.acquired;
@@ -311,10 +313,11 @@ Lease Core::acquire(WeightId id) {
   ++own->leases;
   read_ahead(*own);
   lock.unlock();
-  return {std::move(own), id, hold};
+  return {std::move(own), id, hold, trace_time()};
 }
 
-void Core::release(Desk& desk, WeightId id, Hold hold) noexcept {
+void Core::release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept {
+  trace(TraceKind::use, unit(id).name, unit(id).bytes, begun);
   if (hold == Hold::stays) return;
   --desk.leases;
   const std::scoped_lock lock(mutex_);

@@ -21,6 +21,7 @@
 #include "engine/link.h"
 #include "engine/order.h"
 #include "engine/reader.h"
+#include "engine/trace.h"
 #include "engine/units.h"
 
 namespace stowage::engine {
@@ -48,7 +49,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const File& file() const noexcept { return file_; }
   const std::vector<Unit>& units() const noexcept { return units_; }
   Lease acquire(WeightId id);
-  void release(Desk& desk, WeightId id, Hold hold) noexcept;
+  void release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
   void expect(std::span<const WeightId> order);

@@ -72,7 +72,10 @@ void Core::read(std::span<const Claim> run, Lock& lock) {
   }
   Errors errors{};
   lock.unlock();
+  const TraceTime begun = trace_time();
   bring(*link_, std::span(transfers).first(run.size()), errors);
+  for (const Claim& claim : run)
+    trace(TraceKind::read, unit(claim.id).name, claim.piece->bytes, begun);
   lock.lock();
   for (std::size_t i = 0; i < run.size(); ++i) finish(run[i], errors[i]);
   done_.notify_all();

@@ -32,11 +32,12 @@ const char* to_string(Reads reads) noexcept {
   return kNames[static_cast<std::size_t>(reads)];
 }
 
-Lease::Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold) noexcept
-    : desk_(std::move(desk)), id_(id), hold_(hold) {}
+Lease::Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold,
+             Time begun) noexcept
+    : desk_(std::move(desk)), id_(id), hold_(hold), begun_(begun) {}
 Lease::Lease(Lease&& other) noexcept = default;
 Lease::~Lease() {
-  if (desk_) desk_->core->release(*desk_, id_, hold_);
+  if (desk_) desk_->core->release(*desk_, id_, hold_, begun_);
 }
 Weight Lease::weight() const { return desk_->core->weight(id_, hold_); }
 const void* Lease::at(const void* mapped) const noexcept {

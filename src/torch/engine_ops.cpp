@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "stowage/trace.h"
 #include "torch/arguments.h"
 #include "torch/files.h"
 #include "torch/handles.h"
@@ -75,6 +76,16 @@ std::string engine_describe(std::int64_t handle) {
 
 void engine_close(std::int64_t handle) { engines().take("stowage::engine_close", handle); }
 
+void trace_start(std::int64_t most_events) {
+  if (most_events < 0) {
+    throw Error(Code::invalid_argument, "stowage::trace_start: most_events must be >= 0, got " +
+                                            std::to_string(most_events));
+  }
+  start_trace(static_cast<std::size_t>(most_events));
+}
+
+std::string trace_stop() { return stop_trace(); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
@@ -83,5 +94,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("engine_signature", TORCH_BOX(&Door<&engine_signature>::call));
   m.impl("engine_describe", TORCH_BOX(&Door<&engine_describe>::call));
   m.impl("engine_close", TORCH_BOX(&Door<&engine_close>::call));
+  m.impl("trace_start", TORCH_BOX(&Door<&trace_start>::call));
+  m.impl("trace_stop", TORCH_BOX(&Door<&trace_stop>::call));
 }
 }  // namespace stowage::door

@@ -43,6 +43,8 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("engine_signature(int engine, int signature) -> ()");
   m.def("engine_describe(int engine) -> str");
   m.def("engine_close(int engine) -> ()");
+  m.def("trace_start(int most_events) -> ()");
+  m.def("trace_stop() -> str");
   m.def("writer_open(str path, str declaration) -> int");
   m.def("writer_write(int writer, str name, Tensor bytes) -> ()");
   m.def("writer_finish(int writer) -> ()");

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.library import opcheck
 
 from stowage import ops
@@ -107,7 +108,7 @@ def test_files(tmp_path) -> None:
     declared = json.dumps({"tensors": [{"name": "a", "dtype": "U8", "shape": [3]}]})
     writer = ops.writer_open(path, declared)
     # Writing twice is refused, so that the op itself runs once, below the schema checks.
-    with torch.testing._internal.optests.generate_tests.SchemaCheckMode():
+    with SchemaCheckMode():
         ops.writer_write(writer, "a", torch.arange(3, dtype=torch.uint8))
     ops.writer_finish(writer)
     file = ops.file_open(path)
@@ -124,6 +125,8 @@ def test_files(tmp_path) -> None:
         (ops.engine_expect, (engine, '["a"]')),
         (ops.engine_signature, (engine, 7)),
         (ops.engine_describe, (engine,)),
+        (ops.trace_start, (4,)),
+        (ops.trace_stop, ()),
     ):
         opcheck(op, args, test_utils=("test_schema",))
     ops.engine_close(engine)
@@ -161,6 +164,8 @@ def test_every_op_is_checked_here() -> None:
             "storage_describe",
             "storage_key",
             "storage_on_disk",
+            "trace_start",
+            "trace_stop",
             "writer_discard",
             "writer_finish",
             "writer_open",

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +20,30 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from stowage import ops
+from stowage._errors import translated
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.engine import Engine, engine_of
 from stowage._tiers.writes import has_places
 
 
 @contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[None]:
     """Writes to `path`, when the block ends, what offloaded models did in it: trace events (JSON)
     that ui.perfetto.dev and chrome://tracing show.
 
     Each forward of a model, and of each module in it that has weights on the disk, is a span of its
-    thread: "compute", with the time that it waited for weights as a span inside ("wait", at its
-    beginning, where weights are asked for). Bytes read and held are counters. What runs inside a
-    compiled graph, or backward, is not cut into modules; its reads are in the counters.
+    thread: "compute". Inside it, and wherever else weights are used (in compiled graphs, backward),
+    "use" is the time that an op had a weight, "wait" the time that it waited for it, and "read" is
+    a piece of a weight that comes, on the thread that brings it. Bytes read and held are counters.
+    Of more than `most_events` events of engines the last are dropped, and a warning says so.
+
+    Raises `InvalidArgument` inside another trace, `OSError` where the file cannot be written.
     """
+    try:
+        ops.trace_start(most_events)
+    except RuntimeError as error:
+        raise translated(error) from None
     recorder = _Recorder()
     before = register_module_forward_pre_hook(recorder.enter)
     after = register_module_forward_hook(recorder.leave, always_call=True)
@@ -42,8 +52,13 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         before.remove()
         after.remove()
+        traced = json.loads(ops.trace_stop())
+        traced["traceEvents"] += recorder.events
+        if traced["dropped"]:
+            text = f"stowage: the trace had no room for {traced['dropped']} events"
+            warnings.warn(text, stacklevel=3)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": recorder.events, "displayTimeUnit": "ms"}, file)
+            json.dump(traced, file)
 
 
 class _Recorder:
@@ -78,9 +93,6 @@ class _Recorder:
         facts = {"uses": once.acquired, "misses": once.misses, "late": once.late}
         self._event("X", self._names.get(module, ""), span.start, cat="compute", args=facts,
                     dur=(now - span.start) * 1e6)  # fmt: skip
-        if once.stall > 0 and engine_of(module) is None:
-            wait = min(once.stall, now - span.start)
-            self._event("X", "wait", span.start, cat="wait", dur=wait * 1e6)
         self._event("C", "bytes read", now, args={"bytes": done.bytes_read})
         self._event("C", "bytes held", now, args={"bytes": done.held})
 
