@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from stowage._memory import new_copy
+
 _copies = 0  # made so far, of mapped memory that was written to, or of models that changed
 
 
@@ -30,7 +32,7 @@ def ensure_writable(part: Tensor) -> None:
     The tensor object stays, so every alias of a weight, which has the same object, follows.
     """
     if is_mapped_read_only(part):
-        part.data = part.clone()
+        part.data = new_copy(part)
         note_copies()
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from stowage._errors import InvalidArgument, raise_problems
 from stowage._files.building import build
-from stowage._files.filling import Filling, Options, Rename
+from stowage._files.filling import Filling, Options
+from stowage._files.renaming import Rename
 from stowage._files.source import DictSource, FileSource, Source
 from stowage._model.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
@@ -43,6 +44,7 @@ def load(
     input_cast: InputCast = None,
     ram: int | str | None = None,
     reads: str = "automatic",
+    progress: bool = True,
 ) -> nn.Module:
     """Fills a model from a file, a shard index or a folder that holds either; returns the model.
 
@@ -55,9 +57,11 @@ def load(
     `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
     so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
     bytes ("2GiB") at a time: see `offload`. `rename` gives a weight of the file the model's name
-    for it, or None to leave it out. `strict=False` permits missing and unexpected names. `verify`
-    compares the file's checksums first. `skip`, `allow_unmatched`, `exact`, `keep_nonfinite`,
-    `measure`, `working`, `blocks` and `input_cast` are those of `stow`.
+    for it, or None to leave it out: a function, or patterns {"model.*": "*", "*.aux": None}.
+    `strict=False` permits missing and unexpected names. `verify` compares checksums first.
+    `progress=False` shows no bar; else one comes on a terminal, after a second. `skip`,
+    `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
+    are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
@@ -68,7 +72,9 @@ def load(
         raise InvalidArgument(f"stowage.load: reads must come with ram, got reads={reads!r} alone")
     grain = Granularity.parse(working, blocks, input_cast, exact)
     how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
-    options = Options(how, mmap or ram is not None, ram is not None, strict, rename)
+    options = Options(
+        how, mmap or ram is not None, ram is not None, strict, rename, progress=progress
+    )
     source = FileSource(folder)
     try:
         if verify:

@@ -3,10 +3,12 @@
 // storage of a gathered weight while its tensor lives on, and reading that ends the process.
 #include "torch/arguments.h"
 
+#include <sys/mman.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <memory>
 
 namespace stowage::door {
@@ -164,6 +166,21 @@ std::int64_t Argument::elements() const noexcept {
   return n;
 }
 
+namespace {
+
+constexpr std::int64_t kManyElements = 1 << 20;
+
+// Touching new memory page by page costs as much as quantizing into it; large pages cost a third.
+// Advice, which the system may decline; only pages that lie inside are asked for.
+void ask_for_large_pages(void* data, std::size_t bytes) noexcept {
+  constexpr std::uintptr_t kLarge = 2 << 20;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kLarge - 1) / kLarge * kLarge;
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kLarge * kLarge;
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+}  // namespace
+
 Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   static const std::int32_t cpu = aoti_torch_device_type_cpu();
   std::array<std::int64_t, 64> strides;  // torch's own limit on the rank
@@ -175,7 +192,13 @@ Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
                                                   sizes.data(), strides.data(), torch_dtype(dtype),
                                                   cpu, 0, &handle));
-  return Owned(handle);
+  Owned made(handle);
+  if (step >= kManyElements) {
+    std::int64_t bytes = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(handle, &bytes));
+    ask_for_large_pages(memory(made), static_cast<std::size_t>(bytes));
+  }
+  return made;
 }
 
 Tensor boxed(Owned tensor) { return Tensor(tensor.release()); }

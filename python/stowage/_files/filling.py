@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,10 @@ from torch import nn
 
 from stowage._errors import StowageError
 from stowage._files.flat import Entry
+from stowage._files.reading import reading
+from stowage._files.renaming import Rename, Renaming
 from stowage._files.source import Source, is_aligned, octets
+from stowage._memory import new_copy
 from stowage._model.casts import cast_storage, stands_for_plain, worth_offloading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
@@ -23,8 +26,6 @@ from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, par
 from stowage._storage import Storage
 from stowage.policy import Choice, Policy
 from stowage.tensor import VALUE_DTYPES, StowedTensor
-
-Rename = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Options:
     strict: bool = True
     rename: Rename | None = None
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
+    progress: bool = False  # a bar, on a terminal
 
 
 class Filling:
@@ -57,8 +59,11 @@ class Filling:
         self.problems: list[str] = []
         self._model, self._source, self._options = model, source, options
         self._wide = WidePlaces(model)
-        self._entries = self._renamed(source.entries)
-        self._kept_name = self._renamed_ties(source.ties)
+        names = Renaming(options.rename)
+        self._entries = names.entries(source.entries)
+        every = (name for held in values(model) for name in held.names)
+        self._kept_name = names.ties(source.ties, every)
+        self.problems += names.problems
         plain = {e.dtype for e in source.entries.values() if e.dtype and e.dtype.is_floating_point}
         self._ambient = plain.pop() if len(plain) == 1 else None
         self._used: set[str] = set()
@@ -76,25 +81,6 @@ class Filling:
         choices = policy.choose(self._model)
         self.problems.extend(policy.idle_rules(choices))
         return {choice.held.name: choice for choice in choices}
-
-    def _renamed(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-        rename = self._options.rename
-        if rename is None:
-            return dict(entries)
-        found: dict[str, Entry] = {}
-        for name, entry in entries.items():
-            new = rename(name)
-            if new is not None and new in found:
-                self.problems.append(f"{name}: rename must give each a name of its own, got {new}")
-            elif new is not None:
-                found[new] = entry
-        return found
-
-    def _renamed_ties(self, ties: Mapping[str, str]) -> dict[str, str]:
-        rename = self._options.rename or (lambda name: name)
-        every = {name for held in values(self._model) for name in held.names}
-        found = ((rename(name), rename(kept)) for name, kept in ties.items())
-        return {a: b for a, b in found if a is not None and b is not None and {a, b} <= every}
 
     def _match(self, held: Held, choice: Choice | None, required: bool) -> None:
         present = [name for name in held.names if name in self._entries]
@@ -216,23 +202,27 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        for step in self._steps:
-            if self.problems and (step.storage is None or step.entry.storage is not None):
-                continue  # only checking values from here on
-            try:
-                tensor, loss = self._make(step)
-            except StowageError as error:
-                self.problems.append(f"{step.held.name}: {error}")
-                swap, memories, made = Swap(), [], {}
-                continue
-            finally:
-                self._source.drop(step.entry)
-            if self.problems:
-                continue
-            swap.put(step.held, tensor)
-            made.update(dict.fromkeys(step.held.names, tensor))
-            if isinstance(tensor, nn.Parameter):
-                memories.append((step.held, tensor, step.reason, loss))
+        mapped = self._options.mmap
+        read = [step.entry for step in self._steps if not (mapped and step.as_it_is)]
+        with reading(self._source, read, self._options.progress) as done:
+            for step in self._steps:
+                if self.problems and (step.storage is None or step.entry.storage is not None):
+                    continue  # only checking values from here on
+                try:
+                    tensor, loss = self._make(step)
+                except StowageError as error:
+                    self.problems.append(f"{step.held.name}: {error}")
+                    swap, memories, made = Swap(), [], {}
+                    continue
+                finally:
+                    self._source.drop(step.entry)
+                    done(step.entry)
+                if self.problems:
+                    continue
+                swap.put(step.held, tensor)
+                made.update(dict.fromkeys(step.held.names, tensor))
+                if isinstance(tensor, nn.Parameter):
+                    memories.append((step.held, tensor, step.reason, loss))
         for held, name in self._ties:
             if name in made:
                 swap.put(held, made[name])
@@ -258,7 +248,7 @@ class Filling:
             return from_values(values, step.storage, how, compute)
         parts = self._tensors_of(entry)
         mapped = self._options.mmap  # where the alignment suits torch; else copied once
-        parts = [p if mapped and is_aligned(p) else p.clone() for p in parts]
+        parts = [p if mapped and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None
@@ -274,7 +264,7 @@ class Filling:
 
 
 def _plain(found: torch.Tensor, old: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    values = found.clone() if found.dtype == dtype else found.to(dtype)
+    values = new_copy(found, dtype)
     if isinstance(old, nn.Parameter):
         return nn.Parameter(values, requires_grad=old.requires_grad)
     return values

@@ -12,6 +12,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import translated
+from stowage._files.ahead import Extent
 from stowage._files.flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor
@@ -30,6 +31,12 @@ class Source(Protocol):
 
     def parts(self, entry: Entry) -> list[torch.Tensor]:
         """Codes and scales of a weight that rests, in the order of its layout."""
+
+    def size(self, entry: Entry) -> int:
+        """Bytes of its tensors."""
+
+    def extents(self, entry: Entry) -> list[Extent]:
+        """Where they lie on a disk, if they do."""
 
     def drop(self, entry: Entry) -> None:
         """The entry has been read: its pages may go."""
@@ -60,6 +67,12 @@ class DictSource:
             return list(tensor.parts.values())
         return unflatten(entry, self.read)
 
+    def size(self, entry: Entry) -> int:
+        return sum(self._tensors[member].nbytes for member in entry.members)
+
+    def extents(self, entry: Entry) -> list[Extent]:
+        return []
+
     def drop(self, entry: Entry) -> None:
         pass
 
@@ -80,6 +93,7 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
+        self._paths: list[str] = facts["paths"]
         self.entries = self._entries(facts["weights"])
         metadata: dict[str, str] = facts["metadata"]
         known = self.entries
@@ -116,6 +130,13 @@ class FileSource:
 
     def parts(self, entry: Entry) -> list[torch.Tensor]:
         return unflatten(entry, self.read)
+
+    def size(self, entry: Entry) -> int:
+        return sum(self._tensors[member]["bytes"] for member in entry.members)
+
+    def extents(self, entry: Entry) -> list[Extent]:
+        facts = (self._tensors[member] for member in entry.members)
+        return [Extent(self._paths[f["shard"]], f["offset"], f["bytes"]) for f in facts]
 
     def drop(self, entry: Entry) -> None:
         for member in entry.members:

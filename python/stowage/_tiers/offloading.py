@@ -15,6 +15,7 @@ from torch import nn
 from stowage._errors import InvalidArgument, raise_problems
 from stowage._files.flat import FLOAT8, Entry
 from stowage._files.source import FileSource, is_aligned, octets
+from stowage._memory import new_copy
 from stowage._model.casts import cast_storage, is_plain, stands_for_plain, worth_offloading
 from stowage._model.report import Report, remember, report
 from stowage._model.sizes import byte_count, memory, nbytes
@@ -204,7 +205,7 @@ def onload(model: nn.Module) -> Report:
                 continue
             for part in weight._parts():
                 if not part.untyped_storage().resizable():
-                    part.data = part.clone()
+                    part.data = new_copy(part)
             if is_plain(weight):
                 plain = nn.Parameter(weight._parts()[0], requires_grad=weight.requires_grad)
                 swap.put(held, plain)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the system for a file's bytes before they are read, from all shards: a mapping alone asks
+for a few pages at a time, and waits for each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
+_PIECE = 2 << 20
+
+
+@dataclass(frozen=True)
+class Extent:
+    path: str
+    offset: int
+    bytes: int
+
+
+@dataclass
+class ReadAhead:
+    """Advice only: what it cannot open or ask for is read by whoever needs it. As a context, it
+    ends with the block."""
+
+    extents: Iterable[Extent]
+    _used: int = 0
+    _stopped: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> ReadAhead:
+        self._thread = threading.Thread(target=self._run, name="stowage-ahead", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def use(self, count: int) -> None:
+        """So many bytes more have been read."""
+        with self._changed:
+            self._used += count
+            self._changed.notify()
+
+    def _run(self) -> None:
+        opened: dict[str, int] = {}
+        asked = 0
+        try:
+            for extent in self.extents:
+                for at in range(extent.offset, extent.offset + extent.bytes, _PIECE):
+                    size = min(_PIECE, extent.offset + extent.bytes - at)
+                    if not self._wait(asked + size):
+                        return
+                    asked += size
+                    if extent.path not in opened:
+                        opened[extent.path] = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
+                    os.posix_fadvise(opened[extent.path], at, size, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            return
+        finally:
+            for handle in opened.values():
+                os.close(handle)
+
+    def _wait(self, asked: int) -> bool:
+        """Until `asked` bytes lie within the window; False when all is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or asked - self._used <= WINDOW)
+            return not self._stopped

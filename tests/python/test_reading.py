@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes on around a load: bytes are asked for ahead and within a window, and a bar is shown
+on a terminal, and only there."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stowage
+from stowage._files import ahead
+from stowage._files.ahead import Extent, ReadAhead
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_it_asks_for_all_shards_in_order_within_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    reached = threading.Event()
+
+    def advise(handle: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((offset, size))
+        if sum(size for _, size in asked) >= reach[0]:
+            reached.set()
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(ahead, "WINDOW", 6 << 20)
+    reach = [5 << 20]  # a piece more would be beyond the window
+    (tmp_path / "a").touch(), (tmp_path / "b").touch()
+    extents = [Extent(str(tmp_path / "a"), 10, 5 << 20), Extent(str(tmp_path / "b"), 0, 9 << 20)]
+    with ReadAhead(extents) as reader:
+        assert reached.wait(10)
+        assert sum(size for _, size in asked) <= 6 << 20
+        reached.clear()
+        reach[0] = 14 << 20
+        reader.use(8 << 20)
+        assert reached.wait(10)
+    assert asked[0] == (10, 2 << 20) and asked[-1][0] + asked[-1][1] == 9 << 20
+    assert "stowage-ahead" not in names()
+
+
+def test_advice_that_fails_is_no_error(tmp_path: Path) -> None:
+    with ReadAhead([Extent(str(tmp_path / "none"), 0, 1 << 30)]) as reader:
+        reader.use(5)
+    assert "stowage-ahead" not in names()
+
+
+def test_a_load_that_fails_leaves_no_thread(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    model[0].weight.data[3, 3] = torch.nan
+    stowage.save(model, tmp_path)
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(stowage.InvalidArgument):
+            stowage.load(nn.Sequential(nn.Linear(64, 64)), tmp_path, "int8")
+    assert "stowage-ahead" not in names()
+    assert len(os.listdir("/proc/self/fd")) == handles
+
+
+CHILD = """
+import sys, torch, stowage
+from stowage._files import reading
+reading._SOON = 0
+stowage.load(torch.nn.Linear(64, 64), sys.argv[1], progress=sys.argv[2] == "yes")
+"""
+
+
+@pytest.mark.parametrize(("progress", "shown"), [("yes", True), ("no", False)])
+def test_a_bar_on_a_terminal(progress: str, shown: bool, tmp_path: Path) -> None:
+    stowage.save(nn.Linear(64, 64), tmp_path)
+    command = [sys.executable, "-c", CHILD, str(tmp_path), progress]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    try:
+        subprocess.run(command, stderr=theirs, check=True)
+        os.set_blocking(ours, False)
+        try:
+            text = os.read(ours, 10_000).decode()
+        except BlockingIOError:
+            text = ""
+    finally:
+        os.close(ours), os.close(theirs)
+    assert ("loading: 100%" in text) == shown
+    done = subprocess.run(command, stderr=subprocess.PIPE, check=True)
+    assert done.stderr == b""
