@@ -15,6 +15,7 @@ struct CpuFeatures {
   bool runs_avx512() const noexcept {
     return runs_avx2() && avx512f && avx512bw && avx512vl && avx512dq;
   }
+  bool runs_avx512bf16() const noexcept { return runs_avx512() && avx512vbmi && avx512bf16; }
 };
 
 /// Looked up once; all false on other architectures.

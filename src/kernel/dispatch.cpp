@@ -14,12 +14,22 @@ extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
+extern const Bf16Kernels kAvx512Bf16Linear;
 
 namespace {
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
     Kernels better = kAvx512Kernels;
     better.dequantize = kAvx512VbmiDequantize;
+    return better;
+  }();
+  return table;
+}
+const Kernels& with_bf16() {
+  static const Kernels table = [] {
+    Kernels better = with_vbmi();
+    better.isa = Isa::avx512bf16;
+    better.linear.bf16 = kAvx512Bf16Linear;
     return better;
   }();
   return table;
@@ -34,9 +44,11 @@ std::string_view to_string(Isa isa) noexcept {
     case Isa::avx2:
       return "avx2";
     case Isa::avx512:
+      return "avx512";
+    case Isa::avx512bf16:
       break;
   }
-  return "avx512";
+  return "avx512bf16";
 }
 
 std::vector<NamedKernels> runnable_kernels() {
@@ -46,6 +58,7 @@ std::vector<NamedKernels> runnable_kernels() {
   if (cpu_features().runs_avx512()) tables.push_back({"avx512", &kAvx512Kernels});
   if (cpu_features().runs_avx512() && cpu_features().avx512vbmi)
     tables.push_back({"avx512+vbmi", &with_vbmi()});
+  if (cpu_features().runs_avx512bf16()) tables.push_back({"avx512bf16", &with_bf16()});
 #endif
   return tables;
 }
@@ -55,16 +68,18 @@ const Kernels& kernels_named(std::string_view forced) {
   if (forced.empty()) return *tables.back().kernels;
   const std::string where = "STOWAGE_FORCE_ISA=" + std::string(forced);
   if (forced == "composite")
-    throw Error(Code::unsupported, where +
-                                       ": must be scalar, avx2 or avx512 here; the composite path "
-                                       "is made of torch ops and lives in the Python package");
+    throw Error(Code::unsupported,
+                where +
+                    ": must be scalar, avx2, avx512 or avx512bf16 here; the "
+                    "composite path is made of torch ops and lives in the Python package");
   for (auto table = tables.rbegin(); table != tables.rend(); ++table)
     if (forced == to_string(table->kernels->isa)) return *table->kernels;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16})
     if (forced == to_string(isa))
       throw Error(Code::unsupported, where + ": must be a set that this CPU runs, the best is " +
                                          std::string(to_string(tables.back().kernels->isa)));
-  throw Error(Code::invalid_argument, where + ": must be scalar, avx2, avx512 or composite");
+  throw Error(Code::invalid_argument,
+              where + ": must be scalar, avx2, avx512, avx512bf16 or composite");
 }
 
 const Kernels& kernels() {

@@ -11,7 +11,7 @@
 #include "kernel/quantize.h"
 
 namespace stowage {
-enum class Isa : std::uint8_t { scalar, avx2, avx512 };
+enum class Isa : std::uint8_t { scalar, avx2, avx512, avx512bf16 };
 std::string_view to_string(Isa isa) noexcept;
 
 struct Kernels {

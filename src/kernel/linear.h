@@ -26,6 +26,29 @@ struct DotTask {
 };
 using DotKernel = void (*)(const DotTask& task) noexcept;
 
+/// y[j, i] += sum_k w[i, k] x[j, k] of 4-bit codes and bf16. Subnormal factors and sums count as 0.
+struct Bf16DotTask {
+  Run run;                        // as in DotTask; groups are multiples of kBf16Block
+  std::int64_t rows, row_stride;  // elements from row to row
+  std::int64_t columns;           // a multiple of kBf16Block, like row_stride
+  const float* values;            // the table of 16 values
+  const std::uint16_t* x;         // arranged, with zeros up to a multiple of kBf16Pad
+  std::int64_t x_stride, m;
+  float* y;
+  std::int64_t y_stride;
+};
+using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
+inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;
+
+/// All null where an instruction set has none.
+struct Bf16Kernels {
+  /// out: x in the order that the others read, with zeros up to a multiple of kBf16Pad; n is one of
+  /// kBf16Block.
+  void (*arrange)(const void* x, std::int64_t n, std::uint16_t* out) noexcept;
+  Bf16DotKernel nf4, fp4;
+  Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
+};
+
 /// y[j, i] += sum_k w[i, k] x[j, k] for a few rows x of widened weight rows.
 struct DotsTask {
   const float* w;  // [rows, columns] at stride
@@ -75,5 +98,6 @@ struct LinearKernels {
   void (*dots)(const DotsTask& task) noexcept;
   void (*tile)(const TileTask& task) noexcept;
   void (*transpose)(const TransposeTask& task) noexcept;
+  Bf16Kernels bf16;
 };
 }  // namespace stowage

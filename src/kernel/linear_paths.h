@@ -3,6 +3,7 @@
 // sums an element in an order of its own, so that threads never change a byte:
 //
 //   tiny    everything fits a few stack buffers: no allocation, no thread
+//   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
 //   rows    up to 16 rows of x: weights are read once, a row at a time, by dot products
 //   tiles   more rows of x, and the gradient: tiles of weight are widened into scratch
 #pragma once
@@ -50,6 +51,8 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 bool fits_tiny(const LinearCall& call) noexcept;
 void linear_tiny(const LinearCall& call) noexcept;
+bool fits_bf16(const LinearCall& call) noexcept;
+void linear_bf16(const LinearCall& call);
 bool fits_rows(const LinearCall& call) noexcept;
 void linear_rows(const LinearCall& call);
 

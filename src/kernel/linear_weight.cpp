@@ -34,6 +34,21 @@ DotKernel dot_kernel(const LinearKernels& kernels, const Storage& storage) {
   }
 }
 
+Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Storage& storage) {
+  if (storage.scaling.type == ScaleType::bf16) return kernels.rounded;
+  if (storage.scaling.type != ScaleType::f32) return nullptr;
+  return storage.codes == Codes::nf4   ? kernels.nf4
+         : storage.codes == Codes::fp4 ? kernels.fp4
+                                       : nullptr;
+}
+
+// Nested scales are expanded so many at a time; rows may cut the first and the last of them. An
+// even number, since kernels take rows in twos; in fours, if possible.
+std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
+  const std::int64_t some = (kExpandedScales - 2) * block / columns;
+  return some > 3 ? some / 4 * 4 : some > 1 ? some / 2 * 2 : some;
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -46,6 +61,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   values_ = format.values.data();
   bits_ = format.bits;
   dot_rows_ = most_dot_rows(weight.storage());
+  dot_bf16_ = bf16_kernel(kernels.linear.bf16, weight.storage());
+  dot_bf16_rows_ = most_dot_bf16_rows(weight.storage());
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
@@ -56,11 +73,13 @@ std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept 
   const std::int64_t block = storage.scaling.block;
   if (block % kLinearPad != 0) return 0;
   if (!arranged() && columns_ % block != 0) return 1;  // groups begin anew in each row
-  // Nested scales are expanded so many at a time; rows may cut the first and the last of them. An
-  // even number, since kernels take rows in twos.
-  if (const std::int64_t some = (kExpandedScales - 2) * block / columns_; storage.scaling.nested)
-    return some > 1 ? some / 2 * 2 : some;
-  return rows_;
+  return storage.scaling.nested ? expanded_rows(block, columns_) : rows_;
+}
+
+std::int64_t LinearWeight::most_dot_bf16_rows(const Storage& storage) const noexcept {
+  if (dot_bf16_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
+  if (storage.scaling.block % kBf16Block != 0) return 0;
+  return storage.scaling.nested ? expanded_rows(storage.scaling.block, columns_) : rows_;
 }
 
 void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,
@@ -96,6 +115,19 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
       const auto* values = run.values == nullptr ? values_ : static_cast<const float*>(run.values);
       dot_({run, some, columns_, n, ahead, values, to.x, to.x_stride, to.m, to.y + done,
             to.y_stride});
+    });
+  }
+}
+
+void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+                            std::int64_t y_stride) const noexcept {
+  for (std::int64_t done = 0; done < count; done += dot_bf16_rows_) {
+    const std::int64_t some = std::min(dot_bf16_rows_, count - done);
+    const std::int64_t begin = (row + done) * columns_;
+    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
+      const auto* values = run.values == nullptr ? values_ : static_cast<const float*>(run.values);
+      dot_bf16_(
+          {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
     });
   }
 }

@@ -39,7 +39,17 @@ class LinearWeight {
   void dot(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
            const Vectors& vectors) const noexcept;
 
+  /// The same for x in bf16, whole rows of it, arranged.
+  bool has_dot_bf16() const noexcept { return dot_bf16_rows_ != 0; }
+  struct Bf16Vectors {
+    const std::uint16_t* x;
+    std::int64_t x_stride, m;
+  };
+  void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+                std::int64_t y_stride) const noexcept;
+
  private:
+  std::int64_t most_dot_bf16_rows(const Storage& storage) const noexcept;
   std::int64_t most_dot_rows(const Storage& storage) const noexcept;
 
   Runs runs_;
@@ -49,6 +59,8 @@ class LinearWeight {
   const float* values_;    // of a 4-bit format
   int bits_;               // of a code
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
+  Bf16DotKernel dot_bf16_;
+  std::int64_t dot_bf16_rows_;
 };
 
 }  // namespace stowage

@@ -9,8 +9,8 @@
 
 namespace stowage {
 
-/// How many nested scales are expanded at a time.
-inline constexpr std::int64_t kExpandedScales = 512;
+/// How many nested scales are expanded at a time: four rows of 32,000 columns, in 8 KiB.
+inline constexpr std::int64_t kExpandedScales = 2048;
 
 /// A view of a weight, which must outlive it.
 class Runs {

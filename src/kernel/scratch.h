@@ -14,6 +14,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
+  void* memory() const noexcept { return memory_; }
   float* floats() const noexcept { return static_cast<float*>(memory_); }
 
  private:

@@ -131,11 +131,29 @@ class Widened {
 
 }  // namespace
 
+namespace {
+
+/// Whether linear() has the bf16 path for it (kernel/linear_bf16.cpp).
+bool multiplies_bf16(const Weight& weight) {
+  static const bool can = instruction_set() == "avx512bf16";
+  const Storage& storage = weight.storage();
+  return can && trait(storage.codes).bits == 4 && storage.scaling.block % 64 == 0 &&
+         weight.row_elements() % 64 == 0 &&
+         (storage.scaling.type == ScaleType::f32 || storage.scaling.type == ScaleType::bf16);
+}
+
+}  // namespace
+
 std::int64_t most_rows_of_own_kernel(Dtype dtype) {
   if (dtype != Dtype::bf16) return 64;
   // torch's bf16 GEMM is many times slower than fp32 where the CPU has no AVX-512.
-  static const bool fast = instruction_set() == "avx512";
+  static const bool fast = instruction_set().starts_with("avx512");
   return fast ? 16 : std::numeric_limits<std::int64_t>::max();
+}
+
+std::int64_t most_rows_of_own_linear(const Weight& weight, Dtype dtype) {
+  if (dtype == Dtype::bf16 && multiplies_bf16(weight)) return 128;
+  return most_rows_of_own_kernel(dtype);
 }
 
 void tiled_linear(const Product& p) {

@@ -27,6 +27,9 @@ TEST(Cpu, AWiderSetIncludesTheNarrowerOne) {
   cpu.avx2 = cpu.f16c = cpu.fma = true;
   EXPECT_TRUE(cpu.runs_avx2());
   EXPECT_TRUE(cpu.runs_avx512());
+  EXPECT_FALSE(cpu.runs_avx512bf16());
+  cpu.avx512vbmi = cpu.avx512bf16 = true;
+  EXPECT_TRUE(cpu.runs_avx512bf16());
   cpu.avx512bw = false;
   EXPECT_FALSE(cpu.runs_avx512());
 }

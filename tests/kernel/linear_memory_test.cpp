@@ -53,7 +53,7 @@ void run_fenced(const Kernels& kernels, Fenced::Against against, const char* sto
 TEST(LinearMemory, NothingOutsideTheArgumentsIsTouched) {
   for (const auto& [name, kernels] : runnable_kernels())
     for (const char* storage : kStorages)
-      for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 1025})
+      for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
         for (const std::int64_t m : {1, 3, 18})
           for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
             run_fenced(*kernels, against, storage, kDtypes[k % 3], m, 1 + k % 17, k);

@@ -56,7 +56,7 @@ def start(isa: str, folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
-    names = ("scalar", "avx2", "avx512")
+    names = ("scalar", "avx2", "avx512", "avx512bf16")
     runs = {name: start(name, tmp_path) for name in names}
     errors = {name: run.communicate()[1] for name, run in runs.items()}
     scalar = torch.load(tmp_path / "scalar")

@@ -102,7 +102,8 @@ constexpr LinearKernels linear_kernels() {
           {nullptr, nullptr, &dot<Codes::nf4, Dtype::bf16>, &dot<Codes::nf4, Dtype::f16>},
           &dots,
           &tile,
-          &transpose};
+          &transpose,
+          {}};
 }
 
 }  // namespace
