@@ -118,17 +118,24 @@ struct Bf16Rows {
       use(r, task.run.scales[at / group], both ? task.run.scales[(at + 64) / group] : 0.0f);
     }
   }
-  /// What the next rows read is on its way to the L2 cache while these are computed.
-  [[gnu::always_inline]] void fetch_next(std::int64_t k) const {
-    for (int r = 0; r < kRows; ++r) __builtin_prefetch(codes + (kRows + r) * stride + k / 2, 0, 2);
+  /// Scales that the next rows read, sixteen blocks of each, are on their way to the L2 cache while
+  /// these are computed; so are codes, a line of each row.
+  [[gnu::always_inline]] void fetch_scales(std::int64_t k) const {
+    if (common[0] == nullptr || k % 1024 != 0) return;
+    for (int r = 0; r < kRows; ++r)
+      __builtin_prefetch(common[r] + (kRows * task.row_stride + k) / 64, 0, 2);
+  }
+  [[gnu::always_inline]] void fetch_codes(const std::uint8_t* from) const {
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride, 0, 2);
   }
 };
 
-/// The products of columns [k, k + columns), each 128 of a row with the next of its tables.
+/// The products of columns from `from` on, each 128 of a row with the next of its tables. The codes
+/// `ahead` bytes further will be read soon.
 template <int kRows, int kVectors>
 void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from,
-              std::int64_t columns, const std::uint16_t* x, std::int64_t x_stride, float* y,
-              std::int64_t y_stride) {
+              std::int64_t columns, std::int64_t ahead, const std::uint16_t* x,
+              std::int64_t x_stride, float* y, std::int64_t y_stride) {
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
@@ -154,6 +161,7 @@ void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from
     }
   };
   for (; columns >= kBf16Pad; columns -= kBf16Pad, tables += kRows, x += kBf16Pad) {
+    w.fetch_codes(codes + ahead);
     add(true);
     codes += kBf16Pad / 2;
   }
@@ -180,7 +188,7 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
           c, both, [&](int r, float a, float b) __attribute__((always_inline)) {
             next[r] = table_of(values, a, b);
           });
-      w.fetch_next(c);
+      w.fetch_scales(c);
       next += kRows;
     };
     std::int64_t c = k;
@@ -189,7 +197,8 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
     std::int64_t j = 0;
     for (std::int64_t parts = (task.m + kMostVectors - 1) / kMostVectors; parts > 0; --parts) {
       const std::int64_t count = (task.m - j + parts - 1) / parts;
-      kSpans[count - 1](w, tables, k, columns, task.x + j * task.x_stride + k, task.x_stride,
+      kSpans[count - 1](w, tables, k, columns, j == 0 ? kRows * w.stride : 0,
+                        task.x + j * task.x_stride + k, task.x_stride,
                         task.y + j * task.y_stride + row, task.y_stride);
       j += count;
     }
@@ -229,7 +238,7 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row) {
   };
   std::int64_t k = 0;
   for (; k + kBf16Pad <= task.columns; k += kBf16Pad) {
-    w.fetch_next(k);
+    w.fetch_codes(w.codes + kRows * w.stride + k / 2);
     add(k, true);
   }
   if (k < task.columns) add(k, false);
