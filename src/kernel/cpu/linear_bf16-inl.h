@@ -271,7 +271,7 @@ void dot_all(const Bf16DotTask& task, float stretch) {
 }
 
 // Of all factors in [1, 2) with 12 bits, this one makes the mean square error of the values least:
-// a third of what rounding a normal weight to bf16 costs. Thirds of fp4 become exact.
+// 0.4 of what rounding a normal weight to bf16 costs. Thirds of fp4 become exact.
 void dot_nf4(const Bf16DotTask& task) noexcept { dot_all(task, 0x1.6fep+0f); }
 void dot_fp4(const Bf16DotTask& task) noexcept { dot_all(task, 1.5f); }
 void dot_own(const Bf16DotTask& task) noexcept { dot_all(task, 0); }
