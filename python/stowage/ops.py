@@ -3,6 +3,8 @@
 starts with `[code] `; gradients flow through `dequantize`, `linear` and `embedding`.
 """
 
+import ctypes
+
 import torch
 
 from stowage import _library  # noqa: F401  registers the ops
@@ -39,3 +41,8 @@ writer_open = _ops.writer_open.default
 writer_write = _ops.writer_write.default
 writer_finish = _ops.writer_finish.default
 writer_discard = _ops.writer_discard.default
+
+
+def text(given: torch.Tensor) -> str:
+    """What an op gave as bytes: torch never frees what one returns as str."""
+    return ctypes.string_at(given.data_ptr(), given.nbytes).decode()

@@ -201,6 +201,23 @@ Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   return made;
 }
 
+std::string take_text(StringHandle text) {
+  const std::unique_ptr<StringOpaque, void (*)(StringHandle)> owned(
+      text, [](StringHandle handle) { (void)torch_delete_string(handle); });
+  const char* data = nullptr;
+  std::size_t length = 0;
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(text, &data));
+  TORCH_ERROR_CODE_CHECK(torch_string_length(text, &length));
+  return {data, length};
+}
+
+Tensor text_bytes(const std::string& text) {
+  const auto count = static_cast<std::int64_t>(text.size());
+  Owned made = empty({&count, 1}, Dtype::u8);
+  std::ranges::copy(text, static_cast<char*>(memory(made)));
+  return boxed(std::move(made));
+}
+
 Tensor boxed(Owned tensor) { return Tensor(tensor.release()); }
 
 void* memory(const Owned& tensor) {

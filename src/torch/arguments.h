@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,14 +26,31 @@ using torch::stable::Tensor;
 
 [[noreturn]] void fail(Code code, const std::string& message);
 
+/// A string argument, freed: torch's own conversion (2.13) makes two copies and frees one.
+std::string take_text(StringHandle text);
+/// Text as a tensor of bytes, for results: torch never frees one that is returned as a string.
+Tensor text_bytes(const std::string& text);
+
+/// How an argument comes from the dispatcher, and what the op gets.
+template <class A>
+struct Taken {
+  using Given = A;
+  static A&& from(std::remove_reference_t<A>& given) { return std::forward<A>(given); }
+};
+template <>
+struct Taken<const std::string&> {
+  using Given = StringHandle;
+  static std::string from(StringHandle given) { return take_text(given); }
+};
+
 /// The boxed kernel of `op`, with our errors translated.
 template <auto op>
 struct Door;
 template <class R, class... A, R (*op)(A...)>
 struct Door<op> {
-  static R call(A... args) {
+  static R call(typename Taken<A>::Given... args) {
     try {
-      return op(std::forward<A>(args)...);
+      return op(Taken<A>::from(args)...);
     } catch (const Error& e) {
       fail(e.code(), e.what());
     } catch (const std::bad_alloc&) {

@@ -57,21 +57,21 @@ void engine_signature(std::int64_t handle, std::int64_t signature) {
 }
 
 // {"reads", "acquired", ..., "stall"}: EngineReport by its names.
-std::string engine_describe(std::int64_t handle) {
+Tensor engine_describe(std::int64_t handle) {
   const EngineReport r = engines().get("stowage::engine_describe", handle)->report();
-  return json{{"reads", to_string(r.reads)},
-              {"acquired", r.acquired},
-              {"hits", r.hits},
-              {"misses", r.misses},
-              {"late", r.late},
-              {"borrowed", r.borrowed},
-              {"ahead", r.ahead},
-              {"evicted", r.evicted},
-              {"bytes_read", r.bytes_read},
-              {"held", r.held},
-              {"peak", r.peak},
-              {"stall", r.stall}}
-      .dump();
+  const json out{{"reads", to_string(r.reads)},
+                 {"acquired", r.acquired},
+                 {"hits", r.hits},
+                 {"misses", r.misses},
+                 {"late", r.late},
+                 {"borrowed", r.borrowed},
+                 {"ahead", r.ahead},
+                 {"evicted", r.evicted},
+                 {"bytes_read", r.bytes_read},
+                 {"held", r.held},
+                 {"peak", r.peak},
+                 {"stall", r.stall}};
+  return text_bytes(out.dump());
 }
 
 void engine_close(std::int64_t handle) { engines().take("stowage::engine_close", handle); }
@@ -84,7 +84,7 @@ void trace_start(std::int64_t most_events) {
   start_trace(static_cast<std::size_t>(most_events));
 }
 
-std::string trace_stop() { return stop_trace(); }
+Tensor trace_stop() { return text_bytes(stop_trace()); }
 
 }  // namespace
 

@@ -40,7 +40,7 @@ json weight_json(const WeightInfo& weight) {
 
 // {"paths": [..], "metadata": {..}, "tensors": [{name, dtype, shape, shard, offset, bytes}],
 //  "weights": [{name, storage, shape, parts, compute}]}
-std::string file_describe(std::int64_t handle) {
+Tensor file_describe(std::int64_t handle) {
   const auto file = files().get("stowage::file_describe", handle);
   json tensors = json::array(), weights = json::array();
   for (const TensorInfo& tensor : file->tensors()) tensors.push_back(tensor_json(tensor));
@@ -50,7 +50,7 @@ std::string file_describe(std::int64_t handle) {
                     {"tensors", std::move(tensors)},
                     {"weights", std::move(weights)}};
   // Paths may hold bytes that are not UTF-8.
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return text_bytes(out.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 const TensorInfo& tensor_of(const char* where, const File& file, const std::string& name) {

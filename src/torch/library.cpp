@@ -28,11 +28,11 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   // On descriptions: what is structured crosses as JSON.
   m.def("storage_key(str text) -> int");
   m.def("storage_describe(int storage) -> str");
-  m.def("storage_on_disk(str name, int storage, int[] shape) -> str");
+  m.def("storage_on_disk(str name, int storage, int[] shape) -> Tensor");
   m.def("info() -> str");
   // On files: a handle stands for an open one.
   m.def("file_open(str path) -> int");
-  m.def("file_describe(int file) -> str");
+  m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");
@@ -41,10 +41,10 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("engine_open(int file, int ram, str reads, int workers) -> int");
   m.def("engine_expect(int engine, str names) -> ()");
   m.def("engine_signature(int engine, int signature) -> ()");
-  m.def("engine_describe(int engine) -> str");
+  m.def("engine_describe(int engine) -> Tensor");
   m.def("engine_close(int engine) -> ()");
   m.def("trace_start(int most_events) -> ()");
-  m.def("trace_stop() -> str");
+  m.def("trace_stop() -> Tensor");
   m.def("writer_open(str path, str declaration) -> int");
   m.def("writer_write(int writer, str name, Tensor bytes) -> ()");
   m.def("writer_finish(int writer) -> ()");

@@ -92,13 +92,13 @@ void writer_finish(std::int64_t handle) {
 
 void writer_discard(std::int64_t handle) { writers().take("stowage::writer_discard", handle); }
 
-std::string storage_on_disk(const std::string& name, std::int64_t key,
-                            const std::vector<std::int64_t>& shape) {
+Tensor storage_on_disk(const std::string& name, std::int64_t key,
+                       const std::vector<std::int64_t>& shape) {
   json out = json::array();
   for (const Declaration& d : disk_layout(name, storage_from_key(key), Shape(shape))) {
     out.push_back({{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}});
   }
-  return out.dump();
+  return text_bytes(out.dump());
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
 
 def read_all(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, bytes]]:
     file = ops.file_open(str(path))
-    facts = {t["name"]: t for t in json.loads(ops.file_describe(file))["tensors"]}
+    facts = {t["name"]: t for t in json.loads(ops.text(ops.file_describe(file)))["tensors"]}
     content = {name: ops.file_read(file, name).numpy().tobytes() for name in facts}
     ops.file_close(file)
     return facts, content
@@ -162,7 +162,7 @@ def test_reads_what_bitsandbytes_wrote(
     saved = bitsandbytes_weight(storage, quant_storage, values)
     safetensors.torch.save_file(saved, tmp_path / "m.safetensors")
     file = ops.file_open(str(tmp_path / "m.safetensors"))
-    (weight,) = json.loads(ops.file_describe(file))["weights"]
+    (weight,) = json.loads(ops.text(ops.file_describe(file)))["weights"]
     assert (weight["name"], weight["storage"]) == ("weight", name)
     assert (weight["shape"], weight["compute"]) == ([64, 256], "BF16")
     ours = ops.quantize(values, storage.key, False)

@@ -28,7 +28,7 @@ def test_round_trip(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 5), "empty": torch.empty(0, 4), "b": torch.randn(7).bfloat16()}
     write(path, tensors, metadata={"who": "me"})
     file = ops.file_open(str(path))
-    facts = json.loads(ops.file_describe(file))
+    facts = json.loads(ops.text(ops.file_describe(file)))
     assert facts["paths"] == [str(path)] and facts["metadata"]["who"] == "me"
     found = {t["name"]: t for t in facts["tensors"]}
     for name, tensor in tensors.items():
@@ -60,7 +60,7 @@ def test_mapped_codes_are_used_in_place(tmp_path: Path) -> None:
     kind, w = Storage("int8:row"), torch.randn(16, 32)
     codes, scale = ops.quantize(w, kind.key)
     weights = [{"name": "w", "storage": kind.name, "shape": [16, 32], "parts": ["w", "w_scale"]}]
-    on_disk = json.loads(ops.storage_on_disk("w", kind.key, [16, 32]))
+    on_disk = json.loads(ops.text(ops.storage_on_disk("w", kind.key, [16, 32])))
     assert [d["name"] for d in on_disk] == ["w", "w_scale"] and on_disk[0]["dtype"] == "I8"
     text = json.dumps({"tensors": on_disk, "weights": weights})
     writer = ops.writer_open(str(tmp_path / "m.safetensors"), text)
@@ -68,7 +68,7 @@ def test_mapped_codes_are_used_in_place(tmp_path: Path) -> None:
     ops.writer_write(writer, "w", codes)
     ops.writer_finish(writer)
     file = ops.file_open(str(tmp_path / "m.safetensors"))
-    (weight,) = json.loads(ops.file_describe(file))["weights"]
+    (weight,) = json.loads(ops.text(ops.file_describe(file)))["weights"]
     assert (weight["name"], weight["storage"], weight["shape"]) == ("w", "int8:row", [16, 32])
     mapped = [ops.file_read(file, part) for part in weight["parts"]]
     x = torch.randn(2, 32)

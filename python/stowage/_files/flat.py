@@ -80,7 +80,7 @@ def on_disk(name: str, storage: Storage, shape: Iterable[int]) -> list[dict[str,
     """The tensors that a weight becomes in a file: name, dtype and shape of each."""
     try:
         declared: list[dict[str, Any]] = json.loads(
-            ops.storage_on_disk(name, storage.key, list(shape))
+            ops.text(ops.storage_on_disk(name, storage.key, list(shape)))
         )
     except RuntimeError as error:
         raise translated(error) from None

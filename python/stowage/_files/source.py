@@ -89,7 +89,7 @@ class FileSource:
         self._owners = 1
         try:
             self._handle = ops.file_open(self.where)
-            facts = json.loads(ops.file_describe(self._handle))
+            facts = json.loads(ops.text(ops.file_describe(self._handle)))
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}

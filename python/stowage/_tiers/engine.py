@@ -96,7 +96,8 @@ class Engine:
             return self._total()
 
     def _total(self) -> EngineReport:
-        now = EngineReport(**json.loads(ops.engine_describe(self._opened[-1])))
+        facts = json.loads(ops.text(ops.engine_describe(self._opened[-1])))
+        now = EngineReport(**facts)
         seconds = time.perf_counter() - self._began
         return self._counted.then(now, written=sum(self._written.values()), seconds=seconds)
 

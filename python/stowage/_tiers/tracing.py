@@ -52,7 +52,7 @@ def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[
     finally:
         before.remove()
         after.remove()
-        traced = json.loads(ops.trace_stop())
+        traced = json.loads(ops.text(ops.trace_stop()))
         traced["traceEvents"] += recorder.events
         if traced["dropped"]:
             text = f"stowage: the trace had no room for {traced['dropped']} events"
