@@ -148,14 +148,15 @@ def measure(args: argparse.Namespace) -> tuple[float, list[Row]]:
         layers = write(folder, args.gigabytes)
         files = sorted(folder.glob("*.safetensors"))
         limit(files, args.threads)  # into the page cache
-        for turn in range(args.rounds + 1):
-            limits.append(limit(files, args.threads))
-            for name in chosen:
+        for name in chosen:
+            for turn in range(args.rounds + 1):
+                probe = limit(files, args.threads)
                 touch(sum(file.stat().st_size for file in files))
                 taken = seconds(partial(load, layers, folder, name or None))
-                if turn:  # the first warms what a process loads once
+                if turn:  # the first brings the heap to the size of these results
+                    limits.append(probe)
                     times[name].append(taken)
-    least = statistics.median(limits[1:])
+    least = statistics.median(limits)
     rows = []
     for name in chosen:
         taken = statistics.median(times[name])
