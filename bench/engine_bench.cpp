@@ -123,21 +123,24 @@ void bench_small(const std::string& folder, int count, int rounds) {
   row("four threads of pread, 1 MiB", disk);
 }
 
-/// Uses a second of so many threads.
+/// Uses a second of so many threads, from the first one's start to the last one's end.
 double rate(int threads, int passes, auto&& use) {
+  using Clock = std::chrono::steady_clock;
   std::atomic<int> ready = 0;
   std::vector<std::thread> made;
-  std::vector<double> took(static_cast<std::size_t>(threads));
+  std::vector<Clock::time_point> begun(static_cast<std::size_t>(threads)), ended(begun);
   for (int t = 0; t < threads; ++t)
     made.emplace_back([&, t] {
       use();
       for (++ready; ready < threads;) std::this_thread::yield();
-      took[static_cast<std::size_t>(t)] = seconds([&] {
-        for (int pass = 0; pass < passes; ++pass) use();
-      });
+      begun[static_cast<std::size_t>(t)] = Clock::now();
+      for (int pass = 0; pass < passes; ++pass) use();
+      ended[static_cast<std::size_t>(t)] = Clock::now();
     });
   for (std::thread& thread : made) thread.join();
-  return threads * passes / *std::ranges::max_element(took);
+  const std::chrono::duration<double> took =
+      *std::ranges::max_element(ended) - *std::ranges::min_element(begun);
+  return threads * passes / took.count();
 }
 
 /// Short rounds, of which some find both processors free: the best one counts.

@@ -60,7 +60,8 @@ class MappedFile {
 };
 
 /// A file under construction in the folder of its target: nameless where the file system can do
-/// that (a killed process then leaves nothing), else under a hidden temporary name.
+/// that (a killed process then leaves nothing), else under a hidden temporary name. What a killed
+/// process has left under such a name goes when the same target is written again.
 class StagedFile {
  public:
   /// Reserves `bytes` on the disk. Throws io.
@@ -75,6 +76,7 @@ class StagedFile {
   void publish();  // takes the target's name, replacing an older file in one step
 
  private:
+  void open_named();
   void reserve(std::uint64_t bytes);
   void give_name();
   void close() noexcept;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // StagedFile: written beside its target, published by one rename.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/file.h"
@@ -18,13 +21,39 @@ namespace {
 
 std::string link_of(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
 
+std::size_t name_begins(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? 0 : slash + 1;
+}
+
 // Hidden, and without the target's ending, so that no reader of the folder takes it for a model.
 std::string temporary_name(const std::string& target) {
   static std::atomic<unsigned> counter{0};
-  const std::size_t slash = target.rfind('/');
-  const std::size_t name = slash == std::string::npos ? 0 : slash + 1;
+  const std::size_t name = name_begins(target);
   return target.substr(0, name) + "." + target.substr(name) + "." + std::to_string(::getpid()) +
          "." + std::to_string(counter++) + ".tmp";
+}
+
+// Whoever writes a file has it locked, so one that can be locked belongs to a process that was
+// killed. Locks work where process numbers would not: between containers, and between machines.
+bool is_abandoned(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  const bool abandoned = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  ::close(fd);
+  return abandoned;
+}
+
+// What killed writers of the same target have left. Where the folder cannot be read, it stays.
+void remove_abandoned(const std::string& target) noexcept try {
+  const std::string start = "." + target.substr(name_begins(target)) + ".";
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(start) && name.ends_with(".tmp") && is_abandoned(entry.path().string()))
+      ::unlink(entry.path().c_str());
+  }
+} catch (...) {
 }
 
 // A file without a name, or -1 where the file system or a missing /proc does not allow one.
@@ -41,20 +70,29 @@ int open_nameless(const std::string& target) {
 
 StagedFile::StagedFile(const std::string& target, std::uint64_t bytes)
     : target_(target), fd_(open_nameless(target)) {
-  while (fd_ < 0) {
-    temporary_ = temporary_name(target);
-    fd_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST) {
-      temporary_.clear();
-      throw_errno(target, "its folder must be writable");
-    }
-  }
+  remove_abandoned(target);
+  if (fd_ >= 0) (void)::flock(fd_, LOCK_EX | LOCK_NB);
+  while (fd_ < 0) open_named();
   try {
     reserve(bytes);
   } catch (...) {
     close();
     throw;
   }
+}
+
+void StagedFile::open_named() {
+  temporary_ = temporary_name(target_);
+  fd_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+  if (fd_ < 0 && errno != EEXIST) {
+    temporary_.clear();
+    throw_errno(target_, "its folder must be writable");
+  }
+  if (fd_ < 0) return;
+  (void)::flock(fd_, LOCK_EX | LOCK_NB);
+  // Before it was locked, another writer may have taken it for abandoned.
+  struct stat status {};
+  if (::fstat(fd_, &status) == 0 && status.st_nlink == 0) ::close(std::exchange(fd_, -1));
 }
 
 StagedFile::StagedFile(StagedFile&& other) noexcept

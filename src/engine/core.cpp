@@ -175,12 +175,6 @@ void Core::extend(Window& window, std::uint64_t room) {
   }
 }
 
-void Core::read_one(WeightId id, Lock& lock) {
-  const Claim own = claim(id);
-  if (state(id).claimed == state(id).pieces) std::erase(queue_, id);
-  read({&own, 1}, lock);
-}
-
 // Sleeps until something happened. Throws when it is time to give up.
 void Core::sleep(std::condition_variable& on, const Wait& wait, Lock& lock) {
   const double left = timeout_ - seconds_since(wait.begun);
@@ -228,7 +222,7 @@ void Core::wait_for_bytes(const Wait& wait, Lock& lock) {
   while (s.stage == Stage::reading) {
     check_cancel(wait);
     if (reads_for_itself() && s.claimed < s.pieces) {
-      read_one(wait.id, lock);
+      read_run(wait.id, lock);
     } else {
       sleep(done_, wait, lock);
     }

@@ -109,7 +109,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // core_reads.cpp
   void work();
   Claim claim(WeightId id);
-  std::size_t claim_run(std::span<Claim> run);
+  std::size_t claim_run(WeightId wanted, std::span<Claim> run);
+  void read_run(WeightId id, Lock& lock);
   void read(std::span<const Claim> run, Lock& lock);
   void finish(const Claim& claim, const std::exception_ptr& error);
   void drop_queue() noexcept;
@@ -125,7 +126,6 @@ class Core : public std::enable_shared_from_this<Core> {
   void extend(Window& window, std::uint64_t room);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
   bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
-  void read_one(WeightId id, Lock& lock);
   void wait_for_bytes(const Wait& wait, Lock& lock);
   void wait_for_room(const Wait& wait, Lock& lock);
   void sleep(std::condition_variable& on, const Wait& wait, Lock& lock);

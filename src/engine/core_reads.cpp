@@ -28,6 +28,12 @@ void bring(Link& link, std::span<const Transfer> run, Errors& errors) {
   for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(link, run.subspan(i, 1));
 }
 
+// A reader's first run would fault its stack's pages, in whichever pass that comes.
+[[gnu::noinline]] void touch_stack() noexcept {
+  volatile std::byte pages[4 * kPage];
+  for (std::size_t at = 0; at < sizeof pages; at += kPage) pages[at] = std::byte{};
+}
+
 }  // namespace
 
 Core::Claim Core::claim(WeightId id) {
@@ -35,11 +41,11 @@ Core::Claim Core::claim(WeightId id) {
   return {id, &unit(id).pieces[s.claimed++]};
 }
 
-// The next piece, and those that lie beside it in the file and are wanted too. Passes forward and
-// backward both find their neighbours in one walk.
-std::size_t Core::claim_run(std::span<Claim> run) {
+// The unit's next piece, and those that lie beside it in the file and are wanted too. Passes
+// forward and backward both find their neighbours in one walk.
+std::size_t Core::claim_run(WeightId wanted, std::span<Claim> run) {
   std::size_t count = 0;
-  run[count++] = claim(queue_.front());
+  run[count++] = claim(wanted);
   const Piece& first = *run[0].piece;
   std::uint64_t begin = first.offset, end = begin + first.bytes;
   for (const WeightId id : queue_) {
@@ -108,15 +114,21 @@ void Core::drop_queue() noexcept {
   ++epoch_;
 }
 
-void Core::work() {
-  Lock lock(mutex_);
+// Reads a run that begins with the unit's next piece.
+void Core::read_run(WeightId id, Lock& lock) {
   std::array<Claim, kMostTransfers> run;
+  const std::size_t count = claim_run(id, run);
+  if (!queue_.empty()) work_.notify_one();
+  read(std::span(run).first(count), lock);
+}
+
+void Core::work() {
+  touch_stack();
+  Lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (stopping_) return;
-    const std::size_t count = claim_run(run);
-    if (!queue_.empty()) work_.notify_one();
-    read(std::span(run).first(count), lock);
+    read_run(queue_.front(), lock);
   }
 }
 

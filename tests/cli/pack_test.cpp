@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `stowage pack`: what it writes equals what the library quantizes, for every way of asking.
+#include <sched.h>
+#include <sys/mount.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -237,6 +240,36 @@ TEST_F(Pack, ForceReplacesAFile) {
   EXPECT_THAT(expect_failure(1, {"pack", "m.safetensors", "p.safetensors", "--storage", "nf4"}),
               HasSubstr("p.safetensors: must not exist yet (--force replaces it)"));
   EXPECT_EQ(storage_of(packed({"--storage", "nf4", "--force"}), "embed.weight"), "nf4:block64");
+}
+
+// A file system of its own, where this process may have one.
+TEST_F(Pack, AFullDiskIsAnErrorThatLeavesNothing) {
+  write_model(path("m.safetensors"),
+              {f32_tensor("a.weight", {512, 512}, 1), f32_tensor("b.weight", {512, 512}, 2)});
+  fs::create_directory(path("full"));
+  if (::unshare(CLONE_NEWNS) != 0 ||
+      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("none", path("full").c_str(), "tmpfs", 0, "size=400k") != 0) {
+    GTEST_SKIP() << "this process cannot mount";
+  }
+  for (const char* const storage : {"int8", "f8_e4m3:row"}) {
+    const std::string text =
+        expect_failure(1, {"pack", "m.safetensors", "full/o", "--storage", storage});
+    EXPECT_THAT(text, testing::HasSubstr("bytes of space, got "));
+  }
+  expect_ok({"pack", "m.safetensors", "full/o", "--storage", "nf4"});
+  ::umount2(path("full").c_str(), MNT_DETACH);
+}
+
+// The space that was free when it was asked for is gone when it is taken.
+TEST_F(Pack, AFileThatMayNotGrowIsAnErrorThatLeavesNothing) {
+  write_model(path("m.safetensors"), small_model());
+  const std::set<std::string> before = names();
+  const Result result =
+      run({"pack", "m.safetensors", "o", "--storage", "int8"}, {.file_bytes = 512});
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.err, testing::HasSubstr("File too large"));
+  EXPECT_EQ(names(), before);
 }
 
 }  // namespace

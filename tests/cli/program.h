@@ -58,6 +58,7 @@ class Program : public testing::Test {
     std::vector<std::string> variables{};  // NAME=VALUE
     std::string stdout_path{};             // where stdout goes
     rlim_t private_bytes = RLIM_INFINITY;  // memory that is no file's
+    rlim_t file_bytes = RLIM_INFINITY;     // of one file that is written
     int interrupt_after_us = -1;           // SIGINT so long after the start
   };
   Result run(std::vector<std::string> arguments) const { return run(std::move(arguments), {}); }
@@ -74,6 +75,9 @@ class Program : public testing::Test {
       for (const std::string& variable : around.variables) putenv(strdup(variable.c_str()));
       const rlimit limit{around.private_bytes, around.private_bytes};
       setrlimit(RLIMIT_DATA, &limit);
+      const rlimit longest{around.file_bytes, around.file_bytes};
+      if (around.file_bytes != RLIM_INFINITY) signal(SIGXFSZ, SIG_IGN);
+      setrlimit(RLIMIT_FSIZE, &longest);
       signal(SIGINT, SIG_DFL);  // a shell's background jobs ignore it
       if (chdir(folder_.c_str()) == 0) execv(STOWAGE_PROGRAM, argv.data());
       _exit(127);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "engine/allocations.h"
 #include "engine/model.h"
 #include "stowage/quantize.h"
 
@@ -14,37 +15,43 @@ namespace stowage {
 namespace {
 using namespace test;
 
-/// Uses a second by so many threads, each of which goes through all weights.
+/// Uses a second by so many threads, from the first one's start to the last one's end.
 template <class Use>
 double rate(int threads, int passes, const Use& use) {
+  using Clock = std::chrono::steady_clock;
   std::atomic<int> ready = 0;
   std::vector<std::thread> made;
-  std::vector<double> seconds(static_cast<std::size_t>(threads));
+  std::vector<Clock::time_point> begun(static_cast<std::size_t>(threads)), ended(begun);
   for (int t = 0; t < threads; ++t) {
     made.emplace_back([&, t] {
       use(t, 0);
       for (++ready; ready < threads;) std::this_thread::yield();
-      const auto begun = std::chrono::steady_clock::now();
+      begun[static_cast<std::size_t>(t)] = Clock::now();
       for (int pass = 0; pass < passes; ++pass) use(t, pass);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-      seconds[static_cast<std::size_t>(t)] = took.count();
+      ended[static_cast<std::size_t>(t)] = Clock::now();
     });
   }
   for (std::thread& thread : made) thread.join();
-  return threads * passes / *std::ranges::max_element(seconds);
+  const std::chrono::duration<double> took =
+      *std::ranges::max_element(ended) - *std::ranges::min_element(begun);
+  return threads * passes / took.count();
 }
 
-// A generous bound, and the best of a few tries: the machine may have other work. bench/engine
-// shows the figure.
+// A generous bound, and the best of a few tries. Rounds in which the machine had no second
+// processor for work that shares nothing tell nothing. bench/engine_bench shows the figure.
 template <class Use>
 void expect_two_threads_to_gain(int passes, const Use& use) {
-  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor";
-  double best = 0;
-  for (int round = 0; round < 30 && best < 1.3; ++round)
-    best = std::max(best, rate(2, passes, use) / rate(1, passes, use));
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  EXPECT_GE(best, 1.3);
-#endif
+  const auto alone = [](int, int) {
+    volatile std::uint64_t sum = 0;
+    for (int i = 0; i < 100; ++i) sum = sum + 1;
+  };
+  int free_rounds = 0;
+  for (int round = 0; round < 40 && free_rounds < 8; ++round) {
+    if (rate(2, passes, use) / rate(1, passes, use) >= 1.3) return;
+    if (rate(2, 2000, alone) / rate(1, 2000, alone) >= 1.7) ++free_rounds;
+  }
+  if (free_rounds < 8 || !kCountsAllocations) GTEST_SKIP() << "a busy machine, or a sanitizer";
+  ADD_FAILURE() << "two threads never did 1.3 times the work of one";
 }
 
 struct Resident : testing::Test {
