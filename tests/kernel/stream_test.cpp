@@ -32,12 +32,12 @@ STOWAGE_FOR_EACH_ISA(StreamedOutput);
 
 // Large enough to be streamed; the kernels alone write the expected bytes.
 TEST_P(StreamedOutput, IsThatOfTheKernels) {
-  const Shape shape{2051, 4099};
+  const Shape shape{8205, 4099};
   const std::int64_t n = shape.elements();
   Bytes codes(static_cast<std::size_t>(n));
   std::mt19937 random(5);
   for (std::byte& b : codes) b = static_cast<std::byte>(random());
-  std::vector<float> scales(2051 * 65);  // 8-bit blocks restart at each row
+  std::vector<float> scales(8205 * 65);  // 8-bit blocks restart at each row
   for (float& s : scales) s = std::ldexp(1.3f, static_cast<int>(random() % 5));
   for (const char* name : {"f8_e4m3", "int8:row", "f8_e5m2:block64", "nf4"}) {
     const Storage storage = parse_storage(name);
