@@ -24,7 +24,7 @@ from torch import nn
 
 import stowage
 
-PIECE = 4 << 20
+PROBES = [(1 << 20, 4), (1 << 20, 8), (4 << 20, 2), (4 << 20, 4)]  # bytes of a read, threads
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,19 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def read_whole(path: Path, flags: int, threads: int) -> float:
-    """Bytes a second of reads of 4 MiB into memory that was touched before."""
+def read_whole(path: Path, flags: int, piece: int, threads: int) -> float:
+    """Bytes a second of reads of `piece` bytes into memory that was touched before."""
     size = path.stat().st_size // 4096 * 4096
     handle = os.open(path, os.O_RDONLY | flags)
-    buffers = [mmap.mmap(-1, 2 * PIECE) for _ in range(threads)]
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # what is shared has small pages
+    buffers = [mmap.mmap(-1, 8 << 20, flags=private) for _ in range(threads)]
     for buffer in buffers:  # large pages cost a direct read less
         buffer.madvise(mmap.MADV_HUGEPAGE)
-        buffer.write(b"x" * 2 * PIECE)
+        buffer.write(b"x" * (8 << 20))
 
     def read(which: int) -> None:
-        for at in range(which * PIECE, size, threads * PIECE):
-            os.preadv(handle, [memoryview(buffers[which])[: min(PIECE, size - at)]], at)
+        for at in range(which * piece, size, threads * piece):
+            os.preadv(handle, [memoryview(buffers[which])[: min(piece, size - at)]], at)
 
     try:
         with ThreadPoolExecutor(threads) as pool:
@@ -112,8 +113,9 @@ def cold(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
     layer = size // args.layers
 
     def probe_once() -> None:
-        forget(file)
-        probes.append(read_whole(file, os.O_DIRECT, 4))
+        for piece, threads in PROBES:
+            forget(file)
+            probes.append(read_whole(file, os.O_DIRECT, piece, threads))
 
     def ours_once() -> None:
         forget(file)
@@ -128,7 +130,7 @@ def cold(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
     for turn in range(args.rounds + 1):  # the first warms caches below this system's: left out
         for run in (probe_once, ours_once) if turn % 2 else (ours_once, probe_once):
             run()
-    probes, ours, stalls = probes[1:], ours[1:], stalls[1:]
+    probes, ours, stalls = probes[len(PROBES) :], ours[1:], stalls[1:]
     probe, ratio = max(probes), statistics.median(ours) / max(probes)
     detail = f"{statistics.median(ours) / 1e9:.2f} of {probe / 1e9:.2f} GB/s, the probe's best"
     detail += f", {statistics.median(stalls):.0%} of it waiting"
@@ -163,6 +165,34 @@ def warm(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
     return [*rows, Row(name, ratio, None, "below", detail)]
 
 
+def watch(folder: Path, args: argparse.Namespace, x: torch.Tensor) -> list[Row]:
+    """What it costs to ask for a report of each pass, and to trace it."""
+    size = (folder / "model.safetensors").stat().st_size
+    model = load(folder, args, 2 * size, "mapped")
+
+    def reported() -> None:
+        before = stowage.engine_report(model)
+        model(x)
+        stowage.engine_report(model).since(before)
+
+    def traced() -> None:
+        with stowage.trace(os.devnull):
+            traces.append(seconds(lambda: model(x)))
+
+    plain, reports, traces = [], [], []
+    model(x)
+    for _ in range(10 * args.rounds):
+        plain.append(seconds(lambda: model(x)))
+        reports.append(seconds(reported))
+        traced()
+    alone = statistics.median(plain)
+    rows = [("a report of each pass", reports, 1.01), ("inside a trace", traces, None)]
+    return [
+        Row(name, statistics.median(taken) / alone, limit, "below", f"{alone * 1e3:.1f} ms without")
+        for name, taken, limit in rows
+    ]
+
+
 def use(args: argparse.Namespace) -> list[Row]:
     """Microseconds that the engine adds to the use of a weight that is in memory."""
     layers, width = 200, 64
@@ -190,7 +220,8 @@ def measure(args: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=args.folder) as made, torch.inference_mode():
         folder = Path(made)
         write(folder, args.layers, args.width, args.storage)
-        return [*cold(folder, args, x), *warm(folder, args, x), *use(args)]
+        rows = [*cold(folder, args, x), *warm(folder, args, x)]
+        return [*rows, *watch(folder, args, x), *use(args)]
 
 
 def main() -> None:

@@ -26,13 +26,13 @@ class STOWAGE_API Device {
   virtual ~Device();
 
   virtual std::string name() const = 0;
-  /// Aligned to 4096 bytes.
+  /// Aligned to 256 bytes.
   virtual void* allocate(std::uint64_t bytes) = 0;
   /// Of memory that no copy and no work on a stream uses any more.
   virtual void free(void* memory) noexcept = 0;
-  /// Locks host memory into place, so that copies from it need no detour. A device without such a
-  /// thing does nothing.
-  virtual void pin(void* memory, std::uint64_t bytes) = 0;
+  /// Locks host memory into place, so that copies from it need no detour and do not hold up the
+  /// host. False: it is already, by somebody else who unpins it.
+  virtual bool pin(void* memory, std::uint64_t bytes) = 0;
   virtual void unpin(void* memory) noexcept = 0;
 
   /// Copies from host memory once all of `after` are done. `from` must keep its bytes until the
@@ -78,12 +78,13 @@ class STOWAGE_API PretendDevice : public Device {
   /// The next `count` copies fail, as a device that was lost would have them.
   void fail_copies(int count);
   std::uint64_t allocated() const;
-  std::uint64_t copied() const;  // bytes
+  std::uint64_t pinned() const;  // bytes of host memory
+  std::uint64_t copied() const;
 
   std::string name() const override;
   void* allocate(std::uint64_t bytes) override;
   void free(void* memory) noexcept override;
-  void pin(void* memory, std::uint64_t bytes) override;
+  bool pin(void* memory, std::uint64_t bytes) override;
   void unpin(void* memory) noexcept override;
   Event copy_in(void* to, const void* from, std::uint64_t bytes,
                 std::span<const Event> after) override;

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "stowage/file.h"
 
@@ -30,11 +31,14 @@ enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
 STOWAGE_API const char* to_string(Reads reads) noexcept;
 
 struct EngineOptions {
-  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest weight
+  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that comes
   Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
   int workers = 4;                 // threads that read ahead; 0 reads only what is asked for
   double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
   bool lock = false;   // keep the memory from being swapped; not with mapped reads
+  /// Names of weights and tensors that never come into memory: leases give the mapping. The budget
+  /// need not have room for them (an embedding, of which rows are read).
+  std::vector<std::string> mapped_only{};
 };
 
 struct EngineReport {
@@ -88,7 +92,7 @@ class STOWAGE_API Engine {
   WeightId size() const noexcept;
   std::optional<WeightId> find(std::string_view name) const;
   const std::string& name(WeightId id) const;
-  std::uint64_t bytes(WeightId id) const;  // that it takes in memory
+  std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes
 
   /// The weight's bytes in memory: at once, or after one read. Throws io (a failed read, with the
   /// byte and what the system said; the timeout; a cancel) and bad_file (cut short, rewritten),
@@ -97,6 +101,10 @@ class STOWAGE_API Engine {
   /// Every acquire() that waits now throws io, at the latest when a read of its own returns, and
   /// what nobody has begun to read is not read. What is asked for later is read as ever.
   void cancel() noexcept;
+  /// These stay in memory from their first use on, in room of their own, and the rest shares what
+  /// is left of the budget. To be said before the first acquire(). Throws invalid_argument where
+  /// the budget does not hold them and the largest of the rest.
+  void keep(std::span<const WeightId> ids);
   /// The order of use to expect where nothing has been learnt.
   void expect(std::span<const WeightId> order);
   /// What the calling thread works on from now (a hash of its inputs' shapes): orders are learnt
@@ -109,6 +117,7 @@ class STOWAGE_API Engine {
   static std::optional<Lease> lease_at(const void* mapped);
 
  private:
+  friend class DeviceEngine;
   std::shared_ptr<engine::Core> core_;
 };
 

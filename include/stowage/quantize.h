@@ -64,6 +64,9 @@ STOWAGE_API void embedding(const Weight& weight, const std::int64_t* ids, std::i
 /// weight.
 STOWAGE_API void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight,
                         const void* bias, void* y, Executor* executor = nullptr);
+/// Whether linear() multiplies this weight and x of bf16 in bf16 on this CPU (docs/numbers.md):
+/// then it keeps up with a dense product to far more rows of x.
+STOWAGE_API bool multiplies_in_bf16(const Weight& weight);
 /// gx[m, K] = g[m, N] W.
 STOWAGE_API void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight,
                                    void* gx, Executor* executor = nullptr);

@@ -16,25 +16,33 @@ from stowage._errors import (
 from stowage._info import info
 from stowage._model.frozen import frozen_linear
 from stowage._model.masters import drop_master
-from stowage._model.report import Report, Row, report
+from stowage._model.rows import Report, Row
 from stowage._model.sizes import nbytes
 from stowage._quantize import quantize
-from stowage._tiers.counting import EngineReport
-from stowage._tiers.engine import engine_report
+from stowage._shard import sharding_calls  # noqa: F401  it tells tensors how to be sharded
+from stowage._tiers.counting import DeviceReport, EngineReport
+from stowage._tiers.measuring import Measured, measured
 from stowage._tiers.offloading import offload, onload
+from stowage._tiers.rebudgeting import rebudget
+from stowage._tiers.reporting import engine_report, report
 from stowage._tiers.tracing import trace
 from stowage.checkpoint import save, state_dict
 from stowage.dispatch import fallbacks
 from stowage.loading import load, load_state_dict
 from stowage.modules import stow, unstow
+from stowage.planning import Comparison, Plan, measured_links, plan
 from stowage.tensor import StowedTensor
 
 __all__ = [
     "BadFile",
+    "Comparison",
+    "DeviceReport",
     "EngineReport",
     "FileError",
     "InvalidArgument",
+    "Measured",
     "OutOfMemory",
+    "Plan",
     "Report",
     "Row",
     "StowageError",
@@ -48,10 +56,14 @@ __all__ = [
     "info",
     "load",
     "load_state_dict",
+    "measured",
+    "measured_links",
     "nbytes",
     "offload",
     "onload",
+    "plan",
     "quantize",
+    "rebudget",
     "report",
     "save",
     "state_dict",

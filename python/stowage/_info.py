@@ -27,7 +27,7 @@ def info() -> dict[str, Any]:
 
     `instruction_set` is `composite` where STOWAGE_FORCE_ISA asks for stock torch ops.
     """
-    facts: dict[str, Any] = json.loads(ops.info())
+    facts: dict[str, Any] = json.loads(ops.text(ops.info()))
     if composite_forced():
         facts["instruction_set"] = "composite"
     missing = sorted(name for name in _OPTIONAL if importlib.util.find_spec(name) is None)

@@ -2,12 +2,14 @@
 """Memory that a file is mapped to read-only: copied before a write, which would end the process."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from stowage._memory import new_copy
 
+_copier: Callable[[Tensor], Tensor] = new_copy
 _copies = 0  # made so far, of mapped memory that was written to, or of models that changed
 
 
@@ -21,6 +23,12 @@ def note_copies() -> None:
     _copies += 1
 
 
+def copy_with(copier: Callable[[Tensor], Tensor]) -> None:
+    """Has `copier` decide where copies of mapped memory go that is written to."""
+    global _copier
+    _copier = copier
+
+
 def copied(part: Tensor, memo: dict[int, Any]) -> Tensor:
     """A deep copy; of mapped memory one that is made at the first write."""
     return part.detach() if is_mapped_read_only(part) else copy.deepcopy(part, memo)
@@ -32,7 +40,7 @@ def ensure_writable(part: Tensor) -> None:
     The tensor object stays, so every alias of a weight, which has the same object, follows.
     """
     if is_mapped_read_only(part):
-        part.data = new_copy(part)
+        part.data = _copier(part)
         note_copies()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from stowage._errors import fail
 from stowage._storage import Storage
@@ -25,6 +26,12 @@ def _check_dtype(where: str, name: str, dtype: torch.dtype, legal: Sequence[torc
     if dtype not in legal:
         names = ", ".join(str(d).removeprefix("torch.") for d in legal)
         _wrong(where, f"{name} must be one of {names}", str(dtype).removeprefix("torch."))
+
+
+def _may_be_brought(x: Tensor, codes: Tensor) -> bool:
+    """Whether a graph may have this: when it runs, the tier of a device brings what rests on the
+    CPU, or the op says that nobody does."""
+    return isinstance(x, FakeTensor) and codes.device.type == "cpu" and x.device.type != "meta"
 
 
 def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:
@@ -75,7 +82,7 @@ def _check_matrix_product(
     _check_dtype(where, name, x.dtype, _COMPUTE)
     if x.dim() < 1:
         _wrong(where, f"{name} must have at least 1 dimension", x.dim())
-    if x.device != codes.device:
+    if x.device != codes.device and not _may_be_brought(x, codes):
         _wrong(where, f"{name} must be on {codes.device} like codes", x.device)
     if storage.bits != 4 and codes.dim() != 2:
         _wrong(where, "codes must have 2 dimensions", codes.dim())
@@ -133,7 +140,7 @@ def check_embedding(
 ) -> None:
     where = "stowage::embedding"
     _check_dtype(where, "ids", ids.dtype, _IDS)
-    if ids.device != codes.device:
+    if ids.device != codes.device and not _may_be_brought(ids, codes):
         _wrong(where, f"ids must be on {codes.device} like codes", ids.device)
     if len(shape) < 1:
         _wrong(where, "a table must have at least 1 dimension", len(shape))

@@ -60,8 +60,8 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         gx = linear_grad_input(g, codes, scales, storage, columns, weight, exact)
     if need_bias:
         gb = bias_gradient(g)
-    if need_weight and x is not None:
-        gw = weight_gradient(g, x)
+    if need_weight and x is not None and weight is not None:
+        gw = weight_gradient(g, x).to(weight.device)  # its codes may have been brought to x
     return gx, gb, gw, None, None, None, None, *([None] * count)
 
 
@@ -212,8 +212,8 @@ def _grad_input_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     out = gw = None
     if need_g:
         out = linear(gg, codes, scales, ctx.storage, ctx.rows, None, weight, ctx.exact)
-    if need_weight and g is not None:
-        gw = weight_gradient(g, gg)
+    if need_weight and g is not None and weight is not None:
+        gw = weight_gradient(g, gg).to(weight.device)
     return out, gw, None, None, None, None, *([None] * ctx.scales)
 
 

@@ -22,8 +22,9 @@ from stowage._files.real_values import (
     write_config,
 )
 from stowage._files.writing import buffer_dtypes, declared, ties, write
-from stowage._model.casts import is_plain
+from stowage._model.casts import is_plain, plain_values
 from stowage._model.weights import Held, written
+from stowage._shard.gathering import by_the_first, is_spread, together
 from stowage.tensor import StowedTensor
 
 FILE = "model.safetensors"
@@ -32,9 +33,14 @@ FILE = "model.safetensors"
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers as plain tensors under the names that files use
     (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
-    takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too."""
+    takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too. Where weights are
+    spread over processes, all must call it, and each gets the whole of them."""
+    return _flat(together(model))
+
+
+def _flat(every: list[Held]) -> dict[str, torch.Tensor]:
     flat: dict[str, torch.Tensor] = {}
-    for held in written(model):
+    for held in every:
         flat.update(_flat_one(held))
     return flat
 
@@ -58,23 +64,31 @@ def save(
     or diffusers and with the model's configuration, so that their `from_pretrained` opens the
     folder. Weights are dequantized one by one: the peak is the largest of them.
 
+    Where weights are spread over processes (docs/sharding.md), all must call it; the first writes.
+
     Raises InvalidArgument for tensors that have no values or no place in a safetensors file, and
     FileError (an OSError) when the disk is full or not writable."""
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     if dtype is not None:
         return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
-    raise_problems("stowage.save", _unsavable(model))
-    flat = state_dict(model)
-    write(
-        where / FILE,
-        [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
-        flat.items(),
-        weights=[_weight_facts(held) for held in written(model) if _is_declared(held)],
-        metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
-        shard_bytes=shard_bytes,
-        checksums=checksums,
-    )
+    spread = any(is_spread(held.tensor) for held in written(model))
+    every = together(model)
+    raise_problems("stowage.save", _unsavable(model, every))
+
+    def write_files() -> None:
+        flat = _flat(every)
+        write(
+            where / FILE,
+            [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
+            flat.items(),
+            weights=[_weight_facts(held) for held in every if _is_declared(held)],
+            metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
+            shard_bytes=shard_bytes,
+            checksums=checksums,
+        )
+
+    by_the_first(spread, write_files)
     return _written_path(where, FILE)
 
 
@@ -118,10 +132,10 @@ def _is_declared(held: Held) -> bool:
     return _rests(held) and not is_plain(held.tensor)
 
 
-def _unsavable(model: nn.Module) -> list[str]:
+def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
     """Every reason why a tensor of `model` cannot be written."""
     problems, names = [], set()
-    for held in written(model):
+    for held in every:
         tensor = held.tensor
         if tensor.is_meta:
             problems.append(f"{held.name}: must hold values, got a meta tensor")
@@ -151,7 +165,7 @@ def _unsavable(model: nn.Module) -> list[str]:
 def _flat_one(held: Held) -> dict[str, torch.Tensor]:
     tensor = held.tensor
     if isinstance(tensor, StowedTensor):
-        return flatten(held.name, tensor)
+        return {held.name: plain_values(tensor)} if is_plain(tensor) else flatten(held.name, tensor)
     return {held.name: tensor.detach()}
 
 

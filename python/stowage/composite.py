@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stowage import ops
 from stowage._errors import fail
 from stowage._library import composite_forced
 from stowage._numbers import codec, rounding
@@ -23,6 +24,7 @@ from stowage._shapes import (
     check_weight,
 )
 from stowage._storage import Storage
+from stowage._tiers.bringing import lender_of, where_x_is
 
 _SUBNORMAL, _ONE = 2.0**-1074, 1.0
 
@@ -65,11 +67,21 @@ def _tile(
     return codec.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
 
 
-def _check_exact(where: str, dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16:
+def _check_exact(where: str, x: Tensor) -> None:
+    if x.dtype == torch.bfloat16 and x.is_cpu:
         fail("unsupported", f"{where}: exact bf16 products need the kernels, got composite")
 
 
+def _dense(
+    codes: Tensor, scales: Sequence[Tensor], storage: int, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """The weight, for torch's own product; codes that are values are it, without a copy."""
+    if codes.dtype == dtype:
+        return codes
+    return dequantize(codes, scales, storage, shape, dtype)
+
+
+@where_x_is()
 def linear(
     x: Tensor,
     codes: Tensor,
@@ -83,8 +95,8 @@ def linear(
     shape = check_linear(x, codes, scales, kind, rows, bias)
     _check_subnormals(where)
     if exact:
-        _check_exact(where, x.dtype)
-        weight = dequantize(codes, scales, storage, shape, x.dtype)
+        _check_exact(where, x)
+        weight = _dense(codes, scales, storage, shape, x.dtype)
         return torch.nn.functional.linear(x, weight, bias)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     wide, flat = x.reshape(-1, shape[1]).to(torch.float32), out.view(-1, rows)
@@ -95,6 +107,7 @@ def linear(
     return out
 
 
+@where_x_is()
 def linear_grad_input(
     g: Tensor,
     codes: Tensor,
@@ -108,8 +121,8 @@ def linear_grad_input(
     _check_subnormals(where)
     wide = g.reshape(-1, shape[0])
     if exact:
-        _check_exact(where, g.dtype)
-        gx = wide.mm(dequantize(codes, scales, storage, shape, g.dtype))
+        _check_exact(where, g)
+        gx = wide.mm(_dense(codes, scales, storage, shape, g.dtype))
         return gx.view(*g.shape[:-1], columns)
     wide = wide.to(torch.float32)
     total = torch.zeros((wide.shape[0], columns), dtype=torch.float32, device=g.device)
@@ -127,6 +140,9 @@ def embedding(
     out: torch.dtype,
 ) -> Tensor:
     where, kind = "stowage::embedding", Storage.from_key(storage)
+    if ids.device != codes.device and lender_of(codes, ids.device) is not None:
+        rows = ops.embedding(ids.to(codes.device), codes, scales, storage, shape, out)
+        return rows.to(ids.device)  # a table is not brought: its rows are
     check_embedding(ids, codes, scales, kind, shape, out)
     _check_subnormals(where)
     rows, length = shape[0], rounding.row_elements(shape)
@@ -145,6 +161,7 @@ def embedding(
     return result
 
 
+@where_x_is()
 def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) -> Tensor:
     kind = Storage.from_key(storage)
     check_measure(x, codes, scales, kind)
@@ -171,6 +188,7 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
     return torch.cat([totals, blocks.worst()])
 
 
+@where_x_is()
 def _linear(
     x: Tensor, codes: Tensor, scale: Tensor, storage: int, rows: int, bias: Tensor | None = None
 ) -> Tensor:

@@ -27,14 +27,14 @@ from stowage.views import (
 )
 
 aten = torch.ops.aten
-_fallbacks: Counter[str] = Counter()
+counted_fallbacks: Counter[str] = Counter()
 
 
 def fallbacks(*, clear: bool = False) -> dict[str, int]:
     """How often an operator without a stowed form has dequantized a whole weight, by operator."""
-    counted = dict(_fallbacks)
+    counted = dict(counted_fallbacks)
     if clear:
-        _fallbacks.clear()
+        counted_fallbacks.clear()
     return counted
 
 
@@ -49,7 +49,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return result
     if called.is_view and isinstance(args[0], PACKED):
         return view_of(called, args[0], args[1:], kwargs)
-    _fallbacks[str(called)] += 1
+    counted_fallbacks[str(called)] += 1
     return called(*blocks.values(args), **blocks.values(kwargs))
 
 
@@ -99,7 +99,7 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # Parts keep their own dtypes and their one legal layout.
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     moved = t._like([called(part, **where) for part in t._parts()], dtype=dtype)
-    moved._stays = t._stays
+    moved._stays, moved._plain = t._stays, t._plain
     return moved
 
 

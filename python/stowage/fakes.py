@@ -65,7 +65,7 @@ def _embedding(
 ) -> Tensor:
     kind = Storage.from_key(storage)
     _shapes.check_embedding(ids, codes, scales, kind, shape, out)
-    return codes.new_empty((*ids.shape, *shape[1:]), dtype=out)
+    return codes.new_empty((*ids.shape, *shape[1:]), dtype=out, device=ids.device)
 
 
 @torch.library.register_fake("stowage::measure")

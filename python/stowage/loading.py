@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -18,7 +19,10 @@ from stowage._model.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
 from stowage._model.stowing import Making
 from stowage._storage import Storage
-from stowage._tiers.engine import Engine, EngineOptions, attach, engine_of
+from stowage._tiers.carrying import Planned, carried_by_engine, check_alone, read_plan
+from stowage._tiers.engine import Engine, EngineOptions, attach, engine_of, mapped_only
+from stowage._tiers.timing import keep_to
+from stowage.planning import Plan
 from stowage.policy import Policy, Rules
 from stowage.skips import Skip
 
@@ -43,6 +47,7 @@ def load(
     blocks: Blocks = None,
     input_cast: InputCast = None,
     ram: int | str | None = None,
+    plan: Planned | None = None,
     reads: str = "automatic",
     progress: bool = True,
 ) -> nn.Module:
@@ -56,32 +61,48 @@ def load(
 
     `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
     so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
-    bytes ("2GiB") at a time: see `offload`. `rename` gives a weight of the file the model's name
-    for it, or None to leave it out: a function, or patterns {"model.*": "*", "*.aux": None}.
-    `strict=False` permits missing and unexpected names. `verify` compares checksums first.
-    `progress=False` shows no bar; else one comes on a terminal, after a second. `skip`,
+    bytes ("2GiB") at a time: see `offload`. `plan` (of `stowage.plan` for this folder, or the path
+    of one) says instead which weights stay in memory. `rename` gives a weight of the file the
+    model's name for it, or None to leave it out: a function, or patterns {"model.*": "*",
+    "*.aux": None}. `strict=False` permits missing and unexpected names. `verify` compares checksums
+    first. `progress=False` shows no bar; else one comes on a terminal, after a second. `skip`,
     `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
     are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
     unreadable file."""
-    policy = _policy(storage, rules, skip, allow_unmatched, ram)
-    engine = None if ram is None else EngineOptions(byte_count(ram, "ram"), reads)
-    if engine is None and reads != "automatic":
-        raise InvalidArgument(f"stowage.load: reads must come with ram, got reads={reads!r} alone")
+    plan = None if plan is None else read_plan(plan)
+    engine = _engine_options(folder, ram, plan, reads)
+    policy = _policy(storage, rules, skip, allow_unmatched, resting := engine is not None)
     grain = Granularity.parse(working, blocks, input_cast, exact)
     how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
-    options = Options(
-        how, mmap or ram is not None, ram is not None, strict, rename, progress=progress
-    )
+    options = Options(how, mmap or resting, resting, strict, rename, progress=progress)
     source = FileSource(folder)
     try:
         if verify:
             source.verify()
-        return _load(model, source, policy, options, grain, engine)
+        made = _load(model, source, policy, options, grain, engine)
     finally:
         source.close()
+    keep_to(made, plan)
+    return made
+
+
+def _engine_options(
+    folder: str | os.PathLike[str], ram: int | str | None, plan: Plan | None, reads: str
+) -> EngineOptions | None:
+    check_alone("stowage.load", plan, {"ram": ram})
+    if plan is not None:
+        plan.check(folder)
+        return replace(carried_by_engine("stowage.load", plan), reads=reads)
+    if ram is not None:
+        return EngineOptions(byte_count(ram, "ram"), reads)
+    if reads != "automatic":
+        raise InvalidArgument(
+            f"stowage.load: reads must come with ram or plan, got reads={reads!r} alone"
+        )
+    return None
 
 
 def _load(
@@ -92,15 +113,23 @@ def _load(
     grain: Granularity,
     given: EngineOptions | None,
 ) -> nn.Module:
-    engine = None if given is None else Engine(source, given)
     target = model if isinstance(model, nn.Module) else build(model)
-    if engine is not None and engine_of(target) is not None:
-        raise InvalidArgument("stowage.load: the model must not be offloaded, onload it first")
-    filling = _fill(target, source, policy, options, "load", grain)
-    if engine is not None:
+    engine: list[Engine] = []
+
+    def open_engine(filling: Filling) -> None:
+        if given is not None:
+            if engine_of(target) is not None:
+                raise InvalidArgument(
+                    "stowage.load: the model must not be offloaded, onload it first"
+                )
+            names = mapped_only(source.entries, filling.moved())
+            engine.append(Engine(source, replace(given, mapped_only=names)))
+
+    filling = _fill(target, source, policy, options, "load", grain, open_engine)
+    if engine:
         moved = filling.moved()
-        engine.expect(moved)
-        attach(target, engine, moved.values())
+        engine[0].expect(moved)
+        attach(target, engine[0], moved.values())
     return target
 
 
@@ -109,16 +138,16 @@ def _policy(
     rules: Rules | None,
     skip: Skip,
     allow_unmatched: bool,
-    ram: int | str | None,
+    resting: bool,
 ) -> Policy | None:
     if storage is None and rules is None:
         if skip is not None:
             raise InvalidArgument("stowage.load: skip must come with storage or rules")
         return None
-    if ram is not None:
+    if resting:
         raise InvalidArgument(
-            "stowage.load: ram must come without storage and rules: what is quantized now is not "
-            "in the file (save the model, then load it with ram)"
+            "stowage.load: ram and plan must come without storage and rules: what is quantized now "
+            "is not in the file (save the model, then load it with ram)"
         )
     policy = Policy.parse(storage, rules, skip, allow_unmatched)
     if policy.several:
@@ -133,6 +162,7 @@ def _fill(
     options: Options,
     where: str,
     grain: Granularity | None = None,
+    before_change: Callable[[Filling], None] = lambda filling: None,
 ) -> Filling:
     with torch.inference_mode(False), torch.no_grad():
         filling = Filling(model, source, policy, options)
@@ -141,6 +171,7 @@ def _fill(
         if grain is not None:
             filling.problems.extend(grain.problems(model, filling.resting()))
         raise_problems(f"stowage.{where}: {source.where}", filling.problems)
+        before_change(filling)
         commit()
         if grain is not None:
             grain.apply(model)

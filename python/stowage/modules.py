@@ -15,7 +15,8 @@ from stowage._model.choosing import Limits
 from stowage._model.declared import WidePlaces
 from stowage._model.granularity import Blocks, Granularity, InputCast, forget, holders
 from stowage._model.masters import Keeping, Master, fresh_master
-from stowage._model.report import Report, loss_of, remember, report
+from stowage._model.report import loss_of, remember, report
+from stowage._model.rows import Report
 from stowage._model.stowing import Loss, Making, from_values, relabelled, unfit
 from stowage._model.unstowing import restored
 from stowage._model.weights import Held, Swap

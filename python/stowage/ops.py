@@ -31,16 +31,36 @@ file_verify = _ops.file_verify.default
 file_check = _ops.file_check.default
 file_close = _ops.file_close.default
 engine_open = _ops.engine_open.default
+engine_keep = _ops.engine_keep.default
 engine_expect = _ops.engine_expect.default
 engine_signature = _ops.engine_signature.default
 engine_describe = _ops.engine_describe.default
 engine_close = _ops.engine_close.default
+plan_make = _ops.plan_make.default
+plan_text = _ops.plan_text.default
+plan_read = _ops.plan_read.default
+plan_check = _ops.plan_check.default
+plan_html = _ops.plan_html.default
+machine_key = _ops.machine_key.default
+links_measure = _ops.links_measure.default
 trace_start = _ops.trace_start.default
 trace_stop = _ops.trace_stop.default
 writer_open = _ops.writer_open.default
 writer_write = _ops.writer_write.default
 writer_finish = _ops.writer_finish.default
 writer_discard = _ops.writer_discard.default
+
+
+def plan_compare(plan: str, measured: str) -> torch.Tensor:
+    """A sentence, as bytes: JSON of a plan beside JSON of what a pass took."""
+    made: torch.Tensor = _ops.plan_compare.default(plan, measured)
+    return made
+
+
+def report_html(report: str, plan: str, measured: str) -> torch.Tensor:
+    """A page, as bytes, of a report's JSON; `plan` is "" for none."""
+    made: torch.Tensor = _ops.report_html.default(report, plan, measured)
+    return made
 
 
 def text(given: torch.Tensor) -> str:

@@ -16,6 +16,7 @@ Handler = Callable[..., Any]
 
 FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
 OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
+ROW_OPS: dict[Any, Handler] = {}  # the same, of rows that are spread over processes (_shard/)
 _DEFAULT = "default"
 _dynamo_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
@@ -40,21 +41,35 @@ def op(*keys: Any) -> Callable[[Handler], Handler]:
     return enter
 
 
-def dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator that was given a stowed tensor or a view of one."""
+def row_op(*keys: Any) -> Callable[[Handler], Handler]:
+    """As `op`, for rows that are spread over processes."""
+
+    def enter(handler: Handler) -> Handler:
+        ROW_OPS.update(dict.fromkeys(keys or (_DEFAULT,), handler))
+        return handler
+
+    return enter
+
+
+def dispatch(
+    called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], table: dict[Any, Handler] = OPS
+) -> Any:
+    """Runs an operator that was given a stowed tensor, a view of one, or rows of one."""
     if _dynamo_callback() is None:
-        return _dispatch(called, args, kwargs)
+        return _dispatch(called, args, kwargs, table)
     # Code around a graph break runs with dynamo on, which would compile the handlers in pieces.
-    return torch.compiler.disable(_dispatch)(called, args, kwargs)
+    return torch.compiler.disable(_dispatch)(called, args, kwargs, table)
 
 
-def _dispatch(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dispatch(
+    called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], table: dict[Any, Handler]
+) -> Any:
     try:
-        handler = OPS.get(called)
+        handler = table.get(called)
         if handler is not None:
             result = handler(called, args, kwargs)
             if result is not NotImplemented:
                 return result
-        return OPS[_DEFAULT](called, args, kwargs)
+        return table[_DEFAULT](called, args, kwargs)
     except RuntimeError as error:
         raise translated(error) from None

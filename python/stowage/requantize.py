@@ -31,13 +31,15 @@ class Change(NamedTuple):
     parts: Sequence[Tensor]
 
     def commit(self) -> None:
-        for into, part in zip(self.weight._parts(), self.parts, strict=True):
-            if part is not into:
-                ensure_writable(into)
-                into.copy_(part)
-                if not into.is_inference():
-                    # Below autograd nothing else tells a backward that its weight has changed.
-                    torch.autograd.graph.increment_version(into)
+        pairs = zip(self.weight._parts(), self.parts, strict=True)
+        changed = [(into, part) for into, part in pairs if part is not into]
+        for into, _ in changed:
+            ensure_writable(into)  # there may be no room, and then nothing has changed
+        for into, part in changed:
+            into.copy_(part)
+            if not into.is_inference():
+                # Below autograd nothing else tells a backward that its weight has changed.
+                torch.autograd.graph.increment_version(into)
 
 
 class _Rows(NamedTuple):

@@ -211,8 +211,8 @@ class StowedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
         parts = [part.detach() for part in self._parts()]  # without what compilers note on them
-        if self._plain and parts[0].dtype is self._dt:
-            return torch.nn.Parameter, (parts[0], self.requires_grad)
+        if self._plain:
+            return torch.nn.Parameter, (self.dequantize(), self.requires_grad)
         return _rebuild, (parts, *facts, self._extras())
 
     # --- the protocols of torch ---------------------------------------------------------------

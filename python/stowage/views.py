@@ -169,6 +169,8 @@ def alias(t: StowedTensor) -> StowedTensor:
     def make() -> StowedTensor:
         result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
         result._root, result._trail = t._root, t._trail
+        if t._plain:
+            result._plain = True
         _share(result, t)
         return result
 

@@ -11,13 +11,16 @@
 namespace stowage::env {
 namespace {
 
-constexpr std::array<Row, 2> kTable{{
+constexpr std::array<Row, 3> kTable{{
     {Variable::force_isa, "STOWAGE_FORCE_ISA", "scalar, avx2, avx512, avx512bf16, composite",
      "Use this instruction set instead of the best one of the CPU; `composite` (Python only) runs "
      "every op by stock torch ops."},
     {Variable::threads, "STOWAGE_THREADS", "1 to 1024",
      "Threads of the core's own pool; the CPUs this process may run on when it is not set. The "
      "torch ops use torch's threads instead."},
+    {Variable::links, "STOWAGE_LINKS", "path of a file",
+     "Where plans keep the measured rates of this machine, instead of stowage/links.json in "
+     "$XDG_CACHE_HOME or ~/.cache."},
 }};
 
 }  // namespace
@@ -41,6 +44,16 @@ int threads() {
     throw Error(Code::invalid_argument, "STOWAGE_THREADS: must be a number from 1 to " +
                                             std::to_string(kMaxThreads) + ", got '" + value + "'");
   return count;
+}
+
+std::string links_path() {
+  const std::string given = text(Variable::links);
+  if (!given.empty()) return given;
+  if (const char* const cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
+    return std::string(cache) + "/stowage/links.json";
+  if (const char* const home = std::getenv("HOME"); home != nullptr && *home == '/')
+    return std::string(home) + "/.cache/stowage/links.json";
+  return "/tmp/stowage-links.json";
 }
 
 }  // namespace stowage::env

@@ -8,7 +8,7 @@
 
 namespace stowage::env {
 
-enum class Variable : std::size_t { force_isa, threads };
+enum class Variable : std::size_t { force_isa, threads, links };
 
 struct Row {
   Variable variable;
@@ -27,5 +27,8 @@ std::string force_isa();
 /// STOWAGE_THREADS, or 0 when it is not set. Throws invalid_argument unless it is 1 to kMaxThreads.
 int threads();
 inline constexpr int kMaxThreads = 1024;
+/// Where the rates of this machine are kept: STOWAGE_LINKS, or stowage/links.json in the folder for
+/// caches ($XDG_CACHE_HOME, ~/.cache, or that for temporary files).
+std::string links_path();
 
 }  // namespace stowage::env

@@ -7,6 +7,7 @@
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
+#include "cli/plan_arguments.h"
 #include "cli/text.h"
 #include "stowage/info.h"
 
@@ -21,6 +22,8 @@ constexpr const char* kExamples = R"(Examples:
   stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes
   stowage verify packed/
   stowage unpack packed/ plain/ --compute bf16
+  stowage plan packed/ --ram 4GiB --accelerator 8GiB   which weight rests where, before loading
+  stowage report packed/ --html report.html            bytes by storage and kind, each weight
   stowage bench --quick
 
 MODEL and IN are a .safetensors file, a .safetensors.index.json, or a folder that holds either.
@@ -159,10 +162,43 @@ void add_verify(CLI::App& app, std::function<void()>& chosen, VerifyOptions& opt
   command->callback([&] { chosen = [&] { verify(options); }; });
 }
 
+void add_plan(CLI::App& app, std::function<void()>& chosen, PlanTexts& texts,
+              PlanCommand& planning) {
+  auto* command = app.add_subcommand("plan", "Which weight rests where, and what a pass will take");
+  add_plan_options(*command, texts, planning);
+  command->footer(
+      "No tensor is read. The rates of this machine are measured once (stowage bench --links).\n\n"
+      "Examples:\n  stowage plan packed/ --ram 4GiB\n"
+      "  stowage plan model/ --ram 16GiB --accelerator 8GiB --storage nf4 --rows 512 -o plan.json");
+  command->callback([&] {
+    chosen = [&] {
+      usage([&] {
+        read_plan(texts, planning);
+        return true;
+      });
+      plan(planning);
+    };
+  });
+}
+
+void add_report(CLI::App& app, std::function<void()>& chosen, ReportCommand& reporting) {
+  auto* command = app.add_subcommand("report", "Bytes by storage and by kind, and each weight");
+  command->add_option("MODEL", reporting.model)->required();
+  command->add_option("--plan", reporting.plan, "A plan of it (stowage plan -o): tiers, a pass");
+  command->add_option("--measured", reporting.measured,
+                      "What passes took (stowage.measured(model).save): beside what was predicted");
+  command->add_option("--html", reporting.html, "Write a page with pictures to this file");
+  command->add_flag("--json", reporting.json, "Everything, as JSON");
+  command->footer(
+      "Examples:\n  stowage report packed/\n"
+      "  stowage report packed/ --plan plan.json --measured measured.json --html report.html");
+  command->callback([&] { chosen = [&] { report(reporting); }; });
+}
+
 void add_bench(CLI::App& app, std::function<void()>& chosen, BenchOptions& options) {
   auto* command = app.add_subcommand("bench", "Kernels beside the limits of this machine");
   add_bench_options(*command, options);
-  command->footer("Example:\n  stowage bench --quick --json");
+  command->footer("Examples:\n  stowage bench --quick --json\n  stowage bench --links model/");
   command->callback([&] { chosen = [&] { bench(options); }; });
 }
 
@@ -180,11 +216,16 @@ int run(int argc, const char* const* argv) {
   UnpackOptions unpacking;
   VerifyOptions verifying;
   BenchOptions benching;
+  PlanCommand planning;
+  PlanTexts plan_texts;
+  ReportCommand reporting;
   Texts inspect_texts, pack_texts, unpack_texts;
   add_inspect(app, chosen, inspect_texts, inspecting);
   add_pack(app, chosen, pack_texts, packing);
   add_unpack(app, chosen, unpack_texts, unpacking);
   add_verify(app, chosen, verifying);
+  add_plan(app, chosen, plan_texts, planning);
+  add_report(app, chosen, reporting);
   add_bench(app, chosen, benching);
   try {
     app.parse(argc, argv);
@@ -200,7 +241,7 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, unpack, verify or bench (see "
+        "must be given a command: inspect, pack, unpack, verify, plan, report or bench (see "
         "stowage --help)");
   return kExitOk;
 }

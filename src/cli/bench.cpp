@@ -90,6 +90,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command.add_option("--only", options.only, "Only rows whose name holds this text");
+  command.add_flag("--links", options.links, "Measure the rates that plans go by, and keep them");
+  command.add_option("PATH", options.path,
+                     "With --links: a model or folder on the disk to measure");
 }
 
 std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSizes& sizes) {
@@ -107,6 +110,7 @@ std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSize
 }
 
 void bench(const BenchOptions& options) {
+  if (options.links) return bench_links(options);
   const std::vector<BenchRow> rows = measure_bench(options, sizes_for(options));
   if (options.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -15,9 +15,11 @@ struct BenchSizes;
 
 struct BenchOptions {
   bool json = false;
-  bool quick = false;  // smaller matrices: figures for a first look
-  int threads = 2;     // measured beside one thread
-  std::string only;    // rows whose name holds this; "" for all
+  bool quick = false;      // smaller matrices: figures for a first look
+  int threads = 2;         // measured beside one thread
+  std::string only;        // rows whose name holds this; "" for all
+  bool links = false;      // instead: what the machine moves, measured anew and kept for plans
+  std::string path = ".";  // of which disk
 };
 
 /// One kernel on so many threads, beside the limit that it can at best reach.
@@ -35,6 +37,8 @@ struct BenchRow {
 
 void add_bench_options(CLI::App& command, BenchOptions& options);
 std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSizes& sizes);
+/// Measures the rates that plans go by, keeps them and prints them.
+void bench_links(const BenchOptions& options);
 /// Prints the rows as a table, or as a JSON list of objects with the keys of BenchRow.
 void bench(const BenchOptions& options);
 

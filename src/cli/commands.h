@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/policy.h"
+#include "store/policy.h"
+#include "stowage/plan.h"
 
 namespace stowage::cli {
 
@@ -45,6 +46,22 @@ struct UnpackOptions {
   std::uint64_t shard_bytes = 0;
 };
 void unpack(const UnpackOptions& options);
+
+struct PlanCommand {
+  std::string model;
+  PlanOptions options;
+  bool json = false;
+  std::string out, html;  // files for the JSON and for the page; "" for none
+};
+void plan(const PlanCommand& command);
+
+struct ReportCommand {
+  std::string model;
+  std::string plan, measured;  // files; "" for none
+  std::string html;            // a file for the page
+  bool json = false;
+};
+void report(const ReportCommand& command);
 
 struct VerifyOptions {
   std::string model;

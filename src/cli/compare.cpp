@@ -6,11 +6,11 @@
 #include "base/formatted.h"
 #include "cli/interrupt.h"
 #include "cli/losses.h"
-#include "cli/policy.h"
 #include "cli/progress.h"
 #include "cli/source.h"
 #include "cli/text.h"
 #include "format/legal.h"
+#include "store/policy.h"
 #include "stowage/quantize.h"
 
 namespace stowage::cli {

@@ -13,7 +13,7 @@
 namespace {
 
 int fail(int code, const std::string& message) {
-  std::fprintf(stderr, "stowage: %s\n", stowage::cli::printable(message).c_str());
+  std::fprintf(stderr, "stowage: %s\n", stowage::printable(message).c_str());
   return code;
 }
 

@@ -64,10 +64,12 @@ Output::Output(std::string in, std::string out, bool force)
       return;
     }
     folder_ = true;
-    if (fs::exists(out_) && !(fs::is_directory(out_) && fs::is_empty(out_)))
+    if (fs::exists(out_) &&
+        !(fs::is_directory(out_) && (fs::is_empty(out_) || FolderClaim::is_marked(out_))))
       throw Error(Code::io, out_ + ": must be a new or empty folder, or end in .safetensors");
     created_ = topmost_missing(out_);
     fs::create_directories(out_);
+    claim_.emplace(out_);
     weights_ = (fs::path(out_) / "model.safetensors").string();
   } catch (const fs::filesystem_error& error) {
     throw Error(Code::io, out_ + ": must be writable, got " + error.code().message());
@@ -82,6 +84,11 @@ Output::~Output() {
   else
     for (const auto& entry : fs::directory_iterator(out_, ignored))
       fs::remove_all(entry.path(), ignored);
+}
+
+void Output::commit() noexcept {
+  committed_ = true;
+  if (claim_) claim_->finish();
 }
 
 std::string Output::config_path() const { return (fs::path(in_) / kConfig).string(); }

@@ -5,12 +5,14 @@
 #include <optional>
 #include <string>
 
+#include "cli/folder_claim.h"
+
 namespace stowage::cli {
 
 class Output {
  public:
-  /// `out` ends in .safetensors: a file, new unless `force`. Otherwise a folder, new or empty.
-  /// Throws io.
+  /// `out` ends in .safetensors: a file, new unless `force`. Otherwise a folder: new,
+  /// empty, or with what a command left that was killed. Throws io.
   Output(std::string in, std::string out, bool force);
   ~Output();
   Output(const Output&) = delete;
@@ -25,11 +27,12 @@ class Output {
   /// Copies configuration and tokenizer files from IN to OUT, where both are folders; config.json
   /// with the given text.
   void copy_side_files(const std::optional<std::string>& config) const;
-  void commit() noexcept { committed_ = true; }
+  void commit() noexcept;
 
  private:
   std::string in_, out_, weights_, created_;  // created_: the topmost new folder
   bool folder_ = false, committed_ = false;
+  std::optional<FolderClaim> claim_;
 };
 
 }  // namespace stowage::cli

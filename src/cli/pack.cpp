@@ -7,8 +7,8 @@
 #include "cli/interrupt.h"
 #include "cli/model_folder.h"
 #include "cli/pack_plan.h"
+#include "cli/pack_report.h"
 #include "cli/progress.h"
-#include "cli/report.h"
 #include "cli/text.h"
 
 namespace stowage::cli {

@@ -1,107 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/report.h"
+// `stowage report`: what a model is made of, from headers alone; with a plan, where it rests.
+#include "stowage/report.h"
 
-#include <algorithm>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <optional>
 
-#include "base/formatted.h"
-#include "cli/losses.h"
+#include "cli/commands.h"
 #include "cli/text.h"
 
 namespace stowage::cli {
-namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Sums {
-  std::size_t packed = 0;
-  std::uint64_t before = 0, after = 0, packed_before = 0, packed_after = 0;
-  Losses losses;
-};
-
-Sums sum(const std::vector<Outcome>& outcomes) {
-  Sums sums;
-  for (const Outcome& outcome : outcomes) {
-    sums.before += outcome.item.source.bytes;
-    sums.after += outcome.bytes;
-    if (!outcome.item.packed()) continue;
-    ++sums.packed;
-    sums.packed_before += outcome.item.source.bytes;
-    sums.packed_after += outcome.bytes;
-    sums.losses.add(outcome.item.source.name, outcome.item.storage, outcome.loss);
+void report(const ReportCommand& command) {
+  const File file = File::open(command.model);
+  Report made = report_of(file, command.model);
+  std::optional<Plan> plan;
+  if (!command.plan.empty()) {
+    plan = plan_from_json(read_text(command.plan), command.plan);
+    check_plan(*plan, file);
+    place(made, *plan);
   }
-  return sums;
-}
-
-Json row(const Outcome& outcome) {
-  const Item& item = outcome.item;
-  const auto sizes = item.source.shape.sizes();
-  Json json{{"name", item.source.name},
-            {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},
-            {"bytes_before", item.source.bytes},
-            {"bytes", outcome.bytes}};
-  if (!item.packed()) {
-    json["reason"] = item.reason;
-    return json;
-  }
-  json["storage"] = to_string(item.storage);
-  json["compute"] = item.compute ? Json(value_dtype_name(*item.compute)) : Json(nullptr);
-  json.update(errors_json(outcome.loss));
-  return json;
-}
-
-// "61 not named weight, 1 a head": most frequent first.
-std::string reasons(const std::vector<Outcome>& outcomes) {
-  std::map<std::string, int> counts;
-  for (const Outcome& outcome : outcomes)
-    if (!outcome.item.packed()) ++counts[outcome.item.reason];
-  std::vector<std::pair<std::string, int>> rows(counts.begin(), counts.end());
-  std::ranges::stable_sort(rows, std::greater<>{}, &std::pair<std::string, int>::second);
-  std::string text;
-  for (const auto& [reason, count] : rows)
-    text += formatted("  {:>5}  {}\n", count, printable(reason));
-  return text;
-}
-
-}  // namespace
-
-std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes) {
-  const Sums sums = sum(outcomes);
-  std::string text =
-      formatted("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
-                printable(options.out), sums.packed, outcomes.size(), size_text(sums.packed_before),
-                size_text(sums.packed_after), size_text(sums.before), size_text(sums.after));
-  const Loss& loss = sums.losses.sum;
-  if (const auto& worst = sums.losses.worst) {
-    text += formatted("error: max {:.3g}, rms {:.3g}, relative {:.3g}\n", loss.max_error,
-                      loss.rms(), loss.relative());
-    text += formatted("worst: {} ({}), relative {:.3g}, max {:.3g}\n", printable(worst->name),
-                      to_string(worst->storage), worst->loss.relative(), worst->loss.max_error);
-  }
-  if (sums.losses.worst_block) text += worst_block_text(sums.losses) + "\n";
-  if (loss.saturated != 0)
-    text += formatted("saturated: {} elements lie beyond their format's largest value\n",
-                      loss.saturated);
-  if (loss.nonfinite != 0)
-    text += formatted("not finite: {} elements, left out of the errors\n", loss.nonfinite);
-  const std::string plain = reasons(outcomes);
-  return plain.empty() ? text : text + "not packed:\n" + plain;
-}
-
-std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes) {
-  const Sums sums = sum(outcomes);
-  Json weights = Json::array(), plain = Json::array();
-  for (const Outcome& outcome : outcomes)
-    (outcome.item.packed() ? weights : plain).push_back(row(outcome));
-  Json total{{"bytes_before", sums.before}, {"bytes", sums.after}};
-  total.update(errors_json(sums.losses));
-  const Json json{{"in", options.in},
-                  {"out", options.out},
-                  {"weights", weights},
-                  {"not_packed", plain},
-                  {"total", total}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  PlanMeasured measured;
+  if (!command.measured.empty())
+    measured = measured_from_json(read_text(command.measured), command.measured);
+  const Plan* const beside = plan ? &*plan : nullptr;
+  if (!command.html.empty()) write_text(command.html, to_html(made, beside, measured));
+  print(command.json ? to_json(made) : to_text(made, beside, measured));
 }
 
 }  // namespace stowage::cli

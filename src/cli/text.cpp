@@ -5,6 +5,8 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "base/checked.h"
@@ -32,15 +34,6 @@ constexpr std::array<std::pair<Dtype, std::string_view>, 4> kValueDtypes{
 
 }  // namespace
 
-std::string size_text(std::uint64_t bytes) {
-  constexpr std::array<const char*, 5> kSteps{"KiB", "MiB", "GiB", "TiB", "PiB"};
-  if (bytes < 1024) return formatted("{} B", bytes);
-  double value = static_cast<double>(bytes) / 1024;
-  std::size_t step = 0;
-  for (; value >= 1024 && step + 1 < kSteps.size(); ++step) value /= 1024;
-  return formatted("{:.2f} {}", value, kSteps[step]);
-}
-
 std::uint64_t parse_size(std::string_view text) {
   std::uint64_t count = 0;
   const char* const end = text.data() + text.size();
@@ -66,36 +59,17 @@ std::optional<Dtype> value_dtype_from_name(std::string_view name) {
   return row == kValueDtypes.end() ? std::nullopt : std::optional(row->first);
 }
 
-Table::Table(std::vector<std::string> heading, std::size_t numbers) : numbers_(numbers) {
-  add(std::move(heading));
-}
-
-void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-
-std::string Table::text() const {
-  std::vector<std::size_t> widths(rows_[0].size());
-  for (const auto& row : rows_)
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  std::string text;
-  for (const auto& row : rows_) {
-    std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      if (c != 0) line += "  ";
-      line += c < numbers_ ? formatted("{:<{}}", row[c], widths[c])
-                           : formatted("{:>{}}", row[c], widths[c]);
-    }
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw Error(Code::io, path + ": must be readable, is not");
   return text;
 }
 
-std::string printable(std::string_view text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    shown += code < 0x20 || code == 0x7f ? formatted("\\x{:02x}", code) : std::string(1, c);
-  }
-  return shown;
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  if (!file.flush()) throw Error(Code::io, path + ": must be writable, is not");
 }
 
 void print(std::string_view text) {

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the program writes sizes, tables and tensors' names.
+// How the program reads sizes and names of dtypes, and how it prints.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "base/table.h"
 #include "stowage/storage.h"
 
 namespace stowage::cli {
 
-/// "512 B", "1.50 MiB".
-std::string size_text(std::uint64_t bytes);
 /// "64MiB", "5GB", "1000" -> bytes. Throws invalid_argument.
 std::uint64_t parse_size(std::string_view text);
 
@@ -20,20 +18,9 @@ std::uint64_t parse_size(std::string_view text);
 std::string value_dtype_name(Dtype dtype);
 std::optional<Dtype> value_dtype_from_name(std::string_view name);
 
-/// Left-aligned columns, the ones from `numbers` on right-aligned; the first row is the heading.
-class Table {
- public:
-  Table(std::vector<std::string> heading, std::size_t numbers);
-  void add(std::vector<std::string> row);
-  std::string text() const;
-
- private:
-  std::vector<std::vector<std::string>> rows_;
-  std::size_t numbers_;
-};
-
-/// Control characters of names from a file as \xNN, so that a terminal shows them.
-std::string printable(std::string_view text);
+/// The whole of a small file, and a file that holds just this. Throw io.
+std::string read_text(const std::string& path);
+void write_text(const std::string& path, const std::string& text);
 
 /// Writes to stdout. Throws io when it cannot be written.
 void print(std::string_view text);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace stowage::engine {
@@ -18,7 +19,7 @@ class Arena {
   /// Room for `bytes` (whole pages) in at most `most_runs` runs: all of it is there when this
   /// returns, and where `lock` says so cannot be swapped. Throws out_of_memory.
   Arena(std::uint64_t bytes, std::size_t most_runs, bool lock = false);
-  /// The same in page-aligned memory that stays the caller's, and is not touched.
+  /// The same in memory that stays the caller's, and is not touched.
   Arena(std::byte* memory, std::uint64_t bytes, std::size_t most_runs);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -32,6 +33,7 @@ class Arena {
   /// Bytes of the free run that give(run) would leave.
   std::uint64_t hole(Run run) const noexcept;
   std::uint64_t taken() const noexcept { return taken_; }
+  std::span<std::byte> memory() const noexcept { return {data_, size_}; }  // all of it
 
  private:
   struct Block {

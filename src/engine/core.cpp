@@ -38,14 +38,16 @@ std::uint64_t new_serial() {
 
 std::uint64_t bytes_of(const std::vector<Unit>& units) {
   std::uint64_t all = 0;
-  for (const Unit& unit : units) all += unit.bytes;
+  for (const Unit& unit : units)
+    if (unit.comes) all += unit.bytes;
   return all;
 }
 
 std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
                              const CoreOptions& options) {
-  const auto most = std::ranges::max_element(units, {}, &Unit::bytes);
-  if (most != units.end() && options.budget < most->bytes) {
+  const auto coming = [](const Unit& unit) { return unit.comes ? unit.bytes : 0; };
+  const auto most = std::ranges::max_element(units, {}, coming);
+  if (most != units.end() && options.budget < coming(*most)) {
     throw Error(Code::invalid_argument, file.paths().front() +
                                             ": the budget must hold the largest weight, " +
                                             most->name + " of " + std::to_string(most->bytes) +
@@ -71,7 +73,7 @@ Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
     : file_(std::move(file)),
       units_(std::move(units)),
       budget_(checked_budget(file_, units_, options)),
-      fits_(bytes_of(units_) <= budget_),
+      ring_(budget_),
       timeout_(options.timeout),
       link_(std::move(link)),
       serial_(new_serial()),
@@ -80,8 +82,12 @@ Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
       candidates_(units_.size()) {
   for (const Unit& unit : units_)
     weights_.push_back(unit.is_weight ? file_.weight(unit.name) : Weight());
+  look_ahead_in(ring_);
+  coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
+  const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
+  if (all <= budget_)
+    for (State& s : states_) s.kept = true;
   if (link_->moves()) {
-    const std::uint64_t bytes = std::min(budget_, bytes_of(units_));
     if (std::byte* const memory = link_->memory(bytes)) {
       arena_.emplace(memory, bytes, units_.size());
     } else {
@@ -119,25 +125,42 @@ void Core::cancel() noexcept {
   room_.notify_all();
 }
 
+std::span<std::byte> Core::memory() const noexcept {
+  return arena_ ? arena_->memory() : std::span<std::byte>();
+}
+
 std::byte* Core::memory(const State& s) const noexcept {
   return arena_ && s.run >= 0 ? arena_->data(s.run) : nullptr;
 }
 
-void Core::note_use(WeightId id) {
-  State& s = state(id);
+// A use of the weight that is current at `place`.
+void Core::note_use(const Place& place) {
+  State& s = state(place.current);
   ++clock_;
   if (s.used != 0) {
     s.intervals[1] = s.intervals[0];
     s.intervals[0] = clock_ - s.used;
+    order_.learn_interval(s.place, s.intervals[0]);
   }
   s.used = clock_;
+  s.place = place;
+  s.again = order_.interval(place);
 }
 
-// Begins to read what is expected after the thread's place, for as many bytes as the budget has. A
+// Reading further ahead than hides a read would put out what could have stayed: in a circle that
+// does not fit, all would be read in every pass.
+void Core::look_ahead_in(std::uint64_t ring) noexcept {
+  std::uint64_t largest = 0;
+  for (const Unit& unit : units_)
+    if (unit.comes) largest = std::max(largest, unit.bytes);
+  ahead_ = bytes_of(units_) <= ring ? ring : std::min(ring, std::max(ring / 4, 4 * largest));
+}
+
+// Begins to read what is expected after the thread's place, for as many bytes as the window has. A
 // thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
 // in the file are wanted together and read as one.
 void Core::read_ahead(Desk& desk) {
-  if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == units_.size()) return;
+  if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == coming_) return;
   Window& window = desk.window;
   if (window.epoch == epoch_ && window.first() == desk.place.current &&
       window.end().signature == desk.place.signature) {
@@ -147,10 +170,10 @@ void Core::read_ahead(Desk& desk) {
     window.restart(desk.place);
     window.epoch = epoch_;
   }
-  const std::uint64_t taken = window.bytes() + unit(desk.place.current).bytes;
-  const std::uint64_t room = budget_ - std::min(budget_, taken);
+  const std::uint64_t taken = window.bytes() + in_ring(desk.place.current);
+  const std::uint64_t room = ahead_ - std::min(ahead_, taken);
   if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
-                             room >= std::min(kByteStride, budget_ / 4)))
+                             room >= std::min(kByteStride, ahead_ / 4)))
     extend(window, room);
   if (!queue_.empty()) work_.notify_one();  // who wakes the next
 }
@@ -161,7 +184,7 @@ void Core::extend(Window& window, std::uint64_t room) {
     if (next == kNone) return;
     State& s = state(next);
     const bool counted = s.wanted > clock_;  // it is in the window already
-    const std::uint64_t bytes = counted ? 0 : unit(next).bytes;
+    const std::uint64_t bytes = counted ? 0 : in_ring(next);
     if (bytes > room) return;
     const std::uint64_t time = clock_ + window.size() + 1;
     if (s.stage == Stage::absent) {
@@ -284,15 +307,20 @@ Lease Core::acquire(WeightId id) {
   const Place place = own->place;
   State& s = state(id);
   if (s.stays.load(std::memory_order_acquire)) {
-    own->place = {place.signature, place.current, id};
+    own->place = place.then(id);
     auto& hits = own->stay_hits;
     hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return {std::move(own), id, Hold::stays, trace_time()};
   }
   Lock lock(mutex_);
   ++report_.acquired;
+  if (!unit(id).comes) {
+    ++report_.borrowed;
+    ++own->leases;
+    return {std::move(own), id, Hold::borrowed, trace_time()};
+  }
   order_.learn(place, id);
-  note_use(id);
+  note_use(place.then(id));
   if (s.leases++ == 0) candidates_.remove(id);
   Hold hold = Hold::counted;
   try {
@@ -302,8 +330,8 @@ Lease Core::acquire(WeightId id) {
     throw;
   }
   if (hold == Hold::borrowed) --s.leases;
-  if (fits_) s.stays.store(true, std::memory_order_release);
-  own->place = {place.signature, place.current, id};
+  if (s.kept) s.stays.store(true, std::memory_order_release);
+  own->place = place.then(id);
   ++own->leases;
   read_ahead(*own);
   lock.unlock();
@@ -349,13 +377,15 @@ Weight Core::weight(WeightId id, Hold hold) const {
 
 void Core::expect(std::span<const WeightId> order) {
   for (const WeightId id : order) check_id(id);
+  std::vector<WeightId> coming(order.begin(), order.end());
+  std::erase_if(coming, [&](WeightId id) { return !unit(id).comes; });
   Place place{.signature = desk()->place.signature};
   const std::scoped_lock lock(mutex_);
   ++epoch_;
-  for (std::size_t i = 0; i <= order.size() && !order.empty(); ++i) {
-    const WeightId id = order[i % order.size()];  // the last leads to the first
+  for (std::size_t i = 0; i <= coming.size() && !coming.empty(); ++i) {
+    const WeightId id = coming[i % coming.size()];  // the last leads to the first
     order_.learn(place, id);
-    place = {place.signature, place.current, id};
+    place = place.then(id);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of an engine behind one lock: which units are in memory, who uses them, what is being
-// read, and what goes when room is needed. Where everything fits the budget nothing ever goes, and
-// from its second use on a unit is leased without the lock.
+// read, and what goes when room is needed. A unit that is kept (all are where everything fits the
+// budget) never goes, and from its second use on is leased without the lock.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -52,9 +52,11 @@ class Core : public std::enable_shared_from_this<Core> {
   void release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
+  void keep(std::span<const WeightId> ids);
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
+  std::span<std::byte> memory() const noexcept;  // that units come into; empty when mapped
 
   void forget(const Desk& desk) noexcept;  // its thread has ended
 
@@ -64,13 +66,17 @@ class Core : public std::enable_shared_from_this<Core> {
   enum class Stage : std::uint8_t { absent, reading, present };
   struct State {
     Stage stage = Stage::absent;
-    std::atomic<bool> stays = false;  // present for ever; set by its first use
+    bool kept = false;                // never goes, and keeps its room after an error
+    bool roomed = false;              // has its run, or its bytes are counted as mapped
+    std::atomic<bool> stays = false;  // kept and present; set by its first use
     bool cut = false;         // reading, but some pieces never will be: it goes when the rest is
     std::int32_t leases = 0;  // those that wait for its bytes count
     Arena::Run run = -1;
     std::uint32_t claimed = 0, done = 0, pieces = 0;
-    std::uint64_t came = 0;  // bytes of pieces that are done
-    std::uint64_t used = 0;  // when, in acquires
+    std::uint64_t came = 0;   // bytes of pieces that are done
+    std::uint64_t used = 0;   // when, in acquires
+    Place place{};            // then
+    std::uint64_t again = 0;  // after how many acquires it comes again, by that place; 0: unknown
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
@@ -102,6 +108,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<WeightId> needed_last(std::uint64_t bytes, std::uint64_t next_use);
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
+  std::uint64_t in_ring(WeightId id) const noexcept;
   void become_present(WeightId id);
   void add_candidate(WeightId id);
   std::uint64_t expected_use(const State& s) const noexcept;
@@ -121,7 +128,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // core.cpp
   void check_id(WeightId id) const;
-  void note_use(WeightId id);
+  void note_use(const Place& place);
+  void look_ahead_in(std::uint64_t ring) noexcept;
   void read_ahead(Desk& desk);
   void extend(Window& window, std::uint64_t room);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
@@ -136,8 +144,9 @@ class Core : public std::enable_shared_from_this<Core> {
   File file_;
   std::vector<Unit> units_;
   std::uint64_t budget_;
-  bool fits_;       // all of the file: what is present stays, and keeps its room after an error
-  double timeout_;  // seconds; 0: none
+  std::uint64_t ring_;       // the budget without the room of units that were asked to be kept
+  std::uint64_t ahead_ = 0;  // bytes of it that a window has, with the unit that is used
+  double timeout_;           // seconds; 0: none
   const std::shared_ptr<Link> link_;
   std::vector<Weight> weights_;  // over the mapping; empty for plain tensors
   const std::uint64_t serial_;
@@ -154,6 +163,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::uint64_t epoch_ = 1;    // of what windows hold
   std::uint64_t cancels_ = 0;  // how often those who wait were ended
   std::size_t present_ = 0;    // units
+  std::size_t coming_ = 0;     // units that come into memory at all
   int waiting_ = 0;            // for room
   bool stopping_ = false;
   EngineReport report_{};

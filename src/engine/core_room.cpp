@@ -2,7 +2,9 @@
 // Core: which units have room, and which goes when there is none.
 #include <algorithm>
 
+#include "base/formatted.h"
 #include "engine/core.h"
+#include "stowage/error.h"
 
 namespace stowage::engine {
 namespace {
@@ -15,14 +17,16 @@ std::uint64_t Core::held() const noexcept { return arena_ ? arena_->taken() : ma
 bool Core::take_room(WeightId id) noexcept {
   const std::uint64_t bytes = unit(id).bytes;
   State& s = state(id);
-  if (arena_ && bytes > 0 && s.run < 0) {
+  if (s.roomed) return true;
+  if (!arena_) {
+    if (mapped_bytes_ + bytes > budget_) return false;
+    mapped_bytes_ += bytes;
+  } else if (bytes > 0) {
     const auto run = arena_->take(bytes);
     if (!run) return false;
     s.run = *run;
-  } else if (!arena_) {
-    if (mapped_bytes_ + bytes > budget_) return false;
-    mapped_bytes_ += bytes;
   }
+  s.roomed = true;
   report_.peak = std::max(report_.peak, held());
   return true;
 }
@@ -32,14 +36,55 @@ void Core::evict(WeightId id) noexcept {
   if (s.stage == Stage::present) --present_;
   s.stage = Stage::absent;
   if (s.wanted > clock_) ++epoch_;
+  if (!arena_) link_->drop(unit(id));
+  if (s.kept) return;
+  s.roomed = false;
   if (!arena_) {
-    link_->drop(unit(id));
     mapped_bytes_ -= unit(id).bytes;
-  } else if (s.run >= 0 && !fits_) {
+  } else if (s.run >= 0) {
     link_->leave(id);
     arena_->give(s.run);
     s.run = -1;
   }
+}
+
+// Room is taken at once and first, so that it lies together, and what is left is one piece.
+void Core::keep(std::span<const WeightId> ids) {
+  for (const WeightId id : ids) check_id(id);
+  const std::scoped_lock lock(mutex_);
+  if (clock_ != 0) {
+    throw Error(Code::invalid_argument,
+                formatted("{}: what is kept must be said before the first use, got it after {}",
+                          file_.paths().front(), clock_));
+  }
+  if (std::ranges::all_of(states_, &State::kept)) return;
+  std::vector<bool> chosen(units_.size());
+  for (const WeightId id : ids) chosen[static_cast<std::size_t>(id)] = unit(id).comes;
+  std::uint64_t kept = 0, largest = 0;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (chosen[i] || states_[i].kept)
+      kept += units_[i].bytes;
+    else if (units_[i].comes)
+      largest = std::max(largest, units_[i].bytes);
+  }
+  if (kept + largest > budget_) {
+    throw Error(Code::invalid_argument,
+                formatted("{}: the budget must hold what is kept, {} bytes, and the largest of the "
+                          "rest, {}, together {}, got {}",
+                          file_.paths().front(), kept, largest, kept + largest, budget_));
+  }
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (!chosen[i] || states_[i].kept) continue;
+    states_[i].kept = true;
+    take_room(static_cast<WeightId>(i));  // nobody has any yet
+  }
+  ring_ = budget_ - kept;
+  look_ahead_in(ring_);
+}
+
+// Of the budget's part that what comes and goes shares.
+std::uint64_t Core::in_ring(WeightId id) const noexcept {
+  return ring_ < budget_ && state(id).kept ? 0 : unit(id).bytes;
 }
 
 // A unit whose time has passed: what was expected of it was wrong, and it would stay for ever.
@@ -70,6 +115,7 @@ bool Core::make_room(std::uint64_t bytes, std::uint64_t next_use) {
 
 std::uint64_t Core::expected_use(const State& s) const noexcept {
   if (s.predicted > s.used) return s.predicted;
+  if (s.again != 0) return s.used + s.again;
   const std::uint64_t interval = s.intervals[1] != 0 ? s.intervals[1] : s.intervals[0];
   return s.used + (interval != 0 ? interval : states_.size());
 }
@@ -81,10 +127,10 @@ void Core::become_present(WeightId id) {
   add_candidate(id);
 }
 
-// Nothing goes where all fits: leases of what stays are not counted.
+// What is kept never goes: leases of it are not counted.
 void Core::add_candidate(WeightId id) {
   const State& s = state(id);
-  if (!fits_ && s.leases == 0) candidates_.add(id, expected_use(s));
+  if (!s.kept && s.leases == 0) candidates_.add(id, expected_use(s));
 }
 
 // Starts to read an absent unit if there is room, or room can be made of what is needed later.

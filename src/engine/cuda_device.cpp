@@ -13,14 +13,15 @@ namespace stowage {
 inline namespace v0 {
 namespace {
 
-// The driver's interface as cuda.h has had it since CUDA 4; a version is part of a symbol's name.
+// The driver's interface. Where it changed, the version is part of a symbol's name, and old names
+// stay: a driver that lacks one is refused by that name.
 using Result = int;
 using DevicePointer = unsigned long long;
 using Context = void*;
 using DriverStream = void*;
 using DriverEvent = void*;
-constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600;
-constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600, kPinnedAlready = 712;
+constexpr unsigned kNonBlocking = 1, kNoTiming = 2, kPortable = 1;
 
 struct Driver {
   Result (*init)(unsigned);
@@ -88,23 +89,20 @@ class CudaDevice : public Device {
     check("cuInit", driver_.init(0));
     check("cuDeviceGet", driver_.device_get(&device_, index));
     check("cuDevicePrimaryCtxRetain", driver_.retain(&context_, device_));
-    const Current current(*this);
-    check("cuStreamCreate", driver_.stream_create(&copies_, kNonBlocking));
-    for (DriverEvent& event : events_)
-      check("cuEventCreate", driver_.event_create(&event, kNoTiming));
+    try {
+      const Current current(*this);
+      check("cuStreamCreate", driver_.stream_create(&copies_, kNonBlocking));
+      for (DriverEvent& event : events_)
+        check("cuEventCreate", driver_.event_create(&event, kNoTiming));
+    } catch (...) {
+      end();
+      throw;
+    }
   }
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  ~CudaDevice() override {
-    {
-      const Current current(*this);
-      driver_.stream_synchronize(copies_);
-      for (DriverEvent event : events_) driver_.event_destroy(event);
-      driver_.stream_destroy(copies_);
-    }
-    driver_.release(device_);
-  }
+  ~CudaDevice() override { end(); }
 
   std::string name() const override {
     std::array<char, 256> text{};
@@ -114,7 +112,7 @@ class CudaDevice : public Device {
 
   void* allocate(std::uint64_t bytes) override {
     const Current current(*this);
-    DevicePointer memory = 0;  // aligned to 2 MiB where it is large, to 512 at least
+    DevicePointer memory = 0;
     check("cuMemAlloc of " + std::to_string(bytes) + " bytes", driver_.allocate(&memory, bytes));
     return reinterpret_cast<void*>(memory);
   }
@@ -124,10 +122,12 @@ class CudaDevice : public Device {
     driver_.free(reinterpret_cast<DevicePointer>(memory));
   }
 
-  void pin(void* memory, std::uint64_t bytes) override {
+  bool pin(void* memory, std::uint64_t bytes) override {
     const Current current(*this);
-    check("cuMemHostRegister of " + std::to_string(bytes) + " bytes",
-          driver_.pin(memory, bytes, 0));
+    const Result result = driver_.pin(memory, bytes, kPortable);
+    if (result == kPinnedAlready) return false;
+    check("cuMemHostRegister of " + std::to_string(bytes) + " bytes", result);
+    return true;
   }
 
   void unpin(void* memory) noexcept override {
@@ -198,6 +198,17 @@ class CudaDevice : public Device {
   };
 
   static constexpr std::size_t kEvents = 1024;  // that may be open at a time
+
+  void end() noexcept {
+    {
+      const Current current(*this);
+      if (copies_ != nullptr) driver_.stream_synchronize(copies_);
+      for (DriverEvent event : events_)
+        if (event != nullptr) driver_.event_destroy(event);
+      if (copies_ != nullptr) driver_.stream_destroy(copies_);
+    }
+    driver_.release(device_);
+  }
 
   void check(const std::string& what, Result result) const {
     if (result == kSuccess) return;

@@ -25,7 +25,8 @@ DeviceEngine::DeviceEngine(std::shared_ptr<Engine> host, std::shared_ptr<Device>
                            const DeviceOptions& options) {
   const File& file = host->file();
   std::vector<engine::Unit> units = engine::device_units_of(file);
-  link_ = std::make_shared<engine::DeviceLink>(host, std::move(device), units.size());
+  link_ = std::make_shared<engine::DeviceLink>(host, std::move(device), units.size(),
+                                               host->core_->memory());
   core_ = std::make_shared<engine::Core>(
       file, std::move(units), link_,
       engine::CoreOptions{.budget = options.memory, .workers = options.workers});

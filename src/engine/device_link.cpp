@@ -32,13 +32,16 @@ std::vector<Unit> device_units_of(const File& file) {
 }
 
 DeviceLink::DeviceLink(std::shared_ptr<Engine> host, std::shared_ptr<Device> device,
-                       std::size_t units)
+                       std::size_t units, std::span<std::byte> memory)
     : host_(std::move(host)),
       device_(std::move(device)),
       reads_(host_->report().reads),
-      uses_(units) {}
+      uses_(units) {
+  if (!memory.empty() && device_->pin(memory.data(), memory.size())) pinned_ = memory.data();
+}
 
 DeviceLink::~DeviceLink() {
+  if (pinned_ != nullptr) device_->unpin(pinned_);
   if (memory_ == nullptr) return;
   for (Events& events : uses_) left_.insert(left_.end(), events.begin(), events.end());
   for (const Device::Event event : left_) {

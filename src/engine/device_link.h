@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "engine/link.h"
@@ -15,7 +16,10 @@ std::vector<Unit> device_units_of(const File& file);
 
 class DeviceLink : public Link {
  public:
-  DeviceLink(std::shared_ptr<Engine> host, std::shared_ptr<Device> device, std::size_t units);
+  /// `memory` is where the host's engine has its weights: pinned for as long as this lives, unless
+  /// it is already. Empty where they stay mapped.
+  DeviceLink(std::shared_ptr<Engine> host, std::shared_ptr<Device> device, std::size_t units,
+             std::span<std::byte> memory);
   ~DeviceLink() override;
 
   Reads reads() const noexcept override { return reads_; }
@@ -36,7 +40,8 @@ class DeviceLink : public Link {
   const std::shared_ptr<Engine> host_;
   const std::shared_ptr<Device> device_;
   const Reads reads_;
-  void* memory_ = nullptr;
+  void* pinned_ = nullptr;  // of the host
+  void* memory_ = nullptr;  // of the device
   std::mutex mutex_;
   std::vector<Events> uses_;  // of each unit, those that may be open
   Events left_;               // of units that gave up their memory

@@ -18,6 +18,12 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
   }
   auto source = std::make_shared<Source>(file, options.reads, !options.lock, reader);
   std::vector<Unit> units = units_of(file);
+  for (const std::string& name : options.mapped_only) {
+    const auto found = std::ranges::lower_bound(units, name, {}, &Unit::name);
+    if (found == units.end() || found->name != name)
+      throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
+    found->comes = false;
+  }
   return std::make_shared<Core>(std::move(file), std::move(units), std::move(source),
                                 CoreOptions{.budget = options.ram,
                                             .workers = options.workers,
@@ -67,10 +73,12 @@ const std::string& Engine::name(WeightId id) const {
   return core_->units().at(static_cast<std::size_t>(id)).name;
 }
 std::uint64_t Engine::bytes(WeightId id) const {
-  return core_->units().at(static_cast<std::size_t>(id)).bytes;
+  const engine::Unit& unit = core_->units().at(static_cast<std::size_t>(id));
+  return unit.comes ? unit.bytes : 0;
 }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }
 void Engine::cancel() noexcept { core_->cancel(); }
+void Engine::keep(std::span<const WeightId> ids) { core_->keep(ids); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }

@@ -30,7 +30,7 @@ class Link {
   virtual bool moves() const noexcept = 0;
   /// Whether a unit that finds no room may be used where the file is mapped.
   virtual bool can_borrow() const noexcept = 0;
-  /// Page-aligned memory for units that move, for as long as the link lives; null: the host's own
+  /// Memory for units that move, for as long as the link lives; null: the host's own, page-aligned,
   /// will do. Throws out_of_memory.
   virtual std::byte* memory(std::uint64_t bytes) = 0;
   /// Brings pieces that follow each other in one shard, at most kMostTransfers. Any thread.

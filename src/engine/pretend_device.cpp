@@ -50,7 +50,7 @@ struct PretendDevice::State {
   std::deque<Queue> queues;  // the first copies, the second is the default stream
   std::set<Event> open;
   std::map<Event, std::exception_ptr> failed;
-  std::map<void*, std::uint64_t> memory;  // and its bytes
+  std::map<void*, std::uint64_t> memory, pinned;  // and its bytes
   std::uint64_t allocated = 0, copied = 0;
   Event last = 0;
   int failures = 0;
@@ -159,6 +159,13 @@ std::uint64_t PretendDevice::allocated() const {
   return state_->allocated;
 }
 
+std::uint64_t PretendDevice::pinned() const {
+  const std::scoped_lock lock(state_->mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [memory, size] : state_->pinned) bytes += size;
+  return bytes;
+}
+
 std::uint64_t PretendDevice::copied() const {
   const std::scoped_lock lock(state_->mutex);
   return state_->copied;
@@ -192,8 +199,15 @@ void PretendDevice::free(void* memory) noexcept {
   std::free(memory);
 }
 
-void PretendDevice::pin(void*, std::uint64_t) {}
-void PretendDevice::unpin(void*) noexcept {}
+bool PretendDevice::pin(void* memory, std::uint64_t bytes) {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->pinned.emplace(memory, bytes).second;
+}
+
+void PretendDevice::unpin(void* memory) noexcept {
+  const std::scoped_lock lock(state_->mutex);
+  if (state_->pinned.erase(memory) == 0) std::abort();  // unpinned twice, or never pinned
+}
 
 Device::Event PretendDevice::copy_in(void* to, const void* from, std::uint64_t bytes,
                                      std::span<const Event> after) {

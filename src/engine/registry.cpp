@@ -36,10 +36,12 @@ void add_engine(const std::shared_ptr<Core>& core) {
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   const auto& units = core->units();
-  for (std::size_t i = 0; i < units.size(); ++i)
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (!units[i].comes) continue;
     for (const Extent& extent : units[i].extents)
       all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
                             static_cast<WeightId>(i)});
+  }
   std::ranges::sort(all.ranges, {}, &Range::begin);
   all.any = true;
 }

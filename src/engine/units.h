@@ -31,6 +31,7 @@ struct Unit {
   std::vector<Extent> extents{};  // by address
   std::vector<Piece> pieces{};
   std::uint64_t bytes = 0;  // of memory, whole pages
+  bool comes = true;        // into memory; else it is only read through the mapping
 };
 
 /// The weights of a file, then the tensors that belong to none; sorted by name.

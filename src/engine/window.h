@@ -33,7 +33,7 @@ class Window {
     ids_[at] = id;
     bytes_[at] = bytes;
     total_ += bytes;
-    end_ = {end_.signature, end_.current, id};
+    end_ = end_.then(id);
   }
   WeightId pop() noexcept {
     const std::size_t at = begin_;

@@ -52,6 +52,10 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
   check_read(weight);
 }
 
+bool multiplies_in_bf16(const Weight& weight) {
+  return LinearWeight(kernels(), weight, "linear").has_dot_bf16();
+}
+
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,
                        Executor* executor) {
   linear_grad_input_with(kernels(), g, m, dtype, weight, gx, or_default(executor));

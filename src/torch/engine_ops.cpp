@@ -3,6 +3,7 @@
 // each op finds the engine by their addresses (Held).
 #include "stowage/engine.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "stowage/trace.h"
@@ -28,7 +29,8 @@ Reads reads_of(const std::string& name) {
 }
 
 std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string& reads,
-                         std::int64_t workers) {
+                         std::int64_t workers, double timeout, bool lock,
+                         const std::string& mapped_only) {
   constexpr const char* kWhere = "stowage::engine_open";
   if (ram < 0 || workers < 0 || workers > 256) {
     throw Error(Code::invalid_argument,
@@ -37,17 +39,51 @@ std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string&
   }
   const EngineOptions options{.ram = static_cast<std::uint64_t>(ram),
                               .reads = reads_of(reads),
-                              .workers = static_cast<int>(workers)};
+                              .workers = static_cast<int>(workers),
+                              .timeout = timeout,
+                              .lock = lock,
+                              .mapped_only = json::parse(mapped_only)};
   return engines().add(std::make_shared<Engine>(*file_of(kWhere, file), options));
 }
 
 // `names`: a JSON list of weights and tensors, those that the file does not have are left out.
+std::vector<WeightId> ids_of(const Engine& engine, const std::string& names) {
+  std::vector<WeightId> ids;
+  for (const json& name : json::parse(names))
+    if (const auto id = engine.find(name.get<std::string>())) ids.push_back(*id);
+  return ids;
+}
+
 void engine_expect(std::int64_t handle, const std::string& names) {
   const auto engine = engines().get("stowage::engine_expect", handle);
-  std::vector<WeightId> order;
-  for (const json& name : json::parse(names))
-    if (const auto id = engine->find(name.get<std::string>())) order.push_back(*id);
-  engine->expect(order);
+  engine->expect(ids_of(*engine, names));
+}
+
+// Of `names`, the first that leave `ring` of the engine's `ram` bytes, and room for the largest of
+// the rest; returns how many. What is too large is passed over.
+std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int64_t ram,
+                         std::int64_t ring) {
+  const auto engine = engines().get("stowage::engine_keep", handle);
+  std::vector<WeightId> kept;
+  std::int64_t left = ram - ring;
+  const auto bytes = [&](WeightId id) { return static_cast<std::int64_t>(engine->bytes(id)); };
+  for (const WeightId id : ids_of(*engine, names)) {
+    if (bytes(id) > left || bytes(id) == 0) continue;
+    left -= bytes(id);
+    kept.push_back(id);
+  }
+  left += ring;
+  std::vector<bool> stays(static_cast<std::size_t>(engine->size()));
+  for (const WeightId id : kept) stays[static_cast<std::size_t>(id)] = true;
+  std::int64_t largest = 0;  // of the rest
+  for (WeightId id = 0; id < engine->size(); ++id)
+    if (!stays[static_cast<std::size_t>(id)]) largest = std::max(largest, bytes(id));
+  for (; !kept.empty() && left < largest; kept.pop_back()) {
+    left += bytes(kept.back());
+    largest = std::max(largest, bytes(kept.back()));
+  }
+  engine->keep(kept);
+  return static_cast<std::int64_t>(kept.size());
 }
 
 void engine_signature(std::int64_t handle, std::int64_t signature) {
@@ -56,9 +92,16 @@ void engine_signature(std::int64_t handle, std::int64_t signature) {
       ->set_signature(static_cast<std::uint64_t>(signature));
 }
 
-// {"reads", "acquired", ..., "stall"}: EngineReport by its names.
+std::uint64_t largest(const Engine& engine) {
+  std::uint64_t most = 0;
+  for (WeightId id = 0; id < engine.size(); ++id) most = std::max(most, engine.bytes(id));
+  return most;
+}
+
+// {"reads", "acquired", ..., "stall"}: EngineReport by its names; "largest": bytes of a weight.
 Tensor engine_describe(std::int64_t handle) {
-  const EngineReport r = engines().get("stowage::engine_describe", handle)->report();
+  const auto engine = engines().get("stowage::engine_describe", handle);
+  const EngineReport r = engine->report();
   const json out{{"reads", to_string(r.reads)},
                  {"acquired", r.acquired},
                  {"hits", r.hits},
@@ -70,7 +113,8 @@ Tensor engine_describe(std::int64_t handle) {
                  {"bytes_read", r.bytes_read},
                  {"held", r.held},
                  {"peak", r.peak},
-                 {"stall", r.stall}};
+                 {"stall", r.stall},
+                 {"largest", largest(*engine)}};
   return text_bytes(out.dump());
 }
 
@@ -91,6 +135,7 @@ Tensor trace_stop() { return text_bytes(stop_trace()); }
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("engine_open", TORCH_BOX(&Door<&engine_open>::call));
   m.impl("engine_expect", TORCH_BOX(&Door<&engine_expect>::call));
+  m.impl("engine_keep", TORCH_BOX(&Door<&engine_keep>::call));
   m.impl("engine_signature", TORCH_BOX(&Door<&engine_signature>::call));
   m.impl("engine_describe", TORCH_BOX(&Door<&engine_describe>::call));
   m.impl("engine_close", TORCH_BOX(&Door<&engine_close>::call));

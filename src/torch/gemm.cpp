@@ -131,19 +131,6 @@ class Widened {
 
 }  // namespace
 
-namespace {
-
-/// Whether linear() has the bf16 path for it (kernel/linear_bf16.cpp).
-bool multiplies_bf16(const Weight& weight) {
-  static const bool can = instruction_set() == "avx512bf16";
-  const Storage& storage = weight.storage();
-  return can && trait(storage.codes).bits == 4 && storage.scaling.block % 64 == 0 &&
-         weight.row_elements() % 64 == 0 &&
-         (storage.scaling.type == ScaleType::f32 || storage.scaling.type == ScaleType::bf16);
-}
-
-}  // namespace
-
 std::int64_t most_rows_of_own_kernel(Dtype dtype) {
   if (dtype != Dtype::bf16) return 64;
   // torch's bf16 GEMM is many times slower than fp32 where the CPU has no AVX-512.
@@ -151,9 +138,10 @@ std::int64_t most_rows_of_own_kernel(Dtype dtype) {
   return fast ? 16 : std::numeric_limits<std::int64_t>::max();
 }
 
-std::int64_t most_rows_of_own_linear(const Weight& weight, Dtype dtype) {
-  if (dtype == Dtype::bf16 && multiplies_bf16(weight)) return 128;
-  return most_rows_of_own_kernel(dtype);
+bool own_linear_is_faster(const Product& p) {
+  constexpr std::int64_t kMostInBf16 = 128;
+  return p.m <= most_rows_of_own_kernel(p.dtype) ||
+         (p.m <= kMostInBf16 && p.dtype == Dtype::bf16 && multiplies_in_bf16(p.weight));
 }
 
 void tiled_linear(const Product& p) {

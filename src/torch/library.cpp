@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("storage_key(str text) -> int");
   m.def("storage_describe(int storage) -> str");
   m.def("storage_on_disk(str name, int storage, int[] shape) -> Tensor");
-  m.def("info() -> str");
+  m.def("info() -> Tensor");
   // On files: a handle stands for an open one.
   m.def("file_open(str path) -> int");
   m.def("file_describe(int file) -> Tensor");
@@ -38,11 +38,23 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("file_verify(int file) -> int");
   m.def("file_check(int file) -> ()");
   m.def("file_close(int file) -> ()");
-  m.def("engine_open(int file, int ram, str reads, int workers) -> int");
+  m.def(
+      "engine_open(int file, int ram, str reads, int workers, float timeout=0.0, bool lock=False,"
+      " str mapped_only='[]') -> int");
+  m.def("engine_keep(int engine, str names, int ram, int ring) -> int");
   m.def("engine_expect(int engine, str names) -> ()");
   m.def("engine_signature(int engine, int signature) -> ()");
   m.def("engine_describe(int engine) -> Tensor");
   m.def("engine_close(int engine) -> ()");
+  m.def("plan_make(str request, str links) -> Tensor");
+  m.def("plan_text(str plan) -> Tensor");
+  m.def("plan_read(str plan, str where) -> Tensor");
+  m.def("plan_check(str plan, str request) -> ()");
+  m.def("plan_html(str plan, str measured) -> Tensor");
+  m.def("plan_compare(str plan, str measured) -> Tensor");
+  m.def("report_html(str report, str plan, str measured) -> Tensor");
+  m.def("machine_key() -> Tensor");
+  m.def("links_measure(str path, bool anew) -> Tensor");
   m.def("trace_start(int most_events) -> ()");
   m.def("trace_stop() -> Tensor");
   m.def("writer_open(str path, str declaration) -> int");

@@ -108,7 +108,7 @@ Owned multiply(const LinearCall& call) {
   Owned y = result(sizes, call.rows, x.dtype());
   const Product product{
       x.data(), leading(sizes), x.dtype(), held.weight(), bias ? bias->data() : nullptr, memory(y)};
-  if (product.m <= most_rows_of_own_linear(held.weight(), x.dtype())) {
+  if (own_linear_is_faster(product)) {
     linear(product.x, product.m, product.dtype, product.weight, product.bias, product.y,
            &torch_executor());
   } else {

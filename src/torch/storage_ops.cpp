@@ -30,6 +30,8 @@ std::vector<double> values_of(const Storage& storage) {
 
 std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_storage(text)); }
 
+// A string, whose memory torch keeps: once for each storage, since Python remembers them. A tensor
+// would be a fake one inside of graphs.
 std::string storage_describe(std::int64_t key) {
   const Storage storage = storage_from_key(key);
   const FormatTrait& format = trait(storage.codes);
@@ -56,14 +58,14 @@ std::string storage_describe(std::int64_t key) {
   return out.dump();
 }
 
-std::string info() {
+Tensor info() {
   json out = {{"version", version()}, {"commit", commit()}};
   try {
     out["instruction_set"] = instruction_set();
   } catch (const Error&) {  // the kernels are refused: STOWAGE_FORCE_ISA names none of them
     out["instruction_set"] = nullptr;
   }
-  return out.dump();
+  return text_bytes(out.dump());
 }
 
 }  // namespace

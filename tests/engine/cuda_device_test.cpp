@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -27,7 +28,8 @@ TEST(CudaDevice, CallsTheDriverInAContextOfTheDevice) {
     const auto device = make_cuda_device(0, kFake);
     EXPECT_EQ(device->name(), "Fake");
     std::vector<char> host(1000, 'x');
-    device->pin(host.data(), host.size());
+    EXPECT_TRUE(device->pin(host.data(), host.size()));
+    EXPECT_FALSE(device->pin(host.data(), host.size()));  // not ours to unpin
     void* const memory = device->allocate(host.size());
     const Device::Event used = device->record(nullptr);
     const Device::Event copied =
@@ -65,6 +67,15 @@ TEST(CudaDevice, TellsWhatTheDriverSaid) {
   EXPECT_STOWAGE_ERROR(device->copy_in(memory, host, 13, {}), cuda, "got error 1: made up");
   device->free(memory);
   EXPECT_STOWAGE_ERROR(make_cuda_device(3, kFake), cuda, "cuDeviceGet");
+}
+
+TEST(CudaDevice, LeavesNothingWhereItCannotBeMade) {
+  ::setenv("FAKE_CUDA_NO_EVENTS", "1", 1);
+  EXPECT_STOWAGE_ERROR(make_cuda_device(0, kFake), out_of_memory, "cuEventCreate");
+  ::unsetenv("FAKE_CUDA_NO_EVENTS");
+  EXPECT_EQ(count("fake_objects"), 0);
+  EXPECT_EQ(count("fake_retained"), 0);
+  EXPECT_EQ(count("fake_contexts"), 0);
 }
 
 TEST(CudaDevice, NeedsADriver) {

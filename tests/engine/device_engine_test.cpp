@@ -79,6 +79,24 @@ TEST_F(OnDevice, WhatFitsIsCopiedOnce) {
   EXPECT_EQ(wrong_, 0);
 }
 
+TEST_F(OnDevice, TheHostsMemoryIsPinnedWhileItIsUsed) {
+  const auto device = this->device();
+  {
+    const DeviceEngine engine(host_, device, {.memory = needs_.least});
+    EXPECT_EQ(device->pinned(), needs_.all);
+    { const DeviceEngine second(host_, device, {.memory = needs_.least}); }
+    EXPECT_EQ(device->pinned(), needs_.all);  // the first has it
+  }
+  EXPECT_EQ(device->pinned(), 0u);
+  const auto mapped =
+      std::make_shared<Engine>(file_, EngineOptions{.ram = needs_.all, .reads = Reads::mapped});
+  DeviceEngine engine(mapped, device, {.memory = needs_.least});
+  EXPECT_EQ(device->pinned(), 0u);  // the page cache is not ours to pin
+  for (int i = 0; i < 8; ++i) use(engine, *device, i);
+  device->wait(device->record(nullptr));
+  EXPECT_EQ(wrong_, 0);
+}
+
 // The memory of a weight is written again only when the work that reads it is done, even where that
 // work has not begun when its lease ends.
 TEST_F(OnDevice, CopiesWaitForTheWorkBefore) {

@@ -54,6 +54,47 @@ TEST_P(Engines, ReadsAWeightOnceWhereAllFit) {
   EXPECT_EQ(engine.report().evicted, 0u);
 }
 
+// Activation checkpointing: each block goes forward again, then backward. Nothing of that is missed
+// once it is known, at any budget.
+TEST_P(Engines, LearnsPassesThatComputeAgain) {
+  constexpr int kBlocks = 4, kLayers = 3;
+  const Scratch scratch;
+  const File file = File::open(write_model(scratch, {.weights = kBlocks * kLayers}));
+  std::vector<int> pass(kBlocks * kLayers);
+  std::iota(pass.begin(), pass.end(), 0);
+  for (int block = kBlocks; block-- > 0;) {
+    for (int k = 0; k < kLayers; ++k) pass.push_back(block * kLayers + k);
+    for (int k = kLayers; k-- > 0;) pass.push_back(block * kLayers + k);
+  }
+  const Needs needs(file);
+  for (const std::uint64_t share : {4, 6, 8}) {
+    Engine engine(file, options(needs.all * share / 10));
+    std::uint64_t missed = 0;
+    for (int i = 0; i < 8; ++i) {
+      if (i == 4) missed = engine.report().misses;
+      for (const int k : pass)
+        EXPECT_TRUE(
+            same_bytes(engine.acquire(id(engine, k)).weight(), file.weight(weight_name(k))));
+    }
+    EXPECT_EQ(engine.report().misses, missed) << share;
+  }
+}
+
+// Looking ahead must not put out what could have stayed.
+TEST_P(Engines, ReadsOfACircleWhatDoesNotFitAndALittleMore) {
+  constexpr int kLayers = 96;
+  const Scratch scratch;
+  const File file = File::open(write_model(scratch, {.weights = kLayers}));
+  const Needs needs(file);
+  Engine engine(file, options(needs.all / 2));
+  std::uint64_t before = 0;
+  for (int pass = 0; pass < 8; ++pass) {
+    if (pass == 4) before = engine.report().bytes_read;
+    for (int i = 0; i < kLayers; ++i) engine.acquire(id(engine, i));
+  }
+  EXPECT_LT(engine.report().bytes_read - before, 4 * needs.all * 3 / 4);
+}
+
 TEST_P(Engines, KeepsWhatWillBeUsedSoonest) {
   // In a circle the unit just used is the one needed last: all but one of those that fit stay.
   Engine engine(file_, options(needs_.all - 1, 0));

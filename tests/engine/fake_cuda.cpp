@@ -54,12 +54,16 @@ FAKE cuMemFree_v2(unsigned long long memory) {
   std::free(reinterpret_cast<void*>(memory));
   return fake_contexts == 0 ? kNoContext : 0;
 }
-FAKE cuMemHostRegister_v2(void*, std::size_t, unsigned) {
+void* fake_pinned = nullptr;
+FAKE cuMemHostRegister_v2(void* memory, std::size_t, unsigned) {
+  if (fake_pinned == memory) return 712;
+  fake_pinned = memory;
   ++fake_objects;
   return fake_contexts == 0 ? kNoContext : 0;
 }
 FAKE cuMemHostUnregister(void*) {
   --fake_objects;
+  fake_pinned = nullptr;
   return 0;
 }
 FAKE cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t bytes,
@@ -80,6 +84,7 @@ FAKE cuStreamDestroy_v2(void*) {
 }
 FAKE cuStreamSynchronize(void*) { return 0; }
 FAKE cuEventCreate(void** event, unsigned) {
+  if (std::getenv("FAKE_CUDA_NO_EVENTS") != nullptr) return kOutOfMemory;
   ++fake_objects;
   *event = std::calloc(1, 1);
   return 0;

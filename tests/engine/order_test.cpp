@@ -11,7 +11,7 @@ namespace {
 Place run(Order& order, Place place, const std::vector<WeightId>& uses) {
   for (const WeightId id : uses) {
     order.learn(place, id);
-    place = {place.signature, place.current, id};
+    place = place.then(id);
   }
   return place;
 }
@@ -22,7 +22,7 @@ std::vector<WeightId> walk(const Order& order, Place place, int steps) {
     const WeightId next = order.next(place);
     if (next == kNone) break;
     seen.push_back(next);
-    place = {place.signature, place.current, next};
+    place = place.then(next);
   }
   return seen;
 }
@@ -43,6 +43,45 @@ TEST(Order, TellsForwardFromBackward) {
   Order order(4);
   const Place place = run(order, {}, {0, 1, 2, 3, 3, 2, 1, 0, 0, 1});
   EXPECT_EQ(walk(order, place, 8), (std::vector<WeightId>{2, 3, 3, 2, 1, 0, 0, 1}));
+}
+
+// Activation checkpointing: each block goes forward again before it goes backward.
+TEST(Order, TellsAForwardFromOneThatIsComputedAgain) {
+  Order order(4);
+  const std::vector<WeightId> pass{0, 1, 2, 3, 2, 3, 3, 2, 0, 1, 1, 0};
+  Place place;
+  for (int i = 0; i < 5; ++i) place = run(order, place, pass);
+  std::vector<WeightId> twice = pass;
+  twice.insert(twice.end(), pass.begin(), pass.end());
+  EXPECT_EQ(walk(order, place, 24), twice);
+}
+
+TEST(Order, LearnsHowLongUntilAWeightComesAgain) {
+  Order order(4);
+  Place first, second;
+  Place place;
+  for (int i = 0; i < 3; ++i) {  // 0 comes again after one use, and then after three
+    place = first = run(order, place, {0});
+    place = second = run(order, place, {0});
+    place = run(order, place, {1, 2});
+  }
+  EXPECT_EQ(order.interval(first), 0u);
+  order.learn_interval(first, 1);
+  order.learn_interval(second, 3);
+  EXPECT_EQ(order.interval(first), 1u);
+  EXPECT_EQ(order.interval(second), 3u);
+  order.learn(first, 0);
+  EXPECT_EQ(order.interval(first), 1u);
+  EXPECT_EQ(order.interval(first.then(3)), 0u);
+  order.learn_interval(first.then(3), 7);  // of what is not known nothing is kept
+  EXPECT_EQ(order.interval(first.then(3)), 0u);
+}
+
+TEST(Order, OneSignatureLeavesRoomForOthers) {
+  Order order(9);
+  run(order, {.signature = 1}, {0, 5});
+  for (WeightId id = 1; id < 9; ++id) run(order, {.signature = 2, .current = id}, {0, id});
+  EXPECT_EQ(order.next({.signature = 1, .current = 0}), 5);
 }
 
 TEST(Order, KeepsSignaturesApart) {

@@ -72,6 +72,19 @@ TEST_F(Resident, TwoThreadsAcquireFasterThanOne) {
   EXPECT_EQ(engine_.report().misses, static_cast<std::uint64_t>(engine_.size()));
 }
 
+// The same of what is kept where not all fits.
+TEST_F(Resident, TwoThreadsAcquireWhatIsKeptFasterThanOne) {
+  const Needs needs(file_);
+  Engine engine(file_, {.ram = needs.all - 1, .reads = Reads::buffered});
+  const std::vector kept{engine.find(weight_name(0)).value(), engine.find(weight_name(1)).value()};
+  engine.keep(kept);
+  for (const WeightId id : kept) engine.acquire(id);
+  expect_two_threads_to_gain(6000, [&](int, int) {
+    for (const WeightId id : kept) engine.acquire(id);
+  });
+  EXPECT_EQ(engine.report().misses, 2u);
+}
+
 TEST_F(Resident, TwoThreadsMultiplyFasterThanOne) {
   const WeightId id = engine_.find(weight_name(0)).value();
   const std::vector<float> x(256, 0.5f);

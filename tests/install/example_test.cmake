@@ -24,6 +24,18 @@ if(NOT expected MATCHES "^layer.weight: nf4:block64 \\[64, 128\\], 4608 bytes at
   message(FATAL_ERROR "the example printed: ${expected}")
 endif()
 
+# Planned for a budget that holds it, and refused for one that does not, with the number that would do.
+set(ENV{STOWAGE_LINKS} ${work}/links.json)
+run(${work}/example/planned ${work}/model.safetensors 1000000)
+if(NOT output MATCHES "^layer.weight: [|]W x[|] = [0-9.]+\n1 of 1 stay; predicted ")
+  message(FATAL_ERROR "the planned example printed: ${output}")
+endif()
+execute_process(COMMAND ${work}/example/planned ${work}/model.safetensors 5000
+                RESULT_VARIABLE code ERROR_VARIABLE output)
+if(NOT code EQUAL 1 OR NOT output MATCHES "plan: ram must be at least [0-9]+ bytes")
+  message(FATAL_ERROR "too small a budget gave ${code}: ${output}")
+endif()
+
 find_program(pkg_config NAMES pkg-config pkgconf)
 if(pkg_config)
   set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)

@@ -49,7 +49,7 @@ def test_every_problem_comes_in_one_error(tmp_path: Path) -> None:
             workers=-1,
         )
     for words in (
-        "device must be cpu, got 'pretend:7' (here: cpu",
+        "device must be one that is here, got 'pretend:7' (here: cpu",
         "'blocks' contains 'blocks.1', give one",
         "names must be of modules or parameters, got 'none'",
         "'none' must be in ram or disk, got 'vram'",

@@ -57,13 +57,20 @@ def test_budgets(tmp_path: Path) -> None:
     refused(made(), "ram must be a number of bytes", ram="much", folder=tmp_path)
     refused(made(), "reads must be one of", ram="1MiB", folder=tmp_path, reads="quick")
     refused(made(), "workers must be", ram="1MiB", folder=tmp_path, workers=-1)
+    refused(made(), "timeout must be seconds above 0", ram="1MiB", folder=tmp_path, timeout=0)
+    refused(
+        made(), "timeout must come with workers", ram="1MiB", folder=tmp_path, timeout=1, workers=0
+    )
+    refused(
+        made(), "lock must come with reads", ram="1MiB", folder=tmp_path, lock=True, reads="mapped"
+    )
     stowage.save(made(), tmp_path / "saved")
     model = made(seed=2)
     before = model[0].weight.dequantize()
     with pytest.raises(stowage.InvalidArgument, match="must hold the largest weight"):
         stowage.load(model, tmp_path / "saved", ram=1000)
     assert torch.equal(model[0].weight.dequantize(), before)
-    with pytest.raises(stowage.InvalidArgument, match="ram must come without storage"):
+    with pytest.raises(stowage.InvalidArgument, match="ram and plan must come without storage"):
         stowage.load(model, tmp_path / "saved", "nf4", ram="1MiB")
 
 

@@ -45,7 +45,7 @@ def test_written_weights_survive_everything(storage: str | None, tmp_path: Path)
 def test_they_count_in_the_budget(storage: str | None, tmp_path: Path) -> None:
     model = made(storage).requires_grad_(False)
     size = stowage.nbytes(model.blocks[1].weight)
-    ram = 4 * ONE_WEIGHT
+    ram = 8 * ONE_WEIGHT
     stowage.offload(model, ram=ram, folder=tmp_path)
     for _ in range(2):
         model(X)

@@ -2,6 +2,7 @@
 """The house rules hold for this checkout, and each tool notices when one is broken."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -220,3 +221,19 @@ def test_python_is_typed() -> None:
     pytest.importorskip("mypy", reason="needs mypy in the virtual environment: make setup")
     done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a" name="steady"/>
+<testcase classname="a" name="second"/><testcase classname="a" name="second"/>
+<testcase classname="a" name="never"/><testcase classname="a" name="never"><failure/></testcase>
+<testcase classname="a" name="left"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_runner_counts_a_test_by_its_last_try(tmp_path: Path) -> None:
+    report = tmp_path / "pytest.xml"
+    report.write_text(JUNIT)
+    counts = runpy.run_path(str(ROOT / "tools/run_tests"))["count"](report)
+    assert (counts.passed, counts.failed, counts.skipped) == (2, 1, 1)
+    assert counts.again == ["a::second"]

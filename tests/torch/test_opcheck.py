@@ -122,6 +122,7 @@ def test_files(tmp_path) -> None:
         opcheck(op, args, test_utils=("test_schema",))
     engine = ops.engine_open(file, 1 << 20, "mapped", 1)
     for op, args in (
+        (ops.engine_keep, (engine, '["a"]', 1 << 16, 0)),
         (ops.engine_expect, (engine, '["a"]')),
         (ops.engine_signature, (engine, 7)),
         (ops.engine_describe, (engine,)),
@@ -131,6 +132,29 @@ def test_files(tmp_path) -> None:
         opcheck(op, args, test_utils=("test_schema",))
     ops.engine_close(engine)
     ops.file_close(file)
+
+
+def test_plans(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STOWAGE_LINKS", str(tmp_path / "links.json"))
+    links = ops.text(ops.links_measure(str(tmp_path), False))
+    unit = {"name": "a.weight", "storage": "f32", "shape": [256, 256], "rest": 1 << 18}
+    described = {"path": None, "name": "m", "units": [unit | {"rows": False}]}
+    request = described | {"ram": 1 << 20, "accelerators": [], "uses": [], "storage": None}
+    request |= {"rows": 1, "activations": 0, "works_on_cpu": True, "order": []}
+    plan = ops.text(ops.plan_make(json.dumps(request), links))
+    report = '{"stowage_report": 1, "model": "m", "weights": [], "notes": []}'
+    for op, args in (
+        (ops.links_measure, (str(tmp_path), False)),
+        (ops.machine_key, ()),
+        (ops.plan_make, (json.dumps(request), links)),
+        (ops.plan_read, (plan, "p.json")),
+        (ops.plan_text, (plan,)),
+        (ops.plan_html, (plan, '{"seconds": 0, "peak": {}, "bytes": {}}')),
+        (torch.ops.stowage.plan_compare.default, (plan, '{"seconds": 1}')),
+        (torch.ops.stowage.report_html.default, (report, plan, "{}")),
+        (ops.plan_check, (plan, json.dumps(described))),
+    ):
+        opcheck(op, args, test_utils=("test_schema",))
 
 
 def test_every_op_is_checked_here() -> None:
@@ -147,6 +171,7 @@ def test_every_op_is_checked_here() -> None:
             "engine_close",
             "engine_describe",
             "engine_expect",
+            "engine_keep",
             "engine_open",
             "engine_signature",
             "file_check",
@@ -159,7 +184,16 @@ def test_every_op_is_checked_here() -> None:
             "info",
             "linear",
             "linear_grad_input",
+            "links_measure",
+            "machine_key",
             "measure",
+            "plan_check",
+            "plan_compare",
+            "plan_html",
+            "plan_make",
+            "plan_read",
+            "plan_text",
+            "report_html",
             "quantize",
             "storage_describe",
             "storage_key",

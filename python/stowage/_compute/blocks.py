@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stowage import ops
 from stowage._library import composite_forced
+from stowage._tiers.bringing import brought, device_of, lender_of
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED, StowedView, replay
 
@@ -87,16 +88,28 @@ def widened(
 
 
 def values(tree: Any) -> Any:
-    """The same arguments with the values of every stowed tensor in its place."""
-    return tree_map_only(PACKED, _values, tree)
+    """The same arguments with the values of every stowed tensor in its place: on the device of the
+    plain ones, where the weights of its model are brought there."""
+    device = device_of(tree_leaves(tree))
+    return tree_map_only(PACKED, lambda t: _values(t, device), tree)
 
 
-def _values(t: Any) -> Tensor:
+def _values(t: Any, device: torch.device | None) -> Tensor:
     weight = t._weight if isinstance(t, StowedView) else t
+    if device is not None and lender_of(weight._parts()[0], device) is not None:
+        return _brought_values(t, weight, device)
     found = _of(weight) if weight._exact and _here.scopes else None
     if found is None:
         return t.dequantize()
     return replay(t._chain, found) if isinstance(t, StowedView) else found
+
+
+def _brought_values(t: Any, weight: StowedTensor, device: torch.device) -> Tensor:
+    out = weight._dt if weight._dt in VALUE_DTYPES else torch.float32
+    with brought(weight._parts(), device) as (codes, *scales):
+        dense = ops.dequantize(codes, scales, weight._storage.key, weight.shape, out)
+    dense = dense.to(weight._dt)
+    return replay(t._chain, dense) if isinstance(t, StowedView) else dense
 
 
 def _of(weight: StowedTensor) -> Tensor | None:

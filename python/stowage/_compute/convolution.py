@@ -16,6 +16,7 @@ from torch._prims_common import suggest_memory_format
 
 from stowage._compute import blocks
 from stowage._compute.tiles import TILE, Resting, needs_tiles, resting, spans
+from stowage._tiers.bringing import where_x_is
 from stowage.registry import op
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED
@@ -82,6 +83,7 @@ def _channel_bytes(result: Tensor) -> int:
     return math.prod((result.shape[0], *result.shape[2:])) * result.element_size()
 
 
+@where_x_is()
 def _convolution(
     x: Tensor,
     codes: Tensor,
@@ -109,6 +111,7 @@ def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Opt
     return torch.empty(seen.shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 
+@where_x_is(at=2)
 def _grad_input(
     g: Tensor,
     x: Tensor,
@@ -193,7 +196,8 @@ def _forward(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.convolution_backward.default)
 def _backward(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 11 or args[10][1] or not _takes(args[2], *args[:2]):
-        return called(*blocks.values(args), **blocks.values(kwargs))
+        gx, gw, gb = called(*blocks.values(args), **blocks.values(kwargs))
+        return gx, None if gw is None else gw.to(args[2].device), gb
     g, x, weight, _, *options, (need_x, _, need_bias) = args
     w, gx, gb = resting(weight), None, None
     if need_x:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stowage import ops
+from stowage._tiers.bringing import lender_of
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 
@@ -20,7 +21,11 @@ _INTEGERS = (torch.int64, torch.int32)
 def _takes_rows(t: Any, index: Any) -> bool:
     if type(t) is not StowedTensor or not t.dim() or t._dt not in VALUE_DTYPES:
         return False
-    return isinstance(index, Tensor) and index.dtype in _INTEGERS and index.device == t.device
+    if not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
+        return False
+    if index.device == t.device:
+        return True
+    return type(index) is Tensor and lender_of(t._parts()[0], index.device) is not None
 
 
 def _within(index: Tensor, rows: int, first: int) -> bool:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from stowage._errors import InvalidArgument
 from stowage._storage import Storage
+from stowage._tiers.bringing import where_x_is
 from stowage.registry import function, op
 from stowage.tensor import StowedTensor, wrap
 from stowage.views import StowedView
@@ -124,6 +125,7 @@ def _grouped_mm(
 # --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
 
 
+@where_x_is()
 def _by_groups(
     x: Tensor,
     codes: Tensor,

@@ -26,6 +26,8 @@ def linear_in_block(
     x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int, rows: int, bias: Tensor | None
 ) -> Tensor | None:
     """x W^T + bias inside a block, else None."""
+    if codes.device != x.device:
+        return None
     w = widened(codes, scales, storage, (rows, x.shape[-1]), x.dtype)
     return None if w is None else _stock_linear(x, w, bias)
 
@@ -35,6 +37,8 @@ def grad_input_in_block(
 ) -> Tensor | None:
     """g W inside a block, or where its strides choose torch's kernel (see `strides_count`), else
     None."""
+    if codes.device != g.device:
+        return None
     shape = (g.shape[-1], columns)
     w = widened(codes, scales, storage, shape, g.dtype)
     if w is None and g.dim() == 2 and strides_count(g):

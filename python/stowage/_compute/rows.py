@@ -15,13 +15,14 @@ from stowage._library import composite_forced
 
 
 def _save_embedding(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    _, ids, _, _, shape, ctx.padding, ctx.by_frequency, *scales = inputs
-    ctx.rows, ctx.inputs = shape[0], 7 + len(scales)
+    weight, ids, _, _, shape, ctx.padding, ctx.by_frequency, *scales = inputs
+    ctx.device, ctx.rows, ctx.inputs = weight.device, shape[0], 7 + len(scales)
     ctx.save_for_backward(ids)
 
 
 def _embedding_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     (ids,) = ctx.saved_tensors
+    g, ids = g.to(ctx.device), ids.to(ctx.device)  # the gradient is where the weight is
     wide = g.float() if composite_forced() and g.dtype == torch.bfloat16 else g
     padding = -1 if ctx.padding is None else ctx.padding
     gw = torch.ops.aten.embedding_dense_backward(wide, ids, ctx.rows, padding, ctx.by_frequency)

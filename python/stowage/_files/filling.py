@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stowage._errors import StowageError
-from stowage._files.flat import Entry
+from stowage._files.flat import FLOAT8, Entry
 from stowage._files.reading import reading
 from stowage._files.renaming import Rename, Renaming
 from stowage._files.source import Source, is_aligned, octets
@@ -48,6 +48,7 @@ class Options:
     rename: Rename | None = None
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
     progress: bool = False  # a bar, on a terminal
+    stays: Callable[[Held], bool] = lambda held: False  # in memory, whatever `mmap` and `cast` say
 
 
 class Filling:
@@ -143,7 +144,10 @@ class Filling:
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
         reason = choice.reason if choice is not None else "plain in the file"
-        tensor, has = held.tensor, entry.storage
+        tensor = held.tensor
+        if wanted is None and FLOAT8.get(tensor.dtype) == getattr(entry.storage, "name", ""):
+            entry = replace(entry, dtype=tensor.dtype, storage=None)  # the model's own type
+        has = entry.storage
         if wanted is None and has is None and isinstance(tensor, StowedTensor):
             wanted, reason = tensor._storage, "rested already"
         if has is not None:
@@ -168,10 +172,17 @@ class Filling:
             if problem:
                 self.problems.append(f"{held.name}: {problem}")
                 return
-        elif entry.dtype and self._options.cast and worth_offloading(held, entry.dtype):
+        elif entry.dtype and self._casts(held) and worth_offloading(held, entry.dtype):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
         self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
+
+    def _casts(self, held: Held) -> bool:
+        return self._options.cast and not self._options.stays(held)
+
+    def _is_mapped(self, step: _Step) -> bool:
+        """Whether it is left where it is in the file."""
+        return self._options.mmap and step.as_it_is and not self._options.stays(step.held)
 
     def _leftovers(self) -> None:
         if not self._options.strict:
@@ -194,7 +205,9 @@ class Filling:
 
     def moved(self) -> dict[str, Held]:
         """The weights that rest after the load, by name in the file, in the order of the model."""
-        return {step.entry.name: step.held for step in self._steps if step.storage is not None}
+        stays = self._options.stays
+        steps = (s for s in self._steps if s.storage is not None and not stays(s.held))
+        return {step.entry.name: step.held for step in steps}
 
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
@@ -202,8 +215,7 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        mapped = self._options.mmap
-        read = [step.entry for step in self._steps if not (mapped and step.as_it_is)]
+        read = [step.entry for step in self._steps if not self._is_mapped(step)]
         with reading(self._source, read, self._options.progress) as done:
             for step in self._steps:
                 if self.problems and (step.storage is None or step.entry.storage is not None):
@@ -247,7 +259,7 @@ class Filling:
             values = self._source.read(entry.members[0])
             return from_values(values, step.storage, how, compute)
         parts = self._tensors_of(entry)
-        mapped = self._options.mmap  # where the alignment suits torch; else copied once
+        mapped = self._is_mapped(step)  # where the alignment suits torch; else copied once
         parts = [p if mapped and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)

@@ -14,7 +14,7 @@ import torch
 
 from stowage import ops
 from stowage._errors import BadFile, InvalidArgument, translated
-from stowage._model.casts import is_cast_of_itself
+from stowage._model.casts import is_cast_of_itself, is_plain
 from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor
 
@@ -196,7 +196,9 @@ def entries(tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
 
 
 def _stowed_entry(name: str, weight: StowedTensor) -> Entry:
-    if is_cast_of_itself(weight):  # a plain parameter while its model is offloaded
+    if is_cast_of_itself(weight) or is_plain(
+        weight
+    ):  # a plain parameter while its model is offloaded
         return Entry(name, tuple(weight.shape), weight.dtype, None, None, (name,))
     return Entry(name, tuple(weight.shape), None, weight._storage, weight.dtype, (name,))
 

@@ -14,6 +14,7 @@ from stowage import ops
 from stowage._errors import translated
 from stowage._files.ahead import Extent
 from stowage._files.flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
+from stowage._model.casts import plain_values
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor
 
@@ -58,7 +59,7 @@ class DictSource:
     def read(self, member: str) -> torch.Tensor:
         tensor = self._tensors[member]
         if isinstance(tensor, StowedTensor):  # no more than plain values: an entry that is plain
-            return tensor._parts()[0].detach()
+            return plain_values(tensor).detach()
         return tensor.detach()
 
     def parts(self, entry: Entry) -> list[torch.Tensor]:
@@ -141,16 +142,6 @@ class FileSource:
     def drop(self, entry: Entry) -> None:
         for member in entry.members:
             ops.file_drop(self._handle, member)
-
-    def largest(self) -> int:
-        """Bytes that any weight or tensor takes in memory at most, with the pages at the edges of
-        its parts and small gaps between them."""
-        edges = 2 * 4096 + (64 << 10)
-        sizes = (
-            sum(self._tensors[member]["bytes"] + edges for member in entry.members)
-            for entry in self.entries.values()
-        )
-        return max(sizes, default=0)
 
     @property
     def handle(self) -> int:

@@ -40,5 +40,17 @@ def stands_for_plain(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_plain(weight: torch.Tensor) -> bool:
-    """Whether a resting weight is so marked, and still what it stands for."""
-    return is_cast_of_itself(weight) and weight.__dict__.get("_plain", False)
+    """Whether a resting weight is so marked, and still a cast. Its compute dtype may be another one
+    by now: that of the plain parameter after `model.to(dtype)`."""
+    return (
+        isinstance(weight, StowedTensor)
+        and weight._plain
+        and weight._exact
+        and weight.storage in _CODES.values()
+    )
+
+
+def plain_values(weight: StowedTensor) -> torch.Tensor:
+    """What the plain parameter would hold; its codes themselves where they are that."""
+    codes = weight._parts()[0]
+    return codes if codes.dtype is weight.dtype else weight.dequantize()

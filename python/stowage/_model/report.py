@@ -5,8 +5,6 @@ values it was made from."""
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +12,10 @@ from torch import nn
 
 from stowage._model.granularity import block_paths, mode_of
 from stowage._model.masters import state_of
+from stowage._model.rows import Report, Row
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamp import stamp
 from stowage._model.stowing import Loss
-from stowage._model.table import bytes_text, number_text, table
 from stowage._model.weights import Held, buffers, parameters
 from stowage.dispatch import fallbacks
 from stowage.tensor import StowedTensor
@@ -35,157 +33,6 @@ class _Memory:
     earlier: _Memory | None = None  # of other codes, which may come back
 
 
-@dataclass(frozen=True)
-class Row:
-    """One weight. Errors are None where the values it was made from were not at hand, or where the
-    weight has been written since."""
-
-    name: str
-    also: tuple[str, ...]  # further names of a tied weight
-    shape: tuple[int, ...]
-    storage: str | None  # None: plain
-    compute: str
-    tier: str  # accelerator, ram, disk; none for a meta tensor
-    shard: str  # whole, or which rows are here
-    wire: str | None  # what travels between ranks; None where the weight is whole
-    logical_bytes: int  # in the compute dtype
-    rest_bytes: int  # what this weight adds: bytes that an earlier row holds are not counted again
-    reason: str
-    working: str = ""  # how much of it is widened at once (docs/working.md); "" of a plain one
-    max_error: float | None = None
-    rms_error: float | None = None
-    relative_error: float | None = None
-    saturated: int | None = None
-    nonfinite: int | None = None
-    worst_block_error: float | None = None  # relative, of values that share a scale
-    worst_block: int | None = None  # the place of that scale in its part
-    master: str | None = None  # where the exact values are: ram, disk; stale: not of this weight
-    master_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Report:
-    """One row for each parameter, and each buffer that rests or was asked to; totals. `str()` is a
-    table; `to_json()` has every field."""
-
-    rows: tuple[Row, ...]
-    buffer_bytes: int
-    fallbacks: Mapping[str, int]  # of this process: operators that dequantized whole weights
-
-    @property
-    def stowed(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.storage is not None)
-
-    @property
-    def plain(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.storage is None)
-
-    @property
-    def rest_bytes(self) -> int:
-        """Bytes of all parameters as they are."""
-        return sum(row.rest_bytes for row in self.rows)
-
-    @property
-    def stowed_bytes(self) -> int:
-        """Bytes of the resting weights alone."""
-        return sum(row.rest_bytes for row in self.stowed)
-
-    @property
-    def master_bytes(self) -> int:
-        """Bytes of the exact values kept beside the parameters, in memory and on the disk."""
-        return sum(row.master_bytes for row in self.rows)
-
-    @property
-    def saturated(self) -> int:
-        """Values that did not fit their storage and became its largest one."""
-        return sum(row.saturated or 0 for row in self.rows)
-
-    @property
-    def logical_bytes(self) -> int:
-        """Bytes of all parameters in their compute dtypes, tied ones once."""
-        return sum(row.logical_bytes for row in self.rows)
-
-    def __getitem__(self, name: str) -> Row:
-        for row in self.rows:
-            if name == row.name or name in row.also:
-                return row
-        raise KeyError(f"stowage.Report: no parameter is named {name!r}")
-
-    def to_json(self) -> str:
-        totals = {
-            "parameters": len(self.rows),
-            "stowed": len(self.stowed),
-            "logical_bytes": self.logical_bytes,
-            "rest_bytes": self.rest_bytes,
-            "stowed_bytes": self.stowed_bytes,
-            "master_bytes": self.master_bytes,
-            "buffer_bytes": self.buffer_bytes,
-            "saturated": self.saturated,
-            "fallbacks": dict(self.fallbacks),
-        }
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({"totals": totals, "rows": rows}, indent=1)
-
-    def __str__(self) -> str:
-        body = table(_HEAD, [_cells(row) for row in self.rows])
-        share = self.rest_bytes / self.logical_bytes if self.logical_bytes else 1.0
-        lines = [
-            body,
-            f"{len(self.stowed)} of {len(self.rows)} parameters rest in "
-            f"{bytes_text(self.stowed_bytes)}; all parameters take {bytes_text(self.rest_bytes)}, "
-            f"{share:.3f} of {bytes_text(self.logical_bytes)} in their compute dtypes; "
-            f"buffers {bytes_text(self.buffer_bytes)}",
-        ]
-        for place in ("ram", "disk", "stale"):
-            kept = [row.master_bytes for row in self.rows if row.master == place]
-            if kept:
-                lines.append(f"{len(kept)} masters ({place}) take {bytes_text(sum(kept))}")
-        if measured := [row for row in self.rows if row.worst_block is not None]:
-            worst = max(measured, key=lambda row: row.worst_block_error or 0)
-            error = number_text(worst.worst_block_error)
-            lines.append(
-                f"worst block: relative {error}, number {worst.worst_block} of {worst.name}"
-            )
-        if self.saturated:
-            lines.append(_saturation(self.rows))
-        for operator, times in sorted(self.fallbacks.items()):
-            lines.append(f"{operator} dequantized whole weights {times} times in this process")
-        return "\n".join(lines)
-
-
-_HEAD = ("weight", "storage", "compute", "working", "tier", "shard", "wire", "logical", "rest",
-         "max error", "rms", "relative", "worst block", "saturated", "reason")  # fmt: skip
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    name = row.name + (f" (= {', '.join(row.also)})" if row.also else "")
-    numbers = (row.max_error, row.rms_error, row.relative_error, row.worst_block_error)
-    errors = (number_text(e) for e in numbers)
-    saturated = "" if row.saturated is None else str(row.saturated)
-    left = (
-        name,
-        row.storage or "plain",
-        row.compute,
-        row.working,
-        row.tier,
-        row.shard,
-        row.wire or "",
-    )
-    sizes = (bytes_text(row.logical_bytes), bytes_text(row.rest_bytes))
-    return (*left, *sizes, *errors, saturated, row.reason)
-
-
-def _saturation(rows: Sequence[Row]) -> str:
-    """How many values were clipped, and where most."""
-    clipped = [row for row in rows if row.saturated]
-    worst = max(clipped, key=lambda row: row.saturated or 0)
-    total = sum(row.saturated or 0 for row in clipped)
-    where = f"in {worst.name}"
-    if len(clipped) > 1:
-        where = f"in {len(clipped)} weights, most in {worst.name} ({worst.saturated})"
-    return f"{total} value{'s' if total > 1 else ''} saturated, {where}"
-
-
 def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
     nothing."""
@@ -199,7 +46,7 @@ def report(model: nn.Module) -> Report:
         else:
             plain_buffers.append(held.tensor)
     buffer_bytes = sum(_rest_bytes(tensor, seen) for tensor in plain_buffers)
-    return Report(tuple(rows), buffer_bytes, fallbacks())
+    return Report(tuple(rows), buffer_bytes, fallbacks(), type(model).__name__)
 
 
 def _row(held: Held, seen: Seen, blocks: list[str]) -> Row:

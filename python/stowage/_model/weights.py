@@ -32,6 +32,9 @@ class Site:
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter or buffer with every place that holds it; more than one when it is tied."""
@@ -50,6 +53,12 @@ class Held:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(site.name for site in self.sites)
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether only the rows that ids name are read: every module that has it is an embedding. A
+        weight that is tied to any other kind is used whole."""
+        return all(isinstance(site.module, _TABLES) for site in self.sites)
 
 
 def _group(model: nn.Module, dictionary: str) -> list[Held]:

@@ -4,8 +4,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 _SUMS = ("acquired", "hits", "misses", "late", "borrowed", "ahead", "evicted", "bytes_read")
+
+
+_LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copied")
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What the link to a device carried, in the same way."""
+
+    device: str  #: by torch's name
+    uses: int = 0  #: of weights on the device: hits + misses + late
+    hits: int = 0  #: were there
+    misses: int = 0  #: were copied when they were asked for
+    late: int = 0  #: were being copied ahead, and the device waited for the rest
+    ahead: int = 0  #: copies that were begun before the weight was used
+    evicted: int = 0
+    bytes_copied: int = 0  #: to the device, in the resting form
+    held: int = 0  #: bytes of the ring that weights have now
+    peak: int = 0  #: the same at most, since the beginning; never more than `ring`
+    ring: int = 0  #: bytes that were allocated on the device, once
+    stall: float = 0.0  #: seconds that the host was held up by misses; waits on the device are not
+
+    def since(self, earlier: DeviceReport) -> DeviceReport:
+        past: dict[str, Any] = {n: getattr(self, n) - getattr(earlier, n) for n in _LINK_SUMS}
+        return replace(self, **past, stall=self.stall - earlier.stall)
+
+    def __str__(self) -> str:
+        use = max(self.uses, 1)
+        return (
+            f"{self.device}: {self.uses} uses, {self.hits / use:.0%} there, {self.late / use:.0%} "
+            f"late, {self.misses} missed; {self.bytes_copied / 2**20:.1f} MiB copied, "
+            f"{self.stall:.3f} s waited; {self.held / 2**20:.1f} MiB held, at most "
+            f"{self.peak / 2**20:.1f} of {self.ring / 2**20:.1f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -26,7 +61,10 @@ class EngineReport:
     peak: int = 0  #: the same at most, since the beginning; never more than the budget
     stall: float = 0.0  #: seconds that the model waited for weights
     written: int = 0  #: bytes of weights that were written to: in memory for good, in the budget
+    journal: int = 0  #: bytes of weights that were written to and did not fit the budget
     seconds: float = 0.0  #: that the report is about
+    probe: float = 0.0  #: bytes a second that the disk gives, as the model's plan has it
+    device: DeviceReport | None = None  #: the link to an accelerator, where there is one
 
     @property
     def rate(self) -> float:
@@ -35,26 +73,33 @@ class EngineReport:
 
     def since(self, earlier: EngineReport) -> EngineReport:
         """What was done between two reports of a model: of a pass, where they were taken before and
-        after it. `held`, `peak` and `written` are those of now."""
+        after it. `held`, `peak`, `written` and `journal` are those of now."""
         past = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
         stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
-        return replace(self, **past, stall=stall, seconds=seconds)
+        device = self.device
+        if device is not None and earlier.device is not None:
+            device = device.since(earlier.device)
+        return replace(self, **past, stall=stall, seconds=seconds, device=device)
 
-    def then(self, later: EngineReport, written: int, seconds: float) -> EngineReport:
+    def then(self, later: EngineReport, written: int, journal: int, seconds: float) -> EngineReport:
         """Both together: `later` counted from zero, in another engine of the same model."""
         total = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
         peak, stall = max(self.peak, later.peak), self.stall + later.stall
-        facts = {"peak": peak, "stall": stall, "written": written, "seconds": seconds}
-        return replace(later, **total, **facts)  # type: ignore[arg-type]
+        facts = {"peak": peak, "stall": stall, "written": written, "journal": journal}
+        return replace(later, seconds=seconds, **total, **facts)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         use = max(self.acquired, 1)
+        beside = f" of {self.probe / 1e9:.2f}" if self.probe else ""
         text = (
             f"{self.reads} reads: {self.acquired} uses, {self.hits / use:.0%} in memory, "
             f"{self.late / use:.0%} late, {self.misses} missed; {self.bytes_read / 2**20:.1f} MiB "
-            f"read in {self.seconds:.3f} s ({self.rate / 1e9:.2f} GB/s), {self.stall:.3f} s of it "
-            f"waited; {self.held / 2**20:.1f} MiB held, at most {self.peak / 2**20:.1f}"
+            f"read in {self.seconds:.3f} s ({self.rate / 1e9:.2f} GB/s{beside}), "
+            f"{self.stall:.3f} s of it waited; {self.held / 2**20:.1f} MiB held, "
+            f"at most {self.peak / 2**20:.1f}"
         )
         if self.written:
             text += f"; {self.written / 2**20:.1f} MiB were written to and stay in memory"
-        return text
+        if self.journal:
+            text += f"; {self.journal / 2**20:.1f} MiB were written to and rest in a journal"
+        return text if self.device is None else f"{text}\n{self.device}"

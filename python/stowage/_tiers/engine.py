@@ -6,11 +6,14 @@ engine by their addresses."""
 from __future__ import annotations
 
 import json
+import math
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +22,13 @@ from torch import nn
 from stowage import ops
 from stowage._errors import InvalidArgument, raise_problems, translated
 from stowage._files.source import FileSource
-from stowage._mapped import copies_made
+from stowage._mapped import copies_made, copy_with
+from stowage._memory import new_copy
+from stowage._model.sizes import memory
 from stowage._model.weights import Held
 from stowage._tiers.counting import EngineReport
-from stowage._tiers.writes import forget_places, note_places, written_bytes
+from stowage._tiers.journal import Journal
+from stowage._tiers.writes import forget_places, move_written, note_places, written_bytes
 
 WORKERS = 4
 READS = ("automatic", "mapped", "buffered", "direct")
@@ -36,31 +42,73 @@ class EngineOptions:
     ram: int  # bytes
     reads: str = "automatic"
     workers: int = WORKERS
+    timeout: float | None = None  # seconds
+    lock: bool = False
+    keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
+    ring: int = 0  # bytes for the rest
+    mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
+
+    def problems(self) -> list[str]:
+        """Why no engine can be made with these."""
+        problems = []
+        if self.reads not in READS:
+            problems.append(f"reads must be one of {', '.join(READS)}, got {self.reads!r}")
+        workers, timeout = self.workers, self.timeout
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 256:
+            problems.append(f"workers must be 0 to 256, got {workers!r}")
+        elif timeout is not None and (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not 0 < timeout < math.inf
+        ):
+            problems.append(f"timeout must be seconds above 0, or None, got {timeout!r}")
+        elif timeout is not None and workers == 0:
+            problems.append(f"timeout must come with workers, got {timeout} s with none")
+        if self.lock and self.reads == "mapped":
+            problems.append("lock must come with reads into memory, got reads='mapped'")
+        return problems
 
 
 class Engine:
     """An engine of the core, over the file of `source`. Ends with the last model that has it."""
 
     def __init__(self, source: FileSource, options: EngineOptions) -> None:
-        raise_problems("stowage", engine_problems(options.reads, options.workers))
-        self.path, self.ram = source.where, options.ram
-        self._workers, self._least = options.workers, source.largest()
+        raise_problems("stowage", options.problems())
+        self.path, self.ram, self._options = source.where, options.ram, options
         self._opened: list[int] = []  # the one handle in use: close() must see the latest
         self._source, self._share = source, self.ram
         self._began, self._counted = time.perf_counter(), EngineReport()
         self._order: list[str] = []
-        self._lock, self._seen = threading.Lock(), copies_made()
+        self._lock = threading.Lock()
+        self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._written: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._open(options.reads)
+        self._places: set[int] = set()  # addresses of parts in the file
+        self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
+        self._least: int = self._facts()["largest"]  # no budget may be below
+        self._most_written = min(self.ram // 2, self.ram - self._least)
+        _engines.add(self)
         source.share()
         weakref.finalize(self, _close, self._opened, self._source)
 
     def _open(self, reads: str) -> None:
         try:
-            handle = ops.engine_open(self._source.handle, self._share, reads, self._workers)
+            given = self._options
+            handle = ops.engine_open(
+                self._source.handle,
+                self._share,
+                reads,
+                given.workers,
+                given.timeout or 0.0,
+                given.lock,
+                json.dumps(given.mapped_only),
+            )
         except RuntimeError as error:
             raise translated(error) from None
         self._opened.append(handle)
+        keep = self._options.keep
+        if keep:
+            ops.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
         if self._order:
             self.expect(self._order)
 
@@ -69,37 +117,87 @@ class Engine:
         self._order = list(names)
         ops.engine_expect(self._opened[-1], json.dumps(self._order))
 
+    def places(self, weights: Iterable[torch.Tensor]) -> None:
+        """Weights that lie in the file."""
+        self._places.update(part.data_ptr() for weight in weights for part in memory(weight))
+
     def set_signature(self, signature: int) -> None:
         with self._lock:
             ops.engine_signature(self._opened[-1], signature)
 
     def settle(self, model: nn.Module) -> None:
         """Counts the weights of `model` that have left the file in the budget: what they take, the
-        engine gives back, down to the room for its largest weight."""
+        engine gives back, up to a half. What is more goes to the journal, whose pages are given
+        back."""
         with self._lock:
-            self._seen = copies_made()
+            self._journal.drop()
+            if self._is_settled(model):
+                return
+            self._seen[model], self._copied = copies_made(), 0
+            others = sum(size for one, size in self._written.items() if one is not model)
+            move_written(model, self._most_written - others, self._journal.copy)
             self._written[model] = written_bytes(model)
-            share = max(min(self.ram, self._least), self.ram - sum(self._written.values()))
+            share = self.ram - sum(self._written.values())
             if share == self._share:
                 return
-            self._counted = self._total()
-            ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
-            self._share = share
-            self._open(self._counted.reads)
+            self._reopen(share)
 
-    def is_settled(self) -> bool:
-        """Whether nothing was copied out of any file since `settle`."""
-        return self._seen == copies_made()
+    def copy_out(self, part: torch.Tensor) -> torch.Tensor:
+        """A copy of a part that lies in the file, to be written to: in memory while there is room
+        for it in the budget."""
+        with self._lock:
+            self._copied += part.nbytes
+            if sum(self._written.values()) + self._copied <= self._most_written:
+                return new_copy(part)
+            self._copied -= part.nbytes
+            return self._journal.copy(part)
+
+    def holds(self, part: torch.Tensor) -> bool:
+        """Whether a part lies in the file."""
+        return part.data_ptr() in self._places
+
+    def _is_settled(self, model: nn.Module) -> bool:
+        """Whether nothing was copied out of any file since `settle`, and no copy of the model is
+        gone."""
+        if self._seen.get(model) != copies_made():
+            return False
+        return self._share == self.ram - sum(self._written.values())
+
+    def rebudget(self, ram: int, keep: tuple[str, ...], ring: int) -> None:
+        """Another budget from now on; leases that are held end in the old one. Raises
+        InvalidArgument where it is below the largest weight, and nothing has changed."""
+        with self._lock:
+            written = sum(self._written.values())
+            if ram - written < self._least:
+                raise InvalidArgument(
+                    f"stowage: ram must hold the largest weight, {self._least} bytes, and those "
+                    f"that were written to, {written}, got {ram}"
+                )
+            self.ram, self._options = ram, replace(self._options, ram=ram, keep=keep, ring=ring)
+            self._most_written = min(ram // 2, ram - self._least)
+            self._reopen(ram - written)
+
+    def _reopen(self, share: int) -> None:
+        self._counted = self._total()
+        ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
+        self._share = share
+        self._open(self._counted.reads)
 
     def report(self) -> EngineReport:
         with self._lock:
             return self._total()
 
     def _total(self) -> EngineReport:
-        facts = json.loads(ops.text(ops.engine_describe(self._opened[-1])))
+        facts = self._facts()
+        del facts["largest"]
         now = EngineReport(**facts)
         seconds = time.perf_counter() - self._began
-        return self._counted.then(now, written=sum(self._written.values()), seconds=seconds)
+        written = sum(self._written.values())
+        return self._counted.then(now, written, journal=self._journal.bytes, seconds=seconds)
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(ops.text(ops.engine_describe(self._opened[-1])))
+        return facts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return self  # copies of a model share the file and the memory
@@ -114,6 +212,19 @@ def _close(opened: list[int], source: FileSource) -> None:
     source.close()
 
 
+def mapped_only(names: Iterable[str], moved: Mapping[str, Held]) -> tuple[str, ...]:
+    """Of all names in a file, those that need no room in memory. `moved`: what rests there, by
+    name in the file."""
+    return tuple(name for name in names if name not in moved or moved[name].gives_rows)
+
+
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """A number for the kind of a model's inputs."""
+    given = [*args, *kwargs.values()]
+    facts = tuple((*t.shape, str(t.dtype)) for t in given if isinstance(t, torch.Tensor))
+    return hash((facts, torch.is_grad_enabled())) & (2**63 - 1)
+
+
 class _Signature:
     """A forward pre-hook of the whole model: orders of use are learnt for each kind of input."""
 
@@ -123,16 +234,27 @@ class _Signature:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._engine is None or torch.compiler.is_compiling():
             return
-        if not self._engine.is_settled():
-            self._engine.settle(module)
-        given = [*args, *kwargs.values()]
-        facts = tuple((*t.shape, str(t.dtype)) for t in given if isinstance(t, torch.Tensor))
-        self._engine.set_signature(hash((facts, torch.is_grad_enabled())) & (2**63 - 1))
+        self._engine.settle(module)
+        self._engine.set_signature(signature_of(args, kwargs))
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _copy_out(part: torch.Tensor) -> torch.Tensor:
+    engine = next((engine for engine in _engines if engine.holds(part)), None)
+    return new_copy(part) if engine is None else engine.copy_out(part)
+
+
+copy_with(_copy_out)
 
 
 def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
     """`moved`: the weights that rest in the engine's file from now on."""
-    note_places(moved)
+    every = list(moved)
+    note_places(every)
+    sites = [held.sites[0] for held in every]
+    engine.places(getattr(site.module, site.attribute) for site in sites)
     hook = model.register_forward_pre_hook(_Signature(engine), with_kwargs=True)
     model.__dict__[_ATTRIBUTE] = engine
     model.__dict__[_ATTRIBUTE + "_hook"] = hook
@@ -147,29 +269,3 @@ def detach(model: nn.Module) -> None:
 def engine_of(model: nn.Module) -> Engine | None:
     found: Engine | None = model.__dict__.get(_ATTRIBUTE)
     return found
-
-
-def engine_report(model: nn.Module) -> EngineReport:
-    """What the engine of an offloaded model did since `offload` or `load(ram=)`, and with
-    `.since(earlier)` since an earlier report: of one pass, say.
-
-    Raises InvalidArgument for a model that has none.
-    """
-    engine = engine_of(model)
-    if engine is None:
-        raise InvalidArgument(
-            "stowage.engine_report: the model must be offloaded (stowage.offload, or stowage.load "
-            "with ram=), got one that is not"
-        )
-    engine.settle(model)
-    return engine.report()
-
-
-def engine_problems(reads: str, workers: int = WORKERS) -> list[str]:
-    """Why an engine cannot be made with these."""
-    problems = []
-    if reads not in READS:
-        problems.append(f"reads must be one of {', '.join(READS)}, got {reads!r}")
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 256:
-        problems.append(f"workers must be 0 to 256, got {workers!r}")
-    return problems

@@ -4,23 +4,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument, raise_problems
-from stowage._files.flat import FLOAT8, Entry
-from stowage._files.source import FileSource, is_aligned, octets
+from stowage._files.source import FileSource
 from stowage._memory import new_copy
-from stowage._model.casts import cast_storage, is_plain, stands_for_plain, worth_offloading
-from stowage._model.report import Report, remember, report
-from stowage._model.sizes import byte_count, memory, nbytes
-from stowage._model.weights import Held, Swap, values, written
-from stowage._storage import Storage
+from stowage._model.casts import (
+    cast_storage,
+    is_plain,
+    plain_values,
+    stands_for_plain,
+)
+from stowage._model.report import remember, report
+from stowage._model.rows import Report
+from stowage._model.weights import Swap, values
+from stowage._tiers.asking import Asked, given_bytes
+from stowage._tiers.carrying import Planned, carried, check_alone, read_plan
+from stowage._tiers.comparing import Move, compare
+from stowage._tiers.devices import (
+    Devices,
+    attach_devices,
+    detach_devices,
+    devices_of,
+    rests,
+)
 from stowage._tiers.engine import (
     WORKERS,
     Engine,
@@ -28,89 +41,135 @@ from stowage._tiers.engine import (
     attach,
     detach,
     engine_of,
-    engine_problems,
+    mapped_only,
 )
-from stowage._tiers.placing import DeviceMap, Places, device_problems
+from stowage._tiers.placing import CPU, DeviceMap, Places, device_of_name
+from stowage._tiers.timing import forget_plan, keep_to
 from stowage.checkpoint import FILE, save
 from stowage.tensor import StowedTensor
-
-
-@dataclass(frozen=True)
-class _Move:
-    """A weight, and its parts as the file has them."""
-
-    held: Held
-    parts: list[torch.Tensor]
-    storage: Storage | None  # of a plain parameter that will rest as a cast of itself
 
 
 def offload(
     model: nn.Module,
     *,
-    ram: int | str,
-    folder: str | os.PathLike[str],
-    device: str | torch.device = "cpu",
+    ram: int | str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    plan: Planned | None = None,
+    device: str | torch.device | None = None,
+    accelerator: int | str | None = None,
+    pin: int | str = 0,
     device_map: DeviceMap | None = None,
     reads: str = "automatic",
     workers: int = WORKERS,
+    timeout: float | None = None,
+    lock: bool = False,
 ) -> Report:
-    """Moves the weights of `model` to `folder` and brings them back when they are used, at most
-    `ram` bytes ("2GiB") of them at a time, read ahead in the order that is learnt from use.
+    """Leaves the weights of `model` where they take little room and brings them when they are used,
+    ahead of time, in the order that is learnt from use.
+
+    With `folder` they move there, and at most `ram` bytes ("2GiB") of them are in memory at a time.
+    With an accelerator as `device` ("cuda:0") the model computes there, with at most `accelerator`
+    bytes of weights on it; without a folder they rest in memory (`ram` is a limit that is checked).
+
+    With `plan` (of `stowage.plan`, or the path of one) weights rest and work as it says; `folder`
+    is where those go that it leaves on a disk.
 
     Weights stay in the module: they say `cpu`, can be read, saved, copied and written anywhere, and
     no forward is changed. Resting weights go with their scales; plain floating parameters of 2 to 5
     dimensions and 64 KiB go too, as casts of themselves (`onload` makes them plain again); all
-    else stays in memory. A folder that does not exist or is empty is written once, in the form of
-    `stowage.save`; one that holds exactly these weights is used as it is. The files are never
-    changed: a weight that is written to leaves them and stays in memory.
+    else stays in memory, or goes to the device for good. A folder that does not exist or is empty
+    is written once, in the form of `stowage.save`; one that holds exactly these weights is used as
+    it is. Files are never changed: a weight that is written to leaves them and stays in memory.
 
     `device_map` gives modules or parameters, by name, a place: "ram" (they stay as they are, beside
-    the budget) or "disk" (as all that it does not name). `device`: where weights are brought, the
-    CPU. `reads`: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
-    through it, "automatic" chooses by what is cached. `workers` threads read ahead.
+    the budget, and compute on the CPU), "disk" (as all that it does not name) or, for modules, a
+    device, where their weights are for good. `pin`: bytes of weights in memory to be pinned for
+    faster copies. `reads`: "mapped" computes straight from the page cache, "direct" reads past it,
+    "buffered" through it, "automatic" chooses by what is cached. `workers` threads read ahead.
+    `timeout` bounds the seconds that a use waits for bytes. `lock` keeps the budget's memory from
+    being swapped.
 
     Raises InvalidArgument for a model that is offloaded already, a budget below its largest weight,
-    a device that is not there, a map with unknown or overlapping names or two places for a tie, or
-    a folder that holds anything else; FileError where the disk is full or not writable. Model and
+    a plan for another model or machine, arguments that contradict each other, a device that is not
+    there, a map with unknown or overlapping names or two places for a tie, or a folder that holds
+    anything else; FileError where the disk is full, OutOfMemory where the device is. Model and
     folder are then as they were.
     """
-    budget = byte_count(ram, "ram")
-    if engine_of(model) is not None:
+    if is_offloaded(model):
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
-    every, places = written(model), Places(model, device_map)
-    problems = engine_problems(reads, workers) + device_problems(device)
-    problems += places.problems + places.split_ties(every)
-    problems += _too_large([h for h in every if not places.stays(h)], budget)
-    raise_problems("stowage.offload", problems)  # before anything is written
-    with _filled(model, Path(folder)) as where:
-        source = FileSource(where)
-        try:
-            with torch.no_grad():
-                moves, problems = _compare(model, source, places)
-                raise_problems(f"stowage.offload: {where}", problems)
-                engine = Engine(source, EngineOptions(budget, reads, workers))
-                engine.expect(move.held.name for move in moves)
-                _move(moves)
-            attach(model, engine, [move.held for move in moves])
-        finally:
-            source.close()
+    options = EngineOptions(given_bytes(ram, "ram") or 0, reads, workers, timeout, lock)
+    if plan is not None:
+        check_alone("stowage.offload", plan, {"ram": ram, "device": device,
+                    "accelerator": accelerator, "device_map": device_map})  # fmt: skip
+        how = carried("stowage.offload", plan := read_plan(plan), model)
+        ram, device, accelerator, device_map = how.offload_arguments(folder)
+        options = how.options(options)
+    device = "cpu" if device is None else device
+    _move_out(model, Asked(ram, folder, device, accelerator, pin, options), device_map)
+    keep_to(model, plan)
     return report(model)
 
 
-def _too_large(every: Iterable[Held], budget: int) -> list[str]:
-    """The largest weight that will move, where it alone exceeds the budget."""
-    moving = [h for h in every if _goes(h)]
-    largest = max(moving, key=lambda held: nbytes(held.tensor), default=None)
-    if largest is None or nbytes(largest.tensor) <= budget:
-        return []
-    size = nbytes(largest.tensor)
-    return [f"ram must hold the largest weight, {largest.name} of {size} bytes, got {budget}"]
+def _move_out(model: nn.Module, asked: Asked, device_map: DeviceMap | None) -> None:
+    device, folder, every = asked.device, asked.folder, list(values(model))
+    places = Places(model, device_map, device_of_name(device) or CPU, folder is not None)
+    problems = asked.problems(every, places)
+    ring, wrong = (0, []) if problems else asked.ring(every, places)
+    raise_problems("stowage.offload", problems + wrong)  # before anything is written
+    with torch.inference_mode(False), torch.no_grad():
+        devices = Devices(places, ring) if places.all_devices() else None
+        _rest(model, None if folder is None else Path(folder), places, devices, asked)
 
 
-def _goes(held: Held) -> bool:
-    """Whether a tensor can rest on a disk."""
-    tensor = held.tensor
-    return isinstance(tensor, StowedTensor) or worth_offloading(held, tensor.dtype)
+def is_offloaded(model: nn.Module) -> bool:
+    return engine_of(model) is not None or devices_of(model) is not None
+
+
+def _rest(
+    model: nn.Module,
+    folder: Path | None,
+    places: Places,
+    devices: Devices | None,
+    asked: Asked,
+) -> None:
+    """Everything goes to its place, or is as it was."""
+    with nullcontext(None) if folder is None else _filled(model, folder) as where:
+        if where is None:
+            _rest_in_ram(model, places)
+        else:
+            _rest_on_disk(model, where, places, asked.options)
+        if devices is not None:
+            try:
+                attach_devices(model, devices, places, asked.pin_bytes)
+            except BaseException:
+                _come_back(model)
+                raise
+
+
+def _rest_in_ram(model: nn.Module, places: Places) -> None:
+    """Plain parameters that are brought to a device rest as casts of themselves."""
+    _move(
+        [
+            Move(held, [held.tensor.detach()], cast_storage(held.tensor.dtype))
+            for held in values(model)
+            if not isinstance(held.tensor, StowedTensor) and rests(held) and places.streams(held)
+        ]
+    )
+
+
+def _rest_on_disk(model: nn.Module, where: Path, places: Places, options: EngineOptions) -> None:
+    source = FileSource(where)
+    try:
+        moves, problems = compare(model, source, places)
+        raise_problems(f"stowage.offload: {where}", problems)
+        moved = {move.held.name: move.held for move in moves}
+        options = replace(options, mapped_only=mapped_only(source.entries, moved))
+        engine = Engine(source, options)
+        engine.expect(move.held.name for move in moves)
+        _move(moves)
+        attach(model, engine, [move.held for move in moves])
+    finally:
+        source.close()
 
 
 @contextmanager
@@ -136,44 +195,7 @@ def _filled(model: nn.Module, where: Path) -> Iterator[Path]:
         raise
 
 
-def _compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[_Move], list[str]]:
-    """What moves, and every difference between the model and the file."""
-    moves: list[_Move] = []
-    problems: list[str] = []
-    names: set[str] = set()
-    for held in written(model):
-        names.update(held.names)
-        entry, tensor = source.entries.get(held.name), held.tensor
-        storage = tensor._storage if isinstance(tensor, StowedTensor) else None
-        if entry is None:
-            problems.append(f"{held.name}: must be in the file, is missing")
-            continue
-        mine = (tuple(tensor.shape), storage, None if storage else tensor.dtype)
-        if mine != (entry.shape, entry.storage, entry.dtype) and not _same_codes(tensor, entry):
-            problems.append(
-                f"{held.name}: must be {_kind(*mine)} as in the model, the file has "
-                f"{_kind(entry.shape, entry.storage, entry.dtype)}"
-            )
-            continue
-        parts = source.parts(entry) if entry.storage else [source.read(entry.members[0])]
-        pairs = zip(memory(tensor), parts, strict=True)
-        if not all(torch.equal(octets(a), octets(b)) for a, b in pairs):
-            problems.append(f"{held.name}: must have the model's values, the file has others")
-        source.drop(entry)
-        if places.stays(held):
-            continue
-        if storage is not None and all(is_aligned(part) for part in parts):
-            moves.append(_Move(held, parts, None))
-        elif storage is None and worth_offloading(held, tensor.dtype):
-            moves.append(_Move(held, parts, cast_storage(tensor.dtype)))
-    problems += [
-        f"{name}: must be in the model, is only in the file"
-        for name in sorted(source.entries.keys() - names)
-    ]
-    return moves, problems
-
-
-def _move(moves: list[_Move]) -> None:
+def _move(moves: list[Move]) -> None:
     swap = Swap()
     for move in moves:
         old = move.held.tensor
@@ -194,32 +216,29 @@ def _move(moves: list[_Move]) -> None:
 def onload(model: nn.Module) -> Report:
     """Undoes `offload`: every weight is in memory again, plain parameters are plain again, and
     the file is let go. Raises InvalidArgument for a model that is not offloaded."""
-    engine = engine_of(model)
-    if engine is None:
+    if not is_offloaded(model):
         raise InvalidArgument("stowage.onload: the model must be offloaded, got one that is not")
-    swap = Swap()
     with torch.no_grad():
-        for held in values(model):
-            weight = held.tensor
-            if not isinstance(weight, StowedTensor):
-                continue
-            for part in weight._parts():
-                if not part.untyped_storage().resizable():
-                    part.data = new_copy(part)
-            if is_plain(weight):
-                plain = nn.Parameter(weight._parts()[0], requires_grad=weight.requires_grad)
-                swap.put(held, plain)
-        swap.commit()
-    detach(model)
+        forget_plan(model)
+        if devices_of(model) is not None:
+            detach_devices(model)
+        _come_back(model)
     return report(model)
 
 
-def _same_codes(tensor: torch.Tensor, entry: Entry) -> bool:
-    """Whether both are float8 without a scale: codes to a file, values to a model of its own."""
-    if isinstance(tensor, StowedTensor) or entry.storage is None:
-        return False
-    return entry.storage.name == FLOAT8.get(tensor.dtype) and entry.shape == tuple(tensor.shape)
-
-
-def _kind(shape: tuple[int, ...], storage: Storage | None, dtype: torch.dtype | None) -> str:
-    return f"{list(shape)} {storage.name if storage else dtype}"
+def _come_back(model: nn.Module) -> None:
+    """What rests on a disk, or as a cast of itself, is as it was."""
+    swap = Swap()
+    for held in values(model):
+        weight = held.tensor
+        if not isinstance(weight, StowedTensor):
+            continue
+        for part in weight._parts():
+            if not part.untyped_storage().resizable():
+                part.data = new_copy(part)
+        if is_plain(weight):
+            plain = nn.Parameter(plain_values(weight), requires_grad=weight.requires_grad)
+            swap.put(held, plain)
+    swap.commit()
+    if engine_of(model) is not None:
+        detach(model)

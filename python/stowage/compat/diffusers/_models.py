@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from stowage._errors import InvalidArgument
 from stowage._model.report import report
+from stowage.compat.diffusers.hooks import group_offloading as grouping
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
 from stowage.modules import unstow
 
@@ -66,9 +68,10 @@ def get_memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
 @contextmanager
 def patched() -> Iterator[None]:
     """Within it, `model.enable_layerwise_casting`, `.disable_layerwise_casting` and
-    `.get_memory_footprint` of diffusers' models, and `diffusers.hooks.apply_layerwise_casting`, are
-    those of this package, in the whole process. Models that were cast inside stay as they are
-    afterwards. Raises ImportError without diffusers."""
+    `.get_memory_footprint` of diffusers' models, and `apply_layerwise_casting` and
+    `apply_group_offloading` of `diffusers.hooks` (so `enable_group_offload` of models and
+    pipelines), are those of this package, in the whole process. Models that were cast or offloaded
+    inside stay so afterwards. Raises ImportError without diffusers."""
     modeling = importlib.import_module("diffusers.models.modeling_utils")
     theirs = importlib.import_module("diffusers.hooks")
     inner = importlib.import_module("diffusers.hooks.layerwise_casting")
@@ -83,8 +86,8 @@ def patched() -> Iterator[None]:
     }
     changed: list[tuple[Any, str, Any]] = []
     try:
-        places = ((modeling.ModelMixin, methods), (theirs, functions), (inner, functions))
-        for place, ours in places:
+        places = [(modeling.ModelMixin, methods), (theirs, functions), (inner, functions)]
+        for place, ours in [*places, *_offloading_places(theirs)]:
             for name, function in ours.items():
                 changed.append((place, name, vars(place).get(name)))
                 setattr(place, name, function)
@@ -95,6 +98,25 @@ def patched() -> Iterator[None]:
                 delattr(place, name)
             else:
                 setattr(place, name, function)
+
+
+def _offloading_places(hooks: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+    """Where diffusers has the functions of group offloading; some modules import them by name."""
+    names = (
+        "apply_group_offloading",
+        "_is_group_offload_enabled",
+        "_get_group_onload_device",
+        "_maybe_remove_and_reapply_group_offloading",
+    )
+    ours: dict[str, Callable[..., Any]] = {name: getattr(grouping, name) for name in names}
+    inner = importlib.import_module("diffusers.hooks.group_offloading")
+    first = names[0]
+    found: list[tuple[Any, dict[str, Callable[..., Any]]]] = [(hooks, {first: ours[first]})]
+    for path, module in list(sys.modules.items()):
+        if module is inner or path.startswith(("diffusers.loaders", "diffusers.modular_pipelines")):
+            here = {name: ours[name] for name in names if name in vars(module)}
+            found.append((module, here))
+    return found
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

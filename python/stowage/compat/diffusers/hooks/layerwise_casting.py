@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
+from stowage._model.casts import is_plain
 from stowage._model.patterns import Predicate, names_around
 from stowage._model.resting import cannot_rest, is_narrow
 from stowage._model.weights import parameters
+from stowage.compat.diffusers.hooks._registry import Mark, mark_of
 from stowage.modules import stow
 from stowage.policy import Rules
 from stowage.tensor import StowedTensor
@@ -118,15 +120,17 @@ def _storage(dtype: torch.dtype) -> str:
 def _check_ready(module: nn.Module, layers: Iterable[nn.Module], storage: str) -> None:
     """Refuses weights that are not there, and those that would be rounded a second time."""
     for part in module.modules():
-        registry = getattr(part, "_diffusers_hook", None)
-        if registry is not None and registry.get_hook("group_offloading") is not None:
+        mark = mark_of(part, "group_offloading")
+        if mark is not None and not isinstance(mark, Mark):  # ours leaves the weights in place
             raise InvalidArgument(
                 "stowage: layerwise casting must come before group offloading, got a module that "
                 "is offloaded already: its parameters do not hold its weights"
             )
     held = {id(p): p for layer in layers for p in layer.parameters()}
     for weight in held.values():
-        if isinstance(weight, StowedTensor) and weight.storage != storage:
+        if not isinstance(weight, StowedTensor) or is_plain(weight):
+            continue
+        if weight.storage != storage:
             raise InvalidArgument(
                 f"stowage: weights must be plain or rest as {storage}, got some that rest as "
                 f"{weight.storage}; stowage.unstow(module) first, or stowage.stow(restow=True)"

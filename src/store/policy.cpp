@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/policy.h"
+#include "store/policy.h"
 
 #include <fnmatch.h>
 
@@ -7,7 +7,7 @@
 #include <array>
 #include <cctype>
 
-namespace stowage::cli {
+namespace stowage {
 namespace {
 
 constexpr std::array<std::string_view, 5> kHeads{"classifier", "score", "qa_outputs",
@@ -101,4 +101,4 @@ bool is_embedding(std::string_view name) {
   return part.find("emb") != std::string::npos || contains(kTables, part);
 }
 
-}  // namespace stowage::cli
+}  // namespace stowage

@@ -10,7 +10,7 @@
 
 #include "stowage/storage.h"
 
-namespace stowage::cli {
+namespace stowage {
 
 /// `GLOB=STORAGE` or `GLOB=plain`. The glob is held against the weight's name and its module's
 /// path.
@@ -43,4 +43,4 @@ bool is_head(std::string_view name);
 /// The weight of an embedding, as models name theirs.
 bool is_embedding(std::string_view name);
 
-}  // namespace stowage::cli
+}  // namespace stowage

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/policy.h"
+#include "store/policy.h"
 
 #include <vector>
 
 #include "expect_error.h"
 
-namespace stowage::cli {
+namespace stowage {
 namespace {
 
 const Storage kNf4 = parse_storage("nf4"), kInt8 = parse_storage("int8");
@@ -105,4 +105,4 @@ TEST(Policy, RefusesRulesThatSayNothing) {
 }
 
 }  // namespace
-}  // namespace stowage::cli
+}  // namespace stowage

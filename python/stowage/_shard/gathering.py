@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are spread over processes, brought together in each: for files of flat bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stowage._errors import FileError
+from stowage._model.weights import Held, written
+
+T = TypeVar("T")
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor. Asked without importing them, which takes a second."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
+
+
+def reshard(model: nn.Module) -> None:
+    """Lets FSDP2's modules hold their own rows again, as they do between two steps."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            sharded: Any = module
+            sharded.reshard()
+
+
+def together(model: nn.Module) -> list[Held]:
+    """What a file holds of `model`, no tensor spread any more. All processes must call it, and in
+    each of them the whole model rests then."""
+    reshard(model)
+    held = written(model)
+    with torch.no_grad():
+        return [replace(h, tensor=full(h.tensor)) if is_spread(h.tensor) else h for h in held]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    spread: Any = tensor
+    whole: torch.Tensor = spread.full_tensor()
+    return whole
+
+
+def by_the_first(spread: bool, write: Callable[[], T]) -> T | None:
+    """What `write` gives in process 0, alone; where it fails, it fails in all of them."""
+    if not spread:
+        return write()
+    import torch.distributed as dist
+
+    result, error = None, None
+    if dist.get_rank() == 0:
+        try:
+            result = write()
+        except Exception as failed:
+            error = failed
+    told = [None if error is None else f"{error}"]
+    dist.broadcast_object_list(told, src=0)
+    if error is not None:
+        raise error
+    if told[0] is not None:
+        raise FileError(f"stowage: process 0 must write the files, and failed: {told[0]}")
+    return result

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators do with rows of resting weights: moves, slices, copies and collectives of records.
+
+An operator that the table lacks computes with the weight where all rows are together, and else
+dequantizes the rows that are there and is counted: `stowage.fallbacks()`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from stowage._errors import InvalidArgument, Unsupported
+from stowage._shard.rows import StowedRows, rows_that_fit
+from stowage.dispatch import counted_fallbacks
+from stowage.guard import writes
+from stowage.registry import row_op
+
+aten = torch.ops.aten
+c10d = torch.ops.c10d
+functional = torch.ops._c10d_functional
+
+
+@row_op()
+def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if writes(called):
+        raise Unsupported(
+            f"stowage: {called} would write to rows of a resting weight that is spread over "
+            "processes; write before it is sharded, or load a checkpoint"
+        )
+    if called._can_decompose():
+        result = called.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+
+    def values(rows: StowedRows) -> Tensor:
+        if rows._is_all():
+            return rows.stowed()
+        counted_fallbacks[str(called)] += 1
+        return rows.dequantize()
+
+    return called(
+        *tree_map_only(StowedRows, values, args), **tree_map_only(StowedRows, values, kwargs)
+    )
+
+
+# --- the same rows in another place ---------------------------------------------------------------
+
+
+def _view(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
+    """Some of `rows`, in the same memory and with the same knowledge of its place."""
+    return StowedRows(records, rows._shared(), rows._whole, rows._start, rows._skip + skip)
+
+
+@row_op(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+def _alias(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _view(args[0], args[0]._records)
+
+
+@row_op(aten.clone.default)
+def _clone(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows = args[0]
+    shared = [part.clone() for part in rows._shared()]
+    return StowedRows(rows._records.clone(), shared, rows._whole, [rows.first])
+
+
+@row_op(aten._to_copy.default, aten._pin_memory.default)
+def _move(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Records and shared parts move; a floating dtype becomes the compute dtype."""
+    rows, dtype = args[0], kwargs.get("dtype") or args[0].dtype
+    if not dtype.is_floating_point:
+        return NotImplemented
+    where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
+    records, *shared = (called(part, *args[1:], **where) for part in _inner(rows))
+    return StowedRows(records, shared, rows._whole._replace(dtype=dtype), [rows.first])
+
+
+@row_op(aten.is_pinned.default)
+def _is_pinned(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return all(called(part, *args[1:], **kwargs) for part in _inner(args[0]))
+
+
+@row_op(aten.equal.default)
+def _equal(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether records and shared parts are the same bytes."""
+    a, b = args
+    if not isinstance(a, StowedRows) or not isinstance(b, StowedRows):
+        return NotImplemented
+    same = a._whole == b._whole and a.shape == b.shape
+    return same and all(called(x, y) for x, y in zip(_inner(a), _inner(b), strict=True))
+
+
+def _inner(rows: StowedRows) -> list[Tensor]:
+    return [rows._records, *rows._shared()]
+
+
+# --- rows of rows ---------------------------------------------------------------------------------
+
+
+@row_op(aten.slice.Tensor)
+def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    rows, (dim, first, last, step) = args[0], given
+    if dim % rows.dim() or step != 1:
+        return NotImplemented
+    start, stop, _ = slice(first, last).indices(rows.shape[0])
+    piece = _view(rows, rows._records[start : max(start, stop)], start)
+    padded = rows.shape[0] > rows._whole.shape[0]  # after a gather of unequal shares
+    return piece.stowed() if padded and piece._is_all() else piece
+
+
+@row_op(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows, sizes, dim = (*args, kwargs.get("dim", 0))[:3]
+    if dim % rows.dim():
+        return NotImplemented
+    pieces, skip = [], 0
+    for records in called(rows._records, sizes, 0):
+        pieces.append(_view(rows, records, skip))
+        skip += records.shape[0]
+    return pieces
+
+
+@row_op(aten.view.default, aten._unsafe_view.default)
+def _flat_view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FSDP2 keeps a view(-1) and only compares its memory; to it the rows may stay rows. DTensor
+    gives its tensor away as a view of the same shape: a weight, where all rows are there."""
+    rows, size = args
+    if tuple(size) == tuple(rows.shape):
+        return _together(_view(rows, rows._records))
+    return _view(rows, rows._records) if tuple(size) in ((-1,), (rows.numel(),)) else NotImplemented
+
+
+@row_op(aten.as_strided.default)
+def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows, size, stride, offset = (*args, kwargs.get("storage_offset"))[:4]
+    count = rows_that_fit(size, rows.shape)
+    if count is None or count > rows.shape[0] or offset or tuple(stride) != rows.stride():
+        return NotImplemented
+    return _view(rows, rows._records[:count])
+
+
+@row_op(
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten.empty_like.default,
+    aten.zeros_like.default,
+)
+def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Room for rows of the same weight, whose place is not known yet; else a plain tensor."""
+    rows = args[0]
+    like = called in (aten.empty_like.default, aten.zeros_like.default)
+    size = rows.shape if like else args[1]
+    count = rows_that_fit(size, rows.shape)
+    if count is None or kwargs.get("dtype") not in (None, rows.dtype):
+        device = kwargs.get("device") or rows.device
+        return called(rows._records.new_empty(0, dtype=rows.dtype, device=device), *args[1:])
+    device = {"device": kwargs["device"]} if kwargs.get("device") else {}
+    return empty_rows(rows, count, rows.first if like else None, **device)
+
+
+def empty_rows(rows: StowedRows, count: int, first: int | None, **device: Any) -> StowedRows:
+    """Zero records, for `count` rows of the weight that `rows` belongs to."""
+    records = rows._records.new_zeros((count, rows._records.shape[1]), **device)
+    shared = [part.to(**device) if device else part for part in rows._shared()]
+    return StowedRows(records, shared, rows._whole, [first])
+
+
+@row_op(aten.constant_pad_nd.default)
+def _pad(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """More rows at the end, as collectives of equal shares need them."""
+    rows, padding, value = (*args, kwargs.get("value", 0))[:3]
+    *inner, before, after = padding
+    if any(inner) or before or value or len(padding) != 2 * rows.dim():
+        return NotImplemented
+    return rows._like(called(rows._records, [0, 0, 0, after], 0))
+
+
+@row_op(aten.copy_.default)
+def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    into, values = args[:2]
+    if not isinstance(into, StowedRows):
+        return called(into, values.dequantize(), *args[2:])
+    if not isinstance(values, StowedRows) or not _same_form(into, values):
+        raise InvalidArgument(
+            f"stowage: into {into!r} only rows of the same storage and shape can be copied, got "
+            f"{values!r}"
+        )
+    called(into._records, values._records, *args[2:])
+    for mine, given in zip(into._shared(), values._shared(), strict=True):
+        if mine is not given:
+            called(mine, given, *args[2:])
+    if values.first is not None:
+        into._start[0] = values.first - into._skip
+    return into
+
+
+def _same_form(a: StowedRows, b: StowedRows) -> bool:
+    return a._whole[:2] == b._whole[:2] and a.shape == b.shape
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+@row_op(functional.all_gather_into_tensor.default)
+def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows = args[0]
+    records = called(rows._records, *args[1:], **kwargs)
+    start: int | None = 0 if records.shape[0] >= rows._whole.shape[0] else None
+    return rows._like(records, [start])
+
+
+@row_op(functional.wait_tensor.default)
+def _wait(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    records = called(args[0]._records)
+    return _together(args[0]._like(records))
+
+
+def _together(rows: StowedRows) -> Tensor:
+    return rows.stowed() if rows._is_all() else rows
+
+
+def _gathered(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """No wrapper that waits later: what comes next reads the records at once."""
+    return _wait(functional.wait_tensor.default, args, kwargs)
+
+
+@row_op(c10d.scatter_.default)
+def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Records from one process to each; the shared parts of that process to all."""
+    outputs, inputs, group, root, is_async, *rest = args
+    for part in (part for rows in outputs for part in rows._shared()):
+        c10d.broadcast_([bits(part)], group, root, 0, False, *rest)
+    records = [rows._records for rows in outputs]
+    given = [[rows._records for rows in several] for several in inputs]
+    _, work = called(records, given, group, root, is_async, *rest)
+    return outputs, work
+
+
+def bits(part: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, for backends that lack its dtype; they share its memory."""
+    return part.reshape(-1).view(torch.uint8)
+
+
+def enter_autograd_wrapper() -> None:
+    """torch has this operator only once its functional collectives were imported."""
+    import torch.distributed._functional_collectives  # noqa: F401
+
+    row_op(functional._wrap_tensor_autograd.default)(_gathered)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row records: rows of a resting weight as one uint8 tensor [rows, length], so that they can lie in
+different processes whatever the blocks are. docs/sharding.md draws the layout.
+
+A record is the row's scale slots, its codes from a byte's start, and zero bytes up to a multiple of
+4 where slots are fp32. Which bytes it has depends on the row's number and on the columns alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from stowage._storage import Storage
+
+_PIECE = 1 << 21  # codes that are unpacked at once, where rows do not start on bytes
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of the records of one shape: counts, and bytes of each piece of a record."""
+
+    rows: int
+    columns: int  # elements of a row
+    slots: int  # scales in a record
+    scale_bytes: int
+    code_bytes: int
+    length: int  # bytes of a record
+    in_rows: int  # parts that rest in records, 1 or 2; the others are the same for all rows
+
+
+@lru_cache(maxsize=4096)
+def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
+    """How the rows (dim 0) of a weight rest as records. `shape` has one dimension or more."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    layout = storage.layout(shape)
+    if storage.bits == 4:
+        slots, code_bytes = _slots(columns, storage.block), (columns + 1) // 2
+        return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
+    code_bytes = columns * layout[0][1].itemsize
+    if storage.kind in ("none", "tensor"):
+        return _geometry(rows, columns, 0, 0, code_bytes, 1)
+    slots = math.prod(layout[1][2][1:])
+    return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
+
+
+def _geometry(
+    rows: int, columns: int, slots: int, itemsize: int, code_bytes: int, in_rows: int
+) -> Geometry:
+    used = slots * itemsize + code_bytes
+    length = -(-used // 4) * 4 if itemsize == 4 else used
+    return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length, in_rows)
+
+
+def _slots(columns: int, block: int) -> int:
+    """The most blocks that a row can touch, since blocks run on across rows."""
+    return (block - math.gcd(columns, block) + columns - 1) // block + 1 if columns else 0
+
+
+def encode(
+    parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], first: int, last: int
+) -> Tensor:
+    """Rows [first, last) of a weight in its flat form, as uint8 [last - first, length]."""
+    g = geometry(storage, tuple(shape))
+    records = torch.zeros(last - first, g.length, dtype=torch.uint8, device=parts[0].device)
+    if not records.numel():
+        return records
+    codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+    if storage.bits != 4:
+        codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
+        if g.slots:
+            records[:, : g.scale_bytes] = _bytes(parts[1][first:last].reshape(last - first, -1))
+        return records
+    if g.columns % 2 == 0:
+        codes.copy_(parts[0].view(g.rows, -1)[first:last])
+    else:
+        _encode_odd(codes, parts[0].view(-1), g, first)
+    blocks, used = _blocks(g, storage.block, first, last, records.device)
+    scales = parts[1][blocks.clamp_max(parts[1].numel() - 1)].masked_fill_(~used, 0)
+    records[:, : g.scale_bytes] = _bytes(scales)
+    return records
+
+
+def decode(
+    records: Tensor, storage: Storage, shape: Sequence[int], into: Sequence[Tensor], first: int = 0
+) -> None:
+    """Writes rows from `first` on into the flat parts `into`, as many as there are records. What
+    belongs to other rows becomes zero, but for scales of blocks, which are left alone."""
+    g = geometry(storage, tuple(shape))
+    last = first + records.shape[0]
+    if not records.numel():
+        return
+    codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+    if storage.bits != 4:
+        own = into[0][first:last]
+        own.copy_(codes.contiguous().view(own.dtype).view(own.shape))
+        if g.slots:
+            scales = into[1][first:last]
+            scales.copy_(records[:, : g.scale_bytes].view(scales.dtype).view(scales.shape))
+        return
+    if g.columns % 2 == 0:
+        into[0].view(g.rows, -1)[first:last].copy_(codes)
+    else:
+        _decode_odd(codes, into[0].view(-1), g, first)
+    scales = records[:, : g.scale_bytes].view(into[1].dtype)
+    if g.columns % storage.block == 0:
+        into[1].view(g.rows, -1)[first:last].copy_(scales)
+        return
+    blocks, used = _blocks(g, storage.block, first, last, records.device)
+    into[1][blocks[used]] = scales[used]  # rows that share a block hold the same bits
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
+
+
+def _blocks(
+    g: Geometry, block: int, first: int, last: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The number of the block in each slot of rows [first, last), and whether the slot is used."""
+    start = torch.arange(first, last, device=device)[:, None] * g.columns
+    blocks = start // block + torch.arange(g.slots, device=device)
+    return blocks, blocks <= (start + g.columns - 1) // block
+
+
+# --- rows of an odd number of 4-bit codes: every other one starts inside a byte -------------------
+
+
+def _encode_odd(codes: Tensor, flat: Tensor, g: Geometry, first: int) -> None:
+    step = max(1, _PIECE // g.columns)
+    for at in range(0, codes.shape[0], step):
+        piece = codes[at : at + step]
+        start, stop = (first + at) * g.columns, (first + at + piece.shape[0]) * g.columns
+        pairs = _unpacked(flat[start // 2 : (stop + 1) // 2])
+        rows = torch.zeros(piece.shape[0], g.columns + 1, dtype=torch.uint8, device=flat.device)
+        rows[:, :-1] = pairs[start % 2 :][: stop - start].view(-1, g.columns)
+        if stop % 2 and first + at + piece.shape[0] == g.rows:
+            rows[-1, -1] = pairs[-1]  # nobody's code, kept since bytes must come back
+        piece.copy_(_packed(rows.view(-1)).view_as(piece))
+
+
+def _decode_odd(codes: Tensor, flat: Tensor, g: Geometry, first: int) -> None:
+    if first % 2:
+        codes, first = torch.nn.functional.pad(codes, (0, 0, 1, 0)), first - 1
+    step = max(2, _PIECE // g.columns // 2 * 2)  # two rows end where a byte does
+    for at in range(0, codes.shape[0], step):
+        rows = _unpacked(codes[at : at + step].reshape(-1)).view(-1, 2 * g.code_bytes)
+        values = rows[:, : g.columns].reshape(-1)
+        if values.numel() % 2:
+            values = torch.cat([values, rows[-1, -1:]])
+        packed, start = _packed(values), (first + at) * g.columns // 2
+        flat[start : start + packed.numel()] = packed
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    return torch.stack([packed >> 4, packed & 15], dim=1).view(-1)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    return codes[0::2] << 4 | codes[1::2]

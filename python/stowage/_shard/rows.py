@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StowedRows: consecutive rows of a resting weight, as records: what a process holds of a weight
+that is spread over many, and what the others get of it.
+
+Its operators are in operators.py; it becomes a StowedTensor again where all rows are together.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stowage import registry
+from stowage._errors import Unsupported
+from stowage._shard.records import Geometry, decode, encode, geometry
+from stowage._storage import Storage
+from stowage.tensor import StowedTensor, wrap
+
+_preserve_versions: Any = getattr(torch.autograd, "_unsafe_preserve_version_counter")  # noqa: B009
+
+
+class Whole(NamedTuple):
+    """The weight that rows are of."""
+
+    storage: Storage
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    exact: bool
+
+    @property
+    def geometry(self) -> Geometry:
+        return geometry(self.storage, self.shape)
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """Parts that are the same for all rows; every process has them."""
+        return self.storage.part_names[self.geometry.in_rows :]
+
+
+class StowedRows(Tensor):
+    """Rows [first, first + n) of a resting weight: uint8 records [n, length], and shared parts.
+
+    The outer tensor shows the shape of those rows and the compute dtype. `first` is None for rows
+    whose place nobody has told yet, which can travel but not be decoded.
+    """
+
+    _held: Tensor | None  # None until somebody asks for the records
+    _source: StowedTensor | None  # what they are then made of
+    _whole: Whole
+    _start: list[int | None]  # first row of what was allocated as one; its views share the list
+    _skip: int  # rows from there to here
+
+    @staticmethod
+    def __new__(
+        cls,
+        records: Tensor | None,
+        shared: Sequence[Tensor],
+        whole: Whole,
+        start: list[int | None],
+        skip: int = 0,
+        source: StowedTensor | None = None,
+        count: int = 0,
+    ) -> "StowedRows":
+        given = source if records is None else records
+        assert given is not None
+        rows: StowedRows = torch.Tensor._make_wrapper_subclass(
+            cls,
+            (count if records is None else records.shape[0], *whole.shape[1:]),
+            dtype=whole.dtype,
+            device=given.device,
+        )
+        rows._held, rows._source, rows._whole = records, source, whole
+        rows._start, rows._skip = start, skip
+        for name, part in zip(whole.shared_names, shared, strict=True):
+            setattr(rows, "_" + name, part)
+        return rows
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @property
+    def storage(self) -> str:  # type: ignore[override]
+        """How the values rest, such as "nf4:block64"."""
+        return self._whole.storage.name
+
+    @property
+    def first(self) -> int | None:
+        """The row of the weight that is row 0 here."""
+        start = self._start[0]
+        return None if start is None else start + self._skip
+
+    @property
+    def _records(self) -> Tensor:
+        if self._held is None:
+            assert self._source is not None and self.first is not None
+            whole, last = self._whole, self.first + self.shape[0]
+            parts = self._source._parts()
+            self._held = encode(parts, whole.storage, whole.shape, self.first, last)
+            self._source = None
+        return self._held
+
+    @property
+    def records(self) -> Tensor:
+        """uint8 [rows, length]. They are the weight: write to it, not to them."""
+        return self._records
+
+    @property
+    def nbytes_at_rest(self) -> int:
+        return self._records.nbytes + sum(part.nbytes for part in self._shared())
+
+    def _shared(self) -> list[Tensor]:
+        return [getattr(self, "_" + name) for name in self._whole.shared_names]
+
+    def _like(self, records: Tensor, start: list[int | None] | None = None) -> "StowedRows":
+        """Other records of the same weight, in memory of their own."""
+        return StowedRows(records, self._shared(), self._whole, start or [self.first])
+
+    def _is_all(self) -> bool:
+        return self.first == 0 and self.shape[0] == self._whole.shape[0]
+
+    def stowed(self) -> StowedTensor:
+        """The weight in its flat form. Raises Unsupported where rows are missing."""
+        if not self._is_all():
+            raise Unsupported(
+                f"stowage: all {self._whole.shape[0]} rows of a weight must be together for its "
+                f"flat form, got {self.shape[0]}; take full_tensor() of the DTensor"
+            )
+        return self._flat(torch.empty)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A plain tensor of these rows. Takes the flat form of the whole weight meanwhile."""
+        first = self.first if self.shape[0] else 0
+        if first is None:
+            raise Unsupported(
+                "stowage: rows must know where in their weight they are to be decoded, got records "
+                "of unknown place; take full_tensor() of the DTensor"
+            )
+        flat = self._flat(torch.empty if self._is_all() else torch.zeros)
+        return flat.dequantize(dtype)[first : first + self.shape[0]]
+
+    def _flat(self, make: Any) -> StowedTensor:
+        whole = self._whole
+        layout = whole.storage.layout(whole.shape)[: whole.geometry.in_rows]
+        parts = [make(sizes, dtype=dtype, device=self.device) for _, dtype, sizes in layout]
+        decode(self._records, whole.storage, whole.shape, parts, self.first or 0)
+        return wrap([*parts, *self._shared()], whole.storage, whole.shape, whole.dtype, whole.exact)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"StowedRows({list(self.shape)} of {list(self._whole.shape)}, {self.storage!r}, "
+            f"{self.dtype}, first row {self.first}, {self.nbytes_at_rest} bytes at rest)"
+        )
+
+    # --- what FSDP2 calls ---------------------------------------------------------------------
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], "StowedRows"]:
+        """What goes over the wire: as many records as the first process has, the last ones zero.
+
+        FSDP2 accepts two signatures. The other one demands inputs of the parameter's own shape.
+        """
+        missing = -(-self._whole.shape[0] // mesh.size()) - self.shape[0]
+        records = self._records
+        if missing > 0:
+            records = torch.nn.functional.pad(records, (0, 0, 0, missing))
+        return (records,), self
+
+    def fsdp_post_all_gather(
+        self,
+        outputs: tuple[Tensor, ...],
+        metadata: "StowedRows",
+        param_dtype: torch.dtype,
+        *,
+        out: Any = None,
+    ) -> Any:
+        """All rows have come: a StowedTensor in its flat form, whose parts FSDP2 frees and
+        allocates again; `out` is that tensor from the second time on."""
+        whole, shared = metadata._whole, metadata._shared()
+        records = outputs[0][: whole.shape[0]]
+        if out is None:
+            layout = whole.storage.layout(whole.shape)[: whole.geometry.in_rows]
+            parts = [records.new_empty(sizes, dtype=dtype) for _, dtype, sizes in layout]
+            weight = wrap([*parts, *shared], whole.storage, whole.shape, param_dtype, whole.exact)
+        else:
+            parts = out._parts()[: whole.geometry.in_rows]
+            out._seat([*parts, *shared], out.shape)  # a load or a move may have replaced these
+        # Graphs that have saved the parts see the very bytes that they have saved.
+        with _preserve_versions(tuple(parts)):
+            decode(records, whole.storage, whole.shape, parts)
+        outputs[0].untyped_storage().resize_(0)  # FSDP2 would keep the records beside the parts
+        return None if out is not None else (weight, tuple(parts))
+
+    # --- the protocols of torch ---------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        names = ["_records", *("_" + name for name in self._whole.shared_names)]
+        storage, *facts = self._whole
+        return names, (storage.name, *facts, self.first)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, size: Sequence[int], stride: Sequence[int]
+    ) -> "StowedRows":
+        name, shape, dtype, exact, first = context
+        whole = Whole(Storage(name), shape, dtype, exact)
+        shared = [inner["_" + name] for name in whole.shared_names]
+        return StowedRows(inner["_records"], shared, whole, [first])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StowedRows":
+        return memo.setdefault(id(self), self.detach().clone())
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        storage, *facts = self._whole
+        return _rebuild, (self._records, self._shared(), storage.name, *facts, self.first)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return registry.dispatch(func, args, kwargs or {}, registry.ROW_OPS)
+
+
+def rows_of(weight: StowedTensor, first: int, last: int) -> StowedRows:
+    """Rows [first, last) of `weight`, made when they are asked for: who shards a weight cuts it for
+    all processes and takes one piece. The records are new memory; shared parts are the weight's."""
+    whole = Whole(weight._storage, tuple(weight.shape), weight._dt, weight._exact)
+    shared = weight._parts()[whole.geometry.in_rows :]
+    return StowedRows(None, shared, whole, [first], source=weight, count=last - first)
+
+
+def rows_that_fit(size: Sequence[int], like: Sequence[int]) -> int | None:
+    """How many rows a tensor of this size has, if its rows are those of a weight shaped `like`."""
+    if tuple(size) == (0,):  # how FSDP2 asks for no rows
+        return 0
+    if len(size) != len(like) or tuple(size[1:]) != tuple(like[1:]):
+        return None
+    return int(size[0])
+
+
+def _rebuild(
+    records: Tensor,
+    shared: list[Tensor],
+    storage: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    exact: bool,
+    first: int | None,
+) -> StowedRows:
+    return StowedRows(records, shared, Whole(Storage(storage), shape, dtype, exact), [first])
+
+
+torch.serialization.add_safe_globals([StowedRows, _rebuild])

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FSDP2 and DTensor ask of a resting weight when they shard it: chunks, room for one, a slice.
+
+They call torch functions as anybody does, but need rows that travel. So who calls decides.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stowage._errors import Unsupported
+from stowage._shard.operators import bits, empty_rows, enter_autograd_wrapper
+from stowage._shard.rows import rows_of, rows_that_fit
+from stowage.registry import function, op
+from stowage.tensor import StowedTensor
+from stowage.views import alias
+
+_compiling = torch.compiler.is_compiling
+_SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")
+_SIZES_ONLY = "_init_sharded_post_forward_param_metadata"  # of FSDP2: asks for chunks' sizes
+RESHARD = (
+    "stowage: reshard_after_forward must be True or False for modules with resting weights, whose "
+    "records torch cannot spread over a smaller mesh, got an int"
+)
+
+
+def _sharder() -> Any:
+    """The frame of FSDP2 or DTensor that has called a torch function, if one has."""
+    if _compiling():
+        return None
+    frame = sys._getframe(3)
+    name = frame.f_globals.get("__name__", "")
+    return frame if name.startswith(_SHARDS) else None
+
+
+@function(torch.chunk)
+def _chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
+    if type(input) is not StowedTensor or (frame := _sharder()) is None:
+        return NotImplemented
+    _check_dim(input, dim)
+    asker = frame.f_back
+    if asker is not None and asker.f_code.co_name == _SIZES_ONLY:
+        _check_reshard(asker.f_locals["self"])
+        return torch.empty(input.shape, dtype=input.dtype, device="meta").chunk(chunks)
+    rows = input.shape[0]
+    each = max(1, -(-rows // chunks))
+    return tuple(rows_of(input, at, min(at + each, rows)) for at in range(0, rows, each))
+
+
+@function(torch.narrow, Tensor.narrow)
+def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
+    if type(input) is not StowedTensor or _sharder() is None:
+        return NotImplemented
+    _check_dim(input, dim)
+    return rows_of(input, int(start), int(start) + length)
+
+
+@function(Tensor.new_zeros)
+def _new_zeros(self: Tensor, *size: Any, **kwargs: Any) -> Any:
+    """The memory that FSDP2 copies a process's rows into, as many as the first process has."""
+    if type(self) is not StowedTensor or kwargs or len(size) != 1 or _sharder() is None:
+        return NotImplemented
+    count = rows_that_fit(size[0], self.shape)
+    return NotImplemented if count is None else empty_rows(rows_of(self, 0, 0), count, None)
+
+
+def _check_dim(weight: StowedTensor, dim: int) -> None:
+    if dim % weight.dim():
+        raise Unsupported(
+            f"stowage: a resting weight must be sharded along dim 0, whose rows have records of "
+            f"their own, got Shard({dim % weight.dim()}) for {weight!r}; use Shard(0) or Replicate"
+        )
+
+
+def _check_reshard(parameter: Any) -> None:
+    after = parameter.post_forward_mesh_info
+    if after is not None and after is not parameter.mesh_info and after != parameter.mesh_info:
+        raise Unsupported(RESHARD)
+
+
+@op(torch.ops.aten.as_strided.default)
+def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The whole weight as it is: FSDP2 cuts padding off like this."""
+    t, size, stride, offset = (*args, kwargs.get("storage_offset"))[:4]
+    whole = tuple(size) == tuple(t.shape) and tuple(stride) == t.stride()
+    if type(t) is not StowedTensor or not whole or offset not in (None, t.storage_offset()):
+        return NotImplemented
+    return alias(t)
+
+
+@op(torch.ops.aten.view.default)
+def _view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same shape: how DTensor gives a tensor away."""
+    t, size = args
+    return alias(t) if type(t) is StowedTensor and tuple(size) == tuple(t.shape) else NotImplemented
+
+
+@op(torch.ops.c10d.broadcast_.default)
+def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The bytes of one process's weights to all: how DTensor replicates."""
+    tensors, *how = args
+    for weight in tensors:
+        parts = [p if p.untyped_storage().resizable() else p.clone() for p in weight._parts()]
+        weight._seat(parts, weight.shape)  # a file's mapping must not be written to
+        for part in parts:
+            _, work = called([bits(part)], *how)
+            work.wait()
+    return tensors, work
+
+
+enter_autograd_wrapper()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room on a disk for weights that were written to and that memory has no room for: a file without a
+name, mapped, so that the system keeps of it what it can and the rest is read again when used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+import torch
+
+from stowage._errors import FileError
+from stowage._files.source import octets
+
+
+class Journal:
+    """Copies of tensors in a file of their own, which ends with the last of them. It is made in the
+    first of `folders` that can be written to."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    @property
+    def bytes(self) -> int:
+        """Of copies that are still there."""
+        return sum(len(room) for room in self._maps)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that can be written to. Raises FileError where no folder has room for it."""
+        flat = octets(tensor)
+        room = self._room(max(flat.numel(), 1))
+        made = torch.frombuffer(room, dtype=torch.uint8)[: flat.numel()]
+        made.copy_(flat)
+        room.madvise(mmap.MADV_DONTNEED)  # written pages are the system's to keep
+        self._maps.add(room)
+        return made.view(tensor.dtype).view(tensor.shape)
+
+    def _room(self, size: int) -> mmap.mmap:
+        problems = []
+        for folder in self._folders:
+            try:
+                with tempfile.TemporaryFile(dir=folder, prefix=".stowage-") as file:
+                    os.posix_fallocate(file.fileno(), 0, size)  # a full disk says so here
+                    return mmap.mmap(file.fileno(), size)
+            except OSError as error:
+                problems.append(f"{folder}: {error.strerror}")
+        raise FileError(
+            f"stowage: weights that are written to must have room beyond the budget, {size} bytes "
+            f"on a disk; {'; '.join(problems)}"
+        )
+
+    def drop(self) -> None:
+        """Gives back the memory that its pages are mapped to; their values stay."""
+        for room in self._maps:  # none, as a rule
+            room.madvise(mmap.MADV_DONTNEED)

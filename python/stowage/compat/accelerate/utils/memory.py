@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`accelerate.utils.memory`. All its names are accelerate's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stowage.compat.accelerate._peer import forwarded
+
+
+def __getattr__(name: str) -> Any:
+    return forwarded("accelerate.utils.memory", name)

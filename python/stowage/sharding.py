@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose resting weights are spread over processes: checks, and checkpoints of
+`torch.distributed.checkpoint` that hold plain named tensors. Nothing here need be called to shard a
+model: `fully_shard` and `distribute_tensor` take resting weights as they are. docs/sharding.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+from torch.distributed.tensor import DTensor
+
+from stowage._errors import BadFile, InvalidArgument
+from stowage._model.weights import written
+from stowage._shard.gathering import reshard
+from stowage._shard.operators import bits
+from stowage._shard.records import decode
+from stowage._shard.rows import StowedRows, rows_of
+from stowage._shard.sharding_calls import RESHARD
+from stowage.tensor import StowedTensor
+
+__all__ = ["StowedRows", "check", "load", "save", "state_dict"]
+
+MANIFEST = "stowage.manifest"
+
+
+def check(model: nn.Module) -> None:
+    """Whether `model` can work as it is spread. All processes must call it.
+
+    Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, or
+    where a weight rests in another form, shape or with other shared parts than in process 0."""
+    problems = _reshard_problems(model)
+    if dist.is_initialized():
+        mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (problems, mine))
+        problems = sorted({problem for theirs, _ in every for problem in theirs})
+        first = every[0][1]
+        for rank, (_, facts) in enumerate(every):
+            for name in sorted(first.keys() | facts.keys()):
+                if (want := first.get(name)) != (got := facts.get(name)):
+                    problems.append(
+                        f"{name}: must rest in process {rank} as in 0, {want}, got {got}"
+                    )
+    if problems:
+        raise InvalidArgument("stowage.sharding.check: " + "\n  ".join(problems))
+
+
+def _reshard_problems(model: nn.Module) -> list[str]:
+    problems = []
+    for name, module in model.named_modules():
+        groups = module._get_fsdp_state()._fsdp_param_groups if _is_sharded(module) else ()
+        for group in groups:
+            rests = any(isinstance(p._sharded_local_tensor, StowedRows) for p in group.fsdp_params)
+            if rests and group._use_post_forward_mesh:
+                problems.append(f"{name or type(module).__name__}: {RESHARD}")
+    return problems
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return hasattr(module, "_get_fsdp_state")
+
+
+def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
+    rows = _as_rows(tensor)
+    storage, *facts = rows._whole
+    return (storage.name, *facts, *(crc32(bytes(bits(p).tolist())) for p in rows._shared()))
+
+
+def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
+    return tensor if isinstance(tensor, StowedRows) else rows_of(tensor, 0, tensor.shape[0])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
+    reshard(model)
+    every = {held.name: _local(held.tensor) for held in written(model)}
+    return {n: t for n, t in every.items() if isinstance(t, (StowedRows, StowedTensor))}
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers as plain tensors and DTensors of plain tensors, which
+    `torch.distributed.checkpoint` saves, and loads with any number of processes.
+
+    A resting weight `w` becomes `w.records`, uint8 [rows, length], and one tensor for each part
+    that its rows share, such as `w.nested_map`. `stowage.manifest` says in JSON what rests how.
+    Where a weight is spread its tensors are the model's own memory."""
+    reshard(model)
+    state: dict[str, Tensor] = {}
+    for held in written(model):
+        local = _local(held.tensor)
+        if not isinstance(local, (StowedRows, StowedTensor)):
+            state[held.name] = held.tensor.detach()
+            continue
+        rows = _as_rows(local)
+        state[f"{held.name}.records"] = _records(held.tensor, rows)
+        for part, value in zip(rows._whole.shared_names, rows._shared(), strict=True):
+            state[f"{held.name}.{part}"] = value
+    text = json.dumps(_manifest(model), sort_keys=True).encode()
+    state[MANIFEST] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return state
+
+
+def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return rows._records
+    g = rows._whole.geometry
+    return DTensor.from_local(
+        rows._records,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=torch.Size((g.rows, g.length)),
+        stride=(g.length, 1),
+    )
+
+
+def _manifest(model: nn.Module) -> dict[str, Any]:
+    facts = {}
+    for name, tensor in _resting(model).items():
+        whole = _as_rows(tensor)._whole
+        compute = str(whole.dtype).removeprefix("torch.")
+        facts[name] = {"storage": whole.storage.name, "shape": list(whole.shape)}
+        facts[name]["compute"] = compute
+    return facts
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it."""
+    write_state(state_dict(model), checkpoint_id=folder)
+
+
+def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Fills `model` from what `save` wrote, with any number of processes. All of them call it.
+
+    Raises BadFile, naming each tensor, where storage, shape or dtype differ; nothing is changed
+    then. Compute dtypes of weights that rest may differ: the model's stay."""
+    state = state_dict(model)
+    del state[MANIFEST]
+    _check_checkpoint(model, state, folder)
+    read_state(state, checkpoint_id=folder)
+    for name, tensor in _resting(model).items():
+        if isinstance(tensor, StowedTensor):
+            _fill(tensor, name, state)
+
+
+def _check_checkpoint(
+    model: nn.Module, state: dict[str, Tensor], folder: str | os.PathLike[str]
+) -> None:
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    if MANIFEST not in saved:
+        raise BadFile(f"{folder}: must have {MANIFEST}, which stowage.sharding.save writes")
+    text = torch.empty(saved[MANIFEST].size, dtype=torch.uint8)  # type: ignore[union-attr]
+    read_state({MANIFEST: text}, checkpoint_id=folder)
+    there, here = json.loads(bytes(text.tolist())), _manifest(model)
+    problems = []
+    for name in sorted(there.keys() | here.keys()):
+        got, want = there.get(name, {}), here.get(name, {})
+        for fact in ("storage", "shape"):
+            if got.get(fact) != want.get(fact):
+                must, is_ = want.get(fact, "plain"), got.get(fact, "plain")
+                problems.append(f"{name}: {fact} must be {must}, got {is_}")
+    for name, tensor in state.items() if not problems else ():
+        facts: Any = saved.get(name)
+        if facts is None:
+            problems.append(f"{name}: must be in the checkpoint, is not")
+        elif facts.properties.dtype is not tensor.dtype or facts.size != tensor.shape:
+            problems.append(
+                f"{name}: must be {tensor.dtype} {list(tensor.shape)}, got "
+                f"{facts.properties.dtype} {list(facts.size)}"
+            )
+    if problems:
+        raise BadFile(f"{folder}: nothing was loaded:\n  " + "\n  ".join(problems))
+
+
+def _fill(weight: StowedTensor, name: str, state: dict[str, Tensor]) -> None:
+    """A weight that is not spread: its records were copies."""
+    whole = _as_rows(weight)._whole
+    fresh = [torch.empty_like(part) for part in weight._parts()]
+    decode(state[f"{name}.records"], whole.storage, whole.shape, fresh)
+    for part, own in zip(whole.shared_names, fresh[whole.geometry.in_rows :], strict=True):
+        own.copy_(state[f"{name}.{part}"])
+    made = weight._like(fresh)
+    with torch.no_grad():
+        weight.copy_(made)

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in fp8: linear layers that multiply fp8 values, and fp8 bytes on the wire of FSDP2."""
+
+from stowage.training.checking import check
+from stowage.training.converting import convert_float8
+from stowage.training.history import reset_history
+from stowage.training.recipes import RECIPES, Recipe
+from stowage.training.refreshing import refresh_scales
+from stowage.training.weights import TrainedWeight
+
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "TrainedWeight",
+    "check",
+    "convert_float8",
+    "refresh_scales",
+    "reset_history",
+]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making the linear layers of a model compute in fp8, the modules themselves staying stock."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeGuard
+
+import torch
+from torch import nn
+
+from stowage._errors import raise_problems
+from stowage.training import history
+from stowage.training.layers import Layer, Roster
+from stowage.training.recipes import recipe_of
+from stowage.training.refreshing import refresh
+from stowage.training.weights import TrainedWeight, weight_of
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def convert_float8(
+    model: nn.Module,
+    recipe: str = "tensorwise",
+    *,
+    filter: Callable[[nn.Module, str], bool] | None = None,
+    scale_mode: Literal["torchao", "te"] | None = None,
+    forward: torch.dtype | None = None,
+    backward: torch.dtype | None = None,
+    pow2: bool | None = None,
+    history_length: int | None = None,
+    margin: int | None = None,
+    rule: Literal["max", "most_recent"] | None = None,
+) -> nn.Module:
+    """Lets the nn.Linear modules of `model` multiply in fp8, and FSDP2 gather them as fp8 bytes.
+
+    The modules stay; their weights become trainable tensors that keep high precision. Call it
+    before `fully_shard`. `filter(module, name)` chooses among the nn.Linear modules. A weight that
+    another kind of module shares, such as an embedding, is left alone. What recipes there are and
+    what the other arguments change: docs/training.md. Raises InvalidArgument, nothing changed.
+    """
+    changes = {
+        "scale_mode": scale_mode,
+        "forward": forward,
+        "backward": backward,
+        "pow2": pow2,
+        "history_length": history_length,
+        "margin": margin,
+        "rule": rule,
+    }
+    rules = recipe_of(recipe, changes)
+    chosen = _chosen(model, filter)
+    _check(chosen)
+    roster = Roster(model, refresh)
+    made: dict[int, nn.Parameter] = {}
+    for name, module in chosen:
+        old = module.weight
+        if id(old) not in made:
+            layer = Layer(f"{name}.weight" if name else "weight", rules, module, roster)
+            if rules.delayed:
+                history.attach(module, rules, old.device)
+            wrapped = weight_of(old.detach(), layer)
+            made[id(old)] = nn.Parameter(wrapped, requires_grad=old.requires_grad)
+        module.weight = made[id(old)]
+    return model
+
+
+def _chosen(
+    model: nn.Module, filter: Callable[[nn.Module, str], bool] | None
+) -> list[tuple[str, nn.Linear]]:
+    """Linear modules by name; none of whose weights is used by another module as well."""
+    modules = list(model.named_modules())
+    others = {
+        id(parameter)
+        for name, module in modules
+        if not _linear(module) or (filter is not None and not filter(module, name))
+        for parameter in module._parameters.values()
+    }
+    return [(n, m) for n, m in modules if _linear(m) and id(m.weight) not in others]
+
+
+def _linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(module, nn.Linear)
+
+
+def _check(chosen: list[tuple[str, Any]]) -> None:
+    problems = []
+    if not chosen:
+        problems.append("there must be an nn.Linear that may be converted, got none")
+    for name, module in chosen:
+        weight = module.weight
+        if isinstance(weight, TrainedWeight):
+            problems.append(f"{name}.weight must not be converted yet, it is")
+        elif type(weight) is not nn.Parameter or weight.dtype not in _DTYPES:
+            problems.append(
+                f"{name}.weight must be a plain float32, bfloat16 or float16 parameter, got "
+                f"{type(weight).__name__} of {weight.dtype}; convert before fully_shard"
+            )
+        elif module.weight.grad is not None:
+            problems.append(f"{name}.weight must have no gradient yet, it has")
+    raise_problems("convert_float8", problems)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delayed scaling: the amax values of earlier steps and the scales that come of them.
+
+They live in one buffer of the module, `fp8_history`, and so in its state dict: int32 [3, 2 + steps]
+that holds the *bits* of fp32 values, since `module.half()` would round a buffer of floats. Rows are
+the roles; columns are the scale (0: none yet), the amax seen since the last refresh (-1: none) and
+the amax values of earlier steps, newest first.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from stowage.training.recipes import Recipe
+from stowage.training.scales import scale_of
+
+INPUT, WEIGHT, GRADIENT = 0, 1, 2
+BUFFER = "fp8_history"
+_SCALE, _SEEN, _PAST = 0, 1, 2
+
+
+def attach(module: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Gives the module an empty history."""
+    state = torch.zeros(3, 2 + recipe.history_length, dtype=torch.float32, device=device)
+    state[:, _SEEN] = -1
+    module.register_buffer(BUFFER, state.view(torch.int32))
+
+
+def clear(module: nn.Module) -> None:
+    """Forgets everything: the next step takes its scales from its own data."""
+    state = _state(module)
+    state.zero_()
+    state[:, _SEEN] = -1
+
+
+def _state(module: nn.Module) -> Tensor:
+    return module.get_buffer(BUFFER).view(torch.float32)
+
+
+def scale_for(module: nn.Module, role: int, amax: Tensor, recipe: Recipe) -> Tensor:
+    """The scale of this step, a scalar; where no step came before, that of `amax` itself."""
+    target = recipe.backward if role == GRADIENT else recipe.forward
+    first = scale_of(amax, target, recipe.scale_mode, margin=recipe.margin, pow2=recipe.pow2)
+    scale = _state(module)[role, _SCALE]
+    return torch.where(scale > 0, scale, first)
+
+
+def see(module: nn.Module, role: int, amax: Tensor) -> None:
+    """Notes an amax; the largest since the last refresh counts."""
+    seen = _state(module)[role, _SEEN]
+    seen.copy_(torch.maximum(seen, amax))
+
+
+def seen(module: nn.Module) -> Tensor:
+    """What has been seen since the last refresh, fp32 [3]; -1 for nothing."""
+    return _state(module)[:, _SEEN].clone()
+
+
+def roll(module: nn.Module, amax: Tensor, recipe: Recipe) -> None:
+    """Ends a step for the roles whose `amax` (fp32 [3], over all ranks) is not -1.
+
+    An amax that is 0 in every remembered step, infinite or NaN leaves the scale as it was.
+    """
+    state = _state(module)
+    for role in (INPUT, WEIGHT, GRADIENT):
+        new, past = amax[role], state[role, _PAST:]
+        moved = torch.cat([new[None], past[:-1]])
+        top = moved.amax() if recipe.rule == "max" else new
+        target = recipe.backward if role == GRADIENT else recipe.forward
+        facts = {"margin": recipe.margin, "pow2": recipe.pow2}
+        old = state[role, _SCALE]
+        scale = scale_of(top, target, recipe.scale_mode, previous=old, **facts)  # type: ignore[arg-type]
+        usable = torch.isfinite(top) & (top > 0)
+        rolled = torch.cat([torch.where(usable, scale, old)[None], new.new_full((1,), -1), moved])
+        state[role].copy_(torch.where(new == -1, state[role], rolled))
+
+
+def reset_history(model: nn.Module) -> None:
+    """Forgets the amax values of all delayed layers: the next step takes its scales from its data.
+
+    Call it after `to_empty` of a model that was converted on the meta device.
+    """
+    for module in model.modules():
+        if BUFFER in module._buffers:
+            clear(module)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a weight belongs to, and how many times it has been written.
+
+FSDP2 replaces the tensor of a parameter several times, and every one of them needs the name, the
+recipe and the module: they carry one `Layer`. Tensors that share memory share one `Stamp`.
+"""
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from stowage.training.checking import check
+from stowage.training.recipes import Recipe
+
+
+class Stamp:
+    """A count of writes to some memory, and the scale of its values after one of them."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self._scale: Tensor | None = None
+        self._scaled_at = -1
+        self._copied: tuple[Stamp, int] | None = None  # of this memory, after so many writes
+
+    def fresh_scale(self) -> Tensor | None:
+        """The scale, unless something was written since."""
+        if self._scaled_at == self.writes:
+            return self._scale
+        if self._copied is not None and not self.writes:
+            source, writes = self._copied
+            return source.fresh_scale() if source.writes == writes else None
+        return None
+
+    def set_scale(self, scale: Tensor) -> None:
+        self._scale, self._scaled_at = scale, self.writes
+
+    def copied(self) -> "Stamp":
+        """For other memory that holds the same values."""
+        stamp = Stamp()
+        stamp._copied = (self, self.writes)
+        return stamp
+
+
+class Roster:
+    """The layers that were converted together, whose scales one reduction brings."""
+
+    def __init__(self, model: nn.Module, refresh: Callable[["list[Layer]"], None]) -> None:
+        self.layers: list[Layer] = []
+        self._model: Callable[[], nn.Module | None] = weakref.ref(model)
+        self._refresh = refresh
+        self._gathered = False
+
+    def before_gather(self) -> None:
+        """Before the first gather, refuses what cannot work: on every rank, so that none waits."""
+        if not self._gathered and (model := self._model()) is not None:
+            check(model)
+        self._gathered = True
+
+    def refresh(self) -> None:
+        """Brings every scale up to date."""
+        self._refresh([layer for layer in self.layers if layer.alive])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Roster":
+        old = self._model()
+        model = nn.Module() if old is None else memo.get(id(old), old)
+        memo[id(self)] = result = Roster(model, self._refresh)
+        return result
+
+
+class Layer:
+    """A converted weight: its name, recipe and (first) module."""
+
+    def __init__(self, name: str, recipe: Recipe, module: nn.Module, roster: Roster) -> None:
+        self.name, self.recipe, self.roster = name, recipe, roster
+        self._module = weakref.ref(module)
+        self.amax: Tensor | None = None  # delayed: of the weight, over all ranks, as of its scale
+        self._shard: Any = None  # while the module holds the gathered weight, the shard it rests in
+        roster.layers.append(self)
+
+    @property
+    def alive(self) -> bool:
+        return self._module() is not None
+
+    @property
+    def module(self) -> nn.Module:
+        module = self._module()
+        if module is None:
+            raise RuntimeError(f"stowage: the module of weight {self.name} must exist, it is gone")
+        return module
+
+    def resting(self, kind: type[Tensor]) -> tuple[Any, Any]:
+        """The tensor of `kind` that the optimizer writes to and, if it is sharded, its DTensor."""
+        parameter: Any = self.module.weight
+        if type(parameter) is kind:
+            return parameter, None
+        if type(getattr(parameter, "_local_tensor", None)) is kind:
+            self._shard = parameter
+        if self._shard is None:
+            return None, None
+        return self._shard._local_tensor, self._shard
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Layer":
+        module = memo.get(id(self.module), self.module)
+        roster = copy.deepcopy(self.roster, memo)
+        memo[id(self)] = result = Layer(self.name, self.recipe, module, roster)
+        return result

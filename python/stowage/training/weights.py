@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weight of a float8 linear layer: high precision where it rests and is trained.
+
+A wrapper around the plain values. Optimizers, views, copies and files see an ordinary tensor; every
+write is counted (`Stamp`), so that a scale cannot outlive the values it was made of. F.linear and
+FSDP2's gather know it: linear.py, gathered.py.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter, tree_map
+
+from stowage._errors import InvalidArgument
+from stowage.training import gathered
+from stowage.training.layers import Layer, Stamp
+from stowage.training.linear import linear
+from stowage.training.products import Cast, cast
+from stowage.training.recipes import Recipe
+from stowage.training.scales import amax_of, scale_of
+
+aten = torch.ops.aten
+_COPIES = {aten.clone.default, aten._to_copy.default, aten._pin_memory.default}
+_NEW = {aten.new_zeros.default, aten.new_empty.default, aten.empty_like.default}
+
+
+class TrainedWeight(Tensor):
+    """A trainable weight [rows, columns] of fp32, bf16 or fp16 that products see as fp8."""
+
+    _value: Tensor
+    _layer: Layer
+    _stamp: Stamp
+    _padded: int | None  # rows that FSDP2 gives each rank, where they are more than there are here
+
+    @staticmethod
+    def __new__(
+        cls,
+        value: Tensor,
+        layer: Layer,
+        stamp: Stamp | None = None,
+        padded: int | None = None,
+        requires_grad: bool = False,
+    ) -> "TrainedWeight":
+        self: TrainedWeight = torch.Tensor._make_wrapper_subclass(
+            cls,
+            value.shape,
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device=value.device,
+            requires_grad=requires_grad,
+        )
+        self._value, self._layer, self._padded = value, layer, padded
+        self._stamp = Stamp() if stamp is None else stamp
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    # --- what products see --------------------------------------------------------------------
+
+    def fresh_scale(self) -> Tensor:
+        """The scale of the whole tensor, over all ranks; refreshes all scales if one is stale.
+
+        Where rows have their own scales it only says that the values have been found finite.
+        """
+        if torch.compiler.is_compiling():  # part of the graph, from the values of each call
+            return tensor_scale(amax_of(self._value), self._layer.recipe)
+        scale = self._stamp.fresh_scale()
+        if scale is None:
+            self._layer.roster.refresh()
+            scale = self._stamp.fresh_scale()
+        if scale is None:  # a copy of the weight that no module holds
+            scale = tensor_scale(amax_of(self._value), self._layer.recipe)
+        return scale.to(self._value.device)
+
+    def cast(self, scale: Tensor | None = None) -> Cast:
+        """fp8 codes of the values, with `scale` or the one that is due."""
+        recipe = self._layer.recipe
+        if recipe.rows:
+            return cast(self._value, row_scales(self._value, recipe), recipe.forward)
+        return cast(self._value, self.fresh_scale() if scale is None else scale, recipe.forward)
+
+    # --- FSDP2 --------------------------------------------------------------------------------
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], Any]:
+        """uint8 [padded rows, bytes of a row], and what all ranks know already."""
+        self._layer.roster.before_gather()
+        rows = self.shape[0] if self._padded is None else self._padded
+        scale = None if self._layer.recipe.rows else self.fresh_scale()
+        records = gathered.encode(self.cast(scale), rows, self._layer.recipe.rows)
+        factor = None if scale is None else torch.ones_like(scale) / scale
+        return (records,), gathered.Facts(self._layer, factor, self.shape[1], rows)
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        return gathered.receive(outputs[0], facts, dtype, out)
+
+    # --- protocols of torch -------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"TrainedWeight({self._layer.name}, {self._layer.recipe.name}, {self._value})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["_value"], (self._layer, self._padded)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, size: Sequence[int], stride: Sequence[int]
+    ) -> "TrainedWeight":
+        layer, padded = context
+        return TrainedWeight(inner["_value"], layer, padded=padded)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainedWeight":
+        if id(self) in memo:
+            return memo[id(self)]
+        layer = copy.deepcopy(self._layer, memo)
+        result = TrainedWeight(self._value.detach().clone(), layer, padded=self._padded)
+        memo[id(self)] = result
+        result.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):
+            result._is_param = True
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Files hold the plain values, so that they need no class of ours."""
+        plain: Tensor = self._value.detach()
+        if getattr(self, "_is_param", False):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)
+
+    @classmethod
+    def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
+        """A graph holds for every layer of the recipe: its names and counts are not in it."""
+        return compiled[0].recipe == other[0].recipe and compiled[1:] == other[1:]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch._C._nn.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            if type(weight) is TrainedWeight and weight.dim() == 2:
+                return linear(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+        result = func(*plain_args, **plain_kwargs)
+        if func._schema.is_mutable:
+            return _written(func, args, kwargs, result)
+        source = args[0] if args else None
+        if type(source) is not TrainedWeight:
+            return result
+        if func.is_view or func is aten._unsafe_view.default:  # a write through it counts, too
+            return tree_map(lambda t: _alias(func, source, args, t), result)
+        if func in _COPIES and result.dtype == source.dtype:
+            stamp = source._stamp.copied()
+            return TrainedWeight(result, source._layer, stamp, source._padded)
+        if func in _NEW and result.dtype == source.dtype:
+            padded = result.shape[0] if func is aten.new_zeros.default and result.dim() else None
+            return TrainedWeight(result, source._layer, padded=padded)
+        return result
+
+
+def _plain(x: Any) -> Any:
+    if type(x) is TrainedWeight:
+        return x._value
+    return x.dequantize() if type(x) is gathered.GatheredWeight else x
+
+
+def _alias(func: Any, source: TrainedWeight, args: tuple[Any, ...], result: Any) -> Any:
+    if not isinstance(result, Tensor):
+        return result
+    same_rows = func is not aten.slice.Tensor or len(args) < 2 or args[1] == 0
+    padded = source._padded if same_rows and "split" not in func._schema.name else None
+    return TrainedWeight(result, source._layer, source._stamp, padded)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """Counts the write, and gives back what the caller gave, not the plain values in it."""
+    given: dict[int, TrainedWeight] = {}
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        for x in tree_iter(value):
+            if type(x) is TrainedWeight:
+                x._stamp.writes += 1
+                given[id(x._value)] = x
+    return tree_map(lambda t: given.get(id(t), t), result)
+
+
+def tensor_scale(amax: Tensor, recipe: Recipe) -> Tensor:
+    """The scale of this step's values: all recipes but `delayed`."""
+    return scale_of(amax, recipe.forward, recipe.scale_mode, margin=recipe.margin, pow2=recipe.pow2)
+
+
+def row_scales(value: Tensor, recipe: Recipe) -> Tensor:
+    """[rows, 1], from the rows that are here alone."""
+    return tensor_scale(amax_of(value, 1), recipe)
+
+
+def weight_of(value: Tensor, layer: Layer) -> TrainedWeight:
+    """A trained weight around a parameter's values. Raises InvalidArgument."""
+    if value.dtype not in (torch.float32, torch.bfloat16, torch.float16) or value.dim() != 2:
+        raise InvalidArgument(
+            f"stowage: {layer.name} must be a matrix of float32, bfloat16 or float16, got "
+            f"{value.dtype} {list(value.shape)}"
+        )
+    return TrainedWeight(value, layer)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/links.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "engine/allocations.h"
+#include "expect_error.h"
+#include "scratch.h"
+
+namespace stowage {
+namespace {
+
+TEST(Links, AreMeasuredOnceAndKept) {
+  if (!test::kCountsAllocations) GTEST_SKIP() << "sanitized kernels take a minute to measure";
+  const test::Scratch scratch;
+  setenv("STOWAGE_LINKS", scratch.path("kept/links.json").c_str(), 1);
+  bool measured = false;
+  const Links first = links_of_this_machine(scratch.path(), false, &measured);
+  EXPECT_TRUE(measured);
+  EXPECT_GT(first.disk, 1e6);
+  EXPECT_GT(first.cached, 1e6);
+  EXPECT_GT(first.memcpy, 1e8);
+  EXPECT_FALSE(first.key.empty());
+  for (const FormatTrait& format : formats()) {
+    const FamilyRates rates = first.linear.at(std::string(format.name));
+    EXPECT_GT(rates.read, 1e7) << format.name;
+    EXPECT_GT(rates.multiply, 1e8) << format.name;
+  }
+  const Links again = links_of_this_machine(scratch.path(), false, &measured);
+  EXPECT_FALSE(measured);
+  EXPECT_EQ(to_json(again), to_json(first));
+  // A file that is broken, or of another machine, is no answer.
+  scratch.write("kept/links.json", "{\"stowage_links\": 1, \"machines\": {\"another\": {}}}");
+  links_of_this_machine(scratch.path(), false, &measured);
+  EXPECT_TRUE(measured);
+  EXPECT_THAT(scratch.read("kept/links.json"), testing::HasSubstr("another"));
+  unsetenv("STOWAGE_LINKS");
+}
+
+TEST(Links, OfAPathThatIsNotThere) {
+  EXPECT_STOWAGE_ERROR(links_of_this_machine("/nowhere/at/all"), io, "must be there");
+}
+
+TEST(Links, ComeBackFromJson) {
+  Links links{.key = "k", .disk = 1.5e9, .cached = 2, .memcpy = 3};
+  links.linear["nf4"] = {1, 2};
+  links.accelerators["cuda:0"] = {1, 2, 3, true};
+  EXPECT_EQ(to_json(links_from_json(to_json(links))), to_json(links));
+  EXPECT_STOWAGE_ERROR(links_from_json("{\"key\": \"k\"}"), bad_file, "key 'disk' must be there");
+}
+
+}  // namespace
+}  // namespace stowage

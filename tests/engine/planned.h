@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rates of a made-up machine, and models of which only the sizes exist.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "scratch.h"
+#include "stowage/plan.h"
+
+namespace stowage::test {
+
+inline Links made_links() {
+  Links links{.key = "a machine of 4 cores", .disk = 2e9, .cached = 6e9, .memcpy = 10e9};
+  for (const char* family : {"f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8", "nf4", "fp4"})
+    links.linear[family] = {8e9, 200e9};
+  links.accelerators["cuda:0"] = {12e9, 400e9, 30e12, false};
+  return links;
+}
+
+inline PlanUnit unit(const std::string& name, const Shape& shape, const char* storage = "bf16") {
+  return {.name = name,
+          .storage = storage,
+          .shape = shape,
+          .rest = static_cast<std::uint64_t>(layout(parse_storage(storage), shape).bytes())};
+}
+
+/// An embedding, layers of seven matrices, a norm each, and a head.
+inline std::vector<PlanUnit> language_model(int layers, std::int64_t width, std::int64_t words,
+                                            const char* storage = "bf16") {
+  std::vector<PlanUnit> units{unit("model.embed_tokens.weight", {words, width})};
+  units.back().rows = true;
+  for (int i = 0; i < layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+      units.push_back(unit(layer + "self_attn." + name + ".weight", {width, width}, storage));
+    for (const char* name : {"gate_proj", "up_proj"})
+      units.push_back(unit(layer + "mlp." + name + ".weight", {3 * width, width}, storage));
+    units.push_back(unit(layer + "mlp.down_proj.weight", {width, 3 * width}, storage));
+    units.push_back(unit(layer + "norm.weight", {width}));
+  }
+  units.push_back(unit("lm_head.weight", {words, width}));
+  return units;
+}
+
+/// The header of a file whose tensors nobody reads: the file is as long as they would be, with
+/// nothing written.
+inline std::string write_headers(const Scratch& scratch, const std::vector<PlanUnit>& units) {
+  std::string json = "{";
+  std::uint64_t at = 0;
+  for (const PlanUnit& one : units) {
+    json += (json.size() > 1 ? ",\"" : "\"") + one.name + "\":{\"dtype\":\"BF16\",\"shape\":[";
+    for (int d = 0; d < one.shape.rank(); ++d)
+      json += (d > 0 ? "," : "") + std::to_string(one.shape[d]);
+    json +=
+        "],\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(at + one.rest) + "]}";
+    at += one.rest;
+  }
+  json += "}";
+  json.append((8 - json.size() % 8) % 8, ' ');
+  const std::string path = scratch.write("model.safetensors", safetensors(json));
+  std::filesystem::resize_file(path, 8 + json.size() + at);
+  return path;
+}
+
+}  // namespace stowage::test

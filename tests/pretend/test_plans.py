@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans with an accelerator, carried out on the pretend device: what stays there is copied once,
+what moves as planned, and the limit holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pretend_device import counted, counters
+from torch import nn
+
+import stowage
+from stowage.planning import machine_key
+
+X = torch.linspace(-1, 1, 2 * 384).reshape(2, 384)
+LAYERS = 10
+
+
+def links() -> dict[str, object]:
+    cpu = {"read": 1e9, "multiply": 1e10}  # slow, so that all work is on the device
+    fast = {"copy": 1e10, "read": 1e12, "multiply": 1e13, "assumed": False}
+    return {
+        "key": machine_key(),
+        "disk": 2e9,
+        "cached": 4e9,
+        "memcpy": 8e9,
+        "linear": {name: cpu for name in ("int8", "f32")},
+        "accelerators": {"pretend:0": fast},
+    }
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(384, 384) for _ in range(LAYERS))).eval()
+    stowage.stow(model.requires_grad_(False), "int8")
+    return model
+
+
+def planned(model: nn.Module, room: float, ram: str = "1GiB") -> stowage.Plan:
+    """With room on the device for so many layers beside small tensors and the tile."""
+
+    def within(limit: int) -> stowage.Plan:
+        given = {"accelerator": {"pretend:0": limit}, "rows": 2, "works_on_cpu": False}
+        return stowage.plan(model, ram=ram, links=links(), **given)
+
+    roomy = within(1 << 30)
+    sizes = [unit.bytes for unit in roomy.units if not unit.stays]
+    return within(roomy.predicted.peak["pretend:0"] - sum(sizes) + int(room * sizes[0]))
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_plan_with_a_device_is_kept(disk: bool, tmp_path: Path) -> None:
+    model = made()
+    wanted = made()
+    folder = {"folder": tmp_path / "w"} if disk else {}
+    plan = planned(model, 6, ram="400KiB" if disk else "1GiB")
+    there = plan.names("pretend:0")
+    assert 0 < len(there) < LAYERS
+    assert bool(plan.names("disk")) == disk
+    limit = plan.facts["limits"]["accelerators"]["pretend:0"]
+    with counted(lazy=True), torch.no_grad():
+        expected = wanted.to("pretend:0")(X.to("pretend:0")).cpu()
+        del wanted
+        before = counters().held
+        stowage.offload(model, plan=plan, **folder)
+        for _ in range(3):
+            assert torch.equal(model(X), expected)
+        moved = stowage.engine_report(model)
+        assert torch.equal(model(X), expected)
+        once = stowage.engine_report(model).since(moved)
+        assert once.device is not None
+        one = 384 * 384 + 384 * 4
+        assert once.device.bytes_copied <= (LAYERS - len(there) + 1) * (one + 2048)
+        assert counters().peak - before <= limit + 4 * X.nbytes + (2 << 20)
+        stowage.onload(model)
+        assert torch.equal(model(X), made()(X))

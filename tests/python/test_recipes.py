@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes run as they stand; those for a card run on the pretend device (tests/pretend), and
+those in C++ are lines of a program that the install test builds and runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/recipes.md").read_text()
+
+
+def blocks(language: str, heading: str = "") -> list[str]:
+    part = PAGE.split(f"\n## {heading}", 1)[1].split("\n## ", 1)[0] if heading else PAGE
+    return re.findall(rf"^```{language}\n(.*?)^```", part, re.S | re.M)
+
+
+@pytest.mark.slow
+def test_a_model_twice_the_memory(tmp_path: Path) -> None:
+    (code,) = blocks("python", "A model twice my RAM")
+    command = [sys.executable, "-c", code]
+    around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=around)
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout and "measured" in done.stdout
+    assert "Predicted beside measured" in (tmp_path / "report.html").read_text()
+
+
+def test_every_python_block_is_run_somewhere() -> None:
+    assert len(blocks("python")) == 2
+    assert 'device="cuda:0"' in blocks("python", "A 12 GB card")[0]
+
+
+def test_lines_of_c_are_those_of_the_program() -> None:
+    program = (ROOT / "examples/cpp/planned.cpp").read_text()
+    calls = set(re.findall(r"stowage::\w+|\.\w+\(", program))
+    for block in blocks("cpp"):
+        assert set(re.findall(r"stowage::\w+|\.\w+\(", block)) <= calls
+    assert len(program.splitlines()) < 80

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resting weights as DTensors, and checkpoints that are loaded by other numbers of processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sharded
+import sharded_files
+import torch
+from safetensors.torch import load_file
+from sharded import run
+
+import stowage
+
+pytestmark = pytest.mark.slow
+READ_WITHOUT_US = """
+import json, sys, torch
+from torch.distributed.checkpoint import FileSystemReader, load
+facts = FileSystemReader(sys.argv[1]).read_metadata().state_dict_metadata
+state = {n: torch.empty(f.size, dtype=f.properties.dtype) for n, f in facts.items()}
+load(state, checkpoint_id=sys.argv[1])
+manifest = json.loads(bytes(state["stowage.manifest"].tolist()))
+assert manifest["0.up.base.weight"]["shape"] == [7, 33], manifest
+assert state["0.up.base.weight.records"].shape == (7, 19)
+assert "stowage" not in sys.modules
+"""
+
+
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(n, marks=[] if n == 3 else NIGHTLY) for n in (1, 2, 3, 4)]
+)
+def test_dtensors(world: int) -> None:
+    run(world, sharded_files.replicated_and_sharded, "nf4:nested", (7, 33))
+    if world == 3:
+        run(world, sharded_files.replicated_and_sharded, "f8_e4m3:row", (2, 64))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[bytes]]:
+    """What four processes saved."""
+    folder = str(tmp_path_factory.mktemp("four"))
+    return folder, run(4, sharded_files.saved, folder, "nf4:nested", (7, 33), 2)
+
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(n, marks=[] if n == 3 else NIGHTLY) for n in (1, 2, 3)]
+)
+def test_other_numbers_of_processes_load_the_same_bytes(
+    four: tuple[str, list[bytes]], world: int, tmp_path: Path
+) -> None:
+    folder, want = four
+    found, _ = run(world, sharded_files.loaded, folder, "nf4:nested", (7, 33), True)
+    assert found == want
+    there = str(tmp_path)
+    assert run(world, sharded_files.saved, there, "nf4:nested", (7, 33), 0)
+    back, _ = run(4, sharded_files.loaded, there, "nf4:nested", (7, 33), True)
+    assert back == sharded.bytes_of(sharded.blocks("nf4:nested", (7, 33)))
+
+
+def test_a_model_that_is_not_spread_loads_them_too(four: tuple[str, list[bytes]]) -> None:
+    folder, want = four
+    found, losses = run(1, sharded_files.loaded, folder, "nf4:nested", (7, 33), False)
+    assert found == want
+    assert losses == run(2, sharded_files.loaded, folder, "nf4:nested", (7, 33), True)[1]
+
+
+def test_save_writes_flat_bytes(four: tuple[str, list[bytes]]) -> None:
+    folder, _ = four
+    found = load_file(f"{folder}/flat/model.safetensors")
+    model = sharded.blocks("nf4:nested", (7, 33))
+    want = stowage.state_dict(model)
+    assert found.keys() == want.keys()
+    for name, tensor in want.items():
+        if ".base." in name:  # frozen
+            assert torch.equal(found[name], tensor), name
+    stowage.load(model, f"{folder}/flat")
+
+
+def test_records_are_read_without_us(four: tuple[str, list[bytes]]) -> None:
+    folder, _ = four
+    program = [sys.executable, "-c", READ_WITHOUT_US, f"{folder}/records"]
+    subprocess.run(program, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("storage", "shape", "dtype", "text"),
+    [
+        ("nf4", (7, 33), torch.float32, "0.up.base.weight: storage must be nf4:block64, got nf4"),
+        ("nf4:nested", (7, 34), torch.float32, "0.up.base.weight: shape must be [7, 34], got [7"),
+        ("nf4:nested", (7, 33), torch.bfloat16, "0.up.a: must be torch.bfloat16 [4, 33], got"),
+    ],
+)
+def test_what_differs_is_named(
+    four: tuple[str, list[bytes]],
+    storage: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    text: str,
+) -> None:
+    assert text in run(2, sharded_files.load_refused, four[0], storage, shape, dtype)
+
+
+def test_saving_while_training_goes_on(tmp_path: Path) -> None:
+    run(2, sharded_files.saved_async, str(tmp_path))

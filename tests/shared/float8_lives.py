@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What single ranks do in the tests of the life of sharded fp8 models: meshes, files, graphs."""
+
+import copy
+import gc
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from float8_ranks import Net, differences, sharded
+from torch import Tensor
+from torch.distributed import checkpoint as checkpoints
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from stowage.training import check, convert_float8, reset_history
+
+
+def refused_int() -> tuple[str, str]:
+    """What check() and the first gather say to reshard_after_forward=2."""
+    model = convert_float8(Net(), "tensorwise")
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)), reshard_after_forward=2)
+    said = []
+    for ask in (lambda: check(model), lambda: model(torch.zeros(1, 32))):
+        try:
+            ask()
+        except ValueError as error:
+            said.append(str(error))
+    return said[0], said[1]
+
+
+def own_batches(recipe: str, shape: tuple[int, ...], steps: int) -> tuple[list[float], list[str]]:
+    """Every rank has its own data: the relative difference of each loss from that of a whole model
+    whose gradients are the ranks' added in rank order, over their number; the weights that are not
+    equal."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    whole = convert_float8(Net(), recipe)
+    parts = copy.deepcopy(whole)
+    names = ("pairs", "shards")[-len(shape) :]
+    fully_shard(parts, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in (whole, parts)]
+    errors = []
+    for _ in range(steps):
+        batches = torch.randn(world, 8, 32)
+        mine = parts(batches[rank]).square().mean()
+        mine.backward()
+        sums: list[Any] = []
+        for i, batch in enumerate(batches):
+            loss = whole(batch).square().mean()
+            loss.backward()
+            if i == rank:
+                errors.append(abs(loss.item() - mine.item()) / abs(loss.item()))
+            grads = [p.grad for p in whole.parameters()]
+            sums = [s + g for s, g in zip(sums, grads, strict=True)] if sums else grads
+            whole.zero_grad()
+        for parameter, total in zip(whole.parameters(), sums, strict=True):
+            parameter.grad = total / world
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return errors, differences(whole, parts)
+
+
+def cycles(count: int) -> tuple[int, int, bool]:
+    """Bytes of all tensors that live after the second and after `count` gathers; and whether the
+    gathered memory is empty in between."""
+    model = sharded(convert_float8(Net(), "rowwise"))
+
+    def living() -> int:
+        gc.collect()
+        found = {}
+        for thing in gc.get_objects():
+            if type(thing) is Tensor:
+                storage = thing.untyped_storage()
+                found[storage._cdata] = storage.nbytes()
+        return sum(found.values())
+
+    first = 0
+    for i in range(count):
+        for layer in model.layers:
+            layer.unshard()
+            gathered = layer.weight._records
+            layer.reshard()
+        if i == 1:
+            first = living()
+    return first, living(), gathered.untyped_storage().nbytes() == 0
+
+
+def restored(folder: str) -> tuple[list[str], bool, set[str]]:
+    """A sharded checkpoint read by another model: what differs; and the types of a full one."""
+    batch = torch.ones(1, 32)
+    torch.manual_seed(0)
+    saved = sharded(convert_float8(Net(), "delayed"))
+    saved(batch).sum().backward()
+    checkpoints.save({"model": saved.state_dict()}, checkpoint_id=folder)
+    torch.manual_seed(5)
+    other = sharded(convert_float8(Net(), "delayed"))
+    found = {"model": other.state_dict()}
+    checkpoints.load(found, checkpoint_id=folder)
+    other.load_state_dict(found["model"])
+    whole = get_model_state_dict(saved, options=StateDictOptions(full_state_dict=True))
+    types = {type(value).__name__ for value in whole.values()}
+    return differences(saved, other), torch.equal(saved(batch), other(batch)), types
+
+
+def from_meta() -> tuple[str, bool]:
+    """Converted and sharded on the meta device, then given memory: its type, and if it runs."""
+    with torch.device("meta"):
+        model = convert_float8(Net(), "delayed")
+    sharded(model).to_empty(device="cpu")
+    reset_history(model)
+    for layer in model.layers:
+        layer.reset_parameters()
+    runs = bool(model(torch.ones(1, 32)).isfinite().all())
+    model.reshard()
+    return type(model.layers[0].weight._local_tensor).__name__, runs
+
+
+def compiled(recipe: str, steps: int) -> tuple[list[str], int, int]:
+    """Blocks compiled without FSDP2's hooks: what differs from eager ones, graphs and breaks."""
+    torch.manual_seed(0)
+    eager = convert_float8(Net(), recipe)
+    blocks = copy.deepcopy(eager)
+    for layer in blocks.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    pair = (sharded(eager), sharded(blocks))
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in pair]
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    wrong, graphs = [], 0
+    for step in range(steps):
+        batch, losses = torch.randn(8, 32), []
+        for model, optimizer in zip(pair, optimizers, strict=True):
+            loss = model(batch).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        wrong += [] if losses[0] == losses[1] else [f"step {step}: {losses}"]
+        graphs = graphs or counters["stats"]["unique_graphs"]
+    later = counters["stats"]["unique_graphs"] - graphs
+    return wrong + differences(*pair), graphs, later + sum(counters["graph_break"].values())

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests do with DTensors and checkpoints of resting weights in several processes."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sharded import bases, blocks, bytes_of, flat_bytes, shard, train
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import stowage
+from stowage import sharding
+
+
+def replicated_and_sharded(mesh: Any, storage: str, shape: tuple[int, ...]) -> None:
+    """distribute_tensor from process 0, whose bytes the others do not have, and back."""
+    torch.manual_seed(0)
+    want = stowage.quantize(torch.randn(shape), storage)
+    mine = want if mesh.get_rank() == 0 else stowage.quantize(torch.ones(shape), storage)
+    x = torch.randn(2, shape[1])
+    for placement in (Shard(0), Replicate()):
+        spread = distribute_tensor(mine.detach().clone(), mesh, [placement])
+        assert flat_bytes(spread) == flat_bytes(want), placement
+        again = spread.redistribute(placements=[Replicate()])
+        assert isinstance(again.to_local(), stowage.StowedTensor)
+        assert torch.equal(nn.functional.linear(x, again.to_local()), nn.functional.linear(x, want))
+        back = again.redistribute(placements=[Shard(0)])
+        local = back.to_local()
+        first = (local.first if isinstance(local, sharding.StowedRows) else 0) or 0
+        rows = want.dequantize()[first : first + local.shape[0]]
+        assert torch.equal(local.dequantize(), rows)
+        assert flat_bytes(back) == flat_bytes(want), placement
+    try:
+        distribute_tensor(want, mesh, [Shard(1)])
+    except stowage.Unsupported as error:
+        assert "dim 0" in str(error), error
+    else:
+        raise AssertionError("Shard(1) was not refused")
+
+
+def saved(mesh: Any, folder: str, storage: str, shape: tuple[int, int], steps: int) -> list[bytes]:
+    """Trains a little, saves records with DCP and flat bytes; returns all bytes of the model."""
+    model = shard(blocks(storage, shape), mesh)
+    train(model, shape[1], steps)
+    sharding.save(model, f"{folder}/records")
+    stowage.save(model, f"{folder}/flat")
+    return bytes_of(model)
+
+
+def loaded(mesh: Any, folder: str, storage: str, shape: tuple[int, int], spread: bool) -> Any:
+    """The bytes of a fresh model after a load, and the losses that follow."""
+    model = blocks(storage, shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not isinstance(parameter, stowage.StowedTensor):
+                parameter.zero_()
+    other = blocks(storage, shape)
+    stowage.unstow(other)
+    for name, weight in bases(model).items():
+        weight.copy_(other.get_parameter(name) * 0.5)
+    if spread:
+        shard(model, mesh)
+        model(torch.randn(2, shape[1]))  # the gathered weights of before must not be used again
+    sharding.load(model, f"{folder}/records")
+    found = bytes_of(model)
+    return found, train(model, shape[1])
+
+
+def load_refused(mesh: Any, folder: str, storage: str, shape: tuple[int, int], dtype: Any) -> str:
+    model = blocks(storage, shape).to(dtype)
+    try:
+        sharding.load(shard(model, mesh), f"{folder}/records")
+    except stowage.BadFile as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+
+def saved_async(mesh: Any, folder: str) -> None:
+    """What is saved while training goes on is the state of before."""
+    model = shard(blocks("nf4:nested", (7, 33)), mesh)
+    want = bytes_of(model)
+    group = dist.new_group(backend="gloo")
+    saving = async_save(sharding.state_dict(model), checkpoint_id=folder, process_group=group)
+    train(model, 33, 1)
+    saving.result()
+    assert bytes_of(model) != want
+    sharding.load(model, folder)
+    assert bytes_of(model) == want
