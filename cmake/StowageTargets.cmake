@@ -56,7 +56,7 @@ function(stowage_layer name)
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
   # The templates of nlohmann-json and CLI11 are most of a sanitized build: once for a few files, not for
   # each. Other builds compile each file alone, so that one which forgets an include is noticed.
-  if(STOWAGE_SANITIZE AND name MATCHES "^(base|format|store|cli)$")
+  if(STOWAGE_SANITIZE AND name MATCHES "^(base|format|store|engine|cli)$")
     set_target_properties(stowage_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
   stowage_optimise_loops(stowage_${name} ${name})

@@ -82,7 +82,7 @@ Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
       candidates_(units_.size()) {
   for (const Unit& unit : units_)
     weights_.push_back(unit.is_weight ? file_.weight(unit.name) : Weight());
-  look_ahead_in(ring_);
+  bound_look_ahead();
   coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
   const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
   if (all <= budget_)
@@ -149,11 +149,11 @@ void Core::note_use(const Place& place) {
 
 // Reading further ahead than hides a read would put out what could have stayed: in a circle that
 // does not fit, all would be read in every pass.
-void Core::look_ahead_in(std::uint64_t ring) noexcept {
+void Core::bound_look_ahead() noexcept {
   std::uint64_t largest = 0;
   for (const Unit& unit : units_)
     if (unit.comes) largest = std::max(largest, unit.bytes);
-  ahead_ = bytes_of(units_) <= ring ? ring : std::min(ring, std::max(ring / 4, 4 * largest));
+  ahead_ = bytes_of(units_) <= ring_ ? ring_ : std::min(ring_, std::max(ring_ / 4, 4 * largest));
 }
 
 // Begins to read what is expected after the thread's place, for as many bytes as the window has. A

@@ -129,7 +129,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // core.cpp
   void check_id(WeightId id) const;
   void note_use(const Place& place);
-  void look_ahead_in(std::uint64_t ring) noexcept;
+  void bound_look_ahead() noexcept;
   void read_ahead(Desk& desk);
   void extend(Window& window, std::uint64_t room);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);

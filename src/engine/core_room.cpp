@@ -79,7 +79,7 @@ void Core::keep(std::span<const WeightId> ids) {
     take_room(static_cast<WeightId>(i));  // nobody has any yet
   }
   ring_ = budget_ - kept;
-  look_ahead_in(ring_);
+  ahead_ = ring_;  // who chose what stays has the rest stream through all of it
 }
 
 // Of the budget's part that what comes and goes shares.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -149,8 +149,7 @@ def _mean_layer(sizes: Mapping[str, int]) -> int:
     return int(sum(inner[name] for name in layers) / max(len(layers), 1))
 
 
-def disk_budget(moved: Iterable[int], every: Iterable[int]) -> int:
-    """Bytes of memory for weights of sizes `moved`, in a file that has `every`: an eighth of them,
-    or twice the largest. An engine must have room for the largest tensor of its file, wherever that
-    rests."""
-    return max(2 * (max(every, default=0) + _EDGES), sum(moved) // _PART)
+def disk_budget(moved: Collection[int]) -> int:
+    """Bytes of memory for weights of sizes `moved`, which rest in a file: an eighth of them, or
+    twice the largest."""
+    return max(2 * (max(moved, default=0) + _EDGES), sum(moved) // _PART)

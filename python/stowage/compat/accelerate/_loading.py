@@ -20,7 +20,7 @@ from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._model.declared import WidePlaces
 from stowage._model.stowing import Making
 from stowage._model.weights import Held, parameters, values
-from stowage._tiers.engine import Engine, EngineOptions, attach
+from stowage._tiers.engine import Engine, EngineOptions, attach, mapped_only
 from stowage._tiers.offloading import is_offloaded
 from stowage.compat.accelerate._checkpoints import Checkpoint, source_of
 from stowage.compat.accelerate._maps import (
@@ -153,9 +153,9 @@ class _Job:
         if not moved:
             return None
         assert isinstance(self.source, FileSource)
-        sizes = {name: self.source.size(entry) for name, entry in self.source.entries.items()}
-        budget = disk_budget([sizes[name] for name in moved], sizes.values())
-        engine = Engine(self.source, EngineOptions(budget))
+        entries = self.source.entries
+        budget = disk_budget([self.source.size(entries[name]) for name in moved])
+        engine = Engine(self.source, EngineOptions(budget, mapped_only=mapped_only(entries, moved)))
         engine.expect(moved)
         return engine
 

@@ -121,10 +121,8 @@ def to_folder(
         return
     places = _in_memory(model, device_map)
     raise_problems("stowage: a model that goes to a folder", _foreign(model))
-    sizes = {held.name: nbytes(held.tensor) for held in values(model)}
-    moved = [size for name, size in sizes.items() if name not in places]
-    budget = disk_budget(moved, sizes.values())
-    offload(model, ram=budget, folder=folder, device_map=places)
+    moved = [nbytes(held.tensor) for held in values(model) if held.name not in places]
+    offload(model, ram=disk_budget(moved), folder=folder, device_map=places)
 
 
 def to_device(
@@ -146,9 +144,9 @@ def to_device(
             in_memory += size * (device == "cpu")
         elif device in ("cpu", "disk", None) or torch.device(device) == home:
             stay += size
-    budget = stay + disk_budget(brought, brought) if brought else None
-    every = [nbytes(held.tensor) for held in values(model)]
-    ram = None if folder is None else in_memory + disk_budget(brought, every)
+    ring = disk_budget(brought)
+    budget = stay + ring if brought else None
+    ram = None if folder is None else in_memory + ring
     offload(
         model, ram=ram, folder=folder, device=home, accelerator=budget, device_map=placed or None
     )

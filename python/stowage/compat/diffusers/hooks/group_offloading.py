@@ -160,15 +160,14 @@ def _problems(module: nn.Module, config: GroupOffloadingConfig, use_stream: bool
 
 def _apply(module: nn.Module, config: GroupOffloadingConfig) -> None:
     folder, ram, device = None, None, config.onload_device
-    every = [nbytes(held.tensor) for held in values(module)]
     brought = [nbytes(held.tensor) for held in values(module) if rests(held)]
     if config.offload_to_disk_path is not None:
         folder = Path(config.offload_to_disk_path, _folder_name(module))
-        ram = _budget(module, config, brought, every)
+        ram = _budget(module, config, brought)
     if device.type != "cpu":
         module.to("cpu")
-        stay = sum(every) - sum(brought)
-        room = stay + _budget(module, config, brought, brought) if brought else None
+        stay = sum(nbytes(held.tensor) for held in values(module)) - sum(brought)
+        room = stay + _budget(module, config, brought) if brought else None
         offload(module, ram=ram, folder=folder, device=device, accelerator=room)
     elif folder is not None:
         offload(module, ram=ram, folder=folder)
@@ -180,11 +179,9 @@ def _mark(module: nn.Module, config: GroupOffloadingConfig) -> None:
         set_mark(part, _GROUP_OFFLOADING, GroupOffloadingHook(config))
 
 
-def _budget(
-    module: nn.Module, config: GroupOffloadingConfig, brought: list[int], every: list[int]
-) -> int:
+def _budget(module: nn.Module, config: GroupOffloadingConfig, brought: list[int]) -> int:
     """Bytes for two groups."""
-    least = disk_budget(brought, every)
+    least = disk_budget(brought)
     if config.offload_type is GroupOffloadingType.LEAF_LEVEL:
         return least
     group = largest_group(module, config.num_blocks_per_group or 1, config.block_modules)

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that rest in a file and come into memory when they are used, within a budget of bytes.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stowage/file.h"
+
+namespace stowage {
+
+namespace engine {
+class Core;
+struct Desk;
+enum class Hold : std::uint8_t;
+}  // namespace engine
+
+inline namespace v0 {
+
+using WeightId = std::int32_t;
+
+/// How bytes come from the file. `mapped` computes straight from the page cache and gives its pages
+/// back; `buffered` and `direct` (O_DIRECT) read into memory of the engine's own.
+enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
+STOWAGE_API const char* to_string(Reads reads) noexcept;
+
+struct EngineOptions {
+  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that comes
+  Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
+  int workers = 4;                 // threads that read ahead; 0 reads only what is asked for
+  double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
+  bool lock = false;   // keep the memory from being swapped; not with mapped reads
+  /// Names of weights and tensors that never come into memory: leases give the mapping. The budget
+  /// need not have room for them (an embedding, of which rows are read).
+  std::vector<std::string> mapped_only{};
+};
+
+struct EngineReport {
+  Reads reads;                                       // what automatic came to
+  std::uint64_t acquired = 0, hits = 0, misses = 0;  // acquired = hits + misses + late + borrowed
+  std::uint64_t late = 0;      // were being read ahead and had to be waited for
+  std::uint64_t borrowed = 0;  // read from the mapping: no room, and the thread held another lease
+  std::uint64_t ahead = 0;     // weights whose read was begun before somebody asked
+  std::uint64_t evicted = 0;
+  std::uint64_t bytes_read = 0;      // from the file, widened to what a read must align to
+  std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
+  double stall = 0;                  // seconds that acquire() waited for bytes or room
+};
+
+/// A weight's bytes in memory for as long as this lives. Ends on the thread that acquired it.
+class STOWAGE_API Lease {
+ public:
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&&) = delete;
+  ~Lease();
+
+  /// The weight, its parts in memory. Must not outlive the lease. Throws invalid_argument for a
+  /// plain tensor.
+  Weight weight() const;
+  /// Where the byte lies that the file's mapping has at `mapped`; other addresses stay as they are.
+  const void* at(const void* mapped) const noexcept;
+
+ private:
+  friend class engine::Core;
+  using Time = std::chrono::steady_clock::time_point;
+  Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold, Time begun) noexcept;
+  std::shared_ptr<engine::Desk> desk_;
+  WeightId id_;
+  engine::Hold hold_;
+  Time begun_;  // for a trace
+};
+
+/// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by
+/// input signature, and read ahead; a wrong guess costs one read. Threads may share an engine: one
+/// that holds a lease never waits for room. A weight and its scales come and go as one.
+class STOWAGE_API Engine {
+ public:
+  /// Throws invalid_argument (naming the budget that the largest weight needs; a timeout without
+  /// workers, since nobody can leave a read of his own), io, out_of_memory (the budget, or what may
+  /// be locked).
+  Engine(File file, const EngineOptions& options);
+  ~Engine();  // cancels, and waits for reads in flight; leases stay good
+
+  const File& file() const noexcept;
+  /// The weights of the file and its plain tensors: ids are 0 <= id < size().
+  WeightId size() const noexcept;
+  std::optional<WeightId> find(std::string_view name) const;
+  const std::string& name(WeightId id) const;
+  std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes
+
+  /// The weight's bytes in memory: at once, or after one read. Throws io (a failed read, with the
+  /// byte and what the system said; the timeout; a cancel) and bad_file (cut short, rewritten),
+  /// naming the file. It can be asked for again.
+  Lease acquire(WeightId id);
+  /// Every acquire() that waits now throws io, at the latest when a read of its own returns, and
+  /// what nobody has begun to read is not read. What is asked for later is read as ever.
+  void cancel() noexcept;
+  /// These stay in memory from their first use on, in room of their own, and the rest shares what
+  /// is left of the budget. To be said before the first acquire(). Throws invalid_argument where
+  /// the budget does not hold them and the largest of the rest.
+  void keep(std::span<const WeightId> ids);
+  /// The order of use to expect where nothing has been learnt.
+  void expect(std::span<const WeightId> order);
+  /// What the calling thread works on from now (a hash of its inputs' shapes): orders are learnt
+  /// for each signature apart.
+  void set_signature(std::uint64_t signature);
+  EngineReport report() const;
+
+  /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
+  /// is one: how code that was given addresses of a mapping finds the bytes in memory.
+  static std::optional<Lease> lease_at(const void* mapped);
+
+ private:
+  friend class DeviceEngine;
+  std::shared_ptr<engine::Core> core_;
+};
+
+}  // namespace v0
+}  // namespace stowage

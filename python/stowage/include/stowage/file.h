@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading safetensors files and shard sets, and the weights that rest in them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stowage/weight.h"
+
+namespace stowage {
+inline namespace v0 {
+
+struct TensorInfo {
+  std::string name;
+  Dtype dtype = Dtype::unknown;
+  std::string dtype_name;  // as the header spells it, also where dtype is unknown
+  Shape shape;
+  int shard = 0;                        // index into File::paths()
+  std::uint64_t offset = 0, bytes = 0;  // offset from the start of the shard
+};
+
+/// A weight as a model names it, whatever tensors it is made of.
+struct WeightInfo {
+  std::string name;  // "layers.0.weight"
+  Storage storage;   // a float tensor is a plain cast of itself; others have no WeightInfo
+  Shape shape;       // logical
+  std::vector<std::string> parts;  // tensor names in the file, in the order of layout()
+  std::optional<Dtype> compute;    // what the manifest says it computes in
+};
+
+/// An opened model: one .safetensors file, a shard index, or a folder that holds either. Tensors
+/// are mapped read-only and paged in on use. Copies share the mapping; a Weight from it keeps it
+/// alive. If another process cuts a file short or its disk fails, what is lost reads as zeros: the
+/// functions of quantize.h then throw bad_file, and who reads bytes() himself calls check() after.
+/// For that a handler of SIGBUS is installed once, which passes on all that is not ours.
+class STOWAGE_API File {
+ public:
+  /// Throws io (cannot open), bad_file (naming the file, the tensor and the byte offset).
+  static File open(const std::string& path);
+
+  const std::vector<std::string>& paths() const noexcept;
+  const std::map<std::string, std::string>& metadata() const noexcept;  // of the first shard
+  const std::vector<TensorInfo>& tensors() const noexcept;              // sorted by name
+  const TensorInfo* find(std::string_view name) const noexcept;
+  std::span<const std::byte> bytes(const TensorInfo& tensor) const noexcept;
+  const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
+  const WeightInfo* find_weight(std::string_view name) const noexcept;
+  Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
+  /// Gives the pages of a tensor back to the system; the next read brings them again.
+  void drop(const TensorInfo& tensor) const noexcept;
+  /// Throws bad_file where a file was cut short, written in place or unreadable since it was
+  /// opened, as far as its size, its time of change and what was read by now tell. One that was
+  /// renamed, replaced or deleted keeps its bytes here. Under 1 us for each shard.
+  void check() const;
+  /// Compares every stored checksum, and does what check() does; throws bad_file at the first
+  /// difference. Returns how many tensors had one.
+  std::int64_t verify() const;
+
+ private:
+  friend struct OpenShards;
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which weight of a model rests where, and what a pass will then take: known from the headers of
+// its files, before anything is read. Formulas: docs/planning.md.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "stowage/file.h"
+
+namespace stowage {
+inline namespace v0 {
+
+/// How fast a format is multiplied: bytes at rest per second where one row of x meets the weight,
+/// and operations (2 N K rows) per second where many do.
+struct FamilyRates {
+  double read = 0, multiply = 0;
+};
+/// An accelerator: bytes per second over the link to it and out of its own memory, operations per
+/// second. `assumed`: not measured here.
+struct AcceleratorRates {
+  double copy = 0, read = 0, multiply = 0;
+  bool assumed = true;
+};
+/// What this machine moves and computes, in bytes per second.
+struct Links {
+  std::string key;  // of the machine: CPU, cores, memory, kernel
+  double disk = 0;  // past the page cache
+  double cached = 0, memcpy = 0;
+  std::map<std::string, FamilyRates> linear{};             // by format: "nf4", "bf16", ...
+  std::map<std::string, AcceleratorRates> accelerators{};  // by name: "cuda:0"
+};
+/// CPU, cores, memory and kernel of this machine, in words.
+STOWAGE_API std::string machine_key();
+/// The rates of this machine and of the disk that `path` (a file or a folder) lies on: from
+/// links.json (docs/env.md), or measured now, for a few seconds, and kept there. `measured` says
+/// which. `anew` measures in any case. Throws io.
+STOWAGE_API Links links_of_this_machine(const std::string& path, bool anew = false,
+                                        bool* measured = nullptr);
+STOWAGE_API std::string to_json(const Links& links);
+STOWAGE_API Links links_from_json(std::string_view text);  // throws bad_file
+
+struct PlanOptions {
+  std::uint64_t ram = 0;  // the most bytes of the host's memory
+  std::vector<std::pair<std::string, std::uint64_t>> accelerators{};  // by name, the most bytes
+  std::optional<Storage> storage{};  // plan as if the weights that `pack` takes were in it
+  std::int64_t rows = 1;             // of x in a pass: tokens
+  std::uint64_t activations = 0;     // bytes beside the weights, where the work is
+  bool works_on_cpu = true;          // a weight may be multiplied beside an accelerator
+  std::vector<std::string> order{};  // of use, by name; what it does not name follows
+  /// Uses per pass by glob; an embedding that is named is used whole. Cold experts: 0.05.
+  std::vector<std::pair<std::string, double>> uses{};
+};
+
+/// A weight with its scales, or a plain tensor.
+struct PlanUnit {
+  std::string name;
+  std::string storage;  // "nf4:block64"; of a tensor that is no weight its dtype, "I64"
+  Shape shape{};
+  std::uint64_t rest = 0;      // bytes at rest
+  std::uint64_t bytes = 0;     // that it takes in memory, whole pages
+  double uses = 1;             // per pass
+  bool rows = false;           // only the rows that ids name are read
+  bool stays = false;          // plain and small: in memory where it is used, always
+  std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator
+  double seconds = 0;          // of work, per pass
+  std::string why{};
+};
+
+/// Bytes in use when a unit's work begins.
+struct PlanMoment {
+  std::int64_t unit = 0;
+  std::uint64_t ram = 0, accelerators = 0;
+};
+
+/// Bytes by tier; "disk->ram" and "ram->cuda:0" by link.
+using BytesByName = std::map<std::string, std::uint64_t>;
+
+struct Plan {
+  std::string model, fingerprint, storage{};  // storage: what the weights were planned as, or ""
+  Links links{};
+  std::uint64_t ram = 0;
+  std::vector<std::pair<std::string, std::uint64_t>> accelerators{};
+  std::vector<PlanUnit> units{};  // in order of use
+  BytesByName ring{}, tiles{};
+  std::uint64_t activations = 0;
+  std::int64_t rows = 1;
+  double seconds = 0;  // of a pass, when passes repeat
+  BytesByName peak{}, moved{};
+  std::vector<PlanMoment> over_the_pass{};
+};
+
+/// Reads no tensor. Throws invalid_argument where no plan holds the limits, naming the three
+/// largest terms and the number that would do; and for unknown names in `order`.
+STOWAGE_API Plan make_plan(const File& file, const PlanOptions& options, const Links& links);
+/// The same for units that a caller describes: name, storage, shape, rest, uses and rows. `bytes` 0
+/// are those at rest in whole pages.
+STOWAGE_API Plan make_plan(std::string_view model, std::vector<PlanUnit> units,
+                           const PlanOptions& options, const Links& links);
+/// The units of a file in the order of their names, as they rest or as `storage` would have them.
+STOWAGE_API std::vector<PlanUnit> plan_units(const File& file,
+                                             const std::optional<Storage>& storage = {});
+
+/// Throws invalid_argument, naming the difference, unless the plan was made for these weights as
+/// they rest.
+STOWAGE_API void check_plan(const Plan& plan, const File& file);
+STOWAGE_API void check_plan(const Plan& plan, std::string_view model,
+                            const std::vector<PlanUnit>& units);
+
+STOWAGE_API std::string to_json(const Plan& plan);
+/// Throws bad_file: not a plan, of a later version, a key missing or of another type.
+STOWAGE_API Plan plan_from_json(std::string_view text, std::string_view where = "plan");
+STOWAGE_API std::string to_text(const Plan& plan);
+
+/// What a pass really took; 0 and missing names: not measured.
+struct PlanMeasured {
+  double seconds = 0;
+  BytesByName peak{}, moved{};
+  std::optional<double> stall{};  // seconds of it that the work waited for weights
+};
+/// {"seconds", "peak": {tier: bytes}, "bytes": {link: bytes}, "stall"}; each may be left out, other
+/// keys are left alone. Throws bad_file.
+STOWAGE_API PlanMeasured measured_from_json(std::string_view text,
+                                            std::string_view where = "measured");
+/// "predicted 1.20 s, measured 1.31 s (+9 %)", and where that is off by more than 15 % what most
+/// likely differs. Throws invalid_argument where no seconds were measured.
+STOWAGE_API std::string compare(const Plan& plan, const PlanMeasured& measured);
+/// One page without any other resource: memory over the pass, bytes by tier and by storage, and
+/// what was predicted beside what was measured.
+STOWAGE_API std::string to_html(const Plan& plan, const PlanMeasured& measured = {});
+
+}  // namespace v0
+}  // namespace stowage

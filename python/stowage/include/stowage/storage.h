@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a weight rests: element types, shapes, the table of formats, storage strings, and the parts
+// that a weight of a given shape is made of. Everything here is a value; nothing touches weights.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "stowage/error.h"
+
+namespace stowage {
+inline namespace v0 {
+
+/// Every element type of safetensors 0.8, plus `unknown` for names that a later version may add.
+enum class Dtype : std::uint8_t {
+  boolean,
+  u8,
+  i8,
+  u16,
+  i16,
+  u32,
+  i32,
+  u64,
+  i64,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e8m0,
+  f4,
+  f16,
+  bf16,
+  f32,
+  f64,
+  c64,
+  unknown
+};
+/// Bits of one element; 0 for `unknown`.
+STOWAGE_API int bits(Dtype dtype) noexcept;
+/// The name in a safetensors header ("BF16", "F8_E4M3", ...); "" for `unknown`.
+STOWAGE_API std::string_view disk_name(Dtype dtype) noexcept;
+STOWAGE_API Dtype dtype_from_disk_name(std::string_view name) noexcept;
+/// f64, f32, bf16, f16: what values are given in and computed with.
+constexpr bool is_value_dtype(Dtype d) {
+  return d == Dtype::f64 || d == Dtype::f32 || d == Dtype::bf16 || d == Dtype::f16;
+}
+
+/// Up to eight dimensions, row-major. Sizes are never negative and their product fits int64.
+class STOWAGE_API Shape {
+ public:
+  static constexpr int kMaxRank = 8;
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> sizes);
+  explicit Shape(std::span<const std::int64_t> sizes);  // throws invalid_argument
+
+  int rank() const noexcept { return rank_; }
+  std::int64_t operator[](int i) const noexcept { return sizes_[static_cast<std::size_t>(i)]; }
+  std::span<const std::int64_t> sizes() const noexcept {
+    return {sizes_.data(), static_cast<std::size_t>(rank_)};
+  }
+  std::int64_t elements() const noexcept { return elements_; }
+  /// Index range of dim 0 (1 for a scalar), and the elements below one such index.
+  std::int64_t rows() const noexcept { return rank_ == 0 ? 1 : sizes_[0]; }
+  std::int64_t row_elements() const noexcept;
+  bool operator==(const Shape&) const = default;
+
+ private:
+  std::array<std::int64_t, kMaxRank> sizes_{};
+  std::int64_t elements_ = 1;
+  int rank_ = 0;
+};
+STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
+
+enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4 };
+inline constexpr int kCodesCount = 8;
+enum class Dialect : std::uint8_t { standard, torchao };
+/// The element type of scales. f32, except in nf4:torchao, whose parts keep the type of the values
+/// that were quantized; `of_values` stands for that type until there are values.
+enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values };
+
+/// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
+/// 1; `block`: N consecutive elements, inside a row for 8-bit codes, flat over the tensor for
+/// 4-bit.
+struct Scaling {
+  enum class Kind : std::uint8_t { none, tensor, row, row2, block };
+  Kind kind = Kind::none;
+  std::int32_t block = 0;  // N for Kind::block, else 0
+  bool nested = false;     // the scales are themselves quantized to 8 bits (4-bit codes only)
+  ScaleType type = ScaleType::f32;
+  std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
+  bool operator==(const Scaling&) const = default;
+};
+
+/// What the codes of a weight mean. Written as one string, `codes[:dialect][:scaling][:nested]`.
+struct Storage {
+  Codes codes = Codes::f32;
+  Dialect dialect = Dialect::standard;
+  Scaling scaling{};
+  bool operator==(const Storage&) const = default;
+};
+/// Reads "f8_e4m3", "int8:row", "nf4:block64:nested", "nf4:torchao:bf16", ...; defaults are filled
+/// in (int8 -> row, nf4 and fp4 -> block64, nf4:torchao -> block64, scaler256 and the type of the
+/// values). Throws invalid_argument that lists the legal strings.
+STOWAGE_API Storage parse_storage(std::string_view text);
+/// The canonical string: parse_storage(to_string(s)) == s. Defaults are written out except for
+/// casts and nf4:torchao ("f8_e4m3", "int8:row", "nf4:block64", "nf4:torchao:bf16").
+STOWAGE_API std::string to_string(const Storage& storage);
+/// One integer that stands for a storage across a language door, and back (throws on a bad key).
+STOWAGE_API std::int64_t storage_key(const Storage& storage) noexcept;
+STOWAGE_API Storage storage_from_key(std::int64_t key);
+/// What `storage` is for values of this dtype: nf4:torchao becomes nf4:torchao:bf16 and so on;
+/// every other storage stays as it is.
+STOWAGE_API Storage storage_for_values(const Storage& storage, Dtype values) noexcept;
+/// "f32, bf16, f16, f8_e4m3[:tensor|:row|:row2|:block<N>], ...": the text errors show.
+STOWAGE_API std::string legal_storages();
+
+/// The table of formats: the single source of every fact about a format.
+struct FormatTrait {
+  Codes codes;
+  std::string_view name;          // as storage strings spell it
+  int bits;                       // of one code
+  float largest;                  // finite; scaled input is clamped to it (F of the scale rule)
+  std::span<const float> values;  // values[code], for codes of at most 8 bits; else empty
+  Dtype disk;                     // element type of the codes in a file
+  Scaling default_scaling;
+};
+STOWAGE_API const FormatTrait& trait(Codes codes) noexcept;
+STOWAGE_API std::span<const FormatTrait> formats() noexcept;
+
+/// One tensor that a resting weight is made of, in memory.
+struct Part {
+  std::string_view name;  // codes, scale, absmax, ...: as layout() says
+  Dtype dtype;
+  Shape shape;
+  std::int64_t bytes;
+};
+inline constexpr int kMaxParts = 5;
+struct STOWAGE_API Layout {
+  std::array<Part, kMaxParts> parts;
+  int count = 0;
+  std::int64_t bytes() const noexcept;
+};
+/// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
+/// [(elements + 1) / 2, 1] with the first element in the high nibble; wider casts keep their dtype.
+/// scale f32: tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)]. absmax f32
+/// [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
+/// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
+/// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
+/// format cannot hold the shape, and for nf4:torchao without its dtype.
+STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
+/// Elements that share one scale, in flat order (row: K; tensor and none: all). 8-bit `block` is
+/// the exception: its groups restart at each row.
+STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape) noexcept;
+
+}  // namespace v0
+}  // namespace stowage
