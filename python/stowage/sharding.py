@@ -23,8 +23,8 @@ from stowage._model.weights import written
 from stowage._shard.gathering import reshard
 from stowage._shard.operators import bits
 from stowage._shard.records import decode
+from stowage._shard.resharding import reshard_problems
 from stowage._shard.rows import StowedRows, rows_of
-from stowage._shard.sharding_calls import RESHARD
 from stowage.tensor import StowedTensor
 
 __all__ = ["StowedRows", "check", "load", "save", "state_dict"]
@@ -37,7 +37,7 @@ def check(model: nn.Module) -> None:
 
     Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, or
     where a weight rests in another form, shape or with other shared parts than in process 0."""
-    problems = _reshard_problems(model)
+    problems = reshard_problems(model)
     if dist.is_initialized():
         mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
         every: list[Any] = [None] * dist.get_world_size()
@@ -52,21 +52,6 @@ def check(model: nn.Module) -> None:
                     )
     if problems:
         raise InvalidArgument("stowage.sharding.check: " + "\n  ".join(problems))
-
-
-def _reshard_problems(model: nn.Module) -> list[str]:
-    problems = []
-    for name, module in model.named_modules():
-        groups = module._get_fsdp_state()._fsdp_param_groups if _is_sharded(module) else ()
-        for group in groups:
-            rests = any(isinstance(p._sharded_local_tensor, StowedRows) for p in group.fsdp_params)
-            if rests and group._use_post_forward_mesh:
-                problems.append(f"{name or type(module).__name__}: {RESHARD}")
-    return problems
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return hasattr(module, "_get_fsdp_state")
 
 
 def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:

@@ -14,20 +14,23 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from stowage import sharding
 from stowage.training import check, convert_float8, reset_history
 
 
-def refused_int() -> tuple[str, str]:
-    """What check() and the first gather say to reshard_after_forward=2."""
+def refused_int() -> list[str]:
+    """What both checks and the first gather say to reshard_after_forward=2."""
     model = convert_float8(Net(), "tensorwise")
     fully_shard(model, mesh=init_device_mesh("cpu", (4,)), reshard_after_forward=2)
     said = []
-    for ask in (lambda: check(model), lambda: model(torch.zeros(1, 32))):
+    for ask in (check, sharding.check, lambda model: model(torch.zeros(1, 32))):
         try:
-            ask()
+            ask(model)
         except ValueError as error:
             said.append(str(error))
-    return said[0], said[1]
+        else:
+            said.append("")
+    return said
 
 
 def own_batches(recipe: str, shape: tuple[int, ...], steps: int) -> tuple[list[float], list[str]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stowage._errors import Unsupported
 from stowage._shard.operators import bits, empty_rows, enter_autograd_wrapper
+from stowage._shard.resharding import RESHARD
 from stowage._shard.rows import rows_of, rows_that_fit
 from stowage.registry import function, op
 from stowage.tensor import StowedTensor
@@ -20,10 +21,6 @@ from stowage.views import alias
 _compiling = torch.compiler.is_compiling
 _SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")
 _SIZES_ONLY = "_init_sharded_post_forward_param_metadata"  # of FSDP2: asks for chunks' sizes
-RESHARD = (
-    "stowage: reshard_after_forward must be True or False for modules with resting weights, whose "
-    "records torch cannot spread over a smaller mesh, got an int"
-)
 
 
 def _sharder() -> Any:
@@ -77,7 +74,7 @@ def _check_dim(weight: StowedTensor, dim: int) -> None:
 def _check_reshard(parameter: Any) -> None:
     after = parameter.post_forward_mesh_info
     if after is not None and after is not parameter.mesh_info and after != parameter.mesh_info:
-        raise Unsupported(RESHARD)
+        raise Unsupported(f"stowage: {RESHARD}")
 
 
 @op(torch.ops.aten.as_strided.default)

@@ -3,7 +3,7 @@
 
 A wrapper around the plain values. Optimizers, views, copies and files see an ordinary tensor; every
 write is counted (`Stamp`), so that a scale cannot outlive the values it was made of. F.linear and
-FSDP2's gather know it: linear.py, gathered.py.
+FSDP2's gather know it: float8_weight.py, gathered.py.
 """
 
 import copy
@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from stowage._errors import InvalidArgument
 from stowage.training import gathered
+from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp
-from stowage.training.linear import linear
 from stowage.training.products import Cast, cast
 from stowage.training.recipes import Recipe
 from stowage.training.scales import amax_of, scale_of
@@ -27,11 +27,10 @@ _COPIES = {aten.clone.default, aten._to_copy.default, aten._pin_memory.default}
 _NEW = {aten.new_zeros.default, aten.new_empty.default, aten.empty_like.default}
 
 
-class TrainedWeight(Tensor):
+class TrainedWeight(Float8Weight):
     """A trainable weight [rows, columns] of fp32, bf16 or fp16 that products see as fp8."""
 
     _value: Tensor
-    _layer: Layer
     _stamp: Stamp
     _padded: int | None  # rows that FSDP2 gives each rank, where they are more than there are here
 
@@ -56,9 +55,6 @@ class TrainedWeight(Tensor):
         self._value, self._layer, self._padded = value, layer, padded
         self._stamp = Stamp() if stamp is None else stamp
         return self
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     # --- what products see --------------------------------------------------------------------
 
@@ -91,9 +87,9 @@ class TrainedWeight(Tensor):
         self._layer.roster.before_gather()
         rows = self.shape[0] if self._padded is None else self._padded
         scale = None if self._layer.recipe.rows else self.fresh_scale()
-        records = gathered.encode(self.cast(scale), rows, self._layer.recipe.rows)
+        records, geometry = gathered.encode(self.cast(scale), rows, self._layer.recipe)
         factor = None if scale is None else torch.ones_like(scale) / scale
-        return (records,), gathered.Facts(self._layer, factor, self.shape[1], rows)
+        return (records,), gathered.Facts(self._layer, factor, geometry)
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
@@ -134,22 +130,6 @@ class TrainedWeight(Tensor):
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         return plain.__reduce_ex__(protocol)
-
-    @classmethod
-    def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
-        """A graph holds for every layer of the recipe: its names and counts are not in it."""
-        return compiled[0].recipe == other[0].recipe and compiled[1:] == other[1:]
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch._C._nn.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            if type(weight) is TrainedWeight and weight.dim() == 2:
-                return linear(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

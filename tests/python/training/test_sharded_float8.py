@@ -79,7 +79,7 @@ def test_a_policy_of_mixed_precision_computes_in_its_dtype_and_gathers_fp8() -> 
 def test_resharding_to_a_number_of_ranks_is_refused_by_all() -> None:
     for texts in on_ranks(4, float8_lives.refused_int):
         for text in texts:
-            assert "module (the model) must be given reshard_after_forward=True or False" in text
+            assert "Net: reshard_after_forward must be True or False" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reshard_after_forward` as an int, impossible in FSDP2 for weights that say what travels."""
+
+from typing import Any
+
+from torch import nn
+
+RESHARD = (
+    "reshard_after_forward must be True or False for modules whose weights travel in a form of "
+    "their own, which torch cannot spread over a smaller mesh, got an int"
+)
+
+
+def reshard_problems(model: nn.Module) -> list[str]:
+    """The modules of `model` that were sharded with an int, named. Asks no other process."""
+    problems = []
+    for name, module in model.named_modules():
+        for group in _groups(module):
+            parts = (parameter._sharded_local_tensor for parameter in group.fsdp_params)
+            own = any(hasattr(part, "fsdp_pre_all_gather") for part in parts)
+            if own and group._use_post_forward_mesh:
+                problems.append(f"{name or type(module).__name__}: {RESHARD}")
+    return problems
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    """What FSDP2 gathers together for this module."""
+    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+    if (groups := getattr(state, "_fsdp_param_groups", None)) is not None:
+        return list(groups)
+    group = getattr(state, "_fsdp_param_group", None)  # torch 2.11 has at most one
+    return [group] if group else []

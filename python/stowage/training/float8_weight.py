@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the resting and the gathered weight of a float8 layer have in common."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stowage.training.layers import Layer
+from stowage.training.linear import linear
+
+
+class Float8Weight(Tensor):
+    """A weight that F.linear multiplies as fp8; a subclass says where its codes come from."""
+
+    _layer: Layer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
+        """A graph holds for every layer of the recipe: its names and counts are not in it."""
+        return compiled[0].recipe == other[0].recipe and compiled[1:] == other[1:]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch._C._nn.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            if isinstance(weight, Float8Weight) and weight.dim() == 2:
+                return linear(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
