@@ -14,6 +14,7 @@ class Float8Weight(Tensor):
     """A weight that F.linear multiplies as fp8; a subclass says where its codes come from."""
 
     _layer: Layer
+    _number: Tensor | None  # of the layer, where compiled graphs need it: recipe "delayed"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -22,6 +23,12 @@ class Float8Weight(Tensor):
     def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
         """A graph holds for every layer of the recipe: its names and counts are not in it."""
         return compiled[0].recipe == other[0].recipe and compiled[1:] == other[1:]
+
+    def _stable_hash_for_caching(self) -> str:
+        """torch's cache on disk would give what another version of this code computes."""
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+        raise BypassAOTAutogradCache("float8 weights of stowage are traced through its own code")
 
     @classmethod
     def __torch_function__(

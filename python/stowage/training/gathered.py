@@ -30,6 +30,7 @@ class Facts(NamedTuple):
     layer: Layer
     factor: Tensor | None  # fp32 scalar; None where rows carry their own
     geometry: Geometry  # of the records of each rank
+    number: Tensor | None  # of the layer, for graphs
 
 
 def encode(cast: Cast, rows: int, recipe: Recipe) -> tuple[Tensor, Geometry]:
@@ -59,6 +60,7 @@ class GatheredWeight(Float8Weight):
         layer: Layer,
         geometry: Geometry,
         dtype: torch.dtype,
+        number: Tensor | None = None,
         requires_grad: bool = False,
     ) -> "GatheredWeight":
         self: GatheredWeight = torch.Tensor._make_wrapper_subclass(
@@ -69,7 +71,7 @@ class GatheredWeight(Float8Weight):
             requires_grad=requires_grad,
         )
         self._records, self._factor = records, factor
-        self._layer, self._geometry = layer, geometry
+        self._layer, self._geometry, self._number = layer, geometry, number
         return self
 
     def cast(self, scale: Tensor | None = None) -> Cast:
@@ -90,18 +92,22 @@ class GatheredWeight(Float8Weight):
 
     def _like(self, rows: int) -> "GatheredWeight":
         records = self._records if rows == len(self._records) else self._records[:rows]
-        return GatheredWeight(records, self._factor, self._layer, self._geometry, self.dtype)
+        facts = (self._layer, self._geometry, self.dtype, self._number)
+        return GatheredWeight(records, self._factor, *facts)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"GatheredWeight({self._layer.name}, {list(self.shape)}, {self.dtype})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        names = ["_records"] if self._factor is None else ["_records", "_factor"]
-        return names, (self._layer, self._geometry, self.dtype)
+        names = ["_records", "_factor", "_number"]
+        present = [name for name in names if getattr(self, name) is not None]
+        return present, (self._layer, self._geometry, self.dtype)
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> "GatheredWeight":
-        return GatheredWeight(inner["_records"], inner.get("_factor"), *context)
+        layer, geometry, dtype = context
+        factor, number = inner.get("_factor"), inner.get("_number")
+        return GatheredWeight(inner["_records"], factor, layer, geometry, dtype, number)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -143,7 +149,7 @@ def receive(records: Tensor, facts: Facts, dtype: torch.dtype, out: Any) -> Any:
                 out._factor.copy_(facts.factor)
         return None
     factor = None if facts.factor is None else facts.factor.clone()
-    weight = GatheredWeight(records, factor, facts.layer, facts.geometry, dtype)
+    weight = GatheredWeight(records, factor, facts.layer, facts.geometry, dtype, facts.number)
     return weight, (records,)
 
 

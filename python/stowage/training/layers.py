@@ -77,6 +77,7 @@ class Layer:
         self.name, self.recipe, self.roster = name, recipe, roster
         self._module = weakref.ref(module)
         self.amax: Tensor | None = None  # delayed: of the weight, over all ranks, as of its scale
+        self.number: Tensor | None = None  # delayed: how a compiled graph finds it
         self._shard: Any = None  # while the module holds the gathered weight, the shard it rests in
         roster.layers.append(self)
 

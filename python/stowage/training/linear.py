@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stowage._errors import InvalidArgument
-from stowage.training import history
-from stowage.training.layers import Layer
+from stowage.training import delayed, history
 from stowage.training.products import Cast, cast, high, product
 from stowage.training.recipes import Recipe
 from stowage.training.scales import amax_of, scale_of
@@ -40,16 +39,14 @@ def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
-        layer: Layer = weight._layer
-        recipe = layer.recipe
+        recipe: Recipe = weight._layer.recipe
         ctx.scale = weight.fresh_scale()
         w = weight.cast(ctx.scale)
         ctx.save_for_backward(x, weight)
         ctx.x_scale = None
         if recipe.products == "high":
             return high(x, w.values(x.dtype).t())
-        _used(layer)
-        ctx.x_scale = _scale(layer, history.INPUT, x, recipe.forward)
+        ctx.x_scale = _scale(weight, history.INPUT, x, recipe.forward)
         return product(cast(x, ctx.x_scale, recipe.forward), w.t(), x.dtype, fast=True)
 
     @staticmethod
@@ -60,7 +57,7 @@ class _Linear(torch.autograd.Function):
         recipe: Recipe = weight._layer.recipe
         g_cast = None
         if not recipe.rows and recipe.products == "fp8":
-            scale = _scale(weight._layer, history.GRADIENT, g, recipe.backward)
+            scale = _scale(weight, history.GRADIENT, g, recipe.backward)
             g_cast = cast(g, scale, recipe.backward)
         grad_x = _grad_input(g, g_cast, w, recipe) if ctx.needs_input_grad[0] else None
         grad_w = None
@@ -102,20 +99,11 @@ def _dynamic(values: Tensor, dim: int | None, recipe: Recipe, target: torch.dtyp
     return cast(values, scale_of(amax, target, recipe.scale_mode, **facts), target)  # type: ignore[arg-type]
 
 
-def _scale(layer: Layer, role: int, values: Tensor, target: torch.dtype) -> Tensor:
+def _scale(weight: Any, role: int, values: Tensor, target: torch.dtype) -> Tensor:
     """Of an input or a gradient: over its rows, of this step, or of earlier ones."""
-    recipe = layer.recipe
+    recipe: Recipe = weight._layer.recipe
     amax = amax_of(values, 1 if recipe.rows else None)
-    if not recipe.delayed:
-        facts = {"pow2": recipe.pow2, "source": values.dtype}
-        return scale_of(amax, target, recipe.scale_mode, **facts)  # type: ignore[arg-type]
-    scale = history.scale_for(layer.module, role, amax, recipe)
-    if layer.module.training:
-        history.see(layer.module, role, amax)
-    return scale
-
-
-def _used(layer: Layer) -> None:
-    """The largest weight counts for later steps only if a step has used it."""
-    if layer.recipe.delayed and layer.module.training and layer.amax is not None:
-        history.see(layer.module, history.WEIGHT, layer.amax)
+    if recipe.delayed:
+        return delayed.scale(weight._layer, weight._number, role, amax)
+    facts = {"pow2": recipe.pow2, "source": values.dtype}
+    return scale_of(amax, target, recipe.scale_mode, **facts)  # type: ignore[arg-type]

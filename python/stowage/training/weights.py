@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter, tree_map
 
 from stowage._errors import InvalidArgument
-from stowage.training import gathered
+from stowage.training import delayed, gathered
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp
 from stowage.training.products import Cast, cast
@@ -41,6 +41,7 @@ class TrainedWeight(Float8Weight):
         layer: Layer,
         stamp: Stamp | None = None,
         padded: int | None = None,
+        number: Tensor | None = None,
         requires_grad: bool = False,
     ) -> "TrainedWeight":
         self: TrainedWeight = torch.Tensor._make_wrapper_subclass(
@@ -54,7 +55,11 @@ class TrainedWeight(Float8Weight):
         )
         self._value, self._layer, self._padded = value, layer, padded
         self._stamp = Stamp() if stamp is None else stamp
+        self._number = number
         return self
+
+    def _like(self, value: Tensor, stamp: Stamp | None, padded: int | None) -> "TrainedWeight":
+        return TrainedWeight(value, self._layer, stamp, padded, self._number)
 
     # --- what products see --------------------------------------------------------------------
 
@@ -63,7 +68,11 @@ class TrainedWeight(Float8Weight):
 
         Where rows have their own scales it only says that the values have been found finite.
         """
-        if torch.compiler.is_compiling():  # part of the graph, from the values of each call
+        if torch.compiler.is_compiling():
+            if self._number is not None:
+                found: Tensor = torch.ops.stowage.delayed_weight_scale(self._number)
+                return found.to(self._value.device)
+            # part of the graph, from the values of each call
             return tensor_scale(amax_of(self._value), self._layer.recipe)
         scale = self._stamp.fresh_scale()
         if scale is None:
@@ -89,7 +98,7 @@ class TrainedWeight(Float8Weight):
         scale = None if self._layer.recipe.rows else self.fresh_scale()
         records, geometry = gathered.encode(self.cast(scale), rows, self._layer.recipe)
         factor = None if scale is None else torch.ones_like(scale) / scale
-        return (records,), gathered.Facts(self._layer, factor, geometry)
+        return (records,), gathered.Facts(self._layer, factor, geometry, self._number)
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
@@ -102,20 +111,21 @@ class TrainedWeight(Float8Weight):
         return f"TrainedWeight({self._layer.name}, {self._layer.recipe.name}, {self._value})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["_value"], (self._layer, self._padded)
+        names = ["_value"] if self._number is None else ["_value", "_number"]
+        return names, (self._layer, self._padded)
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, Tensor], context: Any, size: Sequence[int], stride: Sequence[int]
     ) -> "TrainedWeight":
         layer, padded = context
-        return TrainedWeight(inner["_value"], layer, padded=padded)
+        return TrainedWeight(inner["_value"], layer, None, padded, inner.get("_number"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainedWeight":
         if id(self) in memo:
             return memo[id(self)]
         layer = copy.deepcopy(self._layer, memo)
-        result = TrainedWeight(self._value.detach().clone(), layer, padded=self._padded)
+        result = weight_of(self._value.detach().clone(), layer, self._padded)
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
@@ -147,10 +157,10 @@ class TrainedWeight(Float8Weight):
             return tree_map(lambda t: _alias(func, source, args, t), result)
         if func in _COPIES and result.dtype == source.dtype:
             stamp = source._stamp.copied()
-            return TrainedWeight(result, source._layer, stamp, source._padded)
+            return source._like(result, stamp, source._padded)
         if func in _NEW and result.dtype == source.dtype:
             padded = result.shape[0] if func is aten.new_zeros.default and result.dim() else None
-            return TrainedWeight(result, source._layer, padded=padded)
+            return source._like(result, None, padded)
         return result
 
 
@@ -165,7 +175,7 @@ def _alias(func: Any, source: TrainedWeight, args: tuple[Any, ...], result: Any)
         return result
     same_rows = func is not aten.slice.Tensor or len(args) < 2 or args[1] == 0
     padded = source._padded if same_rows and "split" not in func._schema.name else None
-    return TrainedWeight(result, source._layer, source._stamp, padded)
+    return source._like(result, source._stamp, padded)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -192,11 +202,24 @@ def row_scales(value: Tensor, recipe: Recipe) -> Tensor:
     return tensor_scale(amax_of(value, 1), recipe)
 
 
-def weight_of(value: Tensor, layer: Layer) -> TrainedWeight:
+def weight_of(value: Tensor, layer: Layer, padded: int | None = None) -> TrainedWeight:
     """A trained weight around a parameter's values. Raises InvalidArgument."""
     if value.dtype not in (torch.float32, torch.bfloat16, torch.float16) or value.dim() != 2:
         raise InvalidArgument(
             f"stowage: {layer.name} must be a matrix of float32, bfloat16 or float16, got "
             f"{value.dtype} {list(value.shape)}"
         )
-    return TrainedWeight(value, layer)
+    number = delayed.number_of(layer) if layer.recipe.delayed else None
+    return TrainedWeight(value, layer, padded=padded, number=number)
+
+
+@torch.library.custom_op("stowage::delayed_weight_scale", mutates_args=())
+def _delayed_weight_scale(layer: Tensor) -> Tensor:
+    """Opaque to the compiler: all scales are refreshed if the weight has been written to."""
+    resting, _ = delayed.layer_of(layer).resting(TrainedWeight)
+    return resting.fresh_scale().clone()
+
+
+@_delayed_weight_scale.register_fake
+def _(layer: Tensor) -> Tensor:
+    return layer.new_empty((), dtype=torch.float32)

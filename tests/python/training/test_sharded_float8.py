@@ -10,6 +10,7 @@ import pytest
 import torch
 from ranks import on_ranks
 
+NIGHTLY = pytest.mark.nightly
 RECIPES = ("tensorwise", "delayed", "rowwise", "rowwise_with_gw_hp", "gather_only")
 
 
@@ -125,7 +126,7 @@ def test_sharded_models_that_begin_on_the_meta_device() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.nightly)]
+    "recipe", ["delayed", *(pytest.param(r, marks=NIGHTLY) for r in ("tensorwise", "rowwise"))]
 )
 def test_compiled_blocks_equal_eager_ones_and_stay_one_graph_each(recipe: str) -> None:
     for wrong, graphs, later in on_ranks(2, float8_lives.compiled, recipe, 10):
