@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor
 
 from stowage._errors import BadFile, InvalidArgument
+from stowage._files.source import octets
 from stowage._model.weights import written
 from stowage._shard.gathering import reshard
-from stowage._shard.operators import bits
 from stowage._shard.records import decode
 from stowage._shard.resharding import reshard_problems
 from stowage._shard.rows import StowedRows, rows_of
@@ -57,7 +57,7 @@ def check(model: nn.Module) -> None:
 def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
     rows = _as_rows(tensor)
     storage, *facts = rows._whole
-    return (storage.name, *facts, *(crc32(bytes(bits(p).tolist())) for p in rows._shared()))
+    return (storage.name, *facts, *(crc32(bytes(octets(p).tolist())) for p in rows._shared()))
 
 
 def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:

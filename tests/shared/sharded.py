@@ -200,6 +200,8 @@ def refused(mesh: Any, kind: str) -> str:
                 stowage.stow(model, {"0.up.base.weight": "fp4"}, restow=True)
             sharding.check(shard(model, mesh))
     except stowage.StowageError as error:
+        weight = model[0].up.base.weight
+        assert kind == "unequal" or isinstance(weight, stowage.StowedTensor), "half of it is sharded"
         texts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(texts, str(error))
         assert len(set(texts)) == 1, texts

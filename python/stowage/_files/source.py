@@ -171,8 +171,8 @@ class FileSource:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, to compare."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a plain tensor, uint8 [nbytes]: its own memory if it is contiguous, else copies."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

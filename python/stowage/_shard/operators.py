@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from stowage._errors import InvalidArgument, Unsupported
+from stowage._files.source import octets
 from stowage._shard.rows import StowedRows, rows_that_fit
 from stowage.dispatch import counted_fallbacks
 from stowage.guard import writes
@@ -231,16 +232,11 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Records from one process to each; the shared parts of that process to all."""
     outputs, inputs, group, root, is_async, *rest = args
     for part in (part for rows in outputs for part in rows._shared()):
-        c10d.broadcast_([bits(part)], group, root, 0, False, *rest)
+        c10d.broadcast_([octets(part)], group, root, 0, False, *rest)
     records = [rows._records for rows in outputs]
     given = [[rows._records for rows in several] for several in inputs]
     _, work = called(records, given, group, root, is_async, *rest)
     return outputs, work
-
-
-def bits(part: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, for backends that lack its dtype; they share its memory."""
-    return part.reshape(-1).view(torch.uint8)
 
 
 def enter_autograd_wrapper() -> None:

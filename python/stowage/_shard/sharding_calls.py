@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stowage._errors import Unsupported
-from stowage._shard.operators import bits, empty_rows, enter_autograd_wrapper
+from stowage._files.source import octets
+from stowage._shard.operators import empty_rows, enter_autograd_wrapper
 from stowage._shard.resharding import RESHARD
 from stowage._shard.rows import rows_of, rows_that_fit
 from stowage.registry import function, op
@@ -21,6 +22,10 @@ from stowage.views import alias
 _compiling = torch.compiler.is_compiling
 _SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")
 _SIZES_ONLY = "_init_sharded_post_forward_param_metadata"  # of FSDP2: asks for chunks' sizes
+_HALF_DONE = (
+    "; the parameters before it in this fully_shard call are sharded already, and none after it: "
+    "build the model again"
+)
 
 
 def _sharder() -> Any:
@@ -36,10 +41,11 @@ def _sharder() -> Any:
 def _chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
     if type(input) is not StowedTensor or (frame := _sharder()) is None:
         return NotImplemented
-    _check_dim(input, dim)
     asker = frame.f_back
+    parameter = asker and asker.f_locals.get("self")  # of FSDP2, this weight not replaced yet
+    _check_dim(input, dim, _HALF_DONE if hasattr(parameter, "mesh_info") else "")
+    _check_reshard(parameter)
     if asker is not None and asker.f_code.co_name == _SIZES_ONLY:
-        _check_reshard(asker.f_locals["self"])
         return torch.empty(input.shape, dtype=input.dtype, device="meta").chunk(chunks)
     rows = input.shape[0]
     each = max(1, -(-rows // chunks))
@@ -63,18 +69,20 @@ def _new_zeros(self: Tensor, *size: Any, **kwargs: Any) -> Any:
     return NotImplemented if count is None else empty_rows(rows_of(self, 0, 0), count, None)
 
 
-def _check_dim(weight: StowedTensor, dim: int) -> None:
+def _check_dim(weight: StowedTensor, dim: int, half_done: str = "") -> None:
     if dim % weight.dim():
         raise Unsupported(
             f"stowage: a resting weight must be sharded along dim 0, whose rows have records of "
             f"their own, got Shard({dim % weight.dim()}) for {weight!r}; use Shard(0) or Replicate"
+            + half_done
         )
 
 
 def _check_reshard(parameter: Any) -> None:
-    after = parameter.post_forward_mesh_info
-    if after is not None and after is not parameter.mesh_info and after != parameter.mesh_info:
-        raise Unsupported(f"stowage: {RESHARD}")
+    """Of FSDP2; DTensor has no such meshes."""
+    after, mesh = (getattr(parameter, f"{name}mesh_info", None) for name in ("post_forward_", ""))
+    if after is not None and after is not mesh and after != mesh:
+        raise Unsupported(f"stowage: {RESHARD}{_HALF_DONE}")
 
 
 @op(torch.ops.aten.as_strided.default)
@@ -102,7 +110,7 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         parts = [p if p.untyped_storage().resizable() else p.clone() for p in weight._parts()]
         weight._seat(parts, weight.shape)  # a file's mapping must not be written to
         for part in parts:
-            _, work = called([bits(part)], *how)
+            _, work = called([octets(part)], *how)
             work.wait()
     return tensors, work
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stowage import ops
+from stowage._files.source import octets
 from stowage._mapped import is_borrowed
 from stowage._storage import Storage
 
@@ -116,11 +117,6 @@ def _stream(device: torch.device) -> Any:
     except (RuntimeError, NotImplementedError):
         return None
     return stream if hasattr(stream, "__enter__") else None
-
-
-def octets(part: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, as [nbytes] uint8 over the same memory."""
-    return part.detach().reshape(-1).view(torch.uint8)
 
 
 def _pieces(part: Tensor) -> Iterator[tuple[int, Tensor]]:
