@@ -87,3 +87,31 @@ def resident_peak_of(run: Callable[[], object]) -> int:
     before = _status("VmRSS")
     run()
     return _status("VmHWM") - before
+
+
+def peak_beside_collectives(run: Callable[[], object]) -> int:
+    """The most that torch's allocator had given beyond what there was before, without what a
+    backend of torch.distributed takes inside its calls, part of which other threads free."""
+    with profile(profile_memory=True) as seen:
+        run()
+    events: list[tuple[int, int, int, bool]] = []
+    results = seen.kineto_results
+    stack = [(root, False) for root in results.experimental_event_tree()]  # type: ignore[union-attr]
+    while stack:
+        event, within = stack.pop()
+        within = within or event.name.startswith(("c10d::", "gloo:"))
+        if event.name == "[memory]":
+            facts = event.extra_fields
+            events.append((event.start_time_ns, facts.ptr, facts.alloc_size, within))
+        stack += [(child, within) for child in event.children]
+    total, most, theirs = 0, 0, set()
+    for _, address, size, within in sorted(events, key=lambda event: event[0]):
+        if size > 0 and within:
+            theirs.add(address)
+        elif size < 0 and address in theirs:
+            theirs.remove(address)
+        else:
+            theirs.discard(address)
+            total += size
+            most = max(most, total)
+    return most

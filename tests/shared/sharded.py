@@ -201,7 +201,7 @@ def refused(mesh: Any, kind: str) -> str:
             sharding.check(shard(model, mesh))
     except stowage.StowageError as error:
         weight = model[0].up.base.weight
-        assert kind == "unequal" or isinstance(weight, stowage.StowedTensor), "half of it is sharded"
+        assert kind == "unequal" or isinstance(weight, stowage.StowedTensor), "it is sharded"
         texts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(texts, str(error))
         assert len(set(texts)) == 1, texts

@@ -96,7 +96,7 @@ def decode(
     codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
     if storage.bits != 4:
         own = into[0][first:last]
-        own.copy_(codes.contiguous().view(own.dtype).view(own.shape))
+        own.view(last - first, -1).view(torch.uint8).copy_(codes)
         if g.slots:
             scales = into[1][first:last]
             scales.copy_(records[:, : g.scale_bytes].view(scales.dtype).view(scales.shape))

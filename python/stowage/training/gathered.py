@@ -33,10 +33,15 @@ class Facts(NamedTuple):
     number: Tensor | None  # of the layer, for graphs
 
 
+def storage_of(recipe: Recipe) -> Storage:
+    """What the gathered rows of a weight would rest in."""
+    codes = "f8_e4m3" if recipe.forward is torch.float8_e4m3fn else "f8_e5m2"
+    return Storage(f"{codes}:row" if recipe.rows else codes)
+
+
 def encode(cast: Cast, rows: int, recipe: Recipe) -> tuple[Tensor, Geometry]:
     """The records of a rank's rows, with zeros up to `rows`: uint8 [rows, length]."""
-    codes = "f8_e4m3" if recipe.forward is torch.float8_e4m3fn else "f8_e5m2"
-    storage = Storage(f"{codes}:row" if recipe.rows else codes)
+    storage = storage_of(recipe)
     here, columns = cast.codes.shape
     parts = [cast.codes.view(torch.uint8), cast.factor]
     records = encode_rows(parts, storage, (here, columns), 0, here)

@@ -24,6 +24,11 @@ from stowage.training.weights import TrainedWeight, tensor_scale
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history
 
 
+def entry_bytes() -> int:
+    """What the reduction carries for each weight."""
+    return _ENTRIES * torch.float32.itemsize
+
+
 @dataclass
 class _Weight:
     layer: Layer
