@@ -4,7 +4,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +17,19 @@ NESTED_BLOCK = 256  # block scales that share one scale of their own
 _NESTED_MAP = 256
 
 Part = tuple[str, torch.dtype, tuple[int, ...]]
+
+
+class StorageName(str):
+    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> NoReturn:
+        raise InvalidArgument(
+            "stowage: a stowed tensor has no memory of its own that could be written; save with "
+            "stowage.save(model, folder), or give the plain tensors of stowage.state_dict(model), "
+            "as in model.save_pretrained(folder, state_dict=stowage.state_dict(model))"
+        )
 
 
 class Storage:

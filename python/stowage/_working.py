@@ -37,10 +37,17 @@ class Working:
 
     def __init__(self, written: list[Packed], arguments: Any) -> None:
         self.copies: dict[int, Copy] = {}
+        self.exact: dict[int, tuple[StowedTensor, Tensor]] = {}  # of weights being initialised
         self._stood_in: list[tuple[Tensor, Packed, torch.Size]] = []
         weights = {identity(w): w for w in (source(t)[0] for t in written)}
         shown = [source(t) for t in tree_leaves(arguments) if isinstance(t, PACKED)]
         for key, weight in weights.items():
+            if weight._origin is not None:
+                exact = weight._origin.opened(weight)
+                if exact is not None:  # written itself, and the resting form is made from it
+                    self.exact[key] = (weight, exact)
+                    self.copies[key] = Copy(weight, 0, exact, exact)
+                    continue
             spans = [_rows(chain, weight) for w, chain in shown if identity(w) == key]
             first, last = min(s[0] for s in spans), max(s[1] for s in spans)
             values = _dequantized(weight, first, last)

@@ -15,16 +15,8 @@ from stowage import guard, ops
 from stowage._compute import blocks, products
 from stowage._compute.autocast import rounds_by_autocast
 from stowage.registry import op
-from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
-from stowage.views import (
-    PACKED,
-    alias,
-    matrix,
-    outside_inference,
-    row,
-    row_slice,
-    view_of,
-)
+from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor, initialising
+from stowage.views import PACKED, alias, matrix, outside_inference, row, row_slice, view_of
 
 aten = torch.ops.aten
 counted_fallbacks: Counter[str] = Counter()
@@ -100,6 +92,7 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     moved = t._like([called(part, **where) for part in t._parts()], dtype=dtype)
     moved._stays, moved._plain = t._stays, t._plain
+    moved._origin = t._origin and t._origin.at(moved.device)
     return moved
 
 
@@ -108,7 +101,9 @@ def _pin(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t = args[0]
     if type(t) is not StowedTensor:
         return NotImplemented
-    return t._like([called(part, *args[1:], **kwargs) for part in t._parts()])
+    pinned = t._like([called(part, *args[1:], **kwargs) for part in t._parts()])
+    pinned._origin = t._origin
+    return pinned
 
 
 @op(aten.is_pinned.default)
@@ -137,7 +132,9 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = kwargs.get("device") or t.device
     if called is aten.empty_like.default and "device" in kwargs and type(t) is StowedTensor:
         dtype = kwargs.get("dtype") or t._dt
-        return t._like([torch.empty_like(p, device=device) for p in t._parts()], dtype=dtype)
+        fresh = t._like([torch.empty_like(p, device=device) for p in t._parts()], dtype=dtype)
+        fresh._origin = t._origin and t._origin.unset()
+        return fresh
     like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
     return called(like, *args[1:], **{**kwargs, "device": device})
 
@@ -291,6 +288,7 @@ def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         type(into) is StowedTensor
         and type(values) is StowedTensor
         and guard.same_form(into, values)
+        and not initialising(into)
     ):
         return guard.copy_parts(into, values)
     if not isinstance(into, PACKED):  # reading a stowed tensor is what a copy is for

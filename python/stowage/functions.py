@@ -147,7 +147,7 @@ def _thaw(parameter: Any) -> Any:
     tensor: nn.Parameter(w) asks for the gradient of one, and that is how to look at it."""
     if not isinstance(parameter, StowedTensor) or not getattr(parameter, "_is_param", False):
         return NotImplemented
-    if parameter.requires_grad or _compiling():
+    if parameter.requires_grad or parameter._origin is not None or _compiling():
         return NotImplemented
     raise Unsupported(
         "stowage: a parameter that rests must stay frozen, since rounding would swallow the steps "

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from stowage import registry, requantize
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._working import Working
-from stowage.tensor import StowedTensor
+from stowage.tensor import StowedTensor, initialising
 from stowage.views import PACKED, Packed, StowedView, source
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if written and name in _UNMARKED:
         _refuse(called, "keep running statistics in a stowed weight")
     accumulates = _accumulates(called, args, kwargs)
-    if accumulates and any(source(t)[0].requires_grad or t.requires_grad for t in written):
+    if accumulates and any(_trained(t) for t in written):
         _refuse(
             called,
             "train a stowed weight in place, where rounding swallows most steps: keep it frozen "
@@ -112,10 +112,20 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     changes = [
         requantize.plan(*copy, accumulates and (key in read or not overwrites))
         for key, copy in work.copies.items()
+        if key not in work.exact
     ]
+    changes += [requantize.afresh(weight, exact) for weight, exact in work.exact.values()]
     for change in changes:
         change.commit()
+    for weight, exact in work.exact.values():
+        weight._origin.initialised(exact)
     return work.given_back(result)
+
+
+def _trained(t: Packed) -> bool:
+    """Whether a step would be lost in rounding: not while the exact value is there to take it."""
+    weight = source(t)[0]
+    return (weight.requires_grad or t.requires_grad) and not initialising(weight)
 
 
 # --- whole weights --------------------------------------------------------------------------------
@@ -149,7 +159,9 @@ def set_data(into: Tensor, values: Tensor) -> Any:
     if not values.is_floating_point():
         raise InvalidArgument(f"stowage: .data must be floating, got {values.dtype}")
     if values.dtype is not into._dt:
-        _adopt(into, into._like(dtype=values.dtype))
+        other = into._like(dtype=values.dtype)
+        other._origin = into._origin
+        _adopt(into, other)
     with torch.no_grad():
         registry.dispatch(aten.copy_.default, (into, values), {})
     return None
@@ -161,3 +173,5 @@ def _adopt(into: StowedTensor, values: StowedTensor) -> None:
         Tensor.data.__set__(into, values)  # type: ignore[attr-defined]
     into._storage, into._dt, into._exact = values._storage, values._dt, values._exact
     into._seat(values._parts(), values.shape)
+    if into._origin is not None and into._origin is not values._origin:
+        into._origin.written()

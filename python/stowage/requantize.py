@@ -40,6 +40,20 @@ class Change(NamedTuple):
             if not into.is_inference():
                 # Below autograd nothing else tells a backward that its weight has changed.
                 torch.autograd.graph.increment_version(into)
+        if self.weight._origin is not None and not self.weight.is_meta:
+            self.weight._origin.written()
+
+
+def afresh(weight: StowedTensor, values: Tensor) -> Change:
+    """What turns `weight` into one with these values everywhere. Values that are not finite give
+    zeros: a weight that is being initialised may have some until all of it is written."""
+    if weight.is_meta:
+        return Change(weight, weight._parts())
+    try:
+        return Change(weight, ops.quantize(values.contiguous(), weight._storage.key))
+    except RuntimeError:
+        zeros = torch.zeros(weight.shape, device=values.device)
+        return Change(weight, ops.quantize(zeros, weight._storage.key))
 
 
 class _Rows(NamedTuple):

@@ -141,6 +141,8 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     for name, tensor in _resting(model).items():
         if isinstance(tensor, StowedTensor):
             _fill(tensor, name, state)
+        elif tensor._origin is not None:
+            tensor._origin.written()
 
 
 def _check_checkpoint(

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from torch import Tensor
 from stowage import ops, registry
 from stowage._errors import InvalidArgument, translated
 from stowage._mapped import copied
-from stowage._storage import Storage
+from stowage._storage import Storage, StorageName
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail"})
+_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_origin"})
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
@@ -56,19 +56,6 @@ def wrap(
     return w
 
 
-class _StorageName(str):
-    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`."""
-
-    __slots__ = ()
-
-    def __call__(self) -> NoReturn:
-        raise InvalidArgument(
-            "stowage: a stowed tensor has no memory of its own that could be written; save with "
-            "stowage.save(model, folder), or give the plain tensors of stowage.state_dict(model), "
-            "as in model.save_pretrained(folder, state_dict=stowage.state_dict(model))"
-        )
-
-
 class StowedTensor(Tensor):
     """A weight at rest. Make one with `stowage.quantize`, or from parts that are at hand.
 
@@ -85,6 +72,7 @@ class StowedTensor(Tensor):
     _plain: bool = False  # was a plain parameter, and is pickled as one
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
+    _origin: Any = None  # of a weight that is to be trained: origin.Origin, shared by its aliases
 
     def __new__(
         cls,
@@ -150,7 +138,7 @@ class StowedTensor(Tensor):
     @property
     def storage(self) -> str:  # type: ignore[override]
         """How the values rest, such as "nf4:block64"."""
-        return _StorageName(self._storage.name)
+        return StorageName(self._storage.name)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
@@ -165,6 +153,8 @@ class StowedTensor(Tensor):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor of the values, rounded once to `dtype` (default: the compute dtype)."""
         out = dtype or self._dt
+        if self._origin is not None and (exact := self._origin.shown(self)) is not None:
+            return exact.to(out, copy=True)
         direct = out if out in VALUE_DTYPES else torch.float32
         codes, *scales = self._parts()
         try:
@@ -204,6 +194,7 @@ class StowedTensor(Tensor):
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)  # before it is known for a parameter
         result.__dict__.update(copy.deepcopy(self._extras(), memo))
+        result._origin = copy.deepcopy(self._origin, memo)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result
@@ -290,6 +281,11 @@ def _rebuild(
 
 def _contiguous_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def initialising(weight: StowedTensor) -> bool:
+    """Whether writes go to the weight's exact value, from which the resting form is made."""
+    return weight._origin is not None and weight._origin.initialising
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:

@@ -78,7 +78,8 @@ class StowedView(Tensor):
         if step.op is not aten.select.int or weight._dt not in VALUE_DTYPES:
             return None
         dim, index = step.args
-        if dim % weight.dim() or type(index) is not int:
+        exact = weight._origin is not None and weight._origin.initialising
+        if dim % weight.dim() or type(index) is not int or exact:
             return None
         codes, *scales = weight._parts()
         row = torch.full((1,), index % weight.shape[0], device=codes.device)
@@ -168,7 +169,7 @@ def alias(t: StowedTensor) -> StowedTensor:
 
     def make() -> StowedTensor:
         result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
-        result._root, result._trail = t._root, t._trail
+        result._root, result._trail, result._origin = t._root, t._trail, t._origin
         if t._plain:
             result._plain = True
         _share(result, t)

@@ -80,9 +80,10 @@ def _table(storage: Storage) -> tuple[Tensor, Tensor]:
     return values[keep], codes[keep]
 
 
-def quantize(values: Tensor, storage: Storage, key: int) -> list[Tensor]:
-    """The parts of a weight, in the order of its layout, from fp32 `values`. The peak is one fp32
-    tensor of that size beyond input and result. Raises InvalidArgument for NaN and infinity."""
+def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list[Tensor]:
+    """The parts of a weight, in the order of its layout, from fp32 `values`; value 0 is element
+    `first` of the stream. The peak is one fp32 tensor of that size beyond input and result. Raises
+    InvalidArgument for NaN and infinity."""
     if values.dtype is not torch.float32:
         raise InvalidArgument(f"stowage: values to round must be float32, got {values.dtype}")
     try:
@@ -97,7 +98,7 @@ def quantize(values: Tensor, storage: Storage, key: int) -> list[Tensor]:
     out = out.to(values.device)
     for span in spans(flat.numel(), 1):
         scale = None if scales is None else scales.view(-1)[span]
-        x = uniform(key, span.start, span.stop, values.device)
+        x = uniform(key, first + span.start, first + span.stop, values.device)
         out[span] = codes_of[_indices(flat[span], scale, grid, x)]
     return [_as_codes(out, parts[0], storage), *parts[1:]]
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._files.source import octets
+from stowage._shard.beginning import follow, initialise, initialising, takes_over
 from stowage._shard.rows import StowedRows, rows_that_fit
 from stowage.dispatch import counted_fallbacks
 from stowage.guard import writes
@@ -26,6 +27,8 @@ functional = torch.ops._c10d_functional
 @row_op()
 def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if writes(called):
+        if any(isinstance(t, StowedRows) and initialising(t) for t in args):
+            return initialise(called, args, kwargs)
         raise Unsupported(
             f"stowage: {called} would write to rows of a resting weight that is spread over "
             "processes; write before it is sharded, or load a checkpoint"
@@ -51,7 +54,9 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _view(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
     """Some of `rows`, in the same memory and with the same knowledge of its place."""
-    return StowedRows(records, rows._shared(), rows._whole, rows._start, rows._skip + skip)
+    view = StowedRows(records, rows._shared(), rows._whole, rows._start, rows._skip + skip)
+    view._kept = rows._kept
+    return view
 
 
 @row_op(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -74,7 +79,9 @@ def _move(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     records, *shared = (called(part, *args[1:], **where) for part in _inner(rows))
-    return StowedRows(records, shared, rows._whole._replace(dtype=dtype), [rows.first])
+    moved = StowedRows(records, shared, rows._whole._replace(dtype=dtype), [rows.first])
+    moved._kept = [rows._origin and rows._origin.at(moved.device)]
+    return moved
 
 
 @row_op(aten.is_pinned.default)
@@ -158,14 +165,22 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device") or rows.device
         return called(rows._records.new_empty(0, dtype=rows.dtype, device=device), *args[1:])
     device = {"device": kwargs["device"]} if kwargs.get("device") else {}
-    return empty_rows(rows, count, rows.first if like else None, **device)
+    made = empty_rows(rows, count, rows.first if like else None, **device)
+    made._kept = [rows._origin and rows._origin.unset()]
+    return made
 
 
 def empty_rows(rows: StowedRows, count: int, first: int | None, **device: Any) -> StowedRows:
     """Zero records, for `count` rows of the weight that `rows` belongs to."""
     records = rows._records.new_zeros((count, rows._records.shape[1]), **device)
-    shared = [part.to(**device) if device else part for part in rows._shared()]
+    shared = [_there(part, device) for part in rows._shared()]
     return StowedRows(records, shared, rows._whole, [first])
+
+
+def _there(part: Tensor, device: dict[str, Any]) -> Tensor:
+    if not device:
+        return part
+    return torch.empty_like(part, **device) if part.is_meta else part.to(**device)
 
 
 @row_op(aten.constant_pad_nd.default)
@@ -183,6 +198,8 @@ def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     into, values = args[:2]
     if not isinstance(into, StowedRows):
         return called(into, values.dequantize(), *args[2:])
+    if initialising(into) and not takes_over(into, values):
+        return initialise(called, args, kwargs)
     if not isinstance(values, StowedRows) or not _same_form(into, values):
         raise InvalidArgument(
             f"stowage: into {into!r} only rows of the same storage and shape can be copied, got "
@@ -194,6 +211,7 @@ def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             called(mine, given, *args[2:])
     if values.first is not None:
         into._start[0] = values.first - into._skip
+    follow(into, values)
     return into
 
 

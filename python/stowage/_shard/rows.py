@@ -5,6 +5,7 @@ that is spread over many, and what the others get of it.
 Its operators are in operators.py; it becomes a StowedTensor again where all rows are together.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,9 +48,11 @@ class StowedRows(Tensor):
 
     _held: Tensor | None  # None until somebody asks for the records
     _source: StowedTensor | None  # what they are then made of
+    _parent: Any = None  # the origin of the weight that they were cut from
     _whole: Whole
     _start: list[int | None]  # first row of what was allocated as one; its views share the list
     _skip: int  # rows from there to here
+    _kept: list[Any]  # the origin of those rows, if their weight has one; shared like _start
 
     @staticmethod
     def __new__(
@@ -71,7 +74,7 @@ class StowedRows(Tensor):
             device=given.device,
         )
         rows._held, rows._source, rows._whole = records, source, whole
-        rows._start, rows._skip = start, skip
+        rows._start, rows._skip, rows._kept = start, skip, [None]
         for name, part in zip(whole.shared_names, shared, strict=True):
             setattr(rows, "_" + name, part)
         return rows
@@ -89,6 +92,10 @@ class StowedRows(Tensor):
         """The row of the weight that is row 0 here."""
         start = self._start[0]
         return None if start is None else start + self._skip
+
+    @property
+    def _origin(self) -> Any:
+        return self._kept[0]
 
     @property
     def _records(self) -> Tensor:
@@ -130,6 +137,8 @@ class StowedRows(Tensor):
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor of these rows. Takes the flat form of the whole weight meanwhile."""
+        if self._origin is not None and (exact := self._origin.shown(self)) is not None:
+            return exact.to(dtype or self.dtype, copy=True)
         first = self.first if self.shape[0] else 0
         if first is None:
             raise Unsupported(
@@ -207,7 +216,12 @@ class StowedRows(Tensor):
         return StowedRows(inner["_records"], shared, whole, [first])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StowedRows":
-        return memo.setdefault(id(self), self.detach().clone())
+        if id(self) in memo:
+            return memo[id(self)]
+        made: Any = self.detach().clone()
+        memo[id(self)] = made
+        made._kept = [copy.deepcopy(self._origin, memo)]
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         storage, *facts = self._whole
@@ -227,7 +241,9 @@ def rows_of(weight: StowedTensor, first: int, last: int) -> StowedRows:
     all processes and takes one piece. The records are new memory; shared parts are the weight's."""
     whole = Whole(weight._storage, tuple(weight.shape), weight._dt, weight._exact)
     shared = weight._parts()[whole.geometry.in_rows :]
-    return StowedRows(None, shared, whole, [first], source=weight, count=last - first)
+    rows = StowedRows(None, shared, whole, [first], source=weight, count=last - first)
+    rows._parent = weight._origin
+    return rows
 
 
 def rows_that_fit(size: Sequence[int], like: Sequence[int]) -> int | None:

@@ -66,7 +66,14 @@ def _new_zeros(self: Tensor, *size: Any, **kwargs: Any) -> Any:
     if type(self) is not StowedTensor or kwargs or len(size) != 1 or _sharder() is None:
         return NotImplemented
     count = rows_that_fit(size[0], self.shape)
-    return NotImplemented if count is None else empty_rows(rows_of(self, 0, 0), count, None)
+    if count is None:
+        return NotImplemented
+    rows = empty_rows(rows_of(self, 0, 0), count, None)
+    if self._origin is not None:  # that of no rows, until they are copied
+        mesh_info = getattr(sys._getframe(2).f_locals.get("self"), "mesh_info", None)
+        group = getattr(mesh_info, "shard_process_group", None)
+        rows._kept = [self._origin.of_rows(0, 0, group)]
+    return rows
 
 
 def _check_dim(weight: StowedTensor, dim: int, half_done: str = "") -> None:
@@ -107,11 +114,14 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """The bytes of one process's weights to all: how DTensor replicates."""
     tensors, *how = args
     for weight in tensors:
+        before = [p.clone() for p in weight._parts()] if weight._origin is not None else []
         parts = [p if p.untyped_storage().resizable() else p.clone() for p in weight._parts()]
         weight._seat(parts, weight.shape)  # a file's mapping must not be written to
         for part in parts:
             _, work = called([octets(part)], *how)
             work.wait()
+        if any(not torch.equal(octets(a), octets(b)) for a, b in zip(before, parts, strict=False)):
+            weight._origin.written()
     return tensors, work
 
 

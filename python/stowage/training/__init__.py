@@ -4,16 +4,32 @@
 from stowage.training.checking import check
 from stowage.training.converting import convert_float8
 from stowage.training.history import reset_history
+from stowage.training.initialising import quantized_init
+from stowage.training.kept import (
+    InitValue,
+    clear_init_value,
+    has_init_value,
+    init_value,
+    init_values,
+    take_init_value,
+)
 from stowage.training.recipes import RECIPES, Recipe
 from stowage.training.refreshing import refresh_scales
 from stowage.training.weights import TrainedWeight
 
 __all__ = [
     "RECIPES",
+    "InitValue",
     "Recipe",
     "TrainedWeight",
     "check",
+    "clear_init_value",
     "convert_float8",
+    "has_init_value",
+    "init_value",
+    "init_values",
+    "quantized_init",
     "refresh_scales",
     "reset_history",
+    "take_init_value",
 ]

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact value that a trainable weight was initialised with, beside its resting form: one owner,
+and one end.
+
+A weight made inside `training.quantized_init` refers to an `Origin`, and so do its aliases and what
+`Module._apply` makes of it: state of the tensor, not an attribute of the Parameter. Rows that FSDP2
+gives a process have an Origin of their own, with the value of those rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stowage._errors import InvalidArgument
+from stowage._model.kept import Kept, keep
+from stowage._terms import Home, Terms, active
+
+KEPT, UNSET, ABSENT, TAKEN, CLEARED, INVALID = (
+    "kept", "unset", "absent", "taken", "cleared", "invalid"
+)  # fmt: skip
+_WHY = {
+    ABSENT: "none was kept: make the model in quantized_init(..., preserve_init=True)",
+    UNSET: "it was never initialised: do so inside quantized_init, after to_empty()",
+    TAKEN: "it was taken: take_init_value() moves it out once; keep what it gave",
+    CLEARED: "it was cleared",
+    INVALID: "the weight was written since (copy_, load_state_dict), so it is not its value any "
+    "more: dequantize() gives what rests",
+}
+
+
+class Weight(Protocol):
+    """What an Origin asks of the tensor that it belongs to."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class Origin:
+    """The exact value of one weight, or what became of it; and how often the weight was written."""
+
+    def __init__(self, terms: Terms, home: Home, name: str, nbytes: int = 0) -> None:
+        self.name = name
+        self.place = terms.place_for(nbytes)
+        self.reserved = nbytes
+        self.state, self._why = (UNSET if terms.keeps else ABSENT), ""
+        self.writes = 0
+        self._value: Tensor | None = None  # exact, also while it is being initialised
+        self._file: Kept | None = None
+        self.is_finite = True
+        self.group: Any = None  # of the processes that have the other rows
+        self._made_for: Any = None
+        self._join(terms, home)
+
+    def _join(self, terms: Terms, home: Home) -> None:
+        self.terms, self.home = terms, home
+        terms.origins.add(self)
+        home.origins.add(self)
+
+    # --- who has it ---------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept now, wherever."""
+        value = self._value if self._file is None else self._file
+        return 0 if value is None else value.nbytes
+
+    def get(self) -> Tensor:
+        """The exact value: of one in memory the very tensor, else a copy that is read from disk.
+        Raises InvalidArgument that says what became of it."""
+        if self.state != KEPT:
+            raise InvalidArgument(f"stowage: no init value: {self._why or _WHY[self.state]}")
+        if self._value is not None:
+            return self._value
+        assert self._file is not None
+        return self._file.read().clone()
+
+    def take(self, why: str = "") -> Tensor:
+        value = self.get()
+        self._end(TAKEN, why)
+        return value
+
+    def clear(self, how: str = "") -> None:
+        """Frees it. Nothing where there is none, so that it may be called twice."""
+        if self.state in (KEPT, UNSET):
+            self._end(CLEARED, f"it was cleared {how}" if how else "")
+
+    def written(self) -> None:
+        """The weight has got other values than those it was made from."""
+        self.writes += 1
+        if self.state in (KEPT, UNSET):
+            self._end(INVALID, "")
+
+    def _end(self, state: str, why: str) -> None:
+        self.state, self._why = state, why
+        self._value = self._file = None
+        self.reserved = 0
+
+    # --- while it is being initialised --------------------------------------------------------
+
+    @property
+    def initialising(self) -> bool:
+        return active() is not None
+
+    def shown(self, weight: Weight) -> Tensor | None:
+        """What reads of the weight give inside the context: the exact value, where it is there."""
+        if active() is None or self.state == UNSET:
+            return None
+        return self._value
+
+    def opened(self, weight: Weight) -> Tensor | None:
+        """The exact value for an in-place operator to write; None outside the context, and where
+        the weight has no memory."""
+        terms = active()
+        if terms is None or weight.device.type == "meta":
+            return None
+        dtype = torch.float32 if terms.master_first else weight.dtype
+        value = self._value
+        if value is None and self.state == KEPT:
+            value = self.get()
+        elif value is None and self.state == UNSET:
+            value = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        elif value is None:
+            value = weight.dequantize(dtype)
+        if not self.reserved and terms.keeps:
+            nbytes = value.numel() * dtype.itemsize
+            self.place = terms.place_for(nbytes)
+            self.reserved = nbytes
+        self._join(terms, self.home)
+        terms.opens(self)
+        self._file = None
+        self._value = value.detach().to(device=weight.device, dtype=dtype)
+        return self._value
+
+    def initialised(self, exact: Tensor) -> None:
+        """The resting form has been made from `exact`, which is kept from now on."""
+        self.state, self._why = (KEPT if self.terms.keeps else ABSENT), ""
+        self._value = exact
+        self.terms.keeps_open(self)
+        self.reserved = exact.nbytes if self.terms.keeps else 0
+
+    def close(self) -> None:
+        """Puts the value where it stays, or drops it."""
+        value = self._value
+        if value is None:
+            return
+        self.is_finite = bool(value.isfinite().all())
+        if self.state != KEPT:
+            self._value = None
+        elif self.place == "disk":
+            self._file = keep({"value": value.cpu()}, "disk", self.terms.spill)["value"]
+            self._value = None
+        elif not self.terms.master_first:
+            self._value = value.cpu()
+
+    # --- what goes along with the weight ------------------------------------------------------
+
+    def unset(self) -> Origin:
+        """Of the same weight in new memory without values, as `to_empty` gives it."""
+        made = _bare(self)
+        made.state = UNSET if self.terms.keeps else ABSENT
+        made._made_for, made.group = weakref.ref(self), self.group
+        return made
+
+    def was_made_for(self, other: Origin) -> bool:
+        """Whether it is that of memory which is to hold the weight of `other`."""
+        return self._made_for is not None and self._made_for() is other
+
+    def at(self, device: torch.device) -> Origin:
+        """Of the weight on another device: the same; on meta, where nothing has values, unset."""
+        return self.unset() if device.type == "meta" else self
+
+    def of_rows(self, first: int, last: int, group: Any = None) -> Origin:
+        """Of rows [first, last), which one process of `group` has: with a value of its own."""
+        made = _bare(self)
+        made.state, made._why = self.state, self._why
+        made.group, made._made_for = group, weakref.ref(self)
+        if self.state == KEPT:
+            value = self.get()[first:last].clone()
+            made.place, made.reserved = self.place, value.nbytes
+            made._value = value
+            made.close()
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        made = _bare(self, copy.deepcopy(self.home, memo))
+        made.state, made._why, made.writes = self.state, self._why, self.writes
+        made.place, made.reserved = self.place, self.reserved
+        made._file = self._file
+        made._value = None if self._value is None else self._value.clone()
+        return memo.setdefault(id(self), made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # pickles leave it out
+
+
+def _bare(like: Origin, home: Home | None = None) -> Origin:
+    made = Origin.__new__(Origin)
+    made.name, made.place, made.reserved, made.writes = like.name, like.place, 0, 0
+    made.state, made._why = ABSENT, ""
+    made._value, made._file, made.is_finite = None, None, True
+    made.group = made._made_for = None
+    made._join(like.terms, like.home if home is None else home)
+    return made

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Init values of weights that are spread over processes: how they go along with the rows, and what
+an in-place init does to rows while they are being initialised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from stowage._errors import Unsupported
+from stowage._shard.fragments import amaxes, row_parts, rows_fragment
+from stowage._shard.rows import StowedRows
+
+
+def initialising(rows: StowedRows) -> bool:
+    """Whether writes go to the exact value of the rows."""
+    return rows._origin is not None and rows._origin.initialising
+
+
+def takes_over(into: StowedRows, values: Any) -> bool:
+    """Whether `into` is memory that was made to hold this very weight: FSDP2 shards, or pads."""
+    if into._origin is None or not isinstance(values, StowedRows):
+        return False
+    theirs = values._parent or values._origin
+    return theirs is not None and bool(into._origin.was_made_for(theirs))
+
+
+def follow(into: StowedRows, values: StowedRows) -> None:
+    """`into` has got the records of `values`: with the origin, or it has been overwritten."""
+    mine = into._origin
+    if mine is None:
+        return
+    if not takes_over(into, values):
+        mine.written()
+    elif values._parent is None:
+        into._kept[0] = values._origin
+    elif values.first is not None:
+        last = values.first + values.shape[0]
+        into._kept[0] = values._parent.of_rows(values.first, last, mine.group)
+
+
+def initialise(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that writes on exact values, and makes the records from them: all processes
+    must do so alike, since scales may depend on all rows."""
+    written: list[tuple[StowedRows, Tensor]] = []
+    for i, argument in enumerate(called._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = kwargs.get(argument.name, args[i] if i < len(args) else None)
+        for rows in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(rows, StowedRows) and rows.is_meta:
+                return rows
+            if isinstance(rows, StowedRows) and initialising(rows):
+                written.append((rows, _opened(rows)))
+    exact = {id(rows): value for rows, value in written}
+
+    def stand_in(rows: StowedRows) -> Tensor:
+        found = exact.get(id(rows))
+        return rows.dequantize() if found is None else found
+
+    result = called(
+        *tree_map_only(StowedRows, stand_in, args), **tree_map_only(StowedRows, stand_in, kwargs)
+    )
+    given = {id(value): rows for rows, value in written}
+    for rows, value in written:
+        settle(rows, value)
+        rows._origin.initialised(value)
+    return tree_map_only(Tensor, lambda t: given.get(id(t), t), result)
+
+
+def _opened(rows: StowedRows) -> Tensor:
+    exact: Tensor = rows._origin.opened(rows)
+    if exact.shape != rows.shape:
+        raise Unsupported(
+            "stowage: rows that are spread over processes must be initialised whole, got "
+            f"{rows.shape[0]} rows of {exact.shape[0]}"
+        )
+    return exact
+
+
+@torch.no_grad()
+def settle(rows: StowedRows, exact: Tensor) -> None:
+    """Makes the records of `rows` from exact values; zeros stand for what is not finite yet."""
+    whole = rows._whole
+    first = whole.shape[0] if rows.first is None or not rows.shape[0] else rows.first
+    values = torch.where(exact.isfinite(), exact, torch.zeros_like(exact))
+    fragment = rows_fragment(whole.storage, whole.shape, first, values)
+    largest = amaxes(fragment)
+    if len(largest) and rows._origin.group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=rows._origin.group)
+    put(rows, *row_parts(fragment, largest))
+    rows._origin.written()
+
+
+def put(rows: StowedRows, records: Tensor, shared: list[Tensor]) -> None:
+    """Other bytes for the same rows, in place."""
+    rows._records.copy_(records)
+    for mine, fresh in zip(rows._shared(), shared, strict=True):
+        mine.copy_(fresh)

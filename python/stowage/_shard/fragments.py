@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing a part of a weight so that the bytes are those of quantizing all of it.
+
+A scale may depend on values that other processes have: the scale of a tensor, blocks that two rows
+share, nested scales, a row that two fragments share. All of that depends on largest magnitudes
+alone, so a process needs no more of the others than these. Where a scale group's largest value is
+elsewhere, it is put into a place of the group that is not ours, and the whole is quantized by the
+one quantizer there is. Whole rows whose scales are their own need nothing of anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stowage import ops
+from stowage._errors import translated
+from stowage._numbers import stochastic
+from stowage._shard.records import encode
+from stowage._storage import Storage
+
+
+class Fragment(NamedTuple):
+    """Elements [start, start + values.numel()) of a weight, counted flat; fp32, finite."""
+
+    storage: Storage
+    shape: tuple[int, ...]  # of the whole weight
+    start: int
+    values: Tensor
+    by_rows: bool = False  # whether that of every process is made of whole rows
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.values.numel()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop == math.prod(self.shape)
+
+    @property
+    def columns(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether its codes and scales depend on its own values only. All processes say the same,
+        whatever they have of the weight."""
+        storage = self.storage
+        if storage.kind == "none":
+            return True
+        if storage.kind == "tensor" or not self.by_rows:
+            return False
+        return storage.bits != 4 or (not storage.nested and self.columns % storage.block == 0)
+
+
+def rows_fragment(storage: Storage, shape: Sequence[int], first: int, values: Tensor) -> Fragment:
+    """Of rows from `first` on."""
+    start = first * math.prod(shape[1:])
+    values = values.detach().to(torch.float32).contiguous()
+    return Fragment(storage, tuple(shape), start, values, by_rows=True)
+
+
+def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """How elements share scales: pieces of the flat weight, elements of one, elements of a scale
+    (the last one of a piece may have fewer)."""
+    total = math.prod(shape)
+    if storage.kind == "tensor":
+        return 1, total, total
+    if storage.bits == 4:
+        return 1, total, storage.block
+    if storage.kind == "row2":
+        inner = math.prod(shape[2:])
+        return shape[0] * shape[1], inner, inner
+    inner = math.prod(shape[1:])
+    return shape[0], inner, inner if storage.kind == "row" else storage.block
+
+
+def amax_count(fragment: Fragment) -> int:
+    """Numbers that processes must compare."""
+    if fragment.stands_alone:
+        return 0
+    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    return pieces * -(-inner // span)
+
+
+def amaxes(fragment: Fragment) -> Tensor:
+    """Largest magnitudes, fp32 [amax_count]; 0 where the fragment has nothing."""
+    count = amax_count(fragment)
+    if count <= 1:
+        values = fragment.values
+        largest = values.abs().amax() if values.numel() else values.new_zeros(())
+        return largest.view(1)[:count]
+    full = _full(fragment)
+    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    grouped = torch.nn.functional.pad(full.view(pieces, inner), (0, -inner % span))
+    return grouped.view(-1, span).abs().amax(1)
+
+
+def _full(fragment: Fragment) -> Tensor:
+    full = fragment.values.new_zeros(math.prod(fragment.shape))
+    full[fragment.start : fragment.stop] = fragment.values.view(-1)
+    return full
+
+
+def quantized(values: Tensor, storage: Storage, key: int | None, first: int = 0) -> list[Tensor]:
+    """Parts, to nearest or, with a key, stochastically; element 0 is number `first` of the weight.
+    Raises InvalidArgument for values that are not finite."""
+    if key is not None:
+        return stochastic.quantize(values, storage, key, first)
+    try:
+        return ops.quantize(values.contiguous(), storage.key)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+def whole_parts(fragment: Fragment, largest: Tensor, key: int | None = None) -> list[Tensor]:
+    """Parts of the weight in its flat form; the scales are right everywhere, the codes inside the
+    fragment. `largest` are the amaxes over all processes."""
+    if fragment.is_whole or fragment.storage.kind == "none":
+        full = _full(fragment) if not fragment.is_whole else fragment.values
+        return quantized(full.view(fragment.shape), fragment.storage, key)
+    full, own = _full(fragment), amaxes(fragment)
+    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    each = -(-inner // span)
+    number = torch.arange(pieces * each, device=full.device)
+    begin = number // each * inner + number % each * span
+    absent = torch.where(begin < fragment.start, begin, begin.clamp(min=fragment.stop))
+    elsewhere = largest > own
+    full[absent[elsewhere]] = largest[elsewhere]
+    return quantized(full.view(fragment.shape), fragment.storage, key)
+
+
+def row_parts(
+    fragment: Fragment, largest: Tensor, key: int | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """Records of the fragment's rows, and the parts that all rows share."""
+    storage, shape, values = fragment.storage, fragment.shape, fragment.values
+    first, count = fragment.start // fragment.columns, values.numel() // fragment.columns
+    local, values = (count, *shape[1:]), values.view(count, *shape[1:])
+    start = fragment.start
+    if fragment.stands_alone:
+        parts = quantized(values, storage, key, start) if count else _none(storage, local, values)
+        return encode(parts, storage, local, 0, count), _shared(parts, storage)
+    if storage.kind == "tensor":
+        extra = values.new_zeros(1, *shape[1:])
+        extra.view(-1)[0] = largest[0]
+        parts = quantized(torch.cat([values, extra]), storage, key, start)
+        parts = [parts[0][:count], parts[1]]
+        return encode(parts, storage, local, 0, count), parts[1:]
+    parts = whole_parts(fragment, largest, key)
+    return encode(parts, storage, shape, first, first + count), _shared(parts, storage)
+
+
+def _none(storage: Storage, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+    return [torch.empty(s, dtype=d, device=like.device) for _, d, s in storage.layout(shape)]
+
+
+def _shared(parts: list[Tensor], storage: Storage) -> list[Tensor]:
+    in_rows = 1 if storage.kind in ("none", "tensor") else 2
+    return parts[in_rows:]

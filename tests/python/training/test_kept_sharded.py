@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept init values under FSDP2: those of the local rows, also from the meta device."""
+
+from pathlib import Path
+
+import kept_ranks
+import pytest
+from ranks import on_ranks
+
+FEW = [("f8_e4m3:tensor", False), ("f8_e4m3:tensor", True), ("nf4:nested", True)]
+ALL = [
+    (storage, meta)
+    for storage in ("f8_e4m3:tensor", "f8_e4m3:row", "int8:block32", "nf4", "nf4:nested", "bf16")
+    for meta in (False, True)
+]
+
+
+@pytest.mark.slow
+def test_values_and_bytes_are_those_of_the_plain_shards() -> None:
+    rows = on_ranks(2, kept_ranks.values_of, FEW)
+    assert rows[0] == [[4 * 33 * 4, 3 * 7 * 4, 5 * 4]] * len(FEW)
+    assert rows[1] == [[3 * 33 * 4, 2 * 7 * 4, 0]] * len(FEW)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_storage(world: int) -> None:
+    on_ranks(world, kept_ranks.values_of, ALL)
+
+
+@pytest.mark.slow
+def test_whole_values_die_and_loads_invalidate(tmp_path: Path) -> None:
+    assert on_ranks(2, kept_ranks.whole_values_die) == [True, True]
+    states = on_ranks(2, kept_ranks.load_invalidates, str(tmp_path))
+    assert states == [["kept"] * 3 + ["invalid"] * 3] * 2

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept init values of weights that FSDP2 spreads: what one rank finds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+import stowage
+from stowage.sharding import StowedRows
+from stowage.training import clear_init_value, init_value, init_values, quantized_init
+
+
+class Uneven(nn.Module):
+    """Rows that two ranks cannot share alike, and a weight of which one has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(33, 7), nn.Linear(7, 5)
+        self.c = nn.Linear(5, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))  # type: ignore[no-any-return]
+
+    def reset_parameters(self) -> None:
+        for layer in (self.a, self.b, self.c):
+            nn.init.trunc_normal_(layer.weight, std=0.05)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def build(context: Any, meta: bool) -> Uneven:
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(3)
+    with context:
+        with torch.device("meta" if meta else "cpu"):
+            model = Uneven()
+        fully_shard(model, mesh=mesh)
+        if meta:
+            model.to_empty(device="cpu")
+            model.reset_parameters()
+    return model
+
+
+def values_of(cases: list[tuple[str, bool]]) -> list[Any]:
+    """For each case, the bytes kept of each weight here."""
+    counts = []
+    for storage, meta in cases:
+        want = build(contextlib.nullcontext(), meta)
+        model = build(quantized_init(storage, preserve_init=True), meta)
+        for (name, p), (_, q) in zip(
+            model.named_parameters(), want.named_parameters(), strict=True
+        ):
+            mine: Any = q.to_local()  # type: ignore[attr-defined]
+            if name.endswith("bias"):
+                assert torch.equal(p.to_local(), mine), name  # type: ignore[attr-defined]
+                continue
+            case = (storage, meta, name)
+            assert isinstance(p._local_tensor, StowedRows), case  # type: ignore[attr-defined]
+            assert torch.equal(init_value(p), mine), case
+            whole = stowage.quantize(q.full_tensor(), storage)  # type: ignore[attr-defined]
+            got = p.full_tensor()  # type: ignore[attr-defined]
+            for part, value in whole.parts.items():
+                assert torch.equal(got.parts[part], value), (*case, part)
+        model.half().float()
+        counts.append([value.nbytes for value in init_values(model)])
+        dead = weakref.ref(init_value(model.a.weight))
+        clear_init_value(model.a.weight)
+        assert dead() is None and init_value(model.b.weight) is not None
+    return counts
+
+
+def whole_values_die() -> bool:
+    """Of a model that was made whole and then sharded, nothing of the whole stays."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    with quantized_init("f8_e4m3:tensor", preserve_init=True):
+        model = Uneven()
+    dead = [weakref.ref(init_value(layer.weight)) for layer in (model.a, model.b, model.c)]
+    assert all(ref() is not None for ref in dead)
+    fully_shard(model, mesh=mesh)
+    gc.collect()
+    return all(ref() is None for ref in dead)
+
+
+def load_invalidates(folder: str) -> list[str]:
+    """States before and after a checkpoint of the sharded model is loaded."""
+    model = build(quantized_init("f8_e4m3:tensor", preserve_init=True), False)
+    stowage.sharding.save(model, folder)
+    before = [value.state for value in init_values(model)]
+    stowage.sharding.load(model, folder)
+    return before + [value.state for value in init_values(model)]
