@@ -171,7 +171,7 @@ class FileSource:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a plain tensor, uint8 [nbytes]: its own memory if it is contiguous, else copies."""
+    """The bytes of a plain tensor, uint8 [nbytes]: its own memory if contiguous, else a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
