@@ -218,13 +218,13 @@ def plan(
     gives globs a number of uses in a pass (cold experts 0.05; an embedding that is named is used
     whole). `works_on_cpu=False` multiplies on accelerators only. `links`: rates as
     `measured_links` gives them; without, those of this machine, measured once. `folder`: on the
-    disk that a model's weights will rest on.
+    disk that a model's weights will rest on; it may be new.
 
     Raises InvalidArgument where no plan keeps the limits, naming the three largest terms and the
     number that would do; BadFile and FileError for a path that is no model.
     """
     described = _described(model_or_path)
-    on_disk = described["path"] or os.fspath(folder)
+    on_disk = described["path"] or _there(Path(folder))
     rates = measured_links(on_disk) if links is None else links
     request = described | {
         "ram": byte_count(ram, "ram"),
@@ -249,6 +249,12 @@ def measured_links(path: str | os.PathLike[str] = ".", *, anew: bool = False) ->
     is measured once, for some seconds, and kept (docs/env.md); `anew` measures in any case."""
     rates: dict[str, Any] = json.loads(_called(ops.links_measure, os.fspath(path), anew))
     return rates
+
+
+def _there(folder: Path) -> str:
+    """The folder, or what it will be made in."""
+    whole = folder.absolute()
+    return str(next(path for path in (whole, *whole.parents) if path.exists()))
 
 
 def _described(source: Source) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Anything : public JsonVisitor {
 }  // namespace
 
 nlohmann::json parse_document(std::string_view text, std::string_view where) {
-  Anything visitor(Place{.path = std::string(where), .tensor = "", .byte = std::nullopt});
+  Anything visitor(stowage::Place{.path = std::string(where), .tensor = "", .byte = std::nullopt});
   walk_json(text, visitor);
   return nlohmann::json::parse(text);
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,44 @@ def test_generate(llama: Any, storage: str | None, places: dict[str, Any] | None
         assert torch.equal(given.cpu(), tokens)
         stowage.onload(model)
         assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("storage", [None, "int8"])
+@pytest.mark.parametrize("name", ["balanced", "sequential"])
+def test_maps_by_name(name: str, storage: str | None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))).eval().requires_grad_(False)
+    if storage:
+        stowage.stow(model, storage)
+    wanted = copy.deepcopy(model)
+    size = (260 if storage else 1026) << 10  # of a layer
+    ring = 2 * (size + (256 << 10))
+    room = {"pretend:0": 6 * size + ring, "pretend:1": 3 * size}
+    x = torch.linspace(-1, 1, 3 * 512).reshape(3, 512)
+    with counted(), torch.no_grad():
+        before = [counters(i).held for i in range(3)]
+        stowage.offload(
+            model, accelerator=room, ram="4MiB", folder=tmp_path / "w",
+            device_map=name,
+        )  # fmt: skip
+        expected = wanted.to(ZERO)(x.to(ZERO)).cpu()
+        for _ in range(2):
+            assert torch.allclose(model(x), expected, atol=1e-5)
+        placed = [str(m.weight.device) for m in model]
+        assert {"pretend:0", "pretend:1", "cpu"} == set(placed)
+        held = [counters(i).held - before[i] for i in range(3)]
+        assert held[2] == 0 and held[1] <= room["pretend:1"]
+        stowage.onload(model)
+        wanted.to("cpu")
+        assert torch.equal(model(x), wanted(x))
+
+
+def test_auto_plans_for_the_device(tmp_path: Path) -> None:
+    model = made("int8")
+    with counted(), torch.no_grad():
+        wanted = copy.deepcopy(model).to(ZERO)(X.to(ZERO)).cpu()
+        stowage.offload(
+            model, device=ZERO, accelerator="8MiB", ram="64MiB", folder=tmp_path / "w",
+            device_map="auto",
+        )  # fmt: skip
+        assert torch.allclose(model(X), wanted, atol=1e-5)

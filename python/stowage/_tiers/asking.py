@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ class Asked:
     ram: int | str | None
     folder: str | os.PathLike[str] | None
     device: str | torch.device
-    accelerator: int | str | None
+    accelerator: int | str | Mapping[str, int | str] | None
     pin: int | str
     options: EngineOptions
 
@@ -38,6 +39,8 @@ class Asked:
 
     @property
     def accelerator_bytes(self) -> int | None:
+        if isinstance(self.accelerator, Mapping):
+            return None
         return given_bytes(self.accelerator, "accelerator")
 
     @property
@@ -64,6 +67,9 @@ class Asked:
 
     def _contradictions(self, places: Places) -> list[str]:
         found: list[str] = []
+        if isinstance(self.accelerator, Mapping):
+            found.append(f"accelerator must be bytes where device_map is no name, got "
+                         f"{self.accelerator!r}")  # fmt: skip
         if device_of_name(self.device) is None:
             return found
         if self.folder is not None and self.ram is None:

@@ -14,6 +14,7 @@ from stowage._errors import InvalidArgument
 from stowage._tiers.engine import EngineOptions
 from stowage.planning import Plan, Unit
 
+_EDGES = 16 << 10  # bytes around codes and scales that a read of whole pages brings
 Planned = Plan | str | os.PathLike[str]
 
 
@@ -29,15 +30,16 @@ class Carried:
     ring: int = 0
 
     def offload_arguments(
-        self, folder: object
-    ) -> tuple[int | None, str, int | None, dict[str, str] | None]:
-        """ram, device, accelerator and device_map. Raises InvalidArgument where weights go to a
-        disk and no folder is given."""
+        self, folder: str | os.PathLike[str] | None
+    ) -> tuple[str | os.PathLike[str] | None, int | None, str, int | None, dict[str, str] | None]:
+        """folder (none where nothing rests on a disk), ram, device, accelerator and device_map.
+        Raises InvalidArgument where weights go to a disk and no folder is given."""
         if self.ram is not None and folder is None:
             raise InvalidArgument(
                 "stowage.offload: folder must come with a plan that leaves weights on a disk"
             )
-        return self.ram, self.device, self.accelerator, self.device_map or None
+        where = None if self.ram is None else folder
+        return where, self.ram, self.device, self.accelerator, self.device_map or None
 
     def options(self, given: EngineOptions) -> EngineOptions:
         if self.ram is None:
@@ -67,7 +69,15 @@ def carried_by_engine(where: str, plan: Plan) -> EngineOptions:
             "model that stowage.load(..., mmap=True) gives, and the same folder"
         )
     keep, ring = _kept(plan), plan.ring.get("ram", 0)
-    return EngineOptions(sum(unit.bytes for unit in keep) + ring, keep=_names(keep), ring=ring)
+    return EngineOptions(_room(plan, keep, ring), keep=_names(keep), ring=ring)
+
+
+def _room(plan: Plan, kept: list[Unit], ring: int) -> int:
+    """Bytes of the engine: what the plan counts, and the edges of pages that come along where the
+    limit leaves room for them."""
+    spare = int(plan.facts["limits"]["ram"]) - plan.predicted.peak.get("ram", 0)
+    edges = _EDGES * len(kept)
+    return sum(unit.bytes for unit in kept) + ring + max(0, min(spare, edges))
 
 
 def _kept(plan: Plan) -> list[Unit]:
@@ -88,7 +98,7 @@ def carried(where: str, plan: Plan, model: nn.Module) -> Carried:
     places = _places(plan, model, home)
     # What the map names is beside the engine's memory.
     kept = [u for u in keep if not any(_inside(u.name, at) for at in places)]
-    size = sum(unit.bytes for unit in kept) + ring
+    size = _room(plan, kept, ring)
     tile = plan.facts["tiles"].get(home, 0) + plan.facts["activations"]
     limit = plan.facts["limits"]["accelerators"][home] - tile
     return Carried(size if streamed else None, home, limit, places, _names(kept), ring)

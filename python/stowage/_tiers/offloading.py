@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from stowage._tiers.engine import (
     engine_of,
     mapped_only,
 )
+from stowage._tiers.mapping import Folder, Given, Mapped, Size, by_name
 from stowage._tiers.placing import CPU, DeviceMap, Places, device_of_name
 from stowage._tiers.timing import forget_plan, keep_to
 from stowage.checkpoint import FILE, save
@@ -53,12 +53,12 @@ def offload(
     model: nn.Module,
     *,
     ram: int | str | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: Folder | None = None,
     plan: Planned | None = None,
     device: str | torch.device | None = None,
-    accelerator: int | str | None = None,
+    accelerator: Size | Mapping[str, Size] | None = None,
     pin: int | str = 0,
-    device_map: DeviceMap | None = None,
+    device_map: DeviceMap | str | None = None,
     reads: str = "automatic",
     workers: int = WORKERS,
     timeout: float | None = None,
@@ -83,7 +83,10 @@ def offload(
 
     `device_map` gives modules or parameters, by name, a place: "ram" (they stay as they are, beside
     the budget, and compute on the CPU), "disk" (as all that it does not name) or, for modules, a
-    device, where their weights are for good. `pin`: bytes of weights in memory to be pinned for
+    device, where their weights are for good. Or a name: "auto" plans within `ram` and `accelerator`
+    (`stowage.plan`), "sequential" fills the accelerators, or without one `ram`, with the first
+    modules, "balanced" with equal shares; `accelerator` may then be a mapping of devices to bytes,
+    and the rest is brought to the first. `pin`: bytes of weights in memory to be pinned for
     faster copies. `reads`: "mapped" computes straight from the page cache, "direct" reads past it,
     "buffered" through it, "automatic" chooses by what is cached. `workers` threads read ahead.
     `timeout` bounds the seconds that a use waits for bytes. `lock` keeps the budget's memory from
@@ -98,16 +101,31 @@ def offload(
     if is_offloaded(model):
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
     options = EngineOptions(given_bytes(ram, "ram") or 0, reads, workers, timeout, lock)
-    if plan is not None:
-        check_alone("stowage.offload", plan, {"ram": ram, "device": device,
-                    "accelerator": accelerator, "device_map": device_map})  # fmt: skip
-        how = carried("stowage.offload", plan := read_plan(plan), model)
-        ram, device, accelerator, device_map = how.offload_arguments(folder)
-        options = how.options(options)
-    device = "cpu" if device is None else device
-    _move_out(model, Asked(ram, folder, device, accelerator, pin, options), device_map)
-    keep_to(model, plan)
+    given = Given(plan, folder, ram, device, accelerator, device_map)
+    how, options = _decided(model, given, options)
+    device = "cpu" if how.device is None else how.device
+    asked = Asked(how.ram, how.folder, device, how.accelerator, pin, options)
+    _move_out(model, asked, how.device_map)
+    keep_to(model, how.plan)
     return report(model)
+
+
+def _decided(
+    model: nn.Module, given: Given, options: EngineOptions
+) -> tuple[Mapped, EngineOptions]:
+    """What a map by name and a plan leave to be said."""
+    plan, device_map = given.plan, given.device_map
+    check_alone("stowage.offload", plan, given._replace(plan=None, folder=None)._asdict())
+    if isinstance(device_map, str):
+        mapped = by_name(model, given)
+        if mapped.plan is None:
+            return mapped, replace(options, ram=given_bytes(mapped.ram, "ram") or 0)
+        plan = mapped.plan
+    elif plan is None:
+        return Mapped(None, *given[1:5], device_map), options
+    plan = read_plan(plan)
+    how = carried("stowage.offload", plan, model)
+    return Mapped(plan, *how.offload_arguments(given.folder)), how.options(options)
 
 
 def _move_out(model: nn.Module, asked: Asked, device_map: DeviceMap | None) -> None:
