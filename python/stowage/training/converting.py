@@ -29,6 +29,7 @@ def convert_float8(
     history_length: int | None = None,
     margin: int | None = None,
     rule: Literal["max", "most_recent"] | None = None,
+    gather: Literal["fp8", "high"] | None = None,
 ) -> nn.Module:
     """Lets the nn.Linear modules of `model` multiply in fp8, and FSDP2 gather them as fp8 bytes.
 
@@ -45,6 +46,7 @@ def convert_float8(
         "history_length": history_length,
         "margin": margin,
         "rule": rule,
+        "gather": gather,
     }
     rules = recipe_of(recipe, changes)
     chosen = _chosen(model, filter)

@@ -2,7 +2,8 @@
 """What FSDP2 gathers of a float8 weight: bytes, and the tensor that layers compute with.
 
 One uint8 tensor [rows, length], so that every backend can carry it: the records of a weight that
-rests in f8_e4m3:row or, where the scale is the tensor's and known to every rank, in f8_e4m3.
+rests in f8_e4m3:row or, where the scale is the tensor's and known to every rank, in f8_e4m3. With
+gather="high" they are the records of plain values, which each rank casts in the same way.
 """
 
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from stowage._shard.records import encode as encode_rows
 from stowage._storage import Storage
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer
-from stowage.training.products import Cast
-from stowage.training.recipes import Recipe
+from stowage.training.products import Cast, cast
+from stowage.training.recipes import Recipe, row_scales
+from stowage.training.scales import amax_of
 
 aten = torch.ops.aten
 
@@ -28,22 +30,32 @@ class Facts(NamedTuple):
     """What the ranks know without sending it."""
 
     layer: Layer
-    factor: Tensor | None  # fp32 scalar; None where rows carry their own
+    scale: Tensor | None  # fp32 scalar; None where rows have their own
     geometry: Geometry  # of the records of each rank
+    wide: torch.dtype  # of the values before the cast
     number: Tensor | None  # of the layer, for graphs
 
 
-def storage_of(recipe: Recipe) -> Storage:
-    """What the gathered rows of a weight would rest in."""
+_VALUES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def storage_of(recipe: Recipe, wide: torch.dtype = torch.float32) -> Storage:
+    """What the gathered rows of a weight would rest in; `wide` is the weight's dtype."""
+    if recipe.gather == "high":
+        return Storage(_VALUES[wide])
     codes = "f8_e4m3" if recipe.forward is torch.float8_e4m3fn else "f8_e5m2"
     return Storage(f"{codes}:row" if recipe.rows else codes)
 
 
-def encode(cast: Cast, rows: int, recipe: Recipe) -> tuple[Tensor, Geometry]:
+def encode(weight: Any, scale: Tensor | None, rows: int) -> tuple[Tensor, Geometry]:
     """The records of a rank's rows, with zeros up to `rows`: uint8 [rows, length]."""
-    storage = storage_of(recipe)
-    here, columns = cast.codes.shape
-    parts = [cast.codes.view(torch.uint8), cast.factor]
+    recipe, (here, columns) = weight._layer.recipe, weight.shape
+    storage = storage_of(recipe, weight.dtype)
+    if recipe.gather == "high":
+        parts = [weight._value]
+    else:
+        codes, factor = weight.cast(scale)
+        parts = [codes.view(torch.uint8), factor]
     records = encode_rows(parts, storage, (here, columns), 0, here)
     if here < rows:
         records = torch.nn.functional.pad(records, (0, 0, 0, rows - here))
@@ -54,16 +66,18 @@ class GatheredWeight(Float8Weight):
     """The whole weight as fp8 records, of which layers make fp8 operands. Not to be written."""
 
     _records: Tensor
-    _factor: Tensor | None
+    _scale: Tensor | None  # fp32 scalar; None where rows have their own
     _geometry: Geometry
+    _wide: torch.dtype
 
     @staticmethod
     def __new__(
         cls,
         records: Tensor,
-        factor: Tensor | None,
+        scale: Tensor | None,
         layer: Layer,
         geometry: Geometry,
+        wide: torch.dtype,
         dtype: torch.dtype,
         number: Tensor | None = None,
         requires_grad: bool = False,
@@ -75,18 +89,21 @@ class GatheredWeight(Float8Weight):
             device=records.device,
             requires_grad=requires_grad,
         )
-        self._records, self._factor = records, factor
-        self._layer, self._geometry, self._number = layer, geometry, number
+        self._records, self._scale, self._geometry = records, scale, geometry
+        self._layer, self._wide, self._number = layer, wide, number
         return self
 
     def cast(self, scale: Tensor | None = None) -> Cast:
-        """The codes as they came; `scale` is known already."""
-        target = self._layer.recipe.forward
-        if self._factor is not None:
-            return Cast(self._records.view(target), self._factor)
-        start = self._geometry.scale_bytes
-        codes = self._records[:, start : start + self.shape[1]]
-        return Cast(codes.view(target), _factors(self._records, self._geometry))
+        """The codes as they came, or those of the values; `scale` is known already."""
+        recipe, start = self._layer.recipe, self._geometry.scale_bytes
+        if recipe.gather == "high":
+            values = self._records.view(self._wide)
+            own = row_scales(values, recipe) if self._scale is None else self._scale
+            return cast(values, own, recipe.forward)
+        codes = self._records[:, start : start + self.shape[1]].view(recipe.forward)
+        if self._scale is not None:
+            return Cast(codes, torch.ones_like(self._scale) / self._scale)
+        return Cast(codes, _factors(self._records, self._geometry))
 
     def fresh_scale(self) -> None:
         """There is none to compute: it came with the gather."""
@@ -97,22 +114,22 @@ class GatheredWeight(Float8Weight):
 
     def _like(self, rows: int) -> "GatheredWeight":
         records = self._records if rows == len(self._records) else self._records[:rows]
-        facts = (self._layer, self._geometry, self.dtype, self._number)
-        return GatheredWeight(records, self._factor, *facts)
+        facts = (self._layer, self._geometry, self._wide, self.dtype, self._number)
+        return GatheredWeight(records, self._scale, *facts)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"GatheredWeight({self._layer.name}, {list(self.shape)}, {self.dtype})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        names = ["_records", "_factor", "_number"]
+        names = ["_records", "_scale", "_number"]
         present = [name for name in names if getattr(self, name) is not None]
-        return present, (self._layer, self._geometry, self.dtype)
+        return present, (self._layer, self._geometry, self._wide, self.dtype)
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> "GatheredWeight":
-        layer, geometry, dtype = context
-        factor, number = inner.get("_factor"), inner.get("_number")
-        return GatheredWeight(inner["_records"], factor, layer, geometry, dtype, number)
+        layer, geometry, wide, dtype = context
+        scale, number = inner.get("_scale"), inner.get("_number")
+        return GatheredWeight(inner["_records"], scale, layer, geometry, wide, dtype, number)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -146,21 +163,23 @@ def _factors(records: Tensor, geometry: Geometry) -> Tensor:
 
 def receive(records: Tensor, facts: Facts, dtype: torch.dtype, out: Any) -> Any:
     """The gathered weight around `records` and its inner memory, or `out` with its new scale."""
-    if facts.factor is None:
+    if facts.scale is None:
         _check_rows(records, facts)
     if out is not None:
-        if facts.factor is not None:
-            with _unsafe_preserve_version_counter(out._factor):
-                out._factor.copy_(facts.factor)
+        if facts.scale is not None:
+            with _unsafe_preserve_version_counter(out._scale):
+                out._scale.copy_(facts.scale)
         return None
-    factor = None if facts.factor is None else facts.factor.clone()
-    weight = GatheredWeight(records, factor, facts.layer, facts.geometry, dtype, facts.number)
-    return weight, (records,)
+    layer, scale, geometry, wide, number = facts
+    own = None if scale is None else scale.clone()
+    return GatheredWeight(records, own, layer, geometry, wide, dtype, number), (records,)
 
 
 def _check_rows(records: Tensor, facts: Facts) -> None:
     """Every rank sees the same records, so every rank raises."""
-    wrong = (~torch.isfinite(_factors(records, facts.geometry))).nonzero()
+    high = facts.layer.recipe.gather == "high"
+    sizes = amax_of(records.view(facts.wide), 1) if high else _factors(records, facts.geometry)
+    wrong = (~torch.isfinite(sizes)).nonzero()
     if len(wrong):
         row, padded = int(wrong[0, 0]), facts.geometry.rows
         raise InvalidArgument(

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from stowage._errors import raise_problems
-from stowage.training.scales import SCALE_MODES
+from stowage.training.scales import SCALE_MODES, amax_of, scale_of
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -28,6 +29,7 @@ class Recipe:
     history_length: int = 16  # delayed: steps that are remembered
     margin: int = 0  # delayed: scales are divided by 2 to this power
     rule: Literal["max", "most_recent"] = "max"  # delayed: which of the remembered count
+    gather: Literal["fp8", "high"] = "fp8"  # what FSDP2 sends: codes, or values that are cast then
 
 
 _E4M3 = torch.float8_e4m3fn
@@ -63,9 +65,21 @@ def recipe_of(name: str, changes: dict[str, Any]) -> Recipe:
         problems.append(f"{', '.join(only_delayed)} must come with recipe 'delayed', got {name!r}")
     if given.get("rule", "max") not in ("max", "most_recent"):
         problems.append(f"rule must be 'max' or 'most_recent', got {given['rule']!r}")
+    if given.get("gather", "fp8") not in ("fp8", "high"):
+        problems.append(f"gather must be 'fp8' or 'high', got {given['gather']!r}")
     if given.get("history_length", 1) < 1 or given.get("margin", 0) < 0:
         problems.append("history_length must be at least 1 and margin at least 0")
     if given.get("forward", _E4M3) == given.get("backward", _E4M3) == torch.float8_e5m2:
         problems.append("forward and backward must not both be float8_e5m2")
     raise_problems("convert_float8", problems)
     return replace(RECIPES[name], **given)
+
+
+def tensor_scale(amax: Tensor, recipe: Recipe) -> Tensor:
+    """The scale of this step's values: all recipes but `delayed`."""
+    return scale_of(amax, recipe.forward, recipe.scale_mode, margin=recipe.margin, pow2=recipe.pow2)
+
+
+def row_scales(value: Tensor, recipe: Recipe) -> Tensor:
+    """[rows, 1], from the rows that are here alone."""
+    return tensor_scale(amax_of(value, 1), recipe)

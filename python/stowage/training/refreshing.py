@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from stowage._errors import InvalidArgument
 from stowage.training import history
 from stowage.training.layers import Layer
+from stowage.training.recipes import tensor_scale
 from stowage.training.scales import amax_of
-from stowage.training.weights import TrainedWeight, tensor_scale
+from stowage.training.weights import TrainedWeight
 
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history
 

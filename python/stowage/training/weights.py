@@ -19,8 +19,8 @@ from stowage.training import delayed, gathered
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp
 from stowage.training.products import Cast, cast
-from stowage.training.recipes import Recipe
-from stowage.training.scales import amax_of, scale_of
+from stowage.training.recipes import row_scales, tensor_scale
+from stowage.training.scales import amax_of
 
 aten = torch.ops.aten
 _COPIES = {aten.clone.default, aten._to_copy.default, aten._pin_memory.default}
@@ -96,9 +96,9 @@ class TrainedWeight(Float8Weight):
         self._layer.roster.before_gather()
         rows = self.shape[0] if self._padded is None else self._padded
         scale = None if self._layer.recipe.rows else self.fresh_scale()
-        records, geometry = gathered.encode(self.cast(scale), rows, self._layer.recipe)
-        factor = None if scale is None else torch.ones_like(scale) / scale
-        return (records,), gathered.Facts(self._layer, factor, geometry, self._number)
+        records, geometry = gathered.encode(self, scale, rows)
+        facts = gathered.Facts(self._layer, scale, geometry, self.dtype, self._number)
+        return (records,), facts
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
@@ -190,16 +190,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
                 x._stamp.writes += 1
                 given[id(x._value)] = x
     return tree_map(lambda t: given.get(id(t), t), result)
-
-
-def tensor_scale(amax: Tensor, recipe: Recipe) -> Tensor:
-    """The scale of this step's values: all recipes but `delayed`."""
-    return scale_of(amax, recipe.forward, recipe.scale_mode, margin=recipe.margin, pow2=recipe.pow2)
-
-
-def row_scales(value: Tensor, recipe: Recipe) -> Tensor:
-    """[rows, 1], from the rows that are here alone."""
-    return tensor_scale(amax_of(value, 1), recipe)
 
 
 def weight_of(value: Tensor, layer: Layer, padded: int | None = None) -> TrainedWeight:
