@@ -69,16 +69,14 @@ def test_six_layers_beside_every_combination(model: nn.Module, attribute: str) -
         assert squares(report) <= wanted * 1.0001  # 5 % is what is promised
 
 
-def test_a_budget_beats_every_uniform_storage_that_fits(
-    model: nn.Module, batch: dict[str, torch.Tensor]
-) -> None:
-    uniform = {storage: stowage.stow(copy.deepcopy(model), storage) for storage in LIST}
-    for storage in LIST[:2]:
-        budget = uniform[storage].rest_bytes + (1 << 20)
-        report = stowage.stow(copy.deepcopy(model), LIST, budget=budget)
-        assert report.rest_bytes <= budget
-        assert squares(report) < squares(uniform[storage])
-        assert len({row.storage for row in report.stowed}) > 1
+@pytest.mark.parametrize("storage", [LIST[0], pytest.param(LIST[1], marks=pytest.mark.nightly)])
+def test_a_budget_beats_a_uniform_storage_that_fits(model: nn.Module, storage: str) -> None:
+    uniform = stowage.stow(copy.deepcopy(model), storage)
+    budget = uniform.rest_bytes + (1 << 20)
+    report = stowage.stow(copy.deepcopy(model), LIST, budget=budget)
+    assert report.rest_bytes <= budget
+    assert squares(report) < squares(uniform)
+    assert len({row.storage for row in report.stowed}) > 1
 
 
 def test_outputs_of_a_whole_model_decide(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
@@ -86,7 +84,7 @@ def test_outputs_of_a_whole_model_decide(model: nn.Module, batch: dict[str, torc
     with torch.no_grad():
         wanted = model(**batch).last_hidden_state
     errors, sizes = [], []
-    for bound in (0.2, 0.05, 0.005):
+    for bound in (0.2, 0.005):
         made = copy.deepcopy(model)
         report = stowage.stow(made, LIST, max_error=bound, calibrate=[batch])
         assert all("of the output: " in row.reason for row in report.stowed)
@@ -94,8 +92,8 @@ def test_outputs_of_a_whole_model_decide(model: nn.Module, batch: dict[str, torc
             got = made(**batch).last_hidden_state
         errors.append(float((got - wanted).norm() / wanted.norm()))
         sizes.append(report.rest_bytes)
-    assert errors[0] > errors[1] > errors[2] and sizes == sorted(sizes)
-    assert errors[2] < 0.02
+    assert errors[0] > errors[1] and sizes[0] < sizes[1]
+    assert errors[1] < 0.02
 
 
 def test_a_llama_is_calibrated_with_its_cache_untouched() -> None:

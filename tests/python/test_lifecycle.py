@@ -151,7 +151,7 @@ def cycles(count: int) -> None:
 
 @pytest.mark.slow
 def test_cycles_leave_nothing_behind() -> None:
-    cycles(20)
+    cycles(8)
 
 
 @pytest.mark.nightly

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "bench/python/load.py"
 
 @pytest.mark.slow
 def test_the_load_bench_runs_in_a_short_form(tmp_path: Path) -> None:
-    small = ["--gigabytes", "0.1", "--rounds", "1", "--threads", "1", "--folder", str(tmp_path)]
+    small = ["--gigabytes", "0.02", "--rounds", "1", "--threads", "1", "--folder", str(tmp_path)]
     ran = subprocess.run(
         [sys.executable, str(SCRIPT), *small, "--json"], capture_output=True, text=True
     )
