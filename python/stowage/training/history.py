@@ -7,6 +7,9 @@ the roles; columns are the scale (0: none yet), the amax seen since the last ref
 the amax values of earlier steps, newest first.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -50,28 +53,34 @@ def see(module: nn.Module, role: int, amax: Tensor) -> None:
     seen.copy_(torch.maximum(seen, amax))
 
 
-def seen(module: nn.Module) -> Tensor:
-    """What has been seen since the last refresh, fp32 [3]; -1 for nothing."""
-    return _state(module)[:, _SEEN].clone()
+def seen(modules: Sequence[nn.Module]) -> Tensor:
+    """What has been seen since the last refresh, fp32 [modules, 3]; -1 for nothing."""
+    return torch.stack([_state(module)[:, _SEEN] for module in modules])
 
 
-def roll(module: nn.Module, amax: Tensor, recipe: Recipe) -> None:
-    """Ends a step for the roles whose `amax` (fp32 [3], over all ranks) is not -1.
+def roll(modules: Sequence[nn.Module], amax: Tensor, recipe: Recipe) -> Tensor:
+    """Ends a step of modules of one recipe, for the roles whose `amax` (fp32 [modules, 3], over all
+    ranks) is not -1. Returns the scales, fp32 [modules, 3]; 0 for none yet.
 
     An amax that is 0 in every remembered step, infinite or NaN leaves the scale as it was.
     """
-    state = _state(module)
-    for role in (INPUT, WEIGHT, GRADIENT):
-        new, past = amax[role], state[role, _PAST:]
-        moved = torch.cat([new[None], past[:-1]])
-        top = moved.amax() if recipe.rule == "max" else new
-        target = recipe.backward if role == GRADIENT else recipe.forward
-        facts = {"margin": recipe.margin, "pow2": recipe.pow2}
-        old = state[role, _SCALE]
-        scale = scale_of(top, target, recipe.scale_mode, previous=old, **facts)  # type: ignore[arg-type]
-        usable = torch.isfinite(top) & (top > 0)
-        rolled = torch.cat([torch.where(usable, scale, old)[None], new.new_full((1,), -1), moved])
-        state[role].copy_(torch.where(new == -1, state[role], rolled))
+    states = [_state(module) for module in modules]
+    state = torch.stack(states)
+    old, past = state[..., _SCALE], state[..., _PAST:]
+    moved = torch.cat([amax[..., None], past[..., :-1]], -1)
+    top = moved.amax(-1) if recipe.rule == "max" else amax
+    facts: dict[str, Any] = {"margin": recipe.margin, "pow2": recipe.pow2}
+    scale = torch.empty_like(old)
+    for roles, target in ((slice(0, 2), recipe.forward), (slice(2, 3), recipe.backward)):
+        before = old[:, roles]
+        scale[:, roles] = scale_of(
+            top[:, roles], target, recipe.scale_mode, previous=before, **facts
+        )
+    scale = torch.where(torch.isfinite(top) & (top > 0), scale, old)
+    rolled = torch.cat([scale[..., None], torch.full_like(amax, -1)[..., None], moved], -1)
+    rolled = torch.where((amax == -1)[..., None], state, rolled)
+    torch._foreach_copy_(states, [*rolled.unbind()])
+    return rolled[..., _SCALE]
 
 
 def reset_history(model: nn.Module) -> None:

@@ -78,6 +78,7 @@ class Layer:
         self._module = weakref.ref(module)
         self.amax: Tensor | None = None  # delayed: of the weight, over all ranks, as of its scale
         self.number: Tensor | None = None  # delayed: how a compiled graph finds it
+        self.code: tuple[Any, int] | None = None  # that ranks compare, and what it was made of
         self._shard: Any = None  # while the module holds the gathered weight, the shard it rests in
         roster.layers.append(self)
 

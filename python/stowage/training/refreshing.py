@@ -8,8 +8,7 @@ alike and none waits for one that has raised.
 """
 
 import zlib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from stowage._errors import InvalidArgument
 from stowage.training import history
 from stowage.training.layers import Layer
-from stowage.training.recipes import tensor_scale
-from stowage.training.scales import amax_of
+from stowage.training.recipes import Recipe, tensor_scale
+from stowage.training.scales import amaxes
 from stowage.training.weights import TrainedWeight
 
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history
@@ -30,11 +29,9 @@ def entry_bytes() -> int:
     return _ENTRIES * torch.float32.itemsize
 
 
-@dataclass
-class _Weight:
+class _Weight(NamedTuple):
     layer: Layer
     resting: TrainedWeight
-    groups: tuple[Any, ...]  # of the shard mesh, one for each sharded dimension of it
 
 
 def refresh_scales(model: nn.Module) -> None:
@@ -46,9 +43,8 @@ def refresh_scales(model: nn.Module) -> None:
     """
     found: dict[int, Layer] = {}
     for module in model.modules():
-        layer = getattr(getattr(module, "weight", None), "_layer", None)
-        local = getattr(getattr(module, "weight", None), "_local_tensor", None)
-        layer = getattr(local, "_layer", layer)
+        weight: Any = module._parameters.get("weight")
+        layer = getattr(getattr(weight, "_local_tensor", weight), "_layer", None)
         if isinstance(layer, Layer):
             found[id(layer)] = layer
     refresh(list(found.values()))
@@ -58,18 +54,19 @@ def refresh_scales(model: nn.Module) -> None:
 def refresh(layers: list[Layer]) -> None:
     """The same for `layers`, those of one model in its order."""
     meshes: dict[tuple[Any, ...], list[_Weight]] = {}
+    known: dict[Any, tuple[Any, ...]] = {}
     for layer in layers:
         resting, sharded = layer.resting(TrainedWeight)
         if resting is None or (layer.recipe.rows and sharded is not None):
             continue
-        groups = _groups(sharded)
-        meshes.setdefault(groups, []).append(_Weight(layer, resting, groups))
+        key = None if sharded is None else (id(sharded.device_mesh), sharded.placements)
+        if key not in known:
+            known[key] = _groups(sharded)
+        meshes.setdefault(known[key], []).append(_Weight(layer, resting))
     for groups, weights in meshes.items():
-        vector = torch.stack([_entries(weight) for weight in weights])
-        vector = _largest(vector, groups)
-        _check(vector, weights)
-        for weight, entries in zip(weights, vector, strict=True):
-            _set(weight, entries)
+        vector = _largest(_entries(weights, bool(groups)), groups)
+        _check(vector, weights, bool(groups))
+        _set(vector, weights)
 
 
 def _groups(sharded: Any) -> tuple[Any, ...]:
@@ -86,32 +83,33 @@ def _largest(vector: Tensor, groups: tuple[Any, ...]) -> Tensor:
     return vector
 
 
-def _code(weight: _Weight) -> int:
+def _code(layer: Layer, value: Tensor) -> int:
     """24 bits of what all ranks must agree on, which fp32 holds exactly."""
-    layer, resting = weight.layer, weight.resting
-    facts = f"{layer.name} {layer.recipe} {resting.dtype} {tuple(resting.shape[1:])}"
-    return zlib.crc32(facts.encode()) & 0xFFFFFF
+    facts = value.dtype, value.shape[1]
+    if layer.code is None or layer.code[0] != facts:
+        text = f"{layer.name} {layer.recipe} {facts}"
+        layer.code = facts, zlib.crc32(text.encode()) & 0xFFFFFF
+    return layer.code[1]
 
 
-def _entries(weight: _Weight) -> Tensor:
-    amax = amax_of(weight.resting._value)
+def _entries(weights: list[_Weight], spread: bool) -> Tensor:
+    """fp32 [weights, entries]. A few operators for all of them, since there are thousands."""
+    amax = amaxes([resting._value for _, resting in weights])
     finite = torch.isfinite(amax)
-    rank = dist.get_rank() + 1 if weight.groups else 1
-    code = float(_code(weight))
-    head = torch.stack(
-        [
-            torch.where(finite, amax, torch.zeros_like(amax)),
-            torch.where(finite, 0.0, float(rank)).to(amax),
-            amax.new_tensor(code),
-            amax.new_tensor(-code),
-        ]
+    rank = float(dist.get_rank() + 1 if spread else 1)
+    codes = amax.new_tensor(
+        [_code(layer, resting._value) for layer, resting in weights], dtype=torch.float32
     )
-    if not weight.layer.recipe.delayed:
-        return torch.cat([head, head.new_full((3,), -1)])
-    return torch.cat([head, history.seen(weight.layer.module).to(head)])
+    vector = amax.new_full((len(weights), _ENTRIES), -1)
+    vector[:, 0] = torch.where(finite, amax, torch.zeros_like(amax))
+    vector[:, 1] = torch.where(finite, torch.zeros_like(amax), torch.full_like(amax, rank))
+    vector[:, 2], vector[:, 3] = codes, -codes
+    if delayed := [at for at, weight in enumerate(weights) if weight.layer.recipe.delayed]:
+        vector[delayed, 4:] = history.seen([weights[at].layer.module for at in delayed])
+    return vector
 
 
-def _check(vector: Tensor, weights: list[_Weight]) -> None:
+def _check(vector: Tensor, weights: list[_Weight], spread: bool) -> None:
     lines = []
     for weight, entries in zip(weights, vector[:, 1:4].tolist(), strict=True):
         rank, code, minus = entries
@@ -119,18 +117,25 @@ def _check(vector: Tensor, weights: list[_Weight]) -> None:
         if code != -minus:
             lines.append(f"{name} must be the same layer on every rank, got different ones")
         elif rank:
-            where = f" on rank {int(rank) - 1}" if weight.groups else ""
+            where = f" on rank {int(rank) - 1}" if spread else ""
             lines.append(f"weight {name} must be finite, got inf or NaN{where}")
     if lines:
         raise InvalidArgument("stowage: " + "; ".join(lines))
 
 
-def _set(weight: _Weight, entries: Tensor) -> None:
-    layer, amax = weight.layer, entries[0].clone()
-    if layer.recipe.delayed:
-        history.roll(layer.module, entries[4:], layer.recipe)
-        layer.amax = amax
-        scale = history.scale_for(layer.module, history.WEIGHT, amax, layer.recipe)
-    else:
-        scale = tensor_scale(amax, layer.recipe)
-    weight.resting._stamp.set_scale(scale)
+def _set(vector: Tensor, weights: list[_Weight]) -> None:
+    """The scales of weights of one recipe are found together."""
+    recipes: dict[Recipe, list[int]] = {}
+    for at, (layer, _) in enumerate(weights):
+        recipes.setdefault(layer.recipe, []).append(at)
+    for recipe, places in recipes.items():
+        amax = vector[places, 0]
+        scales = tensor_scale(amax, recipe)
+        if recipe.delayed:
+            modules = [weights[at].layer.module for at in places]
+            earlier = history.roll(modules, vector[places, 4:], recipe)[:, history.WEIGHT]
+            scales = torch.where(earlier > 0, earlier, scales)
+        for at, scale, largest in zip(places, scales.unbind(), amax.unbind(), strict=True):
+            layer, resting = weights[at]
+            layer.amax = largest if recipe.delayed else None
+            resting._stamp.set_scale(scale)

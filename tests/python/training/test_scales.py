@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage.training.scales import amax_of, power_of_two, scale_of
+from stowage.training.scales import amax_of, amaxes, power_of_two, scale_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
@@ -124,3 +124,17 @@ def test_the_installed_torchao_agrees(pow2: bool) -> None:
         ours = scale_of(amax, target, "torchao", pow2=pow2)
         same = (ours == theirs) | (ours.isnan() & theirs.isnan())
         assert same.float().mean() > (0.95 if pow2 else 0.9999), amax[~same]
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32,), (torch.bfloat16,), (torch.float32, torch.float16)]
+)
+def test_amaxes_of_many_are_those_of_each(dtypes: tuple[torch.dtype, ...]) -> None:
+    values = [torch.randn(5, 7).to(dtype) for dtype in dtypes for _ in range(3)]
+    values += [torch.zeros(0, 7, dtype=dtypes[0]), torch.full((2,), -0.0, dtype=dtypes[0])]
+    values += [torch.tensor([1.0, x], dtype=dtypes[0]) for x in (-math.inf, math.nan)]
+    found = amaxes(values)
+    want = torch.stack([v.float().abs().amax() if v.numel() else torch.zeros(()) for v in values])
+    assert torch.equal(found[:-1], want[:-1]) and found[-1].isnan()
+    assert not found.signbit().any()
+    assert amaxes([torch.zeros(0, 3)] * 2).tolist() == [0, 0]
