@@ -54,7 +54,7 @@ class Origin:
         self.writes = 0
         self._value: Tensor | None = None  # exact, also while it is being initialised
         self._file: Kept | None = None
-        self.is_finite = True
+        self.is_finite, self._lent = True, False
         self.group: Any = None  # of the processes that have the other rows
         self._made_for: Any = None
         self._join(terms, home)
@@ -82,8 +82,17 @@ class Origin:
         assert self._file is not None
         return self._file.read().clone()
 
+    def lent(self) -> Tensor:
+        """The value for one that will write to it after `clear`: the tensor itself, once."""
+        value = self.get()
+        if self._lent and self._value is not None:
+            value = value.clone()
+        self._lent = True
+        return value
+
     def take(self, why: str = "") -> Tensor:
         value = self.get()
+        value = value.clone() if self._lent and self._value is not None else value
         self._end(TAKEN, why)
         return value
 
@@ -205,7 +214,7 @@ def _bare(like: Origin, home: Home | None = None) -> Origin:
     made = Origin.__new__(Origin)
     made.name, made.place, made.reserved, made.writes = like.name, like.place, 0, 0
     made.state, made._why = ABSENT, ""
-    made._value, made._file, made.is_finite = None, None, True
+    made._value, made._file, made.is_finite, made._lent = None, None, True, False
     made.group = made._made_for = None
     made._join(like.terms, like.home if home is None else home)
     return made

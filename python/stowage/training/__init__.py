@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in fp8: linear layers that multiply fp8 values, and fp8 bytes on the wire of FSDP2."""
 
+from stowage.training.casting import from_masters
 from stowage.training.checking import check
 from stowage.training.converting import convert_float8
 from stowage.training.history import reset_history
@@ -13,6 +14,7 @@ from stowage.training.kept import (
     init_values,
     take_init_value,
 )
+from stowage.training.optimizing import MasterOptimizer
 from stowage.training.recipes import RECIPES, Recipe
 from stowage.training.refreshing import refresh_scales
 from stowage.training.weights import TrainedWeight
@@ -20,11 +22,13 @@ from stowage.training.weights import TrainedWeight
 __all__ = [
     "RECIPES",
     "InitValue",
+    "MasterOptimizer",
     "Recipe",
     "TrainedWeight",
     "check",
     "clear_init_value",
     "convert_float8",
+    "from_masters",
     "has_init_value",
     "init_value",
     "init_values",

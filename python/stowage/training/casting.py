@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many resting weights from their masters, with one reduction for all scales that ranks share.
+
+Each rank puts the largest magnitudes of its parts into one vector, and who has a value that is not
+finite; the maximum over the ranks answers for all of them, so that every rank raises alike and no
+weight is changed where one is refused. The bytes are those of casting whole masters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stowage._errors import InvalidArgument, raise_problems
+from stowage._numbers.stochastic import key_of
+from stowage._shard.beginning import put
+from stowage._shard.fragments import (
+    Fragment,
+    amax_count,
+    amaxes,
+    quantized,
+    row_parts,
+    rows_fragment,
+    whole_parts,
+)
+from stowage._shard.rows import StowedRows
+from stowage.requantize import Change
+from stowage.tensor import StowedTensor
+
+Weights = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
+Masters = Mapping[str, Tensor] | Sequence[Tensor | None]
+
+
+class Job(NamedTuple):
+    """One weight to be made from a master, or from the part of it that this process has."""
+
+    name: str
+    weight: StowedTensor | StowedRows
+    master: Tensor  # plain
+    start: int | None  # of a flat part; None for all values, or for the rows that are here
+    groups: tuple[Any, ...]  # of processes, whose maxima are taken one after the other
+    via: torch.dtype | None = None
+    key: int | None = None  # of stochastic rounding
+
+    def fragment(self) -> Fragment:
+        values = self.master if self.via is None else self.master.to(self.via)
+        if isinstance(self.weight, StowedRows):
+            whole = self.weight._whole
+            empty = self.weight.first is None or not self.weight.shape[0]
+            first = whole.shape[0] if empty else int(self.weight.first or 0)
+            return rows_fragment(whole.storage, whole.shape, first, values)
+        shape, storage = tuple(self.weight.shape), self.weight._storage
+        values = values.detach().to(torch.float32).contiguous()
+        return Fragment(storage, shape, self.start or 0, values, self.start is None)
+
+
+def groups_of(tensor: Any) -> tuple[Any, ...]:
+    """The groups over which a DTensor is spread, one for each sharded dimension of its mesh."""
+    mesh = tensor.device_mesh
+    dims = [i for i, place in enumerate(tensor.placements) if place.is_shard()]
+    return tuple(mesh.get_group(dim) for dim in dims if mesh.size(dim) > 1)
+
+
+def local_of(tensor: Any) -> Any:
+    """What this process has of a tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def rests(tensor: Any) -> bool:
+    """Whether a parameter is a resting weight, whole or in rows."""
+    return isinstance(local_of(tensor), (StowedTensor, StowedRows))
+
+
+def from_masters(
+    weights: Weights,
+    masters: Masters,
+    start_offsets: Sequence[int | None] | None = None,
+    group: Any = None,
+    *,
+    via: torch.dtype | None = None,
+    seed: int | None = None,
+) -> None:
+    """Writes every resting weight anew from its master, with one reduction for all of them.
+
+    `weights`: a model (its resting parameters, in order), or weights, by name or in a list;
+    `masters` likewise, in floating dtypes. A weight that FSDP2 spreads takes the master of its
+    local rows, as DTensor or plain; its mesh tells who has the others.
+
+    With `start_offsets` each master is the part [offset, offset + numel) of its weight, counted
+    flat, that this process of `group` updates (None for no part): scales become right on every
+    process, codes inside the part; gathering the codes is the caller's. Parts of 4-bit weights must
+    begin on a byte.
+
+    `via` casts the masters first: via=torch.bfloat16 is a bf16 weight that is quantized in forward,
+    None an fp32 one. With a `seed` codes are rounded stochastically, by seed and name alone.
+
+    Raises InvalidArgument, on all processes alike where values are not finite; nothing is changed.
+    """
+    named, given = _pairs(weights, masters)
+    offsets = [0] * len(named) if start_offsets is None else list(start_offsets)
+    problems = []
+    if len(given) != len(named) or len(offsets) != len(named):
+        problems.append(
+            f"there must be one master{' and offset' if start_offsets else ''} for each of "
+            f"{len(named)} weights, got {len(given)} and {len(offsets)}"
+        )
+        raise_problems("from_masters", problems)
+    jobs = []
+    for (name, weight), master, offset in zip(named, given, offsets, strict=True):
+        local = local_of(weight)
+        if not rests(weight):
+            problems.append(f"{name} must rest, got {type(local).__name__}")
+            continue
+        start = None if start_offsets is None else (0 if offset is None else offset)
+        if master is None or offset is None:
+            master = torch.empty(0)
+        groups = groups_of(weight) if weight is not local else ()
+        if start is not None and group is not None:
+            groups = (group,)
+        key = None if seed is None else key_of(seed, name)
+        job = Job(name, local, local_of(master).detach(), start, groups, via, key)
+        problems += _misfits(job)
+        jobs.append(job)
+    raise_problems("from_masters", problems)
+    cast(jobs)
+
+
+def _pairs(weights: Weights, masters: Masters) -> tuple[list[tuple[str, Any]], list[Any]]:
+    named: list[tuple[str, Any]]
+    if isinstance(weights, nn.Module):
+        named = [(name, p) for name, p in weights.named_parameters() if rests(p)]
+    elif isinstance(weights, Mapping):
+        named = list(weights.items())
+    else:
+        named = [(str(i), weight) for i, weight in enumerate(weights)]
+    if not isinstance(masters, Mapping):
+        return named, list(masters)
+    unknown = sorted(masters.keys() - {name for name, _ in named})
+    if unknown:
+        raise InvalidArgument(f"from_masters: masters must be of resting weights, got {unknown}")
+    named = [(name, weight) for name, weight in named if name in masters]
+    return named, [masters[name] for name, _ in named]
+
+
+def _misfits(job: Job) -> list[str]:
+    weight, master, start = job.weight, job.master, job.start
+    if not master.is_floating_point():
+        return [f"{job.name}: the master must be floating, got {master.dtype}"]
+    if start is None:
+        if master.shape != weight.shape:
+            return [f"{job.name}: must be {list(weight.shape)}, got {list(master.shape)}"]
+        return []
+    if isinstance(weight, StowedRows):
+        return [f"{job.name}: start_offsets are for weights that every process has whole"]
+    stop, total = start + master.numel(), math.prod(weight.shape)
+    if not 0 <= start <= stop <= total:
+        return [f"{job.name}: the part must lie within {total} elements, got [{start}, {stop})"]
+    if weight._storage.bits == 4 and (start % 2 or (stop % 2 and stop != total)):
+        return [f"{job.name}: a part of 4-bit codes must begin and end on a byte, got [{start}, "
+                f"{stop})"]  # fmt: skip
+    return []
+
+
+@torch.no_grad()
+def cast(jobs: Sequence[Job]) -> None:
+    """Carries the jobs out: one reduction for those of one group of processes."""
+    vectors = _vectors(jobs)
+    reach: dict[tuple[Any, ...], list[int]] = {}
+    for i, job in enumerate(jobs):
+        if job.groups:
+            reach.setdefault(job.groups, []).append(i)
+    for groups, members in reach.items():
+        joined = torch.cat([vectors[i] for i in members])
+        for group in groups:
+            dist.all_reduce(joined, dist.ReduceOp.MAX, group=group)
+        pieces = joined.split([len(vectors[i]) for i in members])
+        for i, vector in zip(members, pieces, strict=True):
+            vectors[i] = vector
+    ranks = torch.stack([vector[0] for vector in vectors]).tolist() if jobs else []
+    problems = []
+    for job, rank in zip(jobs, ranks, strict=True):
+        if rank:
+            where = f" on rank {int(rank) - 1}" if job.groups else ""
+            problems.append(f"the master of {job.name} must be finite, got inf or NaN{where}")
+    raise_problems("from_masters", problems)
+    for job, vector in zip(jobs, vectors, strict=True):
+        _write(job, vector[1:])
+
+
+def _vectors(jobs: Sequence[Job]) -> list[Tensor]:
+    """For each job: rank + 1 where a value is not finite, else 0; then its largest magnitudes."""
+    found = []
+    for job in jobs:
+        rank = dist.get_rank() + 1 if job.groups else 1
+        fragment = job.fragment()
+        shared = job.groups or isinstance(job.weight, StowedRows)
+        count = amax_count(fragment) if shared else 0
+        if count == 1:
+            largest = amaxes(fragment)
+            finite = largest.isfinite()
+        else:
+            finite = fragment.values.isfinite().all().view(1)
+            largest = amaxes(fragment) if count else fragment.values.new_zeros(0)
+        flag = torch.where(finite, 0.0, float(rank))
+        found.append(torch.cat([flag, torch.where(finite, largest, torch.zeros_like(largest))]))
+    return found
+
+
+def _write(job: Job, largest: Tensor) -> None:
+    fragment, weight = job.fragment(), job.weight
+    if isinstance(weight, StowedRows):
+        put(weight, *row_parts(fragment, largest, job.key))
+        if weight._origin is not None:
+            weight._origin.written()
+        return
+    if fragment.is_whole:
+        values = fragment.values.view(fragment.shape)
+        Change(weight, quantized(values, fragment.storage, job.key)).commit()
+        return
+    if not job.groups:  # one process alone: only its own part counts
+        largest = amaxes(fragment)
+    codes, *scales = whole_parts(fragment, largest, job.key)
+    kept = weight._parts()[0].clone()
+    per = 2 if fragment.storage.bits == 4 else 1
+    span = slice(fragment.start // per, -(-fragment.stop // per))
+    kept.view(-1)[span] = codes.view(-1)[span]
+    Change(weight, [kept, *scales]).commit()
