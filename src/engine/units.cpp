@@ -11,7 +11,7 @@ namespace stowage::engine {
 namespace {
 
 constexpr std::uint64_t kGap = 64 << 10;   // bytes of others that cost less to read than a seek
-constexpr std::uint64_t kPiece = 4 << 20;  // several reads of this size are in flight for one unit
+constexpr std::uint64_t kPiece = 1 << 20;  // several reads of this size are in flight for one unit
 
 constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
 constexpr std::uint64_t up(std::uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
