@@ -160,7 +160,7 @@ class Origin:
         value = self._value
         if value is None:
             return
-        self.is_finite = bool(value.isfinite().all())
+        self.is_finite = _finite(value)
         if self.state != KEPT:
             self._value = None
         elif self.place == "disk":
@@ -208,6 +208,11 @@ class Origin:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # pickles leave it out
+
+
+def _finite(values: Tensor) -> bool:
+    """Without a mask as large as the values."""
+    return not values.numel() or bool(torch.stack(torch.aminmax(values)).isfinite().all())
 
 
 def _bare(like: Origin, home: Home | None = None) -> Origin:

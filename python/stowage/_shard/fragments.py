@@ -91,13 +91,19 @@ def amaxes(fragment: Fragment) -> Tensor:
     """Largest magnitudes, fp32 [amax_count]; 0 where the fragment has nothing."""
     count = amax_count(fragment)
     if count <= 1:
-        values = fragment.values
-        largest = values.abs().amax() if values.numel() else values.new_zeros(())
-        return largest.view(1)[:count]
+        return largest_of(fragment.values)[:count]
     full = _full(fragment)
     pieces, inner, span = _groups(fragment.storage, fragment.shape)
     grouped = torch.nn.functional.pad(full.view(pieces, inner), (0, -inner % span))
     return grouped.view(-1, span).abs().amax(1)
+
+
+def largest_of(values: Tensor) -> Tensor:
+    """max |x|, [1]; inf or NaN where there is one, 0 for no values. Takes no memory."""
+    if not values.numel():
+        return values.new_zeros(1)
+    low, high = torch.aminmax(values)
+    return torch.maximum(-low, high).view(1)
 
 
 def _full(fragment: Fragment) -> Tensor:

@@ -23,6 +23,7 @@ from stowage._shard.fragments import (
     Fragment,
     amax_count,
     amaxes,
+    largest_of,
     quantized,
     row_parts,
     rows_fragment,
@@ -200,12 +201,9 @@ def _vectors(jobs: Sequence[Job]) -> list[Tensor]:
         fragment = job.fragment()
         shared = job.groups or isinstance(job.weight, StowedRows)
         count = amax_count(fragment) if shared else 0
-        if count == 1:
-            largest = amaxes(fragment)
-            finite = largest.isfinite()
-        else:
-            finite = fragment.values.isfinite().all().view(1)
-            largest = amaxes(fragment) if count else fragment.values.new_zeros(0)
+        whole = largest_of(fragment.values)
+        finite = whole.isfinite()
+        largest = whole[:count] if count <= 1 else amaxes(fragment)
         flag = torch.where(finite, 0.0, float(rank))
         found.append(torch.cat([flag, torch.where(finite, largest, torch.zeros_like(largest))]))
     return found

@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from stowage import ops
 from stowage._errors import InvalidArgument, translated
@@ -88,7 +91,10 @@ def quantized_init(
 @contextmanager
 def _running(work: _Making) -> Iterator[None]:
     terms = work.terms
-    hook = register_module_parameter_registration_hook(work.register)
+    hooks = (
+        register_module_parameter_registration_hook(work.register),
+        register_module_module_registration_hook(work.registered),
+    )
     token = activate(terms)
     try:
         yield
@@ -105,7 +111,8 @@ def _running(work: _Making) -> Iterator[None]:
         raise
     finally:
         deactivate(token)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _default(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -136,6 +143,11 @@ class _Making:
         with torch.inference_mode(False), torch.no_grad():
             return self._made_of(parameter, module, name, storage)
 
+    def registered(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        """A module has been made: what is open is put away before the next one takes memory."""
+        if active() is self.terms:
+            self.terms.close()
+
     def _may_rest(self, parameter: Any) -> bool:
         return (
             isinstance(parameter, nn.Parameter)
@@ -152,12 +164,12 @@ class _Making:
         nbytes = 0 if parameter.is_meta else parameter.numel() * dtype.itemsize
         title = f"{type(module).__name__}.{name} {list(parameter.shape)}"
         origin = Origin(self.terms, self._home_of(module), title, nbytes)  # may refuse
+        self.terms.opens(origin)
         values = parameter.detach().to(dtype).contiguous()
         weight = wrap(
             _rest(values, storage), storage, tuple(parameter.shape), parameter.dtype, self.exact
         )
         if not parameter.is_meta:
-            self.terms.opens(origin)
             origin.initialised(values)
         weight._origin = origin
         made = nn.Parameter(weight, parameter.requires_grad)
