@@ -34,7 +34,8 @@ _registered = 0  # modules, parameters and buffers that any module was given
 
 def _note(*_: Any) -> None:
     global _registered
-    _registered += 1
+    if not torch.compiler.is_compiling():  # a graph would be guarded by the count
+        _registered += 1
 
 
 torch_modules.register_module_module_registration_hook(_note)

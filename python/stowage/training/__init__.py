@@ -14,6 +14,7 @@ from stowage.training.kept import (
     init_values,
     take_init_value,
 )
+from stowage.training.opaque_hooks import opaque_hooks
 from stowage.training.optimizing import MasterOptimizer
 from stowage.training.recipes import RECIPES, Recipe
 from stowage.training.refreshing import refresh_scales
@@ -32,6 +33,7 @@ __all__ = [
     "has_init_value",
     "init_value",
     "init_values",
+    "opaque_hooks",
     "quantized_init",
     "refresh_scales",
     "reset_history",
