@@ -9,6 +9,7 @@ import datetime
 import faulthandler
 import multiprocessing as mp
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: int 
             try:
                 answers.append(pipe.recv())
             except EOFError:
+                process.join()
                 text = Path(folder, f"waiting{rank}").read_text()
                 answers.append((False, f"ended, exit code {process.exitcode}; it was at\n{text}"))
             process.join()
@@ -72,3 +74,10 @@ def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: int 
         lines = [f"--- rank {rank}: {text}" for rank, text in enumerate(texts)]
         raise AssertionError("\n".join(lines))
     return [value for _, value in answers]
+
+
+def at_odds() -> None:
+    """The second rank waits for the first, which is busy."""
+    if dist.get_rank():
+        dist.barrier()
+    time.sleep(300)

@@ -80,12 +80,11 @@ class Weight(NamedTuple):
         return -(-self.rows // setting.shards) * setting.shards * self.record(setting.compute)
 
     def scratch(self, setting: Setting, backward: bool = True) -> int:
-        """fp32 copies of the weight in an emulated product: its codes, or the values while they
-        are made of codes; g W with scales of rows holds values, and these scaled and clamped."""
+        """fp32 copies of the weight in an emulated product: one; in g W with scales of rows the
+        values, these scaled, and clamped."""
         if self.form not in RECIPES or not setting.cpu:
             return 0
-        recipe = RECIPES[self.form]
-        copies = 2 if recipe.products == "high" else 3 if recipe.rows and backward else 1
+        copies = 3 if RECIPES[self.form].rows and backward else 1
         return copies * 4 * self.rows * self.columns
 
 
