@@ -383,6 +383,10 @@ TORCH_LIBRARY(pretend, m) {
     const Counters& c = memory().counters.at(static_cast<std::size_t>(device));
     return std::vector<std::int64_t>{c.held, c.peak, c.in, c.out, c.across};
   });
+  m.def("pinned() -> int[]", [] {
+    const auto [held, peak] = memory().pinned_bytes();
+    return std::vector<std::int64_t>{held, peak};
+  });
   m.def("races() -> str", [] { return memory().races(); });
   m.def("reset() -> ()", [] { memory().reset(); });
   m.def("set_lazy(bool lazy) -> ()", [](bool lazy) { memory().lazy = lazy; });

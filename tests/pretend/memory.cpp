@@ -53,6 +53,13 @@ void Memory::release(int device, void* data, std::size_t bytes) {
 void Memory::pin(void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex);
   pinned_[static_cast<const char*>(data)] = bytes;
+  pinned_held_ += static_cast<std::int64_t>(bytes);
+  pinned_peak_ = std::max(pinned_peak_, pinned_held_);
+}
+
+std::array<std::int64_t, 2> Memory::pinned_bytes() {
+  const std::lock_guard lock(mutex);
+  return {pinned_held_, pinned_peak_};
 }
 
 void Memory::unpin(void* data) {
@@ -65,6 +72,7 @@ void Memory::unpin(void* data) {
     });
     if (used) drain(lane, queue.done + queue.waiting.size());
   }
+  pinned_held_ -= static_cast<std::int64_t>(pinned_[begin]);
   pinned_.erase(begin);
 }
 
@@ -168,6 +176,7 @@ std::string Memory::races() {
 void Memory::reset() {
   const std::lock_guard lock(mutex);
   for (Counters& c : counters) c = {c.held, c.held};
+  pinned_peak_ = pinned_held_;
   races_.clear();
 }
 

@@ -44,6 +44,7 @@ class Memory {
   void pin(void* data, std::size_t bytes);
   void unpin(void* data);
   bool is_pinned(const void* data);
+  std::array<std::int64_t, 2> pinned_bytes();  // now, and at most since reset()
 
   /// Notes work of a stream on [begin, begin + bytes), and a race where it meets other work.
   void touch(Lane lane, const void* begin, std::size_t bytes, bool writes);
@@ -85,6 +86,7 @@ class Memory {
   std::map<Lane, Queue> queues_;
   std::vector<Access> accesses_;
   std::map<const char*, std::size_t> pinned_;
+  std::int64_t pinned_held_ = 0, pinned_peak_ = 0;
   std::set<std::string> races_;
   std::int64_t streams_made_ = 0;
 };

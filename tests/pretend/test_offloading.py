@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils.checkpoint
-from pretend_device import counted, counters
+from pretend_device import counted, counters, pinned
 from torch import nn
 
 import stowage
+from stowage._tiers.link import TILE
 
 DEVICE = torch.device("pretend:0")
 X = torch.linspace(-1, 1, 3 * 192).reshape(3, 192)
@@ -196,6 +197,22 @@ def test_from_a_disk_through_memory(storage: str | None, reads: str, tmp_path: P
         assert 0 < told.peak <= ram and told.device.peak <= told.device.ring <= limit
         stowage.onload(model)
         assert torch.equal(there(model), wanted)
+
+
+@pytest.mark.parametrize("share", [0, 0.4, 1])
+def test_no_more_is_pinned_than_was_asked_for(share: float) -> None:
+    model = made("int8")
+    most = int(share * sum(stowage.nbytes(w) for w in weights(model)))
+    with counted():
+        before, _ = pinned()
+        stowage.offload(model, device=DEVICE, accelerator=ROOM, pin=most)
+        weights_pinned = pinned()[0] - before
+        assert weights_pinned <= most and (weights_pinned > 0) == (share > 0)
+        for _ in range(3):
+            model(X)
+        assert pinned()[1] - before <= most + 2 * TILE
+        stowage.onload(model)
+        assert pinned()[0] - before <= 2 * TILE
 
 
 @pytest.mark.parametrize("storage", [None, "int8"])

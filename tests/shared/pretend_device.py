@@ -88,6 +88,12 @@ def counters(device: int = 0) -> Counters:
     return Counters(*torch.ops.pretend.counters(device))
 
 
+def pinned() -> tuple[int, int]:
+    """Bytes of the host's memory that are pinned, now and at most since a test's block began."""
+    held, peak = torch.ops.pretend.pinned()
+    return held, peak
+
+
 def races() -> str:
     return str(torch.ops.pretend.races())
 
