@@ -26,6 +26,7 @@ from stowage._tiers.offloading import offload, onload
 from stowage._tiers.rebudgeting import rebudget
 from stowage._tiers.reporting import engine_report, report
 from stowage._tiers.tracing import trace
+from stowage._tiers.yielding import keep_free
 from stowage.checkpoint import save, state_dict
 from stowage.dispatch import fallbacks
 from stowage.loading import load, load_state_dict
@@ -54,6 +55,7 @@ __all__ = [
     "frozen_linear",
     "grouped_linear",
     "info",
+    "keep_free",
     "load",
     "load_state_dict",
     "measured",

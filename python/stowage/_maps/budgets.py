@@ -8,12 +8,12 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from stowage._errors import InvalidArgument
+from stowage._maps.free import available_ram
 from stowage._maps.sizes import Dtype, leaves, module_sizes
 
 Device = int | str
@@ -80,17 +80,6 @@ def _free() -> dict[Device, int]:
             _LOG.info("device %s does not say what is free: %s", number, error)
     free["mps" if torch.backends.mps.is_available() else "cpu"] = available_ram()
     return free
-
-
-def available_ram() -> int:
-    """Bytes that new programs can have without swapping, as Linux estimates them."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    raise InvalidArgument(
-        "stowage: max_memory must be given, this system does not tell what is free"
-    )
 
 
 def balanced(
