@@ -45,15 +45,21 @@ class Change(NamedTuple):
 
 
 def afresh(weight: StowedTensor, values: Tensor) -> Change:
-    """What turns `weight` into one with these values everywhere. Values that are not finite give
-    zeros: a weight that is being initialised may have some until all of it is written."""
-    if weight.is_meta:
-        return Change(weight, weight._parts())
+    """What turns `weight` into one with these values everywhere."""
+    parts = weight._parts() if weight.is_meta else first_parts(values, weight._storage)
+    return Change(weight, parts)
+
+
+def first_parts(values: Tensor, storage: Storage) -> list[Tensor]:
+    """Parts of a weight that is being initialised: of zeros as long as some value is not finite,
+    since memory may hold anything until all of it is written."""
     try:
-        return Change(weight, ops.quantize(values.contiguous(), weight._storage.key))
-    except RuntimeError:
-        zeros = torch.zeros(weight.shape, device=values.device)
-        return Change(weight, ops.quantize(zeros, weight._storage.key))
+        return ops.quantize(values.contiguous(), storage.key)
+    except RuntimeError as error:
+        if torch.stack(torch.aminmax(values)).isfinite().all():
+            raise translated(error) from None
+    layout = storage.layout(tuple(values.shape))
+    return [torch.zeros(sizes, dtype=dtype, device=values.device) for _, dtype, sizes in layout]
 
 
 class _Rows(NamedTuple):

@@ -17,14 +17,14 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from stowage import ops
-from stowage._errors import InvalidArgument, translated
+from stowage._errors import InvalidArgument
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
 from stowage._origin import Origin
 from stowage._storage import Storage
 from stowage._terms import Home, Terms, activate, active, deactivate
 from stowage.policy import WEIGHT_TYPES
+from stowage.requantize import first_parts
 from stowage.tensor import StowedTensor, wrap
 
 Filter = Callable[[nn.Module, str, nn.Parameter], "bool | str | None"]
@@ -192,9 +192,4 @@ def _rest(values: Tensor, storage: Storage) -> list[Tensor]:
     if values.is_meta:
         layout = storage.layout(tuple(values.shape))
         return [torch.empty(sizes, dtype=dtype, device="meta") for _, dtype, sizes in layout]
-    try:
-        return ops.quantize(values, storage.key)
-    except RuntimeError as error:
-        if values.isfinite().all():
-            raise translated(error) from None
-        return ops.quantize(torch.zeros_like(values, dtype=torch.float32), storage.key)
+    return first_parts(values, storage)
