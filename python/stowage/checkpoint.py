@@ -24,7 +24,8 @@ from stowage._files.real_values import (
 from stowage._files.writing import buffer_dtypes, declared, ties, write
 from stowage._model.casts import is_plain, plain_values
 from stowage._model.weights import Held, written
-from stowage._shard.gathering import by_the_first, is_spread, together
+from stowage._shard.describing import is_spread
+from stowage._shard.gathering import by_the_first, together
 from stowage.tensor import StowedTensor
 
 FILE = "model.safetensors"
@@ -106,19 +107,25 @@ def _save_values(
     checksums: bool,
 ) -> Path:
     check_dtype(dtype)
-    every = written(model)
+    spread = any(is_spread(held.tensor) for held in written(model))
+    every = together(model)
     raise_problems("stowage.save", unsavable(model, every))
-    real, file = RealValues(model, every, dtype), file_name(model)
-    write(
-        where / file,
-        [declared(*facts) for facts in real.names()],
-        real,
-        metadata=metadata,
-        shard_bytes=shard_bytes,
-        checksums=checksums,
-    )
-    without_old_shards(where, file)
-    write_config(model, where, dtype)
+    file = file_name(model)
+
+    def write_files() -> None:
+        real = RealValues(model, every, dtype)
+        write(
+            where / file,
+            [declared(*facts) for facts in real.names()],
+            real,
+            metadata=metadata,
+            shard_bytes=shard_bytes,
+            checksums=checksums,
+        )
+        without_old_shards(where, file)
+        write_config(model, where, dtype)
+
+    by_the_first(spread, write_files)
     return _written_path(where, file)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resting weights as DTensors, and checkpoints that are loaded by other numbers of processes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import sharded
 import sharded_files
 import torch
+from ranks import on_ranks
 from safetensors.torch import load_file
 from sharded import run
 
 import stowage
+from stowage._model.table import bytes_text
 
 pytestmark = pytest.mark.slow
 READ_WITHOUT_US = """
@@ -79,6 +82,37 @@ def test_save_writes_flat_bytes(four: tuple[str, list[bytes]]) -> None:
         if ".base." in name:  # frozen
             assert torch.equal(found[name], tensor), name
     stowage.load(model, f"{folder}/flat")
+
+
+def test_values_and_flat_bytes_are_those_of_the_model_in_one_process(tmp_path: Path) -> None:
+    whole = sharded_files.mixed()
+    run(2, sharded_files.saved_values, str(tmp_path))
+    stowage.save(whole, tmp_path / "whole/flat")
+    stowage.save(whole, tmp_path / "whole/values", dtype=torch.bfloat16)
+    for kind, name in (("flat", "model"), ("values", "diffusion_pytorch_model")):
+        found = load_file(tmp_path / kind / f"{name}.safetensors")
+        want = load_file(tmp_path / f"whole/{kind}" / f"{name}.safetensors")
+        assert found.keys() == want.keys() and "1.weight" in found
+        assert all(torch.equal(found[key], want[key]) for key in want), kind
+    config = json.loads((tmp_path / "values/config.json").read_text())
+    assert config == {"_class_name": "Declared", "width": 33}
+
+
+def test_reports_say_what_is_here_and_what_travels() -> None:
+    answers = on_ranks(3, sharded_files.reported)
+    rows = [rows for rows, _, _ in answers]
+    want = ["rows 0-2 of 7", "rows 3-5 of 7", "rows 6-6 of 7"]
+    assert [row["0.weight"][0] for row in rows] == want
+    assert [row["1.bias"][0] for row in rows][2] == "rows 4-4 of 5"
+    wires = {name: wire for name, (_, wire, _, _) in rows[0].items()}
+    assert wires["0.weight"] == "nf4:block64:nested" and wires["1.weight"] == "f8_e4m3:row"
+    assert wires["1.bias"] == "float32" and wires["2.weight"] == "bfloat16"
+    for name, (_, _, _, whole) in rows[0].items():
+        here = [row[name][2] for row in rows]
+        shared = 4 * (256 + 1 + 1) if name == "0.weight" else 0  # map, scale and offset: in each
+        assert sum(here) - 2 * shared == whole, name
+    for _, text, total in answers:
+        assert f"of these {bytes_text(total)} are here" in text
 
 
 def test_records_are_read_without_us(four: tuple[str, list[bytes]]) -> None:

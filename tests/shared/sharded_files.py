@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests do with DTensors and checkpoints of resting weights in several processes."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,10 +10,12 @@ import torch.distributed as dist
 from sharded import bases, blocks, bytes_of, flat_bytes, shard, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import stowage
 from stowage import sharding
+from stowage.training import convert_float8
 
 
 def replicated_and_sharded(mesh: Any, storage: str, shape: tuple[int, ...]) -> None:
@@ -88,3 +92,44 @@ def saved_async(mesh: Any, folder: str) -> None:
     assert bytes_of(model) != want
     sharding.load(model, folder)
     assert bytes_of(model) == want
+
+
+class Declared(nn.Sequential):
+    """As models of diffusers: it writes its own configuration, with the name of its class."""
+
+    def save_config(self, folder: Any) -> None:
+        facts = {"_class_name": type(self).__name__, "width": 33}
+        Path(folder, "config.json").write_text(json.dumps(facts))
+
+
+def mixed(kind: type[nn.Sequential] = Declared) -> nn.Sequential:
+    """Frozen nf4, an fp8 layer that trains, a plain one."""
+    torch.manual_seed(0)
+    model = kind(nn.Linear(33, 7), nn.Linear(7, 5), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    stowage.stow(model, {"0.weight": "nf4:nested"})
+    convert_float8(model, "rowwise", filter=lambda _, name: name == "1")
+    return model
+
+
+def saved_values(mesh: Any, folder: str) -> None:
+    """Flat bytes, and values in another dtype, of a model of several kinds of weights."""
+    model = mixed()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    stowage.save(model, f"{folder}/flat")
+    stowage.save(model, f"{folder}/values", dtype=torch.bfloat16)
+
+
+def reported() -> tuple[dict[str, tuple[str, str | None, int, int]], str, int]:
+    """Of each weight which rows are here, what travels, bytes here and bytes of all."""
+    model = mixed()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[1], mesh=mesh)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    report = stowage.report(model)
+    assert report.rest_bytes == stowage.nbytes(model)
+    rows = {r.name: (r.shard, r.wire, r.rest_bytes, r.whole_bytes) for r in report.rows}
+    return rows, str(report), report.whole_bytes

@@ -121,15 +121,31 @@ def _reader(
     return rows
 
 
+def own_class(model: nn.Module) -> str:
+    """The name of its class, which FSDP2 replaces by one of its own below it."""
+    kind = type(model)
+    sharded = hasattr(model, "_get_fsdp_state") and len(kind.__bases__) == 2
+    return kind.__bases__[1].__name__ if sharded else kind.__name__
+
+
+def _name_class(config: Path, name: str) -> None:
+    facts = json.loads(config.read_text())
+    if facts.get("_class_name") not in (None, name):
+        config.write_text(
+            json.dumps(facts | {"_class_name": name}, indent=2, sort_keys=True) + "\n"
+        )
+
+
 def write_config(model: Any, folder: Path, dtype: torch.dtype) -> None:
     """The configuration beside the weights, with the class and dtype that they have. Nothing for a
     model of neither library; the model's own configuration is not changed."""
     config: Any = getattr(model, "config", None)
     if hasattr(model, "save_config"):
         model.save_config(folder)
+        _name_class(folder / "config.json", own_class(model))
     elif hasattr(config, "save_pretrained"):
         written = copy.deepcopy(config)
-        written.architectures = [type(model).__name__]
+        written.architectures = [own_class(model)]
         name = "dtype" if "dtype" in written.to_dict() else "torch_dtype"
         setattr(written, name, str(dtype).removeprefix("torch."))
         if getattr(written, "quantization_config", None) is not None:

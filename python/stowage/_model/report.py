@@ -17,9 +17,12 @@ from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamp import stamp
 from stowage._model.stowing import Loss
 from stowage._model.weights import Held, buffers, parameters
+from stowage._shard.describing import local_of, piece_of, wire_dtypes
+from stowage._shard.rows import StowedRows
 from stowage.dispatch import fallbacks
 from stowage.tensor import StowedTensor
 
+RESTING = (StowedTensor, StowedRows)
 _MEMORIES = "_stowage_memories"  # attribute of a module: its parameter's name -> _Memory
 
 
@@ -37,21 +40,22 @@ def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
     nothing."""
     seen: Seen = set()
-    blocks = block_paths(model)
-    rows = [_row(held, seen, blocks) for held in parameters(model)]
+    blocks, dtypes = block_paths(model), wire_dtypes(model)
+    rows = [_row(held, seen, blocks, dtypes) for held in parameters(model)]
     plain_buffers = []
     for held in buffers(model):
         if isinstance(held.tensor, StowedTensor) or _recall(held)[0]:
-            rows.append(_row(held, seen, blocks))
+            rows.append(_row(held, seen, blocks, dtypes))
         else:
             plain_buffers.append(held.tensor)
     buffer_bytes = sum(_rest_bytes(tensor, seen) for tensor in plain_buffers)
     return Report(tuple(rows), buffer_bytes, fallbacks(), type(model).__name__)
 
 
-def _row(held: Held, seen: Seen, blocks: list[str]) -> Row:
-    tensor = held.tensor
-    storage = tensor.storage if isinstance(tensor, StowedTensor) else None
+def _row(held: Held, seen: Seen, blocks: list[str], dtypes: dict[int, torch.dtype]) -> Row:
+    tensor, piece = held.tensor, piece_of(held.tensor, dtypes)
+    here = _rest_bytes(tensor, seen)
+    storage = piece.local.storage if isinstance(piece.local, RESTING) else None
     reason, loss = _recall(held)
     master, master_bytes = state_of(held)
     return Row(
@@ -61,10 +65,11 @@ def _row(held: Held, seen: Seen, blocks: list[str]) -> Row:
         storage=storage,
         compute=str(tensor.dtype).removeprefix("torch."),
         tier=_tier(tensor),
-        shard="whole",
-        wire=None,
+        shard=piece.rows,
+        wire=piece.wire,
         logical_bytes=tensor.numel() * tensor.dtype.itemsize,
-        rest_bytes=_rest_bytes(tensor, seen),
+        rest_bytes=here,
+        whole_bytes=here if piece.whole_bytes is None else piece.whole_bytes,
         reason=reason,
         master=master,
         master_bytes=master_bytes,
@@ -111,7 +116,7 @@ def remember(
 
 
 def _recall(held: Held) -> tuple[str, Loss | None]:
-    site, resting = held.sites[0], isinstance(held.tensor, StowedTensor)
+    site, resting = held.sites[0], isinstance(local_of(held.tensor), RESTING)
     known: _Memory | None = site.module.__dict__.get(_MEMORIES, {}).get(site.attribute)
     if known is None or (known.stamp is not None) != resting:
         return "", None

@@ -41,6 +41,7 @@ class Row:
     worst_block: int | None = None  # the place of that scale in its part
     master: str | None = None  # where the exact values are: ram, disk; stale: not of this weight
     master_bytes: int = 0
+    whole_bytes: int = 0  # at rest in all processes, each row once; rest_bytes where it is whole
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Report:
     def rest_bytes(self) -> int:
         """Bytes of all parameters as they are."""
         return sum(row.rest_bytes for row in self.rows)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of all parameters in all processes, each row once; `rest_bytes` is what is here."""
+        return sum(row.whole_bytes for row in self.rows)
 
     @property
     def stowed_bytes(self) -> int:
@@ -100,6 +106,7 @@ class Report:
             "logical_bytes": self.logical_bytes,
             "rest_bytes": self.rest_bytes,
             "stowed_bytes": self.stowed_bytes,
+            "whole_bytes": self.whole_bytes,
             "master_bytes": self.master_bytes,
             "buffer_bytes": self.buffer_bytes,
             "saturated": self.saturated,
@@ -132,13 +139,18 @@ class Report:
 
     def _notes(self) -> list[str]:
         """Sums and what else is true of the whole model, a line each."""
-        share = self.rest_bytes / self.logical_bytes if self.logical_bytes else 1.0
+        share = self.whole_bytes / self.logical_bytes if self.logical_bytes else 1.0
         lines = [
             f"{len(self.stowed)} of {len(self.rows)} parameters rest in "
-            f"{bytes_text(self.stowed_bytes)}; all parameters take {bytes_text(self.rest_bytes)}, "
+            f"{bytes_text(self.stowed_bytes)}; all parameters take {bytes_text(self.whole_bytes)}, "
             f"{share:.3f} of {bytes_text(self.logical_bytes)} in their compute dtypes; "
             f"buffers {bytes_text(self.buffer_bytes)}",
         ]
+        if any(row.shard != "whole" for row in self.rows):
+            lines.append(
+                f"spread over processes: {bytes_text(self.rest_bytes)} of these "
+                f"{bytes_text(self.whole_bytes)} are here"
+            )
         for place in ("ram", "disk", "stale"):
             kept = [row.master_bytes for row in self.rows if row.master == place]
             if kept:
@@ -159,7 +171,7 @@ class Report:
 
 
 _HEAD = ("weight", "storage", "compute", "working", "tier", "shard", "wire", "logical", "rest",
-         "max error", "rms", "relative", "worst block", "saturated", "reason")  # fmt: skip
+         "of", "max error", "rms", "relative", "worst block", "saturated", "reason")  # fmt: skip
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -177,7 +189,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.wire or "",
     )
     sizes = (bytes_text(row.logical_bytes), bytes_text(row.rest_bytes))
-    return (*left, *sizes, *errors, saturated, row.reason)
+    whole = "" if row.shard == "whole" else bytes_text(row.whole_bytes)
+    return (*left, *sizes, whole, *errors, saturated, row.reason)
 
 
 def _page_row(row: Row) -> dict[str, Any]:

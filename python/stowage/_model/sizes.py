@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from stowage._errors import InvalidArgument
+from stowage._shard.describing import local_of
+from stowage._shard.rows import StowedRows
 from stowage.tensor import StowedTensor
 from stowage.views import StowedView
 
@@ -28,7 +30,11 @@ def nbytes(of: Tensor | nn.Module) -> int:
 
 
 def memory(tensor: Tensor) -> list[Tensor]:
-    """What a tensor is made of: codes and scales, or itself."""
+    """What a tensor is made of: codes and scales, or itself; of one that is spread over processes
+    what this one holds."""
+    tensor = local_of(tensor)
+    if isinstance(tensor, StowedRows):
+        return [tensor._records, *tensor._shared()]
     weight = tensor._weight if isinstance(tensor, StowedView) else tensor
     return weight._parts() if isinstance(weight, StowedTensor) else [weight.detach()]
 

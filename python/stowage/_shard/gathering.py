@@ -12,13 +12,9 @@ from torch import nn
 
 from stowage._errors import FileError
 from stowage._model.weights import Held, written
+from stowage._shard.describing import is_spread, local_of
 
 T = TypeVar("T")
-
-
-def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor. Asked without importing them, which takes a second."""
-    return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
 
 
 def reshard(model: nn.Module) -> None:
@@ -30,18 +26,17 @@ def reshard(model: nn.Module) -> None:
 
 
 def together(model: nn.Module) -> list[Held]:
-    """What a file holds of `model`, no tensor spread any more. All processes must call it, and in
-    each of them the whole model rests then."""
+    """What a file holds of `model`, no tensor spread any more, weights of fp8 training as their
+    plain values. All processes must call it, and in each of them the whole model rests then."""
     reshard(model)
     held = written(model)
     with torch.no_grad():
-        return [replace(h, tensor=full(h.tensor)) if is_spread(h.tensor) else h for h in held]
+        return [replace(h, tensor=full(h.tensor)) for h in held]
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     spread: Any = tensor
-    whole: torch.Tensor = spread.full_tensor()
-    return whole
+    return local_of(spread.full_tensor() if is_spread(tensor) else tensor)
 
 
 def by_the_first(spread: bool, write: Callable[[], T]) -> T | None:

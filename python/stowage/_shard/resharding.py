@@ -15,7 +15,7 @@ def reshard_problems(model: nn.Module) -> list[str]:
     """The modules of `model` that were sharded with an int, named. Asks no other process."""
     problems = []
     for name, module in model.named_modules():
-        for group in _groups(module):
+        for group in groups_of(module):
             parts = (parameter._sharded_local_tensor for parameter in group.fsdp_params)
             own = any(hasattr(part, "fsdp_pre_all_gather") for part in parts)
             if own and group._use_post_forward_mesh:
@@ -23,7 +23,7 @@ def reshard_problems(model: nn.Module) -> list[str]:
     return problems
 
 
-def _groups(module: nn.Module) -> list[Any]:
+def groups_of(module: nn.Module) -> list[Any]:
     """What FSDP2 gathers together for this module."""
     state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
     if (groups := getattr(state, "_fsdp_param_groups", None)) is not None:

@@ -61,6 +61,16 @@ class TrainedWeight(Float8Weight):
     def _like(self, value: Tensor, stamp: Stamp | None, padded: int | None) -> "TrainedWeight":
         return TrainedWeight(value, self._layer, stamp, padded, self._number)
 
+    @property
+    def plain_value(self) -> Tensor:
+        """The values in high precision, the same memory: what files hold."""
+        return self._value
+
+    @property
+    def travels(self) -> str:
+        """What FSDP2 gathers, as a storage."""
+        return gathered.storage_of(self._layer.recipe).name
+
     # --- what products see --------------------------------------------------------------------
 
     def fresh_scale(self) -> Tensor:

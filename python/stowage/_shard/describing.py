@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process holds of a parameter that is spread over many, in words and bytes: for reports."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stowage._shard.resharding import groups_of
+from stowage._shard.rows import StowedRows
+
+
+class Piece(NamedTuple):
+    """Of one parameter."""
+
+    local: Tensor  # what is here
+    rows: str  # "whole", or which rows are here, such as "rows 4-6 of 7"
+    wire: str | None  # what a gather carries: a storage or a dtype; None where nothing travels
+    whole_bytes: int | None  # at rest in all processes, each row once; None: as many as here
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. Asked without importing them, which takes a second."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What this process holds: of a DTensor its local tensor, of fp8 training the plain values."""
+    local: Any = getattr(tensor, "_local_tensor", tensor)
+    return getattr(local, "plain_value", local)
+
+
+def wire_dtypes(model: nn.Module) -> dict[int, torch.dtype]:
+    """In which dtype FSDP2 gathers a parameter that rests in another, by its id."""
+    return {
+        id(held.sharded_param): held.mp_policy.param_dtype
+        for module in model.modules()
+        for group in groups_of(module)
+        for held in group.fsdp_params
+        if held.mp_policy.param_dtype is not None
+    }
+
+
+def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
+    """`dtypes` are those of `wire_dtypes`."""
+    local = local_of(tensor)
+    if not is_spread(tensor):
+        return Piece(local, "whole", None, None)
+    spread: Any = tensor
+    inner = spread._local_tensor
+    text = _rows_text(spread)
+    if text == "whole":
+        return Piece(local, text, None, None)
+    if isinstance(inner, StowedRows):
+        geometry = inner._whole.geometry
+        shared = sum(part.nbytes for part in inner._shared())
+        return Piece(local, text, inner.storage, geometry.rows * geometry.length + shared)
+    dtype = dtypes.get(id(tensor), local.dtype)
+    wire = getattr(inner, "travels", str(dtype).removeprefix("torch."))
+    return Piece(local, text, wire, math.prod(tensor.shape) * local.dtype.itemsize)
+
+
+def _rows_text(spread: Any) -> str:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    dims = {place.dim for place in spread.placements if place.is_shard()}
+    if not dims:
+        return "whole"
+    sizes, offsets = compute_local_shape_and_global_offset(
+        spread.shape, spread.device_mesh, spread.placements
+    )
+    texts = []
+    for dim in sorted(dims):
+        name, total = ("rows" if dim == 0 else f"dim {dim}:"), spread.shape[dim]
+        here = f"{offsets[dim]}-{offsets[dim] + sizes[dim] - 1}" if sizes[dim] else "none"
+        texts.append(f"{name} {here} of {total}")
+    return ", ".join(texts)
