@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -174,3 +175,13 @@ def refused_alike() -> str:
         assert torch.equal(weight.dequantize(), before)
         return str(error)
     return "no error"
+
+
+def recipe(code: str, folder: str) -> list[float]:
+    """Runs a recipe in `folder`, in a process group that is there already: its last two losses."""
+    os.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(code.replace('dist.init_process_group("gloo")\n', ""), names)
+    assert {value.state for value in names["init_values"](names["model"])} == {"cleared"}
+    assert {value.state for value in names["init_values"](names["again"])} != {"kept"}
+    return [names["first"], names["second"]]

@@ -153,6 +153,24 @@ class MasterOptimizer(torch.optim.Optimizer):
         master = local_of(slot.master).detach()
         return Job(slot.name, local_of(slot.parameter), master, None, groups, self._via, key)
 
+    @torch.no_grad()
+    def fill_state(self) -> None:
+        """Makes the moments of an optimizer that has not stepped yet, for a checkpoint to be loaded
+        into: one step of the inner optimizer with zero gradients and a learning rate of 0."""
+        if self.state:
+            raise InvalidArgument("MasterOptimizer: fill_state must come before the first step")
+        every = [p for group in self.param_groups for p in group["params"]]
+        rates, grads = [g["lr"] for g in self.param_groups], [p.grad for p in every]
+        for p in every:
+            p.grad = torch.zeros_like(p)
+        for group in self.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        self._inner.step()
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for p, grad in zip(every, grads, strict=True):
+            p.grad = grad
+
     def state_dict(self) -> dict[str, Any]:
         """That of the inner optimizer, `masters` by name, and the number of steps."""
         return {**self._inner.state_dict(), "masters": self.masters, "steps": self._steps}

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kept init values under FSDP2: those of the local rows, also from the meta device."""
 
+import re
 from pathlib import Path
 
 import kept_ranks
+import kept_training
 import pytest
 from ranks import on_ranks
 
+PAGE = Path(__file__).resolve().parents[3] / "docs/kept-init.md"
 FEW = [("f8_e4m3:tensor", False), ("f8_e4m3:tensor", True), ("nf4:nested", True)]
 ALL = [
     (storage, meta)
@@ -33,3 +36,10 @@ def test_whole_values_die_and_loads_invalidate(tmp_path: Path) -> None:
     assert on_ranks(2, kept_ranks.whole_values_die) == [True, True]
     states = on_ranks(2, kept_ranks.load_invalidates, str(tmp_path))
     assert states == [["kept"] * 3 + ["invalid"] * 3] * 2
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_as_it_stands(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    for first, second in on_ranks(2, kept_training.recipe, code, str(tmp_path)):
+        assert first == second
