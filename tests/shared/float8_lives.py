@@ -13,6 +13,7 @@ from torch.distributed import checkpoint as checkpoints
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from stowage import sharding
 from stowage.training import check, convert_float8, reset_history
@@ -33,16 +34,42 @@ def refused_int() -> list[str]:
     return said
 
 
-def own_batches(recipe: str, shape: tuple[int, ...], steps: int) -> tuple[list[float], list[str]]:
+class InOrder(ReduceScatter):
+    """Adds the ranks' gradients in the order of ranks; gloo has an order of its own."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        every = [torch.empty_like(input_tensor) for _ in range(group.size())]
+        dist.all_gather(every, input_tensor, group=group)
+        first, *others = (given.chunk(group.size())[group.rank()] for given in every)
+        for other in others:
+            first = first + other
+        output_tensor.copy_(first / group.size() if op == dist.ReduceOp.AVG else first)
+
+
+def own_batches(
+    recipe: str, shape: tuple[int, ...], steps: int, in_order: bool = False
+) -> tuple[list[float], list[str]]:
     """Every rank has its own data: the relative difference of each loss from that of a whole model
     whose gradients are the ranks' added in rank order, over their number; the weights that are not
-    equal."""
+    equal. `recipe` "plain": not converted. `in_order`: FSDP2 adds in rank order too."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    whole = convert_float8(Net(), recipe)
+    whole = Net() if recipe == "plain" else convert_float8(Net(), recipe)
     parts = copy.deepcopy(whole)
     names = ("pairs", "shards")[-len(shape) :]
     fully_shard(parts, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
+    if in_order:
+        parts.set_custom_reduce_scatter(InOrder())
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in (whole, parts)]
     errors = []
     for _ in range(steps):

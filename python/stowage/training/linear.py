@@ -32,7 +32,8 @@ def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
             f"{list(input.shape)}"
         )
     rows: Tensor = _Linear.apply(input.reshape(-1, input.shape[-1]), weight)
-    result = rows.view(*input.shape[:-1], weight.shape[0])
+    # no view: FSDP2 hangs a hook on the result, which a write in place to a view would lose
+    result: Tensor = torch.ops.aten._unsafe_view(rows, [*input.shape[:-1], weight.shape[0]])
     return result if bias is None else result + bias
 
 

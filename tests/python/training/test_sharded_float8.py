@@ -99,6 +99,21 @@ def test_own_batches_average_gradients(world: int, shape: tuple[int, ...]) -> No
                 assert max(errors) == 0 and different == []
 
 
+@pytest.mark.parametrize(
+    ("world", "recipe", "steps"),
+    [(3, "tensorwise", 8)]
+    + [pytest.param(w, r, 100, marks=NIGHTLY) for w in (3, 4) for r in ("plain", *RECIPES)],
+)
+def test_own_batches_added_in_the_order_of_ranks_give_the_same_bits(
+    world: int, recipe: str, steps: int
+) -> None:
+    """gloo adds three and more in an order of its own, with plain weights too."""
+    for errors, different in on_ranks(
+        world, float8_lives.own_batches, recipe, (world,), steps, True, seconds=200
+    ):
+        assert max(errors) == 0 and different == []
+
+
 def test_gathers_leave_no_memory_behind() -> None:
     for first, last, empty in on_ranks(2, float8_lives.cycles, 100):
         assert first == last and empty
