@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -57,7 +57,11 @@ def check(model: nn.Module) -> None:
 def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
     rows = _as_rows(tensor)
     storage, *facts = rows._whole
-    return (storage.name, *facts, *(crc32(bytes(octets(p).tolist())) for p in rows._shared()))
+    return (storage.name, *facts, *map(_sum, rows._shared()))
+
+
+def _sum(part: Tensor) -> int:
+    return crc32(memoryview(cast(Any, octets(part).cpu().numpy())))
 
 
 def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
@@ -95,7 +99,7 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
         state[f"{held.name}.records"] = _records(held.tensor, rows)
         for part, value in zip(rows._whole.shared_names, rows._shared(), strict=True):
             state[f"{held.name}.{part}"] = value
-    text = json.dumps(_manifest(model), sort_keys=True).encode()
+    text = json.dumps(_manifest(model, sums=True), sort_keys=True).encode()
     state[MANIFEST] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return state
 
@@ -114,13 +118,17 @@ def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
     )
 
 
-def _manifest(model: nn.Module) -> dict[str, Any]:
-    facts = {}
+def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
+    """`sums`: the CRC32 of the parts that rows share, without which records mean something else."""
+    facts: dict[str, Any] = {}
     for name, tensor in _resting(model).items():
-        whole = _as_rows(tensor)._whole
+        rows = _as_rows(tensor)
+        whole, parts = rows._whole, rows._shared()
         compute = str(whole.dtype).removeprefix("torch.")
         facts[name] = {"storage": whole.storage.name, "shape": list(whole.shape)}
         facts[name]["compute"] = compute
+        if sums and parts:
+            facts[name]["shared"] = dict(zip(whole.shared_names, map(_sum, parts), strict=True))
     return facts
 
 
@@ -170,8 +178,28 @@ def _check_checkpoint(
                 f"{name}: must be {tensor.dtype} {list(tensor.shape)}, got "
                 f"{facts.properties.dtype} {list(facts.size)}"
             )
+    problems = problems or _foreign_parts(there, saved, folder)
     if problems:
         raise BadFile(f"{folder}: nothing was loaded:\n  " + "\n  ".join(problems))
+
+
+def _foreign_parts(
+    there: dict[str, Any], saved: dict[str, Any], folder: str | os.PathLike[str]
+) -> list[str]:
+    """Parts that are not those that the records were saved with: of another save, for instance."""
+    sums = {
+        f"{name}.{part}": value
+        for name, facts in there.items()
+        for part, value in facts.get("shared", {}).items()
+    }
+    parts = {n: torch.empty(saved[n].size, dtype=saved[n].properties.dtype) for n in sums}
+    if parts:
+        read_state(dict(parts), checkpoint_id=folder)
+    return [
+        f"{name}: must be what was saved beside the records of its weight, is not"
+        for name, part in parts.items()
+        if _sum(part) != sums[name]
+    ]
 
 
 def _fill(weight: StowedTensor, name: str, state: dict[str, Tensor]) -> None:

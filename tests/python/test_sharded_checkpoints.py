@@ -13,6 +13,8 @@ import torch
 from ranks import on_ranks
 from safetensors.torch import load_file
 from sharded import run
+from torch.distributed import checkpoint as checkpoints
+from torch.distributed.checkpoint import FileSystemReader
 
 import stowage
 from stowage._model.table import bytes_text
@@ -137,6 +139,58 @@ def test_what_differs_is_named(
     text: str,
 ) -> None:
     assert text in run(2, sharded_files.load_refused, four[0], storage, shape, dtype)
+
+
+def state_of(folder: str) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by torch alone."""
+    facts = FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {name: torch.empty(f.size, dtype=f.properties.dtype) for name, f in facts.items()}
+    checkpoints.load(state, checkpoint_id=folder)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("storage", "part"),
+    [("nf4:nested", "nested_map"), pytest.param("int8:tensor", "scale", marks=NIGHTLY)],
+)
+def test_parts_that_rows_share_and_that_differ_are_named(
+    storage: str, part: str, tmp_path: Path
+) -> None:
+    run(2, sharded_files.saved, str(tmp_path), storage, (7, 33), 0)
+    state, name = state_of(f"{tmp_path}/records"), f"0.up.base.weight.{part}"
+    changes = {
+        "of another save": {name: state[name] * 2},
+        "f64": {name: state[name].double()},
+        "more": {name: torch.zeros(3)},
+        "none": {},
+    }
+    for kind, change in changes.items():
+        others = {n: tensor for n, tensor in state.items() if n != name}
+        checkpoints.save(others | change, checkpoint_id=tmp_path / kind)
+    folders = [str(tmp_path / kind) for kind in changes]
+    texts = run(2, sharded_files.refusals, folders, storage)
+    want = ["must be what was saved beside the records", "must be torch.float32 ["]
+    want += [want[1], "must be in the checkpoint, is not"]
+    for text, words in zip(texts, want, strict=True):
+        assert f"{name}: {words}" in text
+
+
+def test_all_kinds_of_weights_in_one_checkpoint(tmp_path: Path) -> None:
+    run(2, sharded_files.records_of_mixed, str(tmp_path))
+    subprocess.run(
+        [sys.executable, "-c", READ_WITHOUT_US.partition("assert manifest")[0], str(tmp_path)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("storage", ["int8:tensor", "f8_e4m3:row", "int8:block16", "bf16"])
+def test_every_storage_in_other_numbers_of_processes(storage: str, tmp_path: Path) -> None:
+    want = run(4, sharded_files.saved, str(tmp_path), storage, (7, 33), 1)
+    for world in (1, 2, 3, 4):
+        assert run(world, sharded_files.loaded, str(tmp_path), storage, (7, 33), True)[0] == want
 
 
 def test_saving_while_training_goes_on(tmp_path: Path) -> None:

@@ -81,6 +81,19 @@ def load_refused(mesh: Any, folder: str, storage: str, shape: tuple[int, int], d
     raise AssertionError("not refused")
 
 
+def refusals(mesh: Any, folders: list[str], storage: str) -> list[str]:
+    """What a load of each folder says, and that it has changed nothing."""
+    model = shard(blocks(storage, (7, 33)), mesh)
+    before, texts = bytes_of(model), []
+    for folder in folders:
+        try:
+            sharding.load(model, folder)
+        except stowage.BadFile as error:
+            texts.append(str(error))
+        assert bytes_of(model) == before, folder
+    return texts
+
+
 def saved_async(mesh: Any, folder: str) -> None:
     """What is saved while training goes on is the state of before."""
     model = shard(blocks("nf4:nested", (7, 33)), mesh)
@@ -120,6 +133,24 @@ def saved_values(mesh: Any, folder: str) -> None:
     fully_shard(model, mesh=mesh)
     stowage.save(model, f"{folder}/flat")
     stowage.save(model, f"{folder}/values", dtype=torch.bfloat16)
+
+
+def records_of_mixed(mesh: Any, folder: str) -> None:
+    """Saves all kinds of weights; a model of other values that loads them computes the same."""
+    model, other = mixed(), mixed()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if not isinstance(parameter, stowage.StowedTensor):
+                parameter.mul_(3)
+    x = torch.ones(2, 33)
+    for each in (model, other):
+        for layer in each:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(each, mesh=mesh)
+        each(x)
+    sharding.save(model, folder)
+    sharding.load(other, folder)
+    assert torch.equal(model(x), other(x))
 
 
 def reported() -> tuple[dict[str, tuple[str, str | None, int, int]], str, int]:
