@@ -10,12 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peaks import peak_beside_collectives
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import stowage
 from stowage.sharding import StowedRows
-from stowage.training import clear_init_value, init_value, init_values, quantized_init
+from stowage.training import (
+    MasterOptimizer,
+    clear_init_value,
+    init_value,
+    init_values,
+    quantized_init,
+)
 
 
 class Uneven(nn.Module):
@@ -87,6 +94,42 @@ def whole_values_die() -> bool:
     fully_shard(model, mesh=mesh)
     gc.collect()
     return all(ref() is None for ref in dead)
+
+
+def first_forward_ends() -> list[bool]:
+    """Whether something is kept before and after a forward of the sharded model."""
+    model = build(quantized_init("nf4", preserve_init=True, until="first_forward"), True)
+    before = any(value.nbytes for value in init_values(model))
+    model(torch.ones(2, 33))
+    return [before, any(value.nbytes for value in init_values(model))]
+
+
+def master_first(width: int, layers: int) -> list[int]:
+    """Peak of the construction from meta, and what its formula says: local masters, local rest, and
+    one parameter (whole)."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    held: list[Any] = []
+
+    def make() -> None:
+        held.clear()
+        with quantized_init("f8_e4m3:tensor", master_first=True):
+            with torch.device("meta"):
+                model = nn.Sequential(*(nn.Linear(width, width, False) for _ in range(layers)))
+            fully_shard(model, mesh=mesh)
+            model.to_empty(device="cpu")
+            for layer in model:
+                layer.reset_parameters()
+        held.extend([model, MasterOptimizer(torch.optim.SGD, model, lr=0.1)])
+
+    make()
+    held.clear()
+    peak = peak_beside_collectives(make)
+    model, optimizer = held
+    for name, master in optimizer.masters.items():
+        kept = init_value(model.get_parameter(name))
+        assert master._local_tensor.data_ptr() == kept.data_ptr()  # that very tensor
+    local = layers * width * width // dist.get_world_size()
+    return [peak, 4 * local + local + 4 * layers, 4 * width * width]
 
 
 def load_invalidates(folder: str) -> list[str]:

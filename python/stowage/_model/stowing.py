@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -122,4 +123,7 @@ def from_parts(
 
 def relabelled(weight: StowedTensor, compute: torch.dtype, exact: bool) -> nn.Parameter:
     """The same resting bytes with another compute dtype."""
-    return from_parts(list(weight.parts.values()), weight._storage, weight.shape, compute, exact)
+    parts = list(weight.parts.values())
+    made = from_parts(parts, weight._storage, weight.shape, compute, exact)
+    cast(StowedTensor, made)._origin = weight._origin
+    return made

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from stowage._errors import Unsupported
-from stowage._shard.fragments import amaxes, row_parts, rows_fragment
+from stowage._shard.fragments import amaxes, largest_of, row_parts, rows_fragment
 from stowage._shard.rows import StowedRows
 
 
@@ -87,7 +87,9 @@ def settle(rows: StowedRows, exact: Tensor) -> None:
     """Makes the records of `rows` from exact values; zeros stand for what is not finite yet."""
     whole = rows._whole
     first = whole.shape[0] if rows.first is None or not rows.shape[0] else rows.first
-    values = torch.where(exact.isfinite(), exact, torch.zeros_like(exact))
+    values = exact
+    if not largest_of(exact).isfinite():
+        values = exact.nan_to_num(0.0, 0.0, 0.0)
     fragment = rows_fragment(whole.storage, whole.shape, first, values)
     largest = amaxes(fragment)
     if len(largest) and rows._origin.group is not None:

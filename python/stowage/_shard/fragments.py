@@ -23,6 +23,8 @@ from stowage._numbers import stochastic
 from stowage._shard.records import encode
 from stowage._storage import Storage
 
+_PIECE = 1 << 20  # values that are copied at once
+
 
 class Fragment(NamedTuple):
     """Elements [start, start + values.numel()) of a weight, counted flat; fp32, finite."""
@@ -152,13 +154,29 @@ def row_parts(
         parts = quantized(values, storage, key, start) if count else _none(storage, local, values)
         return encode(parts, storage, local, 0, count), _shared(parts, storage)
     if storage.kind == "tensor":
-        extra = values.new_zeros(1, *shape[1:])
-        extra.view(-1)[0] = largest[0]
-        parts = quantized(torch.cat([values, extra]), storage, key, start)
-        parts = [parts[0][:count], parts[1]]
+        parts = _with_largest(values, storage, largest, key, start)
         return encode(parts, storage, local, 0, count), parts[1:]
     parts = whole_parts(fragment, largest, key)
     return encode(parts, storage, shape, first, first + count), _shared(parts, storage)
+
+
+def _with_largest(
+    values: Tensor, storage: Storage, largest: Tensor, key: int | None, start: int
+) -> list[Tensor]:
+    """Codes of these rows and the scale of a tensor whose largest magnitude is `largest`: pieces of
+    about 2^20 values, each with one row more that holds it."""
+    count, columns = values.shape[0], math.prod(values.shape[1:])
+    extra = values.new_zeros(1, *values.shape[1:])
+    extra.view(-1)[0] = largest[0]
+    codes, step = None, max(1, _PIECE // columns)
+    for at in range(0, max(count, 1), step):
+        piece = values[at : at + step]
+        fresh = quantized(torch.cat([piece, extra]), storage, key, start + at * columns)
+        if codes is None:
+            codes = fresh[0].new_empty(values.shape)
+        codes[at : at + step] = fresh[0][: piece.shape[0]]
+    assert codes is not None
+    return [codes, fresh[1]]
 
 
 def _none(storage: Storage, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:

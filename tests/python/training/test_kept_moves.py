@@ -65,6 +65,7 @@ SURVIVE: dict[str, Callable[[Any], Any]] = {
     "sequential": lambda m: nn.Sequential(m)[0],
     "frozen": lambda m: m.requires_grad_(False).requires_grad_(True),
     "parameter": lambda m: setattr(m, "weight", nn.Parameter(m.weight)) or m,
+    "stow": lambda m: stowage.stow(m, "f8_e4m3:tensor", compute_dtype=torch.bfloat16) and m,
     "train": lambda m: m.train().eval(),
 }
 LOSE: dict[str, Callable[[Any], Any]] = {

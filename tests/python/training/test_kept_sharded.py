@@ -34,8 +34,15 @@ def test_every_storage(world: int) -> None:
 @pytest.mark.slow
 def test_whole_values_die_and_loads_invalidate(tmp_path: Path) -> None:
     assert on_ranks(2, kept_ranks.whole_values_die) == [True, True]
+    assert on_ranks(2, kept_ranks.first_forward_ends) == [[True, False]] * 2
     states = on_ranks(2, kept_ranks.load_invalidates, str(tmp_path))
     assert states == [["kept"] * 3 + ["invalid"] * 3] * 2
+
+
+@pytest.mark.slow
+def test_master_first_from_meta_takes_masters_rest_and_one_parameter() -> None:
+    for peak, held, one in on_ranks(2, kept_ranks.master_first, 256, 4):
+        assert held <= peak <= held + one
 
 
 @pytest.mark.slow

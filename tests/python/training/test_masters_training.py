@@ -158,7 +158,12 @@ def test_stock_tools_take_it() -> None:
     optimizer = MasterOptimizer(torch.optim.SGD, groups, lr=0.5, momentum=0.9)
     optimizer.add_param_group({"params": [model.down.bias], "lr": 0.2})
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
-    losses(model, optimizer, torch.float32, 1)
+    model(torch.ones(2, 24)).sum().backward()
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3) > 1e-3
+    optimizer.step()
+    assert optimizer.masters["0"].dtype == torch.float32 and model.up.weight.grad is not None
+    optimizer.zero_grad()
+    assert model.up.weight.grad is None
     schedule.step()
     assert [round(g["lr"], 6) for g in optimizer.param_groups] == [0.01, 0.05, 0.02]
     assert len(optimizer.masters) == 2 and isinstance(optimizer, torch.optim.Optimizer)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a weight, quantized apart with the maxima of all, are the bytes of the whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import stowage
+from stowage._numbers.stochastic import quantize as round_stochastically
+from stowage._shard import fragments
+from stowage._shard.fragments import Fragment, amaxes, row_parts, rows_fragment, whole_parts
+from stowage._shard.records import encode
+from stowage._storage import Storage
+
+STORAGES = [
+    "f32", "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "f8_e4m3:row2",
+    "nf4", "fp4:block32", "nf4:nested", "nf4:block64:nested",
+]  # fmt: skip
+SHAPES = [(7, 33), (5, 64), (6, 3, 32)]
+
+
+def values_of(shape: tuple[int, ...]) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(shape) * torch.logspace(-3, 2, shape[-1])
+
+
+def parts_of(values: Tensor, storage: Storage, key: int | None) -> list[Tensor]:
+    if key is not None:
+        return round_stochastically(values, storage, key)
+    return list(stowage.quantize(values, storage).parts.values())
+
+
+@pytest.mark.parametrize("key", [None, 5])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", STORAGES)
+def test_rows(
+    name: str, shape: tuple[int, ...], key: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragments, "_PIECE", 2 * math.prod(shape[1:]))  # several pieces
+    if "row2" in name and len(shape) < 3:
+        return
+    storage, values = Storage(name), values_of(shape)
+    want = parts_of(values, storage, key)
+    cuts = [0, 3, 3, shape[0]]  # the second process has none
+    mine = [
+        rows_fragment(storage, shape, first, values[first:last])
+        for first, last in itertools.pairwise(cuts)
+    ]
+    largest = torch.stack([amaxes(fragment) for fragment in mine]).amax(0)
+    for fragment, first, last in zip(mine, cuts, cuts[1:], strict=False):
+        records, shared = row_parts(fragment, largest, key)
+        assert torch.equal(records, encode(want, storage, shape, first, last))
+        for a, b in zip(shared, want[len(want) - len(shared) :], strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", STORAGES)
+def test_flat_parts(name: str, shape: tuple[int, ...]) -> None:
+    if "row2" in name and len(shape) < 3:
+        return
+    storage, values = Storage(name), values_of(shape)
+    codes, *scales = parts_of(values, storage, None)
+    cuts = [0, 2, 130, 130, values.numel()]
+    mine = [
+        Fragment(storage, shape, first, values.view(-1)[first:last])
+        for first, last in itertools.pairwise(cuts)
+    ]
+    largest = torch.stack([amaxes(fragment) for fragment in mine]).amax(0)
+    per = 2 if storage.bits == 4 else 1
+    for fragment in mine:
+        got, *others = whole_parts(fragment, largest)
+        assert all(torch.equal(a, b) for a, b in zip(others, scales, strict=True))
+        span = slice(fragment.start // per, -(-fragment.stop // per))
+        a, b = got.view(-1)[span], codes.view(-1)[span]
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
