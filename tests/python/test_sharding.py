@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import pytest
+import qlora_models
 import sharded
 from sharded import run
 
@@ -37,10 +38,18 @@ def check_losses(world: int, cases: list[Any]) -> None:
             assert got == want, case
 
 
+EVERY: list[Any] = [  # with CASES each storage once
+    ("fp4:block32", (6, 31), {}),
+    ("int8:tensor", (9, 3), {"recompute": True, "offload": True}),
+    ("bf16", (3, 127), {}),
+    ("nf4:nested", (9, 200), {}),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_losses_are_those_of_the_unsharded_model(world: int) -> None:
-    check_losses(world, CASES)
+    check_losses(world, CASES + EVERY[: 4 * (world == 2)])
 
 
 @pytest.mark.slow
@@ -62,6 +71,18 @@ def test_every_shape(world: int, storage: str, reshard: bool) -> None:
     options = {"reshard_after_forward": reshard}
     for rows in (1, 3, 6, 9):
         check_losses(world, [(storage, (rows, columns), options) for columns in COLUMNS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "world", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))]
+)
+def test_qlora_of_every_kind_of_weight(world: int) -> None:
+    ways = [(recompute, offload) for recompute in (False, True) for offload in (False, True)]
+    cases = [("gather_only", *way) for way in ways]
+    cases += [("rowwise", *way) for way in ways[:: 3 if world == 2 else 1]]
+    for case, (want, got) in zip(cases, run(world, qlora_models.losses, cases), strict=True):
+        assert got == want, case
 
 
 @pytest.mark.slow
