@@ -110,10 +110,8 @@ def compiled(model: Stack, scope: str, graphs: Any) -> Any:
     if scope == "block with hooks":
         for layer in model.layers:
             layer.forward = torch.compile(layer.forward, **whole)
-    elif scope == "model":
-        return torch.compile(model, backend=graphs)
-    elif "model" in scope:
-        model.forward = torch.compile(model.forward, **whole)
+    if scope.startswith("model"):
+        return torch.compile(model, backend=graphs, fullgraph="hooks" in scope)
     return model
 
 

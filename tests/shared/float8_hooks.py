@@ -37,7 +37,7 @@ def _wrong(policy: str, backend: str | None, micro: int) -> list[str]:
     pair = [_sharded(m, POLICIES[policy]) for m in (eager, model)]
     opaque_hooks(model)
     if backend:
-        model.forward = torch.compile(model.forward, backend=graphs, fullgraph=True)
+        model.compile(backend=graphs, fullgraph=True)
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in pair]
     wrong = []
     for step in range(3):

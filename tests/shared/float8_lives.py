@@ -8,15 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from float8_ranks import Net, differences, sharded
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import checkpoint as checkpoints
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from stowage import sharding
-from stowage.training import check, convert_float8, reset_history
+from stowage.training import check, convert_float8, refresh_scales, reset_history
 
 
 def refused_int() -> list[str]:
@@ -135,17 +139,44 @@ def restored(folder: str) -> tuple[list[str], bool, set[str]]:
     return differences(saved, other), torch.equal(saved(batch), other(batch)), types
 
 
-def from_meta() -> tuple[str, bool]:
-    """Converted and sharded on the meta device, then given memory: its type, and if it runs."""
+def from_meta() -> tuple[str, list[str]]:
+    """Converted and sharded on the meta device, then given memory and the values of a whole model:
+    the type of its shards, and what differs after two steps of both."""
+    torch.manual_seed(0)
+    whole = convert_float8(Net(), "delayed")
     with torch.device("meta"):
         model = convert_float8(Net(), "delayed")
     sharded(model).to_empty(device="cpu")
     reset_history(model)
-    for layer in model.layers:
-        layer.reset_parameters()
-    runs = bool(model(torch.ones(1, 32)).isfinite().all())
+    full = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, copy.deepcopy(whole.state_dict()), options=full)
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, foreach=False) for m in (whole, model)]
+    for _ in range(2):
+        batch = torch.randn(8, 32)
+        for m, optimizer in zip((whole, model), optimizers, strict=True):
+            m(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
     model.reshard()
-    return type(model.layers[0].weight._local_tensor).__name__, runs
+    return type(model.layers[0].weight._local_tensor).__name__, differences(whole, model)
+
+
+def unlike() -> list[str]:
+    """Rank 1 converts or makes another layer, in three ways; what this rank is told."""
+    return [_unlike(way) for way in ("recipe", "dtype", "shape")]
+
+
+def _unlike(way: str) -> str:
+    other = dist.get_rank() == 1
+    recipe = "delayed" if other and way == "recipe" else "tensorwise"
+    dtype = torch.bfloat16 if other and way == "dtype" else torch.float32
+    columns = 24 if other and way == "shape" else 32
+    model = nn.Sequential(nn.Linear(columns, 8, dtype=dtype), nn.Linear(8, 8))
+    try:
+        refresh_scales(sharded(convert_float8(model, recipe)))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def compiled(recipe: str, steps: int) -> tuple[list[str], int, int]:

@@ -44,8 +44,10 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
     inner = states[1:]
     for module, state in inner:
         _replace_hooks(module, state)
-    model.register_forward_pre_hook(lambda *_: _hold_gathered(inner))
-    model.register_forward_hook(lambda *_: _hold_shards(inner), always_call=True)
+    before = torch.compiler.disable(lambda *_: _hold_gathered(inner))
+    behind = torch.compiler.disable(lambda *_: _hold_shards(inner))
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(behind, always_call=True)
     return model
 
 

@@ -138,7 +138,14 @@ def test_sharded_checkpoints_and_full_state_dicts(tmp_path: Path) -> None:
 
 
 def test_sharded_models_that_begin_on_the_meta_device() -> None:
-    assert on_ranks(2, float8_lives.from_meta) == [("TrainedWeight", True)] * 2
+    assert on_ranks(2, float8_lives.from_meta) == [("TrainedWeight", [])] * 2
+
+
+def test_ranks_that_hold_other_layers_are_told_alike() -> None:
+    first, second = on_ranks(2, float8_lives.unlike)
+    assert first == second and len(first) == 3
+    for text in first:
+        assert "0.weight must be the same layer on every rank, got different ones" in text
 
 
 @pytest.mark.slow
