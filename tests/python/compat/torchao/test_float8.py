@@ -2,6 +2,9 @@
 """torchao's names of fp8 training over Stowage, and torchao itself where it is installed."""
 
 import copy
+import importlib
+import importlib.util
+import itertools
 import math
 
 import pytest
@@ -44,6 +47,44 @@ def test_filters_take_modules_and_names() -> None:
     assert not isinstance(model[0].weight, WeightWithDynamicFloat8CastTensor)
     assert isinstance(model[2].weight, WeightWithDynamicFloat8CastTensor)
     assert convert_to_float8_training(nn.Linear(4, 4))(torch.ones(1, 4)).shape == (1, 4)
+
+
+SIZES = (1000, 1008, 1024, 1040, 2048, 2064, 4096, 4112)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_filters_by_size_are_those_of_the_table(name: str) -> None:
+    takes = float8._auto_filter_for_recipe(name, ["head", "gate"])
+    theirs = takes
+    if importlib.util.find_spec("torchao") is not None:
+        peer = importlib.import_module("torchao.float8")
+        theirs = peer._auto_filter_for_recipe(name, ["head", "gate"])
+    with torch.device("meta"):
+        for n, k in itertools.product(SIZES, SIZES):
+            small = k <= 4096 and n <= 1024
+            if name == "rowwise":
+                small = n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
+            layer = nn.Linear(k, n)
+            want = not small and n % 16 == 0 and k % 16 == 0
+            assert takes(layer, "mlp.up") == theirs(layer, "mlp.up") == want, (n, k)
+    large = nn.Linear(8192, 8192, device="meta")
+    assert takes(large, "up") and not takes(large, "lm_head") and not takes(large, "0.gate.w")
+    assert not takes(nn.Embedding(8192, 8192, device="meta"), "up")
+
+
+def test_filters_of_other_recipes_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="must be 'tensorwise' or 'rowwise'"):
+        float8._auto_filter_for_recipe("rowwise_with_gw_hp", [])
+    with pytest.raises(ValueError):
+        float8._auto_filter_for_recipe("columns", [])
+
+
+def test_converted_layers_are_instances_of_its_class() -> None:
+    plain, Float8Linear = nn.Linear(4, 4), float8.float8_linear.Float8Linear
+    assert not isinstance(plain, Float8Linear) and not isinstance(nn.ReLU(), Float8Linear)
+    assert Float8Linear.from_float(plain, Float8LinearConfig()) is plain
+    assert isinstance(plain, Float8Linear) and type(plain) is nn.Linear
+    assert float8.float8_linear_utils.convert_to_float8_training is convert_to_float8_training
 
 
 def test_casts_that_no_recipe_does_are_refused() -> None:
