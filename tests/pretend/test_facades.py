@@ -14,6 +14,8 @@ from dispatched import Block, Rooted
 from pretend_device import counted, counters
 from torch import nn
 
+import stowage
+from stowage._mapped import is_borrowed
 from stowage.compat import accelerate
 from stowage.compat.accelerate.hooks import (
     AlignDevicesHook,
@@ -127,6 +129,33 @@ def test_a_checkpoint_onto_a_device_and_a_disk(tmp_path: Path) -> None:
         )
         with torch.no_grad():
             assert torch.allclose(model(IDS.to(HOME)).cpu(), wanted, atol=1e-5)
+
+
+def test_what_goes_from_a_checkpoint_to_a_disk_is_never_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    save_file({n: t.clone() for n, t in made().state_dict().items()}, tmp_path / "m.safetensors")
+    with accelerate.init_empty_weights():
+        model = Rooted(160)
+    given = []
+
+    def dispatched(model: Any, *_: Any, **__: Any) -> Any:
+        given.append(
+            {
+                n: isinstance(p, stowage.StowedTensor) and is_borrowed(p.parts["codes"])
+                for n, p in model.named_parameters()
+            }
+        )
+        return model
+
+    monkeypatch.setattr(accelerate._loading, "dispatch_model", dispatched)
+    places = {"": 0, "blocks.1": "disk"}
+    file = tmp_path / "m.safetensors"
+    accelerate.load_checkpoint_and_dispatch(model, file, places, offload_folder=tmp_path / "rest")
+    mapped = {name for name, borrowed in given[0].items() if borrowed}
+    assert mapped == {n for n in given[0] if n.startswith("blocks.1.") and "weight" in n}
 
 
 def test_models_take_turns_on_the_device() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from stowage._files.flat import FLOAT8, Entry
 from stowage._files.source import FileSource, is_aligned, octets
-from stowage._model.casts import cast_storage, worth_offloading
+from stowage._model.casts import cast_storage, is_plain, worth_offloading
 from stowage._model.sizes import memory
 from stowage._model.weights import Held, written
 from stowage._storage import Storage
@@ -36,11 +36,11 @@ def compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[
     for held in written(model):
         names.update(held.names)
         entry, tensor = source.entries.get(held.name), held.tensor
-        storage = tensor._storage if isinstance(tensor, StowedTensor) else None
+        storage, dtype = _form(tensor)
         if entry is None:
             problems.append(f"{held.name}: must be in the file, is missing")
             continue
-        mine = (tuple(tensor.shape), storage, None if storage else tensor.dtype)
+        mine = (tuple(tensor.shape), storage, dtype)
         if mine != (entry.shape, entry.storage, entry.dtype) and not _same_codes(tensor, entry):
             problems.append(
                 f"{held.name}: must be {_kind(*mine)} as in the model, the file has "
@@ -54,15 +54,23 @@ def compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[
         source.drop(entry)
         if places.stays(held):
             continue
-        if storage is not None and all(is_aligned(part) for part in parts):
+        if isinstance(tensor, StowedTensor) and all(is_aligned(part) for part in parts):
             moves.append(Move(held, parts, None))
-        elif storage is None and worth_offloading(held, tensor.dtype):
+        elif not isinstance(tensor, StowedTensor) and worth_offloading(held, tensor.dtype):
             moves.append(Move(held, parts, cast_storage(tensor.dtype)))
     problems += [
         f"{name}: must be in the model, is only in the file"
         for name in sorted(source.entries.keys() - names)
     ]
     return moves, problems
+
+
+def _form(tensor: torch.Tensor) -> tuple[Storage | None, torch.dtype | None]:
+    """What a file should have: a storage, or plain values of a dtype, which a cast that stands for
+    a plain parameter is too."""
+    if not isinstance(tensor, StowedTensor):
+        return None, tensor.dtype
+    return (None, tensor._parts()[0].dtype) if is_plain(tensor) else (tensor._storage, None)
 
 
 def _same_codes(tensor: torch.Tensor, entry: Entry) -> bool:

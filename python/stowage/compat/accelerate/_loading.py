@@ -109,8 +109,8 @@ class _Job:
     def run(self) -> bool:
         """Fills the model; returns whether the parts for the disk rest in the file now."""
         on_disk = [held for held in parameters(self.model) if self._is_for_disk(held)]
-        in_place = bool(on_disk) and not accelerators_of(self._map)
-        in_place = in_place and all(self._is_as_wanted(held) for held in on_disk)
+        mapped = bool(on_disk) and all(self._is_as_wanted(held) for held in on_disk)
+        in_place = mapped and not accelerators_of(self._map)  # else dispatch_model writes a folder
         if is_offloaded(self.model):
             raise InvalidArgument(
                 "stowage.load_checkpoint_in_model: the model must not be offloaded, call "
@@ -118,8 +118,8 @@ class _Job:
             )
         options = Options(
             Making(self.dtype),
-            mmap=in_place,
-            cast=in_place,
+            mmap=mapped,
+            cast=mapped,
             strict=self.strict,
             keep_dtypes=self.dtype is None,
             stays=lambda held: not self._is_for_disk(held),
