@@ -122,6 +122,8 @@ class Origin:
         """What reads of the weight give inside the context: the exact value, where it is there."""
         if active() is None or self.state == UNSET:
             return None
+        if self._file is not None and self.state == KEPT:
+            return self._file.read()
         return self._value
 
     def opened(self, weight: Weight) -> Tensor | None:
