@@ -30,9 +30,11 @@ def amax_of(values: Tensor, dim: int | None = None) -> Tensor:
 
     NaN if there is one; an empty `dim` gives 0.
     """
-    if dim is None:
+    if dim is None and values.device.type == "cpu":
         return amaxes([values])[0]
     v = values.detach().abs()
+    if dim is None:
+        return (v.amax() if v.numel() else v.new_zeros(())).to(torch.float32)
     if not v.shape[dim]:
         shape = list(v.shape)
         shape[dim] = 1
