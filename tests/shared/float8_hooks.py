@@ -90,3 +90,33 @@ def refusals() -> list[str]:
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def early_reads(recipe: str, gather: str) -> tuple[list[str], int]:
+    """Of the graphs, forward and backward, that a compiler gets: what reads gathered memory without
+    waiting for the node that gathers; and the nodes that wait."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    early, waiting = [], []
+
+    def look(module: Any, inputs: Any) -> Any:
+        fed = zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
+        for node in [node for node, value in fed if value.dtype == torch.uint8]:
+            for user in node.users:
+                waits = user.target is torch.ops.stowage.read_after.default
+                (waiting if waits or user.op == "output" else early).append(str(user.target))
+        return make_boxed_func(module.forward)
+
+    model = convert_float8(Stack(), recipe, gather=gather)
+    fully_shard(model.head)
+    _sharded(model, {})
+    compiled = torch.compile(
+        opaque_hooks(model),
+        backend=aot_autograd(fw_compiler=look, bw_compiler=look),
+        fullgraph=True,
+    )
+    compiled(torch.randint(24, (8,))).square().mean().backward()
+    return early, waiting.count("stowage.read_after.default")

@@ -22,7 +22,9 @@ class Float8Weight(Tensor):
     @classmethod
     def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
         """A graph holds for every layer of the recipe: its names and counts are not in it."""
-        return compiled[0].recipe == other[0].recipe and compiled[1:] == other[1:]
+        a, b = compiled[0], other[0]
+        same = a.recipe == b.recipe and a.gathered_in_graph == b.gathered_in_graph
+        return same and compiled[1:] == other[1:]
 
     def _stable_hash_for_caching(self) -> str:
         """torch's cache on disk would give what another version of this code computes."""

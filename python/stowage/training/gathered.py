@@ -93,17 +93,21 @@ class GatheredWeight(Float8Weight):
         self._layer, self._wide, self._number = layer, wide, number
         return self
 
-    def cast(self, scale: Tensor | None = None) -> Cast:
-        """The codes as they came, or those of the values; `scale` is known already."""
+    def cast(self, scale: Tensor | None = None, after: Tensor | None = None) -> Cast:
+        """The codes as they came, or those of the values; `scale` is known already. Where a graph
+        holds the gather they are read once `after` is there."""
         recipe, start = self._layer.recipe, self._geometry.scale_bytes
+        records, own = self._records, self._scale
+        if after is not None and self._layer.gathered_in_graph and torch.compiler.is_compiling():
+            records = torch.ops.stowage.read_after(records, after)
+            own = None if own is None else torch.ops.stowage.read_after(own, after)
         if recipe.gather == "high":
-            values = self._records.view(self._wide)
-            own = row_scales(values, recipe) if self._scale is None else self._scale
-            return cast(values, own, recipe.forward)
-        codes = self._records[:, start : start + self.shape[1]].view(recipe.forward)
-        if self._scale is not None:
-            return Cast(codes, torch.ones_like(self._scale) / self._scale)
-        return Cast(codes, _factors(self._records, self._geometry))
+            values = records.view(self._wide)
+            return cast(values, row_scales(values, recipe) if own is None else own, recipe.forward)
+        codes = records[:, start : start + self.shape[1]].view(recipe.forward)
+        if own is not None:
+            return Cast(codes, torch.ones_like(own) / own)
+        return Cast(codes, _factors(records, self._geometry))
 
     def fresh_scale(self) -> None:
         """There is none to compute: it came with the gather."""
@@ -186,3 +190,15 @@ def _check_rows(records: Tensor, facts: Facts) -> None:
             f"stowage: weight {facts.layer.name} must be finite, got inf or NaN in row "
             f"{row % padded} of rank {row // padded}"
         )
+
+
+@torch.library.custom_op("stowage::read_after", mutates_args=())
+def _read_after(value: Tensor, after: Tensor) -> Tensor:
+    """A copy of what `value` holds once `after` has been computed: a compiler may not read it
+    before, though a gather fills it without being a writer that the compiler knows of."""
+    return value.clone()
+
+
+@_read_after.register_fake
+def _(value: Tensor, after: Tensor) -> Tensor:
+    return torch.empty_like(value)

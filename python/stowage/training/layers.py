@@ -78,6 +78,7 @@ class Layer:
         self._module = weakref.ref(module)
         self.amax: Tensor | None = None  # delayed: of the weight, over all ranks, as of its scale
         self.number: Tensor | None = None  # delayed: how a compiled graph finds it
+        self.gathered_in_graph = False  # so that compiled graphs must read it after the gather
         self.code: tuple[Any, int] | None = None  # that ranks compare, and what it was made of
         self._shard: Any = None  # while the module holds the gathered weight, the shard it rests in
         roster.layers.append(self)
@@ -108,4 +109,5 @@ class Layer:
         module = memo.get(id(self.module), self.module)
         roster = copy.deepcopy(self.roster, memo)
         memo[id(self)] = result = Layer(self.name, self.recipe, module, roster)
+        result.gathered_in_graph = self.gathered_in_graph  # guards of graphs compare a copy
         return result

@@ -42,7 +42,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
         recipe: Recipe = weight._layer.recipe
         ctx.scale = weight.fresh_scale()
-        w = weight.cast(ctx.scale)
+        w = weight.cast(ctx.scale, after=x)
         ctx.save_for_backward(x, weight)
         ctx.x_scale = None
         if recipe.products == "high":
@@ -54,7 +54,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        w = weight.cast(ctx.scale)
+        w = weight.cast(ctx.scale, after=g)
         recipe: Recipe = weight._layer.recipe
         g_cast = None
         if not recipe.rows and recipe.products == "fp8":

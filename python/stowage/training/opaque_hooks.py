@@ -27,9 +27,9 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
     """Lets compiled graphs of `model` hold the gathers of the modules in it that FSDP2 shards.
 
     Call it once, after `fully_shard` of the modules and of `model`, and before `torch.compile`.
-    Each of these modules must take a tensor first and return one tensor. Backends must keep the
-    order of nodes, as "eager" and "aot_eager" do. Raises InvalidArgument where `model` or nothing
-    in it is sharded, Unsupported where torch has changed what this stands on.
+    Each of these modules must take a tensor first, which what it computes depends on, and return
+    one tensor. Raises InvalidArgument where `model` or nothing in it is sharded, Unsupported where
+    torch has changed what this stands on.
     """
     sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
     states = [(module, module._get_fsdp_state()) for module in sharded]
@@ -54,6 +54,9 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
 def _replace_hooks(module: Any, state: Any) -> None:
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
+    for parameter in (p for group in state._fsdp_param_groups for p in group.fsdp_params):
+        if (layer := getattr(parameter._sharded_local_tensor, "_layer", None)) is not None:
+            layer.gathered_in_graph = True
     number = next(_numbers)
     _modules[number] = module
     # a tensor, so that one graph serves all equal blocks

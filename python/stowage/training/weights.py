@@ -92,7 +92,7 @@ class TrainedWeight(Float8Weight):
             scale = tensor_scale(amax_of(self._value), self._layer.recipe)
         return scale.to(self._value.device)
 
-    def cast(self, scale: Tensor | None = None) -> Cast:
+    def cast(self, scale: Tensor | None = None, after: Tensor | None = None) -> Cast:
         """fp8 codes of the values, with `scale` or the one that is due."""
         recipe = self._layer.recipe
         if recipe.rows:

@@ -20,6 +20,7 @@ def test_lines_of_the_page_are_those_of_a_run() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_the_page_shows_both_tables_as_they_are_printed() -> None:
     assert compile_matrix.tables() in PAGE
 
@@ -29,6 +30,20 @@ def test_the_page_shows_both_tables_as_they_are_printed() -> None:
 def test_hooks_as_nodes_change_nothing_whatever_the_policy(cases: str) -> None:
     cases = getattr(float8_hooks, cases)
     assert on_ranks(2, float8_hooks.ways, cases, seconds=200) == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "gather"),
+    [("delayed", "fp8")]
+    + [
+        pytest.param(*c, marks=pytest.mark.nightly)
+        for c in (("rowwise", "fp8"), ("rowwise", "high"))
+    ],
+)
+def test_compilers_cannot_read_a_weight_before_its_gather(recipe: str, gather: str) -> None:
+    """Seven weights, forward and backward: by data, whatever order a compiler chooses."""
+    assert on_ranks(2, float8_hooks.early_reads, recipe, gather) == [([], 14)] * 2
 
 
 def test_what_cannot_have_its_hooks_replaced_is_refused() -> None:
