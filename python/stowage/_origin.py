@@ -56,6 +56,7 @@ class Origin:
         self._file: Kept | None = None
         self.is_finite, self._lent = True, False
         self.group: Any = None  # of the processes that have the other rows
+        self.share = 0  # elements of the process that has most of them
         self._made_for: Any = None
         self._join(terms, home)
 
@@ -141,7 +142,8 @@ class Origin:
         elif value is None:
             value = weight.dequantize(dtype)
         if not self.reserved and terms.keeps:
-            nbytes = value.numel() * dtype.itemsize
+            # Every process counts the largest share, so that all refuse or none does.
+            nbytes = max(value.numel(), self.share) * dtype.itemsize
             self.place = terms.place_for(nbytes)
             self.reserved = nbytes
         self._join(terms, self.home)
@@ -155,7 +157,8 @@ class Origin:
         self.state, self._why = (KEPT if self.terms.keeps else ABSENT), ""
         self._value = exact
         self.terms.keeps_open(self)
-        self.reserved = exact.nbytes if self.terms.keeps else 0
+        nbytes = max(exact.numel(), self.share) * exact.itemsize
+        self.reserved = nbytes if self.terms.keeps else 0
 
     def close(self) -> None:
         """Puts the value where it stays, or drops it."""
@@ -177,7 +180,7 @@ class Origin:
         """Of the same weight in new memory without values, as `to_empty` gives it."""
         made = _bare(self)
         made.state = UNSET if self.terms.keeps else ABSENT
-        made._made_for, made.group = weakref.ref(self), self.group
+        made._made_for, made.group, made.share = weakref.ref(self), self.group, self.share
         return made
 
     def was_made_for(self, other: Origin) -> bool:
@@ -188,11 +191,12 @@ class Origin:
         """Of the weight on another device: the same; on meta, where nothing has values, unset."""
         return self.unset() if device.type == "meta" else self
 
-    def of_rows(self, first: int, last: int, group: Any = None) -> Origin:
-        """Of rows [first, last), which one process of `group` has: with a value of its own."""
+    def of_rows(self, first: int, last: int, group: Any = None, share: int = 0) -> Origin:
+        """Of rows [first, last), which one process of `group` has: with a value of its own. `share`
+        is the number of elements that the process has which has most."""
         made = _bare(self)
         made.state, made._why = self.state, self._why
-        made.group, made._made_for = group, weakref.ref(self)
+        made.group, made._made_for, made.share = group, weakref.ref(self), share
         if self.state == KEPT:
             value = self.get()[first:last].clone()
             made.place, made.reserved = self.place, value.nbytes
@@ -222,6 +226,6 @@ def _bare(like: Origin, home: Home | None = None) -> Origin:
     made.name, made.place, made.reserved, made.writes = like.name, like.place, 0, 0
     made.state, made._why = ABSENT, ""
     made._value, made._file, made.is_finite, made._lent = None, None, True, False
-    made.group = made._made_for = None
+    made.group, made._made_for, made.share = None, None, 0
     made._join(like.terms, like.home if home is None else home)
     return made

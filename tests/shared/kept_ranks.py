@@ -132,6 +132,18 @@ def master_first(width: int, layers: int) -> list[int]:
     return [peak, 4 * local + local + 4 * layers, 4 * width * width]
 
 
+def refused_alike(budgets: list[int]) -> list[str]:
+    """By a rank that has fewer rows, too: none waits for another."""
+    found = []
+    for budget in budgets:
+        try:
+            build(quantized_init("f8_e4m3:tensor", preserve_init=True, budget=budget), True)
+            found.append("all kept")
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
 def load_invalidates(folder: str) -> list[str]:
     """States before and after a checkpoint of the sharded model is loaded."""
     model = build(quantized_init("f8_e4m3:tensor", preserve_init=True), False)
@@ -139,3 +151,8 @@ def load_invalidates(folder: str) -> list[str]:
     before = [value.state for value in init_values(model)]
     stowage.sharding.load(model, folder)
     return before + [value.state for value in init_values(model)]
+
+
+def ends(folder: str) -> tuple[bool, list[bool], list[str]]:
+    """What the three above find."""
+    return whole_values_die(), first_forward_ends(), load_invalidates(folder)

@@ -40,7 +40,7 @@ def follow(into: StowedRows, values: StowedRows) -> None:
         into._kept[0] = values._origin
     elif values.first is not None:
         last = values.first + values.shape[0]
-        into._kept[0] = values._parent.of_rows(values.first, last, mine.group)
+        into._kept[0] = values._parent.of_rows(values.first, last, mine.group, mine.share)
 
 
 def initialise(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -72,7 +72,7 @@ def _new_zeros(self: Tensor, *size: Any, **kwargs: Any) -> Any:
     if self._origin is not None:  # that of no rows, until they are copied
         mesh_info = getattr(sys._getframe(2).f_locals.get("self"), "mesh_info", None)
         group = getattr(mesh_info, "shard_process_group", None)
-        rows._kept = [self._origin.of_rows(0, 0, group)]
+        rows._kept = [self._origin.of_rows(0, 0, group, rows.numel())]
     return rows
 
 

@@ -170,43 +170,51 @@ def _misfits(job: Job) -> list[str]:
 @torch.no_grad()
 def cast(jobs: Sequence[Job]) -> None:
     """Carries the jobs out: one reduction for those of one group of processes."""
-    vectors = _vectors(jobs)
+    if not jobs:
+        return
+    wrong, largest = _maxima(jobs)
     reach: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
         if job.groups:
             reach.setdefault(job.groups, []).append(i)
     for groups, members in reach.items():
-        joined = torch.cat([vectors[i] for i in members])
+        joined = torch.cat([wrong[members], *(largest[i] for i in members)])
         for group in groups:
             dist.all_reduce(joined, dist.ReduceOp.MAX, group=group)
-        pieces = joined.split([len(vectors[i]) for i in members])
-        for i, vector in zip(members, pieces, strict=True):
-            vectors[i] = vector
-    ranks = torch.stack([vector[0] for vector in vectors]).tolist() if jobs else []
+        wrong[members], *pieces = joined.split([len(members), *(len(largest[i]) for i in members)])
+        for i, piece in zip(members, pieces, strict=True):
+            largest[i] = piece
     problems = []
-    for job, rank in zip(jobs, ranks, strict=True):
+    for job, rank in zip(jobs, wrong.tolist(), strict=True):
         if rank:
             where = f" on rank {int(rank) - 1}" if job.groups else ""
             problems.append(f"the master of {job.name} must be finite, got inf or NaN{where}")
     raise_problems("from_masters", problems)
-    for job, vector in zip(jobs, vectors, strict=True):
-        _write(job, vector[1:])
+    for job, maxima in zip(jobs, largest, strict=True):
+        _write(job, maxima.to(job.master.device))
 
 
-def _vectors(jobs: Sequence[Job]) -> list[Tensor]:
-    """For each job: rank + 1 where a value is not finite, else 0; then its largest magnitudes."""
-    found = []
-    for job in jobs:
-        rank = dist.get_rank() + 1 if job.groups else 1
+def _maxima(jobs: Sequence[Job]) -> tuple[Tensor, list[Tensor]]:
+    """Rank + 1 for each job where a value is not finite, else 0, fp32 [jobs]; and for each job the
+    magnitudes that processes compare. All on the device of the first."""
+    device, maxima, more = jobs[0].master.device, [], {}
+    counts = []
+    for i, job in enumerate(jobs):
         fragment = job.fragment()
-        shared = job.groups or isinstance(job.weight, StowedRows)
-        count = amax_count(fragment) if shared else 0
-        whole = largest_of(fragment.values)
-        finite = whole.isfinite()
-        largest = whole[:count] if count <= 1 else amaxes(fragment)
-        flag = torch.where(finite, 0.0, float(rank))
-        found.append(torch.cat([flag, torch.where(finite, largest, torch.zeros_like(largest))]))
-    return found
+        shared = bool(job.groups) or isinstance(job.weight, StowedRows)
+        counts.append(amax_count(fragment) if shared else 0)
+        maxima.append(largest_of(fragment.values).to(device))
+        if counts[i] > 1:
+            more[i] = amaxes(fragment).to(device)
+    every = torch.cat(maxima)
+    finite = every.isfinite()
+    ranks = [dist.get_rank() + 1 if job.groups else 1 for job in jobs]
+    wrong = torch.where(finite, 0.0, torch.tensor(ranks, dtype=torch.float32, device=device))
+    every = torch.where(finite, every, torch.zeros_like(every))
+    largest = [every[i : i + 1][:count] for i, count in enumerate(counts)]
+    for i, found in more.items():
+        largest[i] = found.nan_to_num(0.0, 0.0)
+    return wrong, largest
 
 
 def _write(job: Job, largest: Tensor) -> None:

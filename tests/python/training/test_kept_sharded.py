@@ -33,10 +33,16 @@ def test_every_storage(world: int) -> None:
 
 @pytest.mark.slow
 def test_whole_values_die_and_loads_invalidate(tmp_path: Path) -> None:
-    assert on_ranks(2, kept_ranks.whole_values_die) == [True, True]
-    assert on_ranks(2, kept_ranks.first_forward_ends) == [[True, False]] * 2
-    states = on_ranks(2, kept_ranks.load_invalidates, str(tmp_path))
-    assert states == [["kept"] * 3 + ["invalid"] * 3] * 2
+    for whole_died, forward, states in on_ranks(2, kept_ranks.ends, str(tmp_path)):
+        assert whole_died and forward == [True, False]
+        assert states == ["kept"] * 3 + ["invalid"] * 3
+
+
+@pytest.mark.slow
+def test_budgets_are_refused_on_every_rank_or_on_none() -> None:
+    largest = 4 * (4 * 33 + 3 * 7 + 5)
+    for fits, text in on_ranks(2, kept_ranks.refused_alike, [largest, largest - 1]):
+        assert fits == "all kept" and "budget must have room for 20 more bytes" in text
 
 
 @pytest.mark.slow
