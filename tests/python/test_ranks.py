@@ -16,7 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench/python/sharded_training.py"
 @pytest.mark.slow
 def test_ranks_that_wait_for_each_other_end_and_say_where() -> None:
     with pytest.raises(AssertionError) as raised:
-        on_ranks(2, at_odds, seconds=8)
+        on_ranks(2, at_odds, seconds=4)
     first, second = str(raised.value).split("--- rank 1: ")
     assert "ended, exit code 1; it was at" in first and "line" in first
     assert "it was at" in second or "Traceback" in second

@@ -45,6 +45,7 @@ def hold(world: int, cases: list[tuple[Any, ...]]) -> None:
             assert all(other[name] == first[name] for name in other.keys() - MEMORY), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_formulas_are_what_counters_say(world: int) -> None:
     odd = ("nf4", {"shards": world}, scaled.ODD)
