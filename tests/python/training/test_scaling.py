@@ -113,6 +113,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "7", "--shards", "2"], "must be a multiple of --shards 2, got 7"),
         (["--ranks", "8,many"], "such as 8e9 or 8b, got many"),
         (["--ranks", "2.5"], "must be a whole number, got 2.5"),
+        (["--weights", "1e6"], "of 128256 words, the nearest has 3.3e+07, got 1e+06"),
+        (
+            ["--form", "nf4:torchao:bf16", "--weights", "475k", "--vocabulary", "1024"],
+            "multiple of 16384 elements (block 64 x scaler block 256), got [32, 128]",
+        ),
         (["--weights", "0"], "must be a number from 1 to 1e12"),
         (["--form", "nf5"], "must be plain, tensorwise,"),
         (["--form", "nf4:torchao"], "must name the dtype of its parts, such as nf4:torchao:bf16"),

@@ -15,7 +15,7 @@ import torch
 from stowage._errors import StowageError
 from stowage._storage import Storage
 from stowage.training.recipes import RECIPES
-from stowage.training.scaling.decoders import decoder, elements, width_of
+from stowage.training.scaling.decoders import decoder, elements, shapes, width_of
 from stowage.training.scaling.groups import PLAIN, Setting
 from stowage.training.scaling.steps import memory, wire
 
@@ -92,6 +92,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_model(width: int, weights: float, given: argparse.Namespace) -> None:
+    """Whether there is a decoder of about so many weights, which can rest so."""
+    nearest = elements(width, given.vocabulary)
+    if abs(nearest - weights) > 0.25 * weights:
+        raise ValueError(
+            f"--weights must be near those of a decoder of {given.vocabulary} words, the nearest "
+            f"has {nearest:.3g}, got {weights:.3g}; change --vocabulary"
+        )
+    if given.form not in (PLAIN, *RECIPES):
+        for shape in shapes(width):
+            if misfit := Storage(given.form).misfit(shape):
+                raise ValueError(f"--form: {misfit}, got {list(shape)}")
+
+
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     """One for each model and number of ranks. Raises ValueError."""
     frozen = given.form not in (PLAIN, *RECIPES)
@@ -99,6 +113,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for weights in given.weights:
         width = width_of(weights, given.vocabulary)
+        _check_model(width, weights, given)
         groups = decoder(width, given.vocabulary, given.form, given.adapter)
         for ranks in given.ranks:
             shards = given.shards or ranks
