@@ -28,7 +28,7 @@ def test_values_and_bytes_are_those_of_the_plain_shards() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_storage(world: int) -> None:
-    on_ranks(world, kept_ranks.values_of, ALL)
+    on_ranks(world, kept_ranks.values_of, ALL, seconds=300)
 
 
 @pytest.mark.slow

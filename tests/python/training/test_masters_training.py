@@ -235,7 +235,7 @@ def test_sharded_training_equals_training_of_the_whole() -> None:
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_sharded_training_of_every_storage(world: int) -> None:
     cases = [(storage, rounding) for storage in STORAGES for rounding in ("nearest", "stochastic")]
-    on_ranks(world, sharded_equals_whole, cases, 100)
+    on_ranks(world, sharded_equals_whole, cases, 100, seconds=300)
 
 
 @pytest.mark.slow
