@@ -29,6 +29,7 @@ class Net(nn.Module):
         self.down.weight.data = self.down.weight.data / 3
         if not late:
             return
+        nn.init.normal_(self.up.weight.data[8:16], std=0.3)
         with torch.no_grad():
             self.up.weight.view(-1)[:5] += 1
             torch._foreach_mul_([self.up.weight, self.down.weight], 0.5)
