@@ -80,6 +80,10 @@ def plain(x: Any) -> Tensor:
     return (full._value if isinstance(full, TrainedWeight) else full).detach()
 
 
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: plain(value).clone() for name, value in model.state_dict().items()}
+
+
 def differences(a: nn.Module, b: nn.Module) -> list[str]:
     pairs = zip(a.named_parameters(), b.named_parameters(), strict=True)
     return [name for (name, x), (_, y) in pairs if not torch.equal(plain(x), plain(y))]
@@ -154,6 +158,11 @@ def stale(change: str) -> tuple[list[int], bool]:
             if change == "data":
                 for parameter in parameters:
                     parameter.data.mul_(3)
+            elif change == "compiled":
+                step = torch.optim.AdamW(parameters, 0.1).step
+                torch.compile(step, backend="aot_eager")()
+                if model is parts:
+                    whole.load_state_dict(values(parts))
             elif change == "foreach":
                 with torch.no_grad():
                     torch._foreach_mul_(parameters, 3)

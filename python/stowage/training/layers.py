@@ -23,19 +23,26 @@ class Stamp:
         self.writes = 0
         self._scale: Tensor | None = None
         self._scaled_at = -1
+        self._watched: list[tuple[weakref.ref[Tensor], int]] = []  # and torch's version of it
         self._copied: tuple[Stamp, int] | None = None  # of this memory, after so many writes
 
     def fresh_scale(self) -> Tensor | None:
         """The scale, unless something was written since."""
         if self._scaled_at == self.writes:
-            return self._scale
+            return None if self._written_by_graphs() else self._scale
         if self._copied is not None and not self.writes:
             source, writes = self._copied
             return source.fresh_scale() if source.writes == writes else None
         return None
 
-    def set_scale(self, scale: Tensor) -> None:
+    def set_scale(self, scale: Tensor, *parameters: Tensor) -> None:
+        """`parameters`: through which compiled graphs, such as an optimizer's, write uncounted."""
         self._scale, self._scaled_at = scale, self.writes
+        self._watched = [(weakref.ref(p), p._version) for p in parameters if not p.is_inference()]
+
+    def _written_by_graphs(self) -> bool:
+        found = ((reference(), version) for reference, version in self._watched)
+        return any(tensor is not None and tensor._version != version for tensor, version in found)
 
     def copied(self) -> "Stamp":
         """For other memory that holds the same values."""

@@ -138,4 +138,6 @@ def _set(vector: Tensor, weights: list[_Weight]) -> None:
         for at, scale, largest in zip(places, scales.unbind(), amax.unbind(), strict=True):
             layer, resting = weights[at]
             layer.amax = largest if recipe.delayed else None
-            resting._stamp.set_scale(scale)
+            _, sharded = layer.resting(TrainedWeight)
+            watched = (resting,) if sharded is None else (resting, sharded)
+            resting._stamp.set_scale(scale, *watched)

@@ -60,3 +60,17 @@ def test_a_compiled_delayed_layer_finds_its_own_state_when_it_runs() -> None:
     with pytest.raises(ValueError, match="weight must be finite"):
         graph(first, x)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_what_a_compiled_optimizer_writes_makes_scales_stale() -> None:
+    model = convert_float8(net())
+    step = torch.compile(torch.optim.AdamW(model.parameters(), 0.5).step, backend="aot_eager")
+    x = torch.randn(4, 20)
+    for _ in range(2):
+        model(x).square().sum().backward()
+        before = model[0].weight.detach().clone()
+        step()
+        assert not torch.equal(model[0].weight, before)
+        dense = net()
+        dense.load_state_dict(model.state_dict())
+        assert torch.equal(model(x), convert_float8(dense)(x))

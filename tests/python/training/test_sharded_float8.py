@@ -50,7 +50,9 @@ def test_gathered_bytes_are_those_of_the_whole_weight(world: int) -> None:
                 assert len(reductions) == (recipe == "tensorwise")
 
 
-@pytest.mark.parametrize("change", ["data", "foreach", "fused"])
+@pytest.mark.parametrize(
+    "change", ["data", "foreach", "fused", pytest.param("compiled", marks=pytest.mark.slow)]
+)
 def test_a_write_to_the_weights_makes_one_reduction_of_all_scales(change: str) -> None:
     for reductions, same in on_ranks(2, float8_ranks.stale, change):
         assert reductions == [4 * 7 * 4] and same  # four weights, 28 bytes each
