@@ -72,7 +72,7 @@ class StowedTensor(Tensor):
     _plain: bool = False  # was a plain parameter, and is pickled as one
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
-    _origin: Any = None  # of a weight that is to be trained: origin.Origin, shared by its aliases
+    _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(
         cls,

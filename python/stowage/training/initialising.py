@@ -20,12 +20,12 @@ from torch.nn.modules.module import (
 from stowage._errors import InvalidArgument
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
-from stowage._origin import Origin
 from stowage._storage import Storage
-from stowage._terms import Home, Terms, activate, active, deactivate
 from stowage.policy import WEIGHT_TYPES
 from stowage.requantize import first_parts
 from stowage.tensor import StowedTensor, wrap
+from stowage.training.origin import Origin
+from stowage.training.terms import Home, Terms, activate, active, deactivate
 
 Filter = Callable[[nn.Module, str, nn.Parameter], "bool | str | None"]
 UNTIL = ("first_step", "first_forward")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from stowage._errors import InvalidArgument
-from stowage._origin import KEPT, Origin
+from stowage.training.origin import KEPT, Origin
 
 
 def origin_of(parameter: Any) -> Origin | None:

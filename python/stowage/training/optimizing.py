@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from stowage._errors import InvalidArgument
 from stowage._numbers.stochastic import key_of
-from stowage._origin import KEPT, UNSET, Origin
 from stowage._shard.rows import StowedRows
-from stowage._terms import Home, Terms
 from stowage.training.casting import Job, cast, groups_of, local_of, rests
 from stowage.training.kept import origin_of
+from stowage.training.origin import KEPT, UNSET, Origin
+from stowage.training.terms import Home, Terms
 
 ROUNDING = ("nearest", "stochastic")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stowage._errors import InvalidArgument
 from stowage._model.kept import Kept, keep
-from stowage._terms import Home, Terms, active
+from stowage.training.terms import Home, Terms, active
 
 KEPT, UNSET, ABSENT, TAKEN, CLEARED, INVALID = (
     "kept", "unset", "absent", "taken", "cleared", "invalid"

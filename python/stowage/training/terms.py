@@ -12,7 +12,7 @@ from stowage._errors import InvalidArgument
 
 
 class Owner(Protocol):
-    """What is asked of an origin.Origin."""
+    """What is asked of an origin.Origin (of which this file knows no more)."""
 
     name: str
     place: str
