@@ -4,6 +4,7 @@ on a terminal, and only there."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pty
 import subprocess
@@ -63,12 +64,14 @@ def test_a_load_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     model[0].weight.data[3, 3] = torch.nan
     stowage.save(model, tmp_path)
-    handles = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
+    handles = []
+    for _ in range(4):  # the first opens what stays open
         with pytest.raises(stowage.InvalidArgument):
             stowage.load(nn.Sequential(nn.Linear(64, 64)), tmp_path, "int8")
+        gc.collect()  # closes files of other tests too
+        handles.append(len(os.listdir("/proc/self/fd")))
     assert "stowage-ahead" not in names()
-    assert len(os.listdir("/proc/self/fd")) == handles
+    assert handles[-1] <= handles[0]
 
 
 CHILD = """
