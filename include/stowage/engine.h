@@ -33,7 +33,7 @@ STOWAGE_API const char* to_string(Reads reads) noexcept;
 struct EngineOptions {
   std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that comes
   Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
-  int workers = 4;                 // threads that read ahead; 0 reads only what is asked for
+  int workers = 8;                 // threads that read ahead; 0 reads only what is asked for
   double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
   bool lock = false;   // keep the memory from being swapped; not with mapped reads
   /// Names of weights and tensors that never come into memory: leases give the mapping. The budget

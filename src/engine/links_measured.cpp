@@ -34,7 +34,7 @@ constexpr std::uint64_t kProbe = 64 * kMiB;  // of a file that is made, and of m
 constexpr std::uint64_t kMost = 512 * kMiB;  // read of a file
 constexpr double kLongest = 1;               // seconds of one read
 constexpr std::uint64_t kRead = kMiB;        // of one request, as the engine asks
-constexpr int kReaders = 4;                  // as the engine has
+constexpr int kReaders = 8;                  // as the engine has
 constexpr int kRuns = 3;
 constexpr std::int64_t kRows = 2048, kColumns = 4096, kMany = 64;
 constexpr int kWeights = 8;  // in turn, so that a cache does not have the next

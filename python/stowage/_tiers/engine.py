@@ -30,7 +30,7 @@ from stowage._tiers.counting import EngineReport
 from stowage._tiers.journal import Journal
 from stowage._tiers.writes import forget_places, move_written, note_places, written_bytes
 
-WORKERS = 4
+WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
 
