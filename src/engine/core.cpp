@@ -114,6 +114,11 @@ void Core::stop() noexcept {
     if (worker.joinable()) worker.join();
 }
 
+bool Core::stopped() const {
+  const std::scoped_lock lock(mutex_);
+  return stopping_;
+}
+
 void Core::cancel() noexcept {
   {
     const std::scoped_lock lock(mutex_);

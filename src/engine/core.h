@@ -45,6 +45,7 @@ class Core : public std::enable_shared_from_this<Core> {
   /// themselves. Must be called: desks keep the engine until then.
   void stop() noexcept;
   void cancel() noexcept;  // ends those who wait
+  bool stopped() const;
 
   const File& file() const noexcept { return file_; }
   const std::vector<Unit>& units() const noexcept { return units_; }

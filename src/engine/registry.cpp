@@ -69,7 +69,12 @@ std::optional<Lease> lease_at(const void* mapped) {
     id = range.id;
   }
   if (!core) return std::nullopt;
-  return core->acquire(id);
+  try {
+    return core->acquire(id);
+  } catch (const Error&) {
+    if (!core->stopped()) throw;
+    return std::nullopt;  // ended while we waited, for one with another budget: the mapping serves
+  }
 }
 
 }  // namespace stowage::engine

@@ -118,13 +118,13 @@ def test_own_batches_added_in_the_order_of_ranks_give_the_same_bits(
 
 def test_gathers_leave_no_memory_behind() -> None:
     for first, last, empty in on_ranks(2, float8_lives.cycles, 100):
-        assert first == last and empty
+        assert last - first < 1024 and empty, "a scalar of torch may come; a leak is 100 gathers"
 
 
 @pytest.mark.nightly
 def test_a_thousand_gathers_leave_no_memory_behind() -> None:
     for first, last, empty in on_ranks(2, float8_lives.cycles, 1000, seconds=120):
-        assert first == last and empty
+        assert last - first < 1024 and empty, "a scalar of torch may come; a leak is 100 gathers"
 
 
 @pytest.mark.nightly
