@@ -37,18 +37,18 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
     "one infinity": lambda w: w.data.__setitem__((3, 4), float("inf")),
     "batch_norm": lambda w: F.batch_norm(torch.randn(3, 64), w.data[0], w.data[1], training=True),
     "small add_": lambda w: w.data.add_(1e-6),
-    "small sub_": lambda w: w.data.sub_(torch.randn(16, 64), alpha=1e-6),
+    "small sub_": lambda w: w.data.sub_(torch.ones(16, 64), alpha=1e-6),
     "small row add_": lambda w: w.data[3].add_(1e-6),
     "small _foreach_add_": lambda w: torch._foreach_add_([w.data], 1e-6),
     "small add out": lambda w: torch.add(w.data, 1e-6, out=w.data),
     "small index_put_": lambda w: w.data.index_put_(
-        (torch.tensor([1, 3]),), 1e-6 * torch.randn(2, 64), accumulate=True
+        (torch.tensor([1, 3]),), 1e-6 * torch.ones(2, 64), accumulate=True
     ),
     "small index_add_": lambda w: w.data.index_add_(
-        0, torch.tensor([1, 3]), 1e-6 * torch.randn(2, 64)
+        0, torch.tensor([1, 3]), 1e-6 * torch.ones(2, 64)
     ),
     "small scatter_": lambda w: w.data.scatter_(
-        0, torch.tensor([[1, 3]]), 1e-6 * torch.randn(1, 2), reduce="add"
+        0, torch.tensor([[1, 3]]), 1e-6 * torch.ones(1, 2), reduce="add"
     ),
     "numpy": lambda w: w.data.numpy(),
     "asarray": lambda w: np.asarray(w.data),
@@ -66,7 +66,6 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("form", REFUSED)
 def test_refused_with_nothing_changed(form: str, storage: str) -> None:
     w = parameter(storage)
-    torch.manual_seed(0)  # a small step that is drawn may reach another code
     with pytest.raises((RuntimeError, TypeError)):
         REFUSED[form](w)
     assert torch.equal(w.dequantize(), parameter(storage).dequantize())
@@ -79,7 +78,6 @@ TORCHS = ("memoryview", "map_", "apply_", "storage fill_", "storage copy_")
 @pytest.mark.parametrize("form", [form for form in REFUSED if form not in TORCHS])
 def test_the_error_is_ours(form: str) -> None:
     w = parameter()
-    torch.manual_seed(0)
     with pytest.raises(stowage.StowageError):
         REFUSED[form](w)
 
