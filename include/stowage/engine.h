@@ -113,7 +113,8 @@ class STOWAGE_API Engine {
   EngineReport report() const;
 
   /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
-  /// is one: how code that was given addresses of a mapping finds the bytes in memory.
+  /// is one: how code that was given addresses of a mapping finds the bytes in memory. None where
+  /// the engine ends while this waits: the mapping has the bytes too.
   static std::optional<Lease> lease_at(const void* mapped);
 
  private:

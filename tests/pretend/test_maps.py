@@ -177,6 +177,12 @@ def test_maps_by_name(name: str, storage: str | None, tmp_path: Path) -> None:
         assert torch.equal(model(x), wanted(x))
 
 
+def test_the_cpu_is_no_device_to_fill() -> None:
+    given = {"device": "cpu", "accelerator": {"pretend:0": "1MiB"}, "device_map": "balanced"}
+    with pytest.raises(stowage.InvalidArgument, match="accelerator must come with a device"):
+        stowage.offload(made("int8"), **given)
+
+
 def test_auto_plans_for_the_device(tmp_path: Path) -> None:
     model = made("int8")
     with counted(), torch.no_grad():

@@ -87,6 +87,7 @@ def test_auto_is_a_plan(tmp_path: Path) -> None:
         ({"device_map": "auto"}, "ram must come with device_map='auto'"),
         ({"device_map": "balanced"}, "ram must come with device_map='balanced'"),
         ({"device_map": "auto", "plan": "p.json"}, "without what it decides, got .*device_map"),
+        ({"device_map": "auto", "ram": 9, "accelerator": 9}, "must come with a device"),
         ({"device_map": "auto", "ram": "1MiB", "device": "cuda:7"}, "device must be one that is"),
         ({"accelerator": {"cuda:0": "1GiB"}, "ram": "1MiB"}, "bytes where device_map is no name"),
     ],

@@ -86,6 +86,11 @@ def _limits(given: Given) -> dict[torch.device, int]:
     raise_problems("stowage.offload", [p for d in named for p in device_problems(d)])
     found = {device_of_name(d): byte_count(n, f"accelerator {d}") for d, n in sizes.items()}
     home = next((device_of_name(d) for d in named), None)
+    if home == CPU and found:
+        raise InvalidArgument(
+            f"stowage.offload: accelerator must come with a device, got {given.accelerator!r} for "
+            "the CPU"
+        )
     if home not in (None, CPU, *found):
         raise InvalidArgument(
             f"stowage.offload: accelerator must have bytes for {home}, got {given.accelerator!r}"
