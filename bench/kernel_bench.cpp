@@ -61,6 +61,17 @@ void bench_quantize(benchmark::State& state, const Kernels& kernels, const std::
   count_weights(state);
 }
 
+void bench_amax(benchmark::State& state, const Kernels& kernels, Dtype dtype) {
+  const std::vector<std::byte> values(static_cast<std::size_t>(kRows * kColumns * bits(dtype) / 8));
+  const Values all[]{{values.data(), dtype, kRows * kColumns}};
+  for (auto _ : state) {
+    float most = 0;
+    amax_with(kernels, all, &most, inline_executor());
+    benchmark::DoNotOptimize(most);
+  }
+  count_weights(state);
+}
+
 void bench_linear(benchmark::State& state, const Kernels& kernels, const std::string& storage,
                   std::int64_t m) {
   const Weight weight = make_weight(storage);
@@ -74,10 +85,14 @@ void bench_linear(benchmark::State& state, const Kernels& kernels, const std::st
 }
 
 const bool registered = [] {
-  for (const auto& [isa, table] : runnable_kernels())
+  for (const auto& [isa, table] : runnable_kernels()) {
+    const Kernels* kernels = table;
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
+      benchmark::RegisterBenchmark(
+          ("amax/" + std::string(isa) + "/" + std::string(disk_name(dtype))).c_str(),
+          [=](benchmark::State& state) { bench_amax(state, *kernels, dtype); });
     for (const std::string storage : kStorages) {
       const std::string tail = "/" + std::string(isa) + "/" + storage;
-      const Kernels* kernels = table;
       benchmark::RegisterBenchmark(("dequantize" + tail).c_str(), [=](benchmark::State& state) {
         bench_dequantize(state, *kernels, storage);
       });
@@ -89,6 +104,7 @@ const bool registered = [] {
             ("linear" + tail + "/" + std::to_string(m)).c_str(),
             [=](benchmark::State& state) { bench_linear(state, *kernels, storage, m); });
     }
+  }
   return true;
 }();
 

@@ -55,6 +55,16 @@ struct STOWAGE_API Loss {
 STOWAGE_API Loss measure(const void* values, Dtype dtype, const Weight& weight,
                          Executor* executor = nullptr);
 
+/// Row-major numbers of a value dtype (f64, f32, bf16, f16).
+struct Values {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  std::int64_t count = 0;
+};
+/// out[i] = the largest |x| of arrays[i], in fp32, to which f64 is rounded first: 0 for no values,
+/// the positive quiet NaN where there is one. Reads each value once, whatever the arrays' sizes.
+STOWAGE_API void amax(std::span<const Values> arrays, float* out, Executor* executor = nullptr);
+
 /// out[i] = row ids[i], for i < n, in `dtype`. Throws invalid_argument for an id outside [0, rows).
 STOWAGE_API void embedding(const Weight& weight, const std::int64_t* ids, std::int64_t n, void* out,
                            Dtype dtype, Executor* executor = nullptr);

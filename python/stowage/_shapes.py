@@ -147,6 +147,14 @@ def check_embedding(
     check_weight(where, storage, shape, codes, scales, out)
 
 
+def check_amax(values: Sequence[Tensor]) -> None:
+    where = "stowage::amax"
+    for one in values:
+        _check_dtype(where, "x", one.dtype, VALUES)
+        if one.device != values[0].device:
+            _wrong(where, f"x must be on {values[0].device} like the first", one.device)
+
+
 def check_measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: Storage) -> None:
     where = "stowage::measure"
     _check_dtype(where, "x", x.dtype, VALUES)

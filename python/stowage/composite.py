@@ -13,9 +13,10 @@ from torch import Tensor
 from stowage import ops
 from stowage._errors import fail
 from stowage._library import composite_forced
-from stowage._numbers import codec, rounding
+from stowage._numbers import codec, magnitudes, rounding
 from stowage._numbers.worst import BlockErrors
 from stowage._shapes import (
+    check_amax,
     check_embedding,
     check_linear,
     check_linear_grad_input,
@@ -161,6 +162,12 @@ def embedding(
     return result
 
 
+def amax(values: Sequence[Tensor]) -> Tensor:
+    check_amax(values)
+    _check_subnormals("stowage::amax")
+    return magnitudes.amaxes(values)
+
+
 @where_x_is()
 def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) -> Tensor:
     kind = Storage.from_key(storage)
@@ -202,6 +209,7 @@ _OPS = {
     "linear": linear,
     "linear_grad_input": linear_grad_input,
     "embedding": embedding,
+    "amax": amax,
     "measure": measure,
 }
 

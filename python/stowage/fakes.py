@@ -68,6 +68,12 @@ def _embedding(
     return codes.new_empty((*ids.shape, *shape[1:]), dtype=out, device=ids.device)
 
 
+@torch.library.register_fake("stowage::amax")
+def _amax(values: Sequence[Tensor]) -> Tensor:
+    _shapes.check_amax(values)
+    return values[0].new_empty(len(values), dtype=torch.float32)
+
+
 @torch.library.register_fake("stowage::measure")
 def _measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) -> Tensor:
     _shapes.check_measure(x, codes, scales, Storage.from_key(storage))

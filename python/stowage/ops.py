@@ -16,6 +16,7 @@ dequantize = _ops.dequantize.default
 linear = _ops.linear.default
 linear_grad_input = _ops.linear_grad_input.default
 embedding = _ops.embedding.default
+amax = _ops.amax.default
 measure = _ops.measure.default
 
 storage_key = _ops.storage_key.default

@@ -99,6 +99,20 @@ BenchCase quantize_case(const char* storage, BenchMemory& memory, Executor& exec
           }};
 }
 
+/// What a refresh of fp8 scales reads: the largest magnitude of a weight's values.
+BenchCase amax_case(BenchMemory& memory, Executor& executor) {
+  const auto bytes = static_cast<std::int64_t>(memory.values.size());
+  return {"bf16 -> amax",
+          Limit::read,
+          bytes,
+          static_cast<double>(bytes),
+          executor.threads(),
+          [=, &memory, &executor] {
+            const Values values[]{{memory.values.data(), kDtype, bytes / 2}};
+            amax(values, static_cast<float*>(memory.out.data()), &executor);
+          }};
+}
+
 /// Few rows of x are bound by reading the weight, many by multiplying.
 BenchCase linear_case(const std::shared_ptr<Weights>& weights, const std::string& storage,
                       std::int64_t m, BenchMemory& memory, Executor& executor) {
@@ -152,6 +166,7 @@ std::vector<BenchCase> quantize_cases(BenchMemory& memory, Executor& executor) {
   std::vector<BenchCase> cases;
   for (const char* storage : {"f8_e4m3", "f8_e4m3:row", "int8:row", "nf4"})
     cases.push_back(quantize_case(storage, memory, executor));
+  cases.push_back(amax_case(memory, executor));
   return cases;
 }
 

@@ -15,6 +15,8 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, R
                      void* out, Dtype dtype, Executor& executor);
 void embedding_with(const Kernels& kernels, const Weight& weight, const std::int64_t* ids,
                     std::int64_t n, void* out, Dtype dtype, Executor& executor);
+void amax_with(const Kernels& kernels, std::span<const Values> arrays, float* out,
+               Executor& executor);
 Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const Weight& weight,
                   Executor& executor);
 }  // namespace stowage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops between values and resting weights: quantize, dequantize, embedding, measure.
+// Ops between values and resting weights: quantize, dequantize, embedding, amax, measure.
 #include <array>
 
 #include "stowage/quantize.h"
@@ -97,6 +97,21 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
   return values;
 }
 
+Tensor amax_op(const std::vector<Tensor>& given) {
+  std::vector<Argument> held;  // copies too, of those that are not contiguous
+  std::vector<Values> arrays;
+  held.reserve(given.size());
+  arrays.reserve(given.size());
+  for (const Tensor& one : given) {
+    const Argument& x = held.emplace_back(values_of("stowage::amax", one));
+    arrays.push_back({x.data(), x.dtype(), x.elements()});
+  }
+  const auto count = static_cast<std::int64_t>(arrays.size());
+  const Tensor out = boxed(empty({&count, 1}, Dtype::f32));
+  amax(arrays, static_cast<float*>(out.mutable_data_ptr()), &torch_executor());
+  return out;
+}
+
 Tensor measure_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
                   std::int64_t key) {
   constexpr const char* kWhere = "stowage::measure";
@@ -123,6 +138,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
   m.impl("quantize", TORCH_BOX(&Door<&quantize_op>::call));
   m.impl("dequantize", TORCH_BOX(&Door<&dequantize_op>::call));
   m.impl("embedding", TORCH_BOX(&Door<&embedding_op>::call));
+  m.impl("amax", TORCH_BOX(&Door<&amax_op>::call));
   m.impl("measure", TORCH_BOX(&Door<&measure_op>::call));
 }
 }  // namespace stowage::door

@@ -24,6 +24,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def(
       "embedding(Tensor ids, Tensor codes, Tensor[] scales, int storage, SymInt[] shape,"
       " ScalarType out) -> Tensor");
+  m.def("amax(Tensor[] values) -> Tensor");
   m.def("measure(Tensor x, Tensor codes, Tensor[] scales, int storage) -> Tensor");
   // On descriptions: what is structured crosses as JSON.
   m.def("storage_key(str text) -> int");

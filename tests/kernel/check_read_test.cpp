@@ -66,6 +66,7 @@ TEST_F(CheckRead, EveryFunctionOnAWeightThrows) {
     expect([&] { linear(x_.data(), kRows, f32, plain_, nullptr, y_.data()); });
     expect([&] { linear_grad_input(x_.data(), 1, f32, plain_, y_.data()); });
     expect([&] { linear_fixed(x_.data(), 1, plain_, nullptr, y_.data()); });
+    expect([&] { amax({{Values{file_->data(), f32, kRows * kColumns}}}, y_.data()); });
     expect([&] { measure(x_.data(), f32, plain_); });
     expect([&] { measure(file_->data(), f32, scaled_); });
     expect([&] { quantize(file_->data(), f32, {kRows, kColumns}, parse_storage("nf4")); });

@@ -76,6 +76,9 @@ def test_linear(linear, args, text) -> None:
             lambda: ops.linear_grad_input(X, CODES, SCALES, KIND.key, 64),
             r"g must be \[\.\.\., 8\], got \[3, 64\]",
         ),
+        (lambda: ops.amax([X, X.long()]), "x must be float64, float32, .*got int64"),
+        (lambda: composite.amax([X, X.long()]), "x must be one of .*got int64"),
+        (lambda: ops.amax([X.to("meta"), X]), "x must be on (meta|the CPU)"),
         (lambda: ops.measure(X, CODES, SCALES, KIND.key), r"codes must be \[3, 64\]"),
         (lambda: ops.linear(X, CODES.to("meta"), SCALES, KIND.key, 8, None), "on the CPU|meta"),
     ],
@@ -102,11 +105,14 @@ def test_released_memory(which, exact) -> None:
         ops.linear(*args)
 
 
-@pytest.mark.parametrize("name", ["quantize", "dequantize", "linear_grad_input", "embedding"])
+@pytest.mark.parametrize(
+    "name", ["quantize", "dequantize", "linear_grad_input", "embedding", "amax"]
+)
 def test_released_memory_in_other_ops(name) -> None:
     codes, shape = released(CODES), [8, 64]
     calls = {
         "quantize": lambda: ops.quantize(released(X), KIND.key),
+        "amax": lambda: ops.amax([X, released(X)]),
         "dequantize": lambda: ops.dequantize(codes, SCALES, KIND.key, shape, _B),
         "linear_grad_input": lambda: ops.linear_grad_input(X[:, :8], codes, SCALES, KIND.key, 64),
         "embedding": lambda: ops.embedding(torch.arange(2), codes, SCALES, KIND.key, shape, _B),

@@ -30,7 +30,8 @@ def other(device: str) -> SimpleNamespace:
 
         return call
 
-    names = ("quantize", "dequantize", "embedding", "measure", "linear", "linear_grad_input")
+    names = ("quantize", "dequantize", "embedding", "amax", "measure", "linear")
+    names += ("linear_grad_input",)
     source = composite if device == "cpu" else ops
     return SimpleNamespace(**{n: moved(getattr(source, n)) for n in names})
 
@@ -88,6 +89,18 @@ def test_embedding_gives_the_same_bytes(storage, dtype, values, other) -> None:
         for ids in (torch.tensor([[0, 8], [3, 3]]), torch.arange(5, dtype=torch.int32)):
             args = (ids, codes, scales, kind.key, shape, dtype)
             assert same_bytes(ops.embedding(*args), other.embedding(*args)), shape
+
+
+def test_amax_gives_the_same_bits(dtype, values, other) -> None:
+    given = [values(shape, dtype) for shape in SHAPES]
+    given.append(values((64, 48), dtype).t()[3::2, 5:])
+    for special in ((-0.0,), (1.0, -math.inf), (math.nan, 1.0), (-math.nan, math.inf), (2**-149,)):
+        given.append(torch.tensor(special, dtype=torch.float64).to(dtype))
+    found = ops.amax(given)
+    want = [x.float().abs().max() if x.numel() else torch.tensor(0.0) for x in given]
+    want = [torch.tensor(math.nan) if w.isnan() else w for w in want]
+    assert same_bytes(found, torch.stack(want))
+    assert same_bytes(found, other.amax(given))
 
 
 def test_measure_agrees(storage, dtype, values, other) -> None:

@@ -76,6 +76,11 @@ def test_grouped_linear(kind, device) -> None:
             opcheck(grouped.grouped, (*args, offsets, transposed, exact))
 
 
+def test_amax(device) -> None:
+    values = [torch.randn(16, 64, device=device), torch.zeros(0, 3, device=device).bfloat16()]
+    opcheck(ops.amax, (values,))
+
+
 def test_measure(kind, weight, device) -> None:
     opcheck(ops.measure, (torch.randn(16, 64, device=device), *weight, kind.key))
 
@@ -170,6 +175,7 @@ def test_every_op_is_checked_here() -> None:
             "_convolution_grad_input",
             "_grouped_linear",
             "_linear",
+            "amax",
             "dequantize",
             "embedding",
             "engine_close",

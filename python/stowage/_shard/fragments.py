@@ -101,11 +101,9 @@ def amaxes(fragment: Fragment) -> Tensor:
 
 
 def largest_of(values: Tensor) -> Tensor:
-    """max |x|, [1]; inf or NaN where there is one, 0 for no values. Takes no memory."""
-    if not values.numel():
-        return values.new_zeros(1)
-    low, high = torch.aminmax(values)
-    return torch.maximum(-low, high).view(1)
+    """max |x|, fp32 [1]; inf or NaN where there is one, 0 for no values. Takes no memory."""
+    found: Tensor = ops.amax([values])
+    return found
 
 
 def _full(fragment: Fragment) -> Tensor:

@@ -5,14 +5,15 @@ Two rules, each bit for bit that of the library it is named after: `torchao` and
 scale s multiplies, q = cast(clamp(fl(x s), -F, F)), and a reader multiplies by fl(1 / s).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from stowage import ops
 from stowage._errors import InvalidArgument
+from stowage._numbers import magnitudes
 
 ScaleMode = Literal["torchao", "te"]
 SCALE_MODES: tuple[str, ...] = get_args(ScaleMode)
@@ -43,30 +44,12 @@ def amax_of(values: Tensor, dim: int | None = None) -> Tensor:
 
 
 def amaxes(values: Sequence[Tensor]) -> Tensor:
-    """amax_of of each whole tensor, fp32 [count]; one or more, on one device.
-
-    Reads each once and writes nothing: |x| of a large tensor is a copy, whose pages cost more."""
-    some = [v.detach() for v in values if v.numel()]
-    if not some:
-        return torch.zeros(len(values), dtype=torch.float32, device=values[0].device)
-    if some[0].device.type != "cpu":
-        found = torch.stack([n.to(torch.float32) for n in torch._foreach_norm(some, math.inf)])
-    else:
-        low, high = zip(*map(torch.aminmax, some), strict=True)
-        found = torch.maximum(-_as_one(low), _as_one(high)).abs()
-    if len(some) == len(values):
-        return found
-    every = found.new_zeros(len(values))
-    every[[at for at, v in enumerate(values) if v.numel()]] = found
-    return every
-
-
-def _as_one(scalars: Sequence[Tensor]) -> Tensor:
-    """fp32 [count]; of several dtypes, perhaps."""
-    one = len({scalar.dtype for scalar in scalars}) == 1
-    return torch.stack([*scalars] if one else [s.to(torch.float32) for s in scalars]).to(
-        torch.float32
-    )
+    """amax_of of each whole tensor, fp32 [count]; one or more, on one device. No gradient flows."""
+    if torch.compiler.is_compiling():
+        return magnitudes.amaxes(values)
+    with torch.no_grad():
+        found: Tensor = ops.amax([*values])
+    return found
 
 
 def power_of_two(scale: Tensor) -> Tensor:
