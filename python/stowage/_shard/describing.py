@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stowage._shard.groups import shard_dim
 from stowage._shard.resharding import groups_of
 from stowage._shard.rows import StowedRows
 
@@ -66,7 +67,7 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
 def _rows_text(spread: Any) -> str:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    dims = {place.dim for place in spread.placements if place.is_shard()}
+    dims = {d for place in spread.placements if (d := shard_dim(place)) is not None}
     if not dims:
         return "whole"
     sizes, offsets = compute_local_shape_and_global_offset(

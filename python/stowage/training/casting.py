@@ -29,6 +29,7 @@ from stowage._shard.fragments import (
     rows_fragment,
     whole_parts,
 )
+from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
 from stowage.requantize import Change
 from stowage.tensor import StowedTensor
@@ -58,13 +59,6 @@ class Job(NamedTuple):
         shape, storage = tuple(self.weight.shape), self.weight._storage
         values = values.detach().to(torch.float32).contiguous()
         return Fragment(storage, shape, self.start or 0, values, self.start is None)
-
-
-def groups_of(tensor: Any) -> tuple[Any, ...]:
-    """The groups over which a DTensor is spread, one for each sharded dimension of its mesh."""
-    mesh = tensor.device_mesh
-    dims = [i for i, place in enumerate(tensor.placements) if place.is_shard()]
-    return tuple(mesh.get_group(dim) for dim in dims if mesh.size(dim) > 1)
 
 
 def local_of(tensor: Any) -> Any:

@@ -53,14 +53,19 @@ def convert_float8(
     _check(chosen)
     roster = Roster(model, refresh)
     made: dict[int, nn.Parameter] = {}
+    layers: dict[int, Layer] = {}
     for name, module in chosen:
         old = module.weight
         if id(old) not in made:
-            layer = Layer(f"{name}.weight" if name else "weight", rules, module, roster)
+            layers[id(old)] = layer = Layer(
+                f"{name}.weight" if name else "weight", rules, module, roster
+            )
             if rules.delayed:
                 history.attach(module, rules, old.device)
             wrapped = weight_of(old.detach(), layer)
             made[id(old)] = nn.Parameter(wrapped, requires_grad=old.requires_grad)
+        else:
+            layers[id(old)].shared = True
         module.weight = made[id(old)]
     return model
 

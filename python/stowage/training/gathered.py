@@ -30,7 +30,7 @@ class Facts(NamedTuple):
     """What the ranks know without sending it."""
 
     layer: Layer
-    scale: Tensor | None  # fp32 scalar; None where rows have their own
+    scale: Tensor | None  # fp32 scalar, or [all rows, 1]; None where rows bring their own
     geometry: Geometry  # of the records of each rank
     wide: torch.dtype  # of the values before the cast
     number: Tensor | None  # of the layer, for graphs
@@ -170,6 +170,7 @@ def receive(records: Tensor, facts: Facts, dtype: torch.dtype, out: Any) -> Any:
     if facts.scale is None:
         _check_rows(records, facts)
     if out is not None:
+        out = getattr(out, "_local_tensor", out)  # a DTensor under tensor parallelism
         if facts.scale is not None:
             with _unsafe_preserve_version_counter(out._scale):
                 out._scale.copy_(facts.scale)

@@ -36,7 +36,9 @@ def clear(module: nn.Module) -> None:
 
 
 def _state(module: nn.Module) -> Tensor:
-    return module.get_buffer(BUFFER).view(torch.float32)
+    buffer = module.get_buffer(BUFFER)  # which tensor parallelism makes a DTensor, whole everywhere
+    state: Tensor = getattr(buffer, "_local_tensor", buffer).view(torch.float32)
+    return state
 
 
 def scale_for(module: nn.Module, role: int, amax: Tensor, recipe: Recipe) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stowage.training.checking import check
+from stowage.training.cutting import WHOLE, Cut
 from stowage.training.recipes import Recipe
 
 
@@ -87,6 +88,11 @@ class Layer:
         self.number: Tensor | None = None  # delayed: how a compiled graph finds it
         self.gathered_in_graph = False  # so that compiled graphs must read it after the gather
         self.code: tuple[Any, int] | None = None  # that ranks compare, and what it was made of
+        self.shared = False  # by several modules
+        self.cut: Cut = WHOLE  # by tensor parallelism
+        self.row_scales: Tensor | None = (
+            None  # of all rows, where others have some of their columns
+        )
         self._shard: Any = None  # while the module holds the gathered weight, the shard it rests in
         roster.layers.append(self)
 
@@ -112,9 +118,20 @@ class Layer:
             return None, None
         return self._shard._local_tensor, self._shard
 
+    @property
+    def parallel(self) -> bool:
+        """Whether tensor parallelism has the weight, if only whole on each rank."""
+        return self.cut.group is not None
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether each row has one scale, and its columns lie on several ranks."""
+        return self.recipe.rows and self.cut.columns
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Layer":
         module = memo.get(id(self.module), self.module)
         roster = copy.deepcopy(self.roster, memo)
         memo[id(self)] = result = Layer(self.name, self.recipe, module, roster)
+        result.shared, result.cut = self.shared, self.cut
         result.gathered_in_graph = self.gathered_in_graph  # guards of graphs compare a copy
         return result

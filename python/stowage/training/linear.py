@@ -9,13 +9,16 @@ from torch.autograd.function import once_differentiable
 
 from stowage._errors import InvalidArgument
 from stowage.training import delayed, history
+from stowage.training.cutting import WHOLE, Cut, over_ranks
 from stowage.training.products import Cast, cast, high, product
 from stowage.training.recipes import Recipe
 from stowage.training.scales import amax_of, scale_of
 
 
-def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias; the bias is added in high precision. Autocast's dtype is that of the result."""
+def linear(input: Tensor, weight: Any, bias: Tensor | None = None, *, cut: Cut = WHOLE) -> Tensor:
+    """x W^T + bias; the bias is added in high precision. Autocast's dtype is that of the result.
+
+    `cut`: what of x, W and the result this rank has, where tensor parallelism has cut them."""
     device = input.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -31,7 +34,7 @@ def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
             f"stowage: the input of {weight._layer.name} must have {weight.shape[1]} columns, got "
             f"{list(input.shape)}"
         )
-    rows: Tensor = _Linear.apply(input.reshape(-1, input.shape[-1]), weight)
+    rows: Tensor = _Linear.apply(input.reshape(-1, input.shape[-1]), weight, cut)
     # no view: FSDP2 hangs a hook on the result, which a write in place to a view would lose
     result: Tensor = torch.ops.aten._unsafe_view(rows, [*input.shape[:-1], weight.shape[0]])
     return result if bias is None else result + bias
@@ -39,43 +42,50 @@ def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Any, cut: Cut) -> Tensor:
         recipe: Recipe = weight._layer.recipe
+        ctx.cut = cut
         ctx.scale = weight.fresh_scale()
         w = weight.cast(ctx.scale, after=x)
         ctx.save_for_backward(x, weight)
         ctx.x_scale = None
         if recipe.products == "high":
             return high(x, w.values(x.dtype).t())
-        ctx.x_scale = _scale(weight, history.INPUT, x, recipe.forward)
+        amax = over_ranks(_amax(x, recipe), cut, cut.columns)
+        ctx.x_scale = _scale(weight, history.INPUT, amax, x.dtype)
         return product(cast(x, ctx.x_scale, recipe.forward), w.t(), x.dtype, fast=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
+        cut: Cut = ctx.cut
         w = weight.cast(ctx.scale, after=g)
         recipe: Recipe = weight._layer.recipe
         g_cast = None
         if not recipe.rows and recipe.products == "fp8":
-            scale = _scale(weight, history.GRADIENT, g, recipe.backward)
+            amax = over_ranks(_amax(g, recipe), cut, cut.rows)
+            scale = _scale(weight, history.GRADIENT, amax, g.dtype)
             g_cast = cast(g, scale, recipe.backward)
-        grad_x = _grad_input(g, g_cast, w, recipe) if ctx.needs_input_grad[0] else None
+        grad_x = _grad_input(g, g_cast, w, recipe, cut) if ctx.needs_input_grad[0] else None
         grad_w = None
         if ctx.needs_input_grad[1]:
             grad_w = _grad_weight(g, g_cast, x, ctx.x_scale, recipe).to(weight.dtype)
-        return grad_x, grad_w
+        return grad_x, grad_w, None
 
 
-def _grad_input(g: Tensor, g_cast: Cast | None, w: Cast, recipe: Recipe) -> Tensor:
+def _grad_input(g: Tensor, g_cast: Cast | None, w: Cast, recipe: Recipe, cut: Cut) -> Tensor:
     """g W."""
     if recipe.products == "high":
         return high(g, w.values(g.dtype))
     if g_cast is not None:
         return product(g_cast, w, g.dtype)
     values = w.values(torch.float32)
-    dim = None if recipe.grad_weight == "high" else 0
-    return product(_rows(g, recipe), _dynamic(values, dim, recipe, recipe.forward), g.dtype)
+    whole = recipe.grad_weight == "high"  # one scale for W, not one for each of its columns
+    amax = over_ranks(amax_of(values, None if whole else 0), cut, cut.rows or whole)
+    w = _cast_with(amax, values, recipe, recipe.forward)
+    amax = over_ranks(amax_of(g, 1), cut, cut.rows)
+    return product(_cast_with(amax, g, recipe, recipe.backward), w, g.dtype)
 
 
 def _grad_weight(
@@ -86,25 +96,29 @@ def _grad_weight(
         return high(g.t(), x)
     if g_cast is not None and x_scale is not None:
         return product(g_cast.t(), cast(x, x_scale, recipe.forward), x.dtype)
-    columns = _dynamic(g, 0, recipe, recipe.backward)
-    return product(columns.t(), _dynamic(x, 0, recipe, recipe.forward), x.dtype)
+    columns = _dynamic(g, recipe, recipe.backward)
+    return product(columns.t(), _dynamic(x, recipe, recipe.forward), x.dtype)
 
 
-def _rows(g: Tensor, recipe: Recipe) -> Cast:
-    return _dynamic(g, 1, recipe, recipe.backward)
+def _dynamic(values: Tensor, recipe: Recipe, target: torch.dtype) -> Cast:
+    """With a scale for each column, all of which is here: what is cut are never the rows of x."""
+    return _cast_with(amax_of(values, 0), values, recipe, target)
 
 
-def _dynamic(values: Tensor, dim: int | None, recipe: Recipe, target: torch.dtype) -> Cast:
-    amax = amax_of(values, dim)
+def _cast_with(amax: Tensor, values: Tensor, recipe: Recipe, target: torch.dtype) -> Cast:
     facts = {"pow2": recipe.pow2, "source": values.dtype}
     return cast(values, scale_of(amax, target, recipe.scale_mode, **facts), target)  # type: ignore[arg-type]
 
 
-def _scale(weight: Any, role: int, values: Tensor, target: torch.dtype) -> Tensor:
+def _amax(values: Tensor, recipe: Recipe) -> Tensor:
+    return amax_of(values, 1 if recipe.rows else None)
+
+
+def _scale(weight: Any, role: int, amax: Tensor, source: torch.dtype) -> Tensor:
     """Of an input or a gradient: over its rows, of this step, or of earlier ones."""
     recipe: Recipe = weight._layer.recipe
-    amax = amax_of(values, 1 if recipe.rows else None)
     if recipe.delayed:
         return delayed.scale(weight._layer, weight._number, role, amax)
-    facts = {"pow2": recipe.pow2, "source": values.dtype}
+    target = recipe.backward if role == history.GRADIENT else recipe.forward
+    facts = {"pow2": recipe.pow2, "source": source}
     return scale_of(amax, target, recipe.scale_mode, **facts)  # type: ignore[arg-type]

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from stowage._errors import InvalidArgument
 from stowage._numbers.stochastic import key_of
+from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
-from stowage.training.casting import Job, cast, groups_of, local_of, rests
+from stowage.training.casting import Job, cast, local_of, rests
 from stowage.training.kept import origin_of
 from stowage.training.origin import KEPT, UNSET, Origin
 from stowage.training.terms import Home, Terms

@@ -2,9 +2,10 @@
 """All scales of a model in one reduction.
 
 Each rank fills one fp32 vector: for each weight its amax (0 where the rank has no rows), who found
-a value that is not finite, and what the weight is; for delayed layers, the amax values seen. The
-largest over the ranks of the shard mesh answers everything, the errors too, so that all ranks raise
-alike and none waits for one that has raised.
+a value that is not finite, and what the weight is; for delayed layers, the amax values seen; and
+where rows have scales of their own and lie in pieces, the amax of every row of the weight. The
+largest over the ranks that the weights are spread over, in all dimensions of their mesh, answers
+everything, the errors too, so that all ranks raise alike and none waits for one that has raised.
 """
 
 import zlib
@@ -15,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stowage._errors import InvalidArgument
+from stowage._shard.groups import groups_of
 from stowage.training import history
 from stowage.training.layers import Layer
 from stowage.training.recipes import Recipe, tensor_scale
-from stowage.training.scales import amaxes
+from stowage.training.scales import amax_of, amaxes
 from stowage.training.weights import TrainedWeight
 
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history
@@ -32,6 +34,12 @@ def entry_bytes() -> int:
 class _Weight(NamedTuple):
     layer: Layer
     resting: TrainedWeight
+    sharded: Any  # its DTensor, or None
+
+    @property
+    def columns(self) -> int:
+        """Of the whole weight."""
+        return int((self.resting if self.sharded is None else self.sharded).shape[1])
 
 
 def refresh_scales(model: nn.Module) -> None:
@@ -57,35 +65,59 @@ def refresh(layers: list[Layer]) -> None:
     known: dict[Any, tuple[Any, ...]] = {}
     for layer in layers:
         resting, sharded = layer.resting(TrainedWeight)
-        if resting is None or (layer.recipe.rows and sharded is not None):
+        if resting is None:
             continue
+        if layer.recipe.rows and sharded is not None and not layer.parallel:
+            continue  # they travel with the rows, and all that see them see the same
         key = None if sharded is None else (id(sharded.device_mesh), sharded.placements)
         if key not in known:
-            known[key] = _groups(sharded)
-        meshes.setdefault(known[key], []).append(_Weight(layer, resting))
+            known[key] = () if sharded is None else groups_of(sharded)
+        meshes.setdefault(known[key], []).append(_Weight(layer, resting, sharded))
     for groups, weights in meshes.items():
-        vector = _largest(_entries(weights, bool(groups)), groups)
+        rows = [_row_amax(weight) for weight in weights if weight.layer.cuts_rows]
+        vector = _entries(weights, bool(groups))
+        vector, *rows = _largest([vector, *rows], groups)
         _check(vector, weights, bool(groups))
-        _set(vector, weights)
+        _set(vector, rows, weights)
 
 
-def _groups(sharded: Any) -> tuple[Any, ...]:
-    if sharded is None:
-        return ()
-    mesh = sharded.device_mesh
-    dims = [i for i, place in enumerate(sharded.placements) if place.is_shard()]
-    return tuple(mesh.get_group(dim) for dim in dims if mesh.size(dim) > 1)
-
-
-def _largest(vector: Tensor, groups: tuple[Any, ...]) -> Tensor:
+def _largest(tensors: list[Tensor], groups: tuple[Any, ...]) -> list[Tensor]:
+    """As one vector."""
+    if not groups:
+        return tensors
+    one = len(tensors) == 1
+    joined = tensors[0] if one else torch.cat([tensor.view(-1) for tensor in tensors])
     for group in groups:
-        dist.all_reduce(vector, dist.ReduceOp.MAX, group=group)
-    return vector
+        dist.all_reduce(joined, dist.ReduceOp.MAX, group=group)
+    if one:
+        return [joined]
+    pieces = joined.split([tensor.numel() for tensor in tensors])
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
-def _code(layer: Layer, value: Tensor) -> int:
+def _row_amax(weight: _Weight) -> Tensor:
+    """fp32, one for each row of the whole weight: 0 for those that are not here."""
+    value, first = weight.resting._value, _first_row(weight)
+    found = value.new_zeros(weight.sharded.shape[0], dtype=torch.float32)
+    here = amax_of(value, 1).view(-1)
+    found[first : first + len(here)] = torch.where(here.isfinite(), here, torch.zeros_like(here))
+    return found
+
+
+def _first_row(weight: _Weight) -> int:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole = weight.sharded
+    _, offsets = compute_local_shape_and_global_offset(
+        whole.shape, whole.device_mesh, whole.placements
+    )
+    return int(offsets[0])
+
+
+def _code(weight: _Weight) -> int:
     """24 bits of what all ranks must agree on, which fp32 holds exactly."""
-    facts = value.dtype, value.shape[1]
+    layer = weight.layer
+    facts = weight.resting.dtype, weight.columns
     if layer.code is None or layer.code[0] != facts:
         text = f"{layer.name} {layer.recipe} {facts}"
         layer.code = facts, zlib.crc32(text.encode()) & 0xFFFFFF
@@ -94,12 +126,10 @@ def _code(layer: Layer, value: Tensor) -> int:
 
 def _entries(weights: list[_Weight], spread: bool) -> Tensor:
     """fp32 [weights, entries]. A few operators for all of them, since there are thousands."""
-    amax = amaxes([resting._value for _, resting in weights])
+    amax = amaxes([weight.resting._value for weight in weights])
     finite = torch.isfinite(amax)
     rank = float(dist.get_rank() + 1 if spread else 1)
-    codes = amax.new_tensor(
-        [_code(layer, resting._value) for layer, resting in weights], dtype=torch.float32
-    )
+    codes = amax.new_tensor([_code(weight) for weight in weights], dtype=torch.float32)
     vector = amax.new_full((len(weights), _ENTRIES), -1)
     vector[:, 0] = torch.where(finite, amax, torch.zeros_like(amax))
     vector[:, 1] = torch.where(finite, torch.zeros_like(amax), torch.full_like(amax, rank))
@@ -123,11 +153,11 @@ def _check(vector: Tensor, weights: list[_Weight], spread: bool) -> None:
         raise InvalidArgument("stowage: " + "; ".join(lines))
 
 
-def _set(vector: Tensor, weights: list[_Weight]) -> None:
+def _set(vector: Tensor, rows: list[Tensor], weights: list[_Weight]) -> None:
     """The scales of weights of one recipe are found together."""
     recipes: dict[Recipe, list[int]] = {}
-    for at, (layer, _) in enumerate(weights):
-        recipes.setdefault(layer.recipe, []).append(at)
+    for at, weight in enumerate(weights):
+        recipes.setdefault(weight.layer.recipe, []).append(at)
     for recipe, places in recipes.items():
         amax = vector[places, 0]
         scales = tensor_scale(amax, recipe)
@@ -136,8 +166,14 @@ def _set(vector: Tensor, weights: list[_Weight]) -> None:
             earlier = history.roll(modules, vector[places, 4:], recipe)[:, history.WEIGHT]
             scales = torch.where(earlier > 0, earlier, scales)
         for at, scale, largest in zip(places, scales.unbind(), amax.unbind(), strict=True):
-            layer, resting = weights[at]
-            layer.amax = largest if recipe.delayed else None
-            _, sharded = layer.resting(TrainedWeight)
-            watched = (resting,) if sharded is None else (resting, sharded)
-            resting._stamp.set_scale(scale, *watched)
+            weights[at].layer.amax = largest if recipe.delayed else None
+            _keep(weights[at], scale)
+    for amax, weight in zip(rows, (w for w in weights if w.layer.cuts_rows), strict=True):
+        weight.layer.row_scales = tensor_scale(amax, weight.layer.recipe)[:, None]
+        first = _first_row(weight)
+        _keep(weight, weight.layer.row_scales[first : first + weight.resting.shape[0]])
+
+
+def _keep(weight: _Weight, scale: Tensor) -> None:
+    _, resting, sharded = weight
+    resting._stamp.set_scale(scale, *((resting,) if sharded is None else (resting, sharded)))

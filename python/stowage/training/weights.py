@@ -95,7 +95,7 @@ class TrainedWeight(Float8Weight):
     def cast(self, scale: Tensor | None = None, after: Tensor | None = None) -> Cast:
         """fp8 codes of the values, with `scale` or the one that is due."""
         recipe = self._layer.recipe
-        if recipe.rows:
+        if recipe.rows and not self._layer.cuts_rows:
             return cast(self._value, row_scales(self._value, recipe), recipe.forward)
         return cast(self._value, self.fresh_scale() if scale is None else scale, recipe.forward)
 
@@ -105,8 +105,13 @@ class TrainedWeight(Float8Weight):
         """uint8 [padded rows, bytes of a row], and what all ranks know already."""
         self._layer.roster.before_gather()
         rows = self.shape[0] if self._padded is None else self._padded
-        scale = None if self._layer.recipe.rows else self.fresh_scale()
+        layer, scale = self._layer, None
+        if not layer.recipe.rows or layer.parallel:
+            scale = self.fresh_scale()
         records, geometry = gathered.encode(self, scale, rows)
+        if layer.recipe.rows:  # they travel in the records, which are plain values perhaps
+            high = layer.cuts_rows and layer.recipe.gather == "high"
+            scale = layer.row_scales if high else None
         facts = gathered.Facts(self._layer, scale, geometry, self.dtype, self._number)
         return (records,), facts
 

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""float8 layers under tensor parallelism: what a DTensor does not do by itself.
+
+`parallelize_module` makes the weight a DTensor around a float8 weight. torch would split F.linear
+of DTensors into a transpose and a product of plain values, so that nothing would be fp8. A module
+whose weight has been distributed gets a forward that multiplies the local pieces and says how the
+result is placed. Every amax is that of the whole: DTensor's cut goes along as `Cut`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stowage._errors import InvalidArgument, Unsupported
+from stowage._shard.groups import shard_dim
+from stowage.training.cutting import Cut
+from stowage.training.linear import linear
+
+DISTRIBUTES = {Tensor.requires_grad_, Tensor.view_as}  # what DTensor calls on what it will hold
+_API = "torch.distributed.tensor._api"
+
+
+def note_distributed(weight: Any, frame: int = 2) -> None:
+    """Called by what `DISTRIBUTES` names: if DTensor calls, prepares the module of `weight`.
+
+    Raises Unsupported, naming the weight, for what cannot work."""
+    caller = sys._getframe(frame)
+    facts = caller.f_locals
+    if caller.f_globals.get("__name__") != _API or "device_mesh" not in facts:
+        return
+    layer, mesh, placements = weight._layer, facts["device_mesh"], facts["placements"]
+    if mesh.ndim != 1:
+        raise Unsupported(
+            f"stowage: weight {layer.name} in fp8 must be distributed over one dimension of a "
+            f'mesh, got {mesh.ndim}; take mesh["tp"], and fully_shard for the others'
+        )
+    if layer.shared:
+        raise Unsupported(
+            f"stowage: weight {layer.name} in fp8 must belong to one module to be distributed, "
+            "several share it and would not afterwards; give each its own, or leave it whole"
+        )
+    place = placements[0]
+    dim = shard_dim(place)
+    if place.is_partial() or (dim is not None and dim not in (0, 1)):
+        raise Unsupported(
+            f"stowage: weight {layer.name} in fp8 must be distributed as Shard(0), Shard(1) or "
+            f"Replicate, got {place}"
+        )
+    layer.cut = Cut(dim, mesh.get_group())
+    layer.module.forward = types.MethodType(_forward, layer.module)
+
+
+@torch._dynamo.disable(reason="tensor-parallel float8 layers run between graphs")
+def _forward(module: nn.Linear, input: Tensor) -> Tensor:
+    weight: Any = module.weight
+    if hasattr(getattr(weight, "_local_tensor", None), "_layer"):
+        return distributed_linear(input, weight, module.bias)
+    return nn.functional.linear(input, weight, module.bias)
+
+
+def distributed_linear(input: Any, weight: Any, bias: Any) -> Tensor:
+    """x W^T + bias of DTensors over one mesh: [.., N], cut along N where the weight's rows are,
+    Partial where its columns are. The bias is added in high precision."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    layer = weight._local_tensor._layer
+    mesh, (place,) = weight.device_mesh, weight.placements
+    if not isinstance(input, DTensor) or input.device_mesh != mesh:
+        raise InvalidArgument(
+            f"stowage: the input of {layer.name} must be a DTensor over the mesh of the weight, "
+            f"got {type(input).__name__}; ColwiseParallel and RowwiseParallel make it one"
+        )
+    last = input.dim() - 1
+    x_place, g_place, y_place = {
+        0: (Replicate(), Partial(), Shard(last)),
+        1: (Shard(last), Shard(last), Partial()),
+        None: (Replicate(), Replicate(), Replicate()),
+    }[shard_dim(place)]
+    x = input.redistribute(placements=[x_place]).to_local(grad_placements=[g_place])
+    y = linear(x, weight.to_local(), cut=layer.cut)
+    shape = torch.Size([*input.shape[:-1], weight.shape[0]])
+    stride = torch.empty(shape, device="meta").stride()
+    result = DTensor.from_local(y, mesh, [y_place], run_check=False, shape=shape, stride=stride)
+    return result if bias is None else result + bias.to(result.dtype)
