@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._errors import BadFile, InvalidArgument
 from stowage._files.source import octets
 from stowage._model.weights import written
 from stowage._shard.gathering import reshard
-from stowage._shard.records import decode
+from stowage._shard.groups import shard_dim
+from stowage._shard.pieces import join_columns, take_columns
+from stowage._shard.records import decode, geometry
 from stowage._shard.resharding import reshard_problems
 from stowage._shard.rows import StowedRows, rows_of
 from stowage.tensor import StowedTensor
@@ -56,8 +58,8 @@ def check(model: nn.Module) -> None:
 
 def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
     rows = _as_rows(tensor)
-    storage, *facts = rows._whole
-    return (storage.name, *facts, *map(_sum, rows._shared()))
+    whole = rows._whole
+    return (whole.storage.name, whole.uncut, whole.dtype, whole.exact, *map(_sum, rows._shared()))
 
 
 def _sum(part: Tensor) -> int:
@@ -87,7 +89,8 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
 
     A resting weight `w` becomes `w.records`, uint8 [rows, length], and one tensor for each part
     that its rows share, such as `w.nested_map`. `stowage.manifest` says in JSON what rests how.
-    Where a weight is spread its tensors are the model's own memory."""
+    Where a weight is spread its tensors are the model's own memory, but for weights whose columns
+    tensor parallelism has cut: the records of their whole rows are put together here."""
     reshard(model)
     state: dict[str, Tensor] = {}
     for held in written(model):
@@ -107,15 +110,38 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
 def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
     if not isinstance(tensor, DTensor):
         return rows._records
-    g = rows._whole.geometry
+    whole, places = rows._whole, list(tensor.placements)
+    records, g = rows._records, geometry(whole.storage, whole.uncut)
+    if whole.total is not None:
+        cut = next(i for i, place in enumerate(places) if shard_dim(place) == 1)
+        records = _whole_rows(rows, tensor.device_mesh.get_group(cut))
+        places[cut] = Replicate()
     return DTensor.from_local(
-        rows._records,
+        records,
         tensor.device_mesh,
-        tensor.placements,
+        places,
         run_check=False,
         shape=torch.Size((g.rows, g.length)),
         stride=(g.length, 1),
     )
+
+
+def _whole_rows(rows: StowedRows, group: Any) -> Tensor:
+    """The records of the rows that are here, with the columns that others of `group` have."""
+    whole, (count, length) = rows._whole, rows._records.shape
+    pieces = rows._records.new_empty(dist.get_world_size(group), count, length)
+    if count:
+        dist.all_gather(list(pieces), rows._records.contiguous(), group=group)
+    return join_columns(list(pieces), whole.storage, whole.shape[0], whole.uncut[1])
+
+
+def _own_columns(tensor: DTensor, rows: StowedRows, records: Tensor) -> None:
+    """The inverse: what was loaded, as far as it is this process's."""
+    whole = rows._whole
+    cut = next(i for i, place in enumerate(tensor.placements) if shard_dim(place) == 1)
+    first = tensor.device_mesh.get_local_rank(cut) * whole.shape[1]
+    last, storage = first + whole.shape[1], whole.storage
+    rows._records.copy_(take_columns(records, storage, whole.uncut[1], first, last))
 
 
 def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
@@ -125,7 +151,7 @@ def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
         rows = _as_rows(tensor)
         whole, parts = rows._whole, rows._shared()
         compute = str(whole.dtype).removeprefix("torch.")
-        facts[name] = {"storage": whole.storage.name, "shape": list(whole.shape)}
+        facts[name] = {"storage": whole.storage.name, "shape": list(whole.uncut)}
         facts[name]["compute"] = compute
         if sums and parts:
             facts[name]["shared"] = dict(zip(whole.shared_names, map(_sum, parts), strict=True))
@@ -146,9 +172,13 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     del state[MANIFEST]
     _check_checkpoint(model, state, folder)
     read_state(state, checkpoint_id=folder)
+    spread = {held.name: held.tensor for held in written(model)}
     for name, tensor in _resting(model).items():
         if isinstance(tensor, StowedTensor):
             _fill(tensor, name, state)
+        elif tensor._whole.total is not None:
+            records: Any = state[f"{name}.records"]
+            _own_columns(cast(DTensor, spread[name]), tensor, records.to_local())
         elif tensor._origin is not None:
             tensor._origin.written()
 

@@ -42,8 +42,10 @@ def mesh_of(shape: tuple[int, int]) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
 
 
-def spread(model: nn.Module, mesh: DeviceMesh, fsdp: bool, **options: Any) -> nn.Module:
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+def spread(
+    model: nn.Module, mesh: DeviceMesh, fsdp: bool, plan: Any = None, **options: Any
+) -> nn.Module:
+    plan = plan or {"up": ColwiseParallel(), "down": RowwiseParallel()}
     parallelize_module(model, mesh["tp"], plan)
     if fsdp:
         for layer in (model.up, model.down):

@@ -58,7 +58,9 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
     if isinstance(inner, StowedRows):
         geometry = inner._whole.geometry
         shared = sum(part.nbytes for part in inner._shared())
-        return Piece(local, text, inner.storage, geometry.rows * geometry.length + shared)
+        pieces = inner._whole.uncut[1] // inner._whole.shape[1] if inner._whole.total else 1
+        whole = pieces * geometry.rows * geometry.length + shared
+        return Piece(local, text, inner.storage, whole)
     dtype = dtypes.get(id(tensor), local.dtype)
     wire = getattr(inner, "travels", str(dtype).removeprefix("torch."))
     return Piece(local, text, wire, math.prod(tensor.shape) * local.dtype.itemsize)

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from stowage._errors import InvalidArgument, Unsupported
-from stowage._files.source import octets
 from stowage._shard.beginning import follow, initialise, initialising, takes_over
+from stowage._shard.callers import HALF_DONE, check_reshard, fsdp_parameter, name_of, sharder
+from stowage._shard.pieces import is_tagged, rows_misfit, untagged
 from stowage._shard.rows import StowedRows, rows_that_fit
+from stowage._shard.whole import Whole
 from stowage.dispatch import counted_fallbacks
 from stowage.guard import writes
 from stowage.registry import row_op
 
 aten = torch.ops.aten
-c10d = torch.ops.c10d
-functional = torch.ops._c10d_functional
 
 
 @row_op()
@@ -39,8 +39,8 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return result
 
     def values(rows: StowedRows) -> Tensor:
-        if rows._is_all():
-            return rows.stowed()
+        if (piece := rows.piece()) is not None:  # all rows, or some that blocks divide
+            return piece
         counted_fallbacks[str(called)] += 1
         return rows.dequantize()
 
@@ -52,7 +52,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 # --- the same rows in another place ---------------------------------------------------------------
 
 
-def _view(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
+def view_of(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
     """Some of `rows`, in the same memory and with the same knowledge of its place."""
     view = StowedRows(records, rows._shared(), rows._whole, rows._start, rows._skip + skip)
     view._kept = rows._kept
@@ -61,7 +61,7 @@ def _view(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
 
 @row_op(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def _alias(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _view(args[0], args[0]._records)
+    return view_of(args[0], args[0]._records)
 
 
 @row_op(aten.clone.default)
@@ -113,7 +113,7 @@ def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim % rows.dim() or step != 1:
         return NotImplemented
     start, stop, _ = slice(first, last).indices(rows.shape[0])
-    piece = _view(rows, rows._records[start : max(start, stop)], start)
+    piece = view_of(rows, rows._records[start : max(start, stop)], start)
     padded = rows.shape[0] > rows._whole.shape[0]  # after a gather of unequal shares
     return piece.stowed() if padded and piece._is_all() else piece
 
@@ -125,7 +125,7 @@ def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     pieces, skip = [], 0
     for records in called(rows._records, sizes, 0):
-        pieces.append(_view(rows, records, skip))
+        pieces.append(view_of(rows, records, skip))
         skip += records.shape[0]
     return pieces
 
@@ -136,8 +136,10 @@ def _flat_view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     gives its tensor away as a view of the same shape: a weight, where all rows are there."""
     rows, size = args
     if tuple(size) == tuple(rows.shape):
-        return _together(_view(rows, rows._records))
-    return _view(rows, rows._records) if tuple(size) in ((-1,), (rows.numel(),)) else NotImplemented
+        return together(view_of(rows, rows._records))
+    return (
+        view_of(rows, rows._records) if tuple(size) in ((-1,), (rows.numel(),)) else NotImplemented
+    )
 
 
 @row_op(aten.as_strided.default)
@@ -146,7 +148,7 @@ def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     count = rows_that_fit(size, rows.shape)
     if count is None or count > rows.shape[0] or offset or tuple(stride) != rows.stride():
         return NotImplemented
-    return _view(rows, rows._records[:count])
+    return view_of(rows, rows._records[:count])
 
 
 @row_op(
@@ -166,8 +168,33 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return called(rows._records.new_empty(0, dtype=rows.dtype, device=device), *args[1:])
     device = {"device": kwargs["device"]} if kwargs.get("device") else {}
     made = empty_rows(rows, count, rows.first if like else None, **device)
+    if called is aten.new_zeros.default:
+        made._whole = _spread(rows, sharder(4))
     made._kept = [rows._origin and rows._origin.unset()]
     return made
+
+
+def _spread(rows: StowedRows, frame: Any) -> Whole:
+    """Rows that FSDP2 spreads, though DTensor has left others elsewhere: only these come back."""
+    whole, parameter = rows._whole, fsdp_parameter(frame)
+    if parameter is None:
+        return whole
+    check_reshard(parameter)
+    first, last = rows.first or 0, (rows.first or 0) + rows.shape[0]
+    if (first, last) == (0, whole.shape[0]):
+        return whole
+    total = whole.shape[0]
+    each = max(1, -(-total // frame.f_locals["param"].device_mesh.size()))
+    for start in range(0, total, each):  # of all processes, so that all refuse alike
+        stop = min(start + each, total)
+        if why := rows_misfit(whole.storage, whole.shape, start, stop):
+            raise Unsupported(
+                f"stowage: {name_of(frame, parameter)}rows {start} to {stop - 1} of a resting "
+                f"weight that tensor parallelism has cut must be a weight of their own to be "
+                f"sharded again: {why}, for {list(whole.shape)} in {whole.storage}; leave it to "
+                "fully_shard or to parallelize_module alone" + HALF_DONE
+            )
+    return whole._replace(span=(first, last))
 
 
 def empty_rows(rows: StowedRows, count: int, first: int | None, **device: Any) -> StowedRows:
@@ -215,50 +242,15 @@ def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return into
 
 
-def _same_form(a: StowedRows, b: StowedRows) -> bool:
-    return a._whole[:2] == b._whole[:2] and a.shape == b.shape
-
-
-# --- collectives ----------------------------------------------------------------------------------
-
-
-@row_op(functional.all_gather_into_tensor.default)
-def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    rows = args[0]
-    records = called(rows._records, *args[1:], **kwargs)
-    start: int | None = 0 if records.shape[0] >= rows._whole.shape[0] else None
-    return rows._like(records, [start])
-
-
-@row_op(functional.wait_tensor.default)
-def _wait(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    records = called(args[0]._records)
-    return _together(args[0]._like(records))
-
-
-def _together(rows: StowedRows) -> Tensor:
+def together(rows: StowedRows) -> Tensor:
+    whole = rows._whole
+    if is_tagged(rows._records, whole.geometry.length) and whole.total is None:
+        if (records := untagged(rows._records, whole.shape[0])) is None:
+            return rows
+        whole, rows = whole._replace(span=None), rows._like(records, [0])
+        rows._whole = whole
     return rows.stowed() if rows._is_all() else rows
 
 
-def _gathered(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """No wrapper that waits later: what comes next reads the records at once."""
-    return _wait(functional.wait_tensor.default, args, kwargs)
-
-
-@row_op(c10d.scatter_.default)
-def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Records from one process to each; the shared parts of that process to all."""
-    outputs, inputs, group, root, is_async, *rest = args
-    for part in (part for rows in outputs for part in rows._shared()):
-        c10d.broadcast_([octets(part)], group, root, 0, False, *rest)
-    records = [rows._records for rows in outputs]
-    given = [[rows._records for rows in several] for several in inputs]
-    _, work = called(records, given, group, root, is_async, *rest)
-    return outputs, work
-
-
-def enter_autograd_wrapper() -> None:
-    """torch has this operator only once its functional collectives were imported."""
-    import torch.distributed._functional_collectives  # noqa: F401
-
-    row_op(functional._wrap_tensor_autograd.default)(_gathered)
+def _same_form(a: StowedRows, b: StowedRows) -> bool:
+    return a._whole[:2] == b._whole[:2] and a.shape == b.shape

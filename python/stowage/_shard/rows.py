@@ -7,36 +7,20 @@ Its operators are in operators.py; it becomes a StowedTensor again where all row
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stowage import registry
 from stowage._errors import Unsupported
-from stowage._shard.records import Geometry, decode, encode, geometry
+from stowage._shard.pieces import rows_misfit, shared_of
+from stowage._shard.records import decode, encode
+from stowage._shard.whole import Whole
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor, wrap
 
 _preserve_versions: Any = getattr(torch.autograd, "_unsafe_preserve_version_counter")  # noqa: B009
-
-
-class Whole(NamedTuple):
-    """The weight that rows are of."""
-
-    storage: Storage
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    exact: bool
-
-    @property
-    def geometry(self) -> Geometry:
-        return geometry(self.storage, self.shape)
-
-    @property
-    def shared_names(self) -> tuple[str, ...]:
-        """Parts that are the same for all rows; every process has them."""
-        return self.storage.part_names[self.geometry.in_rows :]
 
 
 class StowedRows(Tensor):
@@ -135,17 +119,36 @@ class StowedRows(Tensor):
             )
         return self._flat(torch.empty)
 
+    def piece(self) -> StowedTensor | None:
+        """The rows that are here as a weight of their own, where blocks let them be one."""
+        first, whole = self.first, self._whole
+        if first is None or not self.shape[0]:
+            return None
+        last = first + self.shape[0]
+        if last > whole.shape[0]:  # filled up for a collective
+            return None
+        if rows_misfit(whole.storage, whole.shape, first, last) is not None:
+            return None
+        shape = (self.shape[0], *whole.shape[1:])
+        layout = whole.storage.layout(shape)[: whole.geometry.in_rows]
+        parts = [torch.empty(s, dtype=dtype, device=self.device) for _, dtype, s in layout]
+        decode(self._records, whole.storage, shape, parts)
+        shared = shared_of(self._shared(), whole.storage, whole.shape, first, last)
+        return wrap([*parts, *shared], whole.storage, shape, whole.dtype, whole.exact)
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor of these rows. Takes the flat form of the whole weight meanwhile."""
         if self._origin is not None and (exact := self._origin.shown(self)) is not None:
             return exact.to(dtype or self.dtype, copy=True)
+        if (piece := self.piece()) is not None:
+            return piece.dequantize(dtype)
         first = self.first if self.shape[0] else 0
         if first is None:
             raise Unsupported(
                 "stowage: rows must know where in their weight they are to be decoded, got records "
                 "of unknown place; take full_tensor() of the DTensor"
             )
-        flat = self._flat(torch.empty if self._is_all() else torch.zeros)
+        flat = self._flat(torch.zeros)
         return flat.dequantize(dtype)[first : first + self.shape[0]]
 
     def _flat(self, make: Any) -> StowedTensor:
@@ -168,7 +171,8 @@ class StowedRows(Tensor):
 
         FSDP2 accepts two signatures. The other one demands inputs of the parameter's own shape.
         """
-        missing = -(-self._whole.shape[0] // mesh.size()) - self.shape[0]
+        first, last = self._whole.rows
+        missing = -(-(last - first) // mesh.size()) - self.shape[0]
         records = self._records
         if missing > 0:
             records = torch.nn.functional.pad(records, (0, 0, 0, missing))
@@ -184,18 +188,21 @@ class StowedRows(Tensor):
     ) -> Any:
         """All rows have come: a StowedTensor in its flat form, whose parts FSDP2 frees and
         allocates again; `out` is that tensor from the second time on."""
-        whole, shared = metadata._whole, metadata._shared()
-        records = outputs[0][: whole.shape[0]]
+        whole, (first, last) = metadata._whole, metadata._whole.rows
+        shape = (last - first, *whole.shape[1:])
+        shared = shared_of(metadata._shared(), whole.storage, whole.shape, first, last)
+        records = outputs[0][: last - first]
         if out is None:
-            layout = whole.storage.layout(whole.shape)[: whole.geometry.in_rows]
+            layout = whole.storage.layout(shape)[: whole.geometry.in_rows]
             parts = [records.new_empty(sizes, dtype=dtype) for _, dtype, sizes in layout]
-            weight = wrap([*parts, *shared], whole.storage, whole.shape, param_dtype, whole.exact)
+            weight = wrap([*parts, *shared], whole.storage, shape, param_dtype, whole.exact)
         else:
+            out = getattr(out, "_local_tensor", out)  # a DTensor under tensor parallelism
             parts = out._parts()[: whole.geometry.in_rows]
             out._seat([*parts, *shared], out.shape)  # a load or a move may have replaced these
         # Graphs that have saved the parts see the very bytes that they have saved.
         with _preserve_versions(tuple(parts)):
-            decode(records, whole.storage, whole.shape, parts)
+            decode(records, whole.storage, shape, parts)
         outputs[0].untyped_storage().resize_(0)  # FSDP2 would keep the records beside the parts
         return None if out is not None else (weight, tuple(parts))
 
@@ -210,8 +217,8 @@ class StowedRows(Tensor):
     def __tensor_unflatten__(
         inner: dict[str, Tensor], context: Any, size: Sequence[int], stride: Sequence[int]
     ) -> "StowedRows":
-        name, shape, dtype, exact, first = context
-        whole = Whole(Storage(name), shape, dtype, exact)
+        name, *facts, first = context
+        whole = Whole(Storage(name), *facts)
         shared = [inner["_" + name] for name in whole.shared_names]
         return StowedRows(inner["_records"], shared, whole, [first])
 
@@ -225,7 +232,8 @@ class StowedRows(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         storage, *facts = self._whole
-        return _rebuild, (self._records, self._shared(), storage.name, *facts, self.first)
+        facts = [*facts[:3], self.first, *facts[3:]]
+        return _rebuild, (self._records, self._shared(), storage.name, *facts)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -263,8 +271,11 @@ def _rebuild(
     dtype: torch.dtype,
     exact: bool,
     first: int | None,
+    span: tuple[int, int] | None = None,
+    total: int | None = None,
 ) -> StowedRows:
-    return StowedRows(records, shared, Whole(Storage(storage), shape, dtype, exact), [first])
+    whole = Whole(Storage(storage), shape, dtype, exact, span, total)
+    return StowedRows(records, shared, whole, [first])
 
 
 torch.serialization.add_safe_globals([StowedRows, _rebuild])

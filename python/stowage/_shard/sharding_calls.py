@@ -12,29 +12,25 @@ from torch import Tensor
 
 from stowage._errors import Unsupported
 from stowage._files.source import octets
-from stowage._shard.operators import empty_rows, enter_autograd_wrapper
-from stowage._shard.resharding import RESHARD
+from stowage._shard.callers import HALF_DONE, check_reshard, name_of, sharder
+from stowage._shard.collectives import enter_autograd_wrapper
+from stowage._shard.operators import empty_rows
+from stowage._shard.pieces import columns_misfit, columns_of
 from stowage._shard.rows import rows_of, rows_that_fit
 from stowage.registry import function, op
 from stowage.tensor import StowedTensor
 from stowage.views import alias
 
+_ROWS = "records are of rows"
 _compiling = torch.compiler.is_compiling
-_SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")
 _SIZES_ONLY = "_init_sharded_post_forward_param_metadata"  # of FSDP2: asks for chunks' sizes
-_HALF_DONE = (
-    "; the parameters before it in this fully_shard call are sharded already, and none after it: "
-    "build the model again"
-)
 
 
 def _sharder() -> Any:
     """The frame of FSDP2 or DTensor that has called a torch function, if one has."""
     if _compiling():
         return None
-    frame = sys._getframe(3)
-    name = frame.f_globals.get("__name__", "")
-    return frame if name.startswith(_SHARDS) else None
+    return sharder(3)
 
 
 @function(torch.chunk)
@@ -43,13 +39,36 @@ def _chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
         return NotImplemented
     asker = frame.f_back
     parameter = asker and asker.f_locals.get("self")  # of FSDP2, this weight not replaced yet
-    _check_dim(input, dim, _HALF_DONE if hasattr(parameter, "mesh_info") else "")
-    _check_reshard(parameter)
+    fsdp = hasattr(parameter, "mesh_info")
+    if dim % input.dim() and not fsdp:
+        return _columns(input, dim % input.dim(), chunks, frame)
+    _check_dim(input, dim, HALF_DONE if fsdp else "")
+    check_reshard(parameter)
     if asker is not None and asker.f_code.co_name == _SIZES_ONLY:
         return torch.empty(input.shape, dtype=input.dtype, device="meta").chunk(chunks)
     rows = input.shape[0]
     each = max(1, -(-rows // chunks))
     return tuple(rows_of(input, at, min(at + each, rows)) for at in range(0, rows, each))
+
+
+def _columns(weight: StowedTensor, dim: int, chunks: int, frame: Any) -> tuple[Tensor, ...]:
+    """Pieces along dim 1, each a weight of its own, all of whose rows are there."""
+    if chunks == 1:
+        return (rows_of(weight, 0, weight.shape[0]),)
+    why = columns_misfit(weight._storage, weight.shape, chunks) if dim == 1 else _ROWS
+    if why is None and weight._origin is not None:
+        why = "it has init values, which go by rows; clear_init_value first"
+    if why is not None:
+        raise Unsupported(
+            f"stowage: {name_of(frame)}a resting weight can be sharded along dim {dim} only where "
+            f"blocks allow it: {why}, for {weight!r}; use Shard(0) (ColwiseParallel) or Replicate"
+        )
+    pieces, each = [], weight.shape[1] // chunks
+    for first in range(0, weight.shape[1], each):
+        piece = rows_of(columns_of(weight, first, first + each), 0, weight.shape[0])
+        piece._whole = piece._whole._replace(total=weight.shape[1])
+        pieces.append(piece)
+    return tuple(pieces)
 
 
 @function(torch.narrow, Tensor.narrow)
@@ -83,13 +102,6 @@ def _check_dim(weight: StowedTensor, dim: int, half_done: str = "") -> None:
             f"their own, got Shard({dim % weight.dim()}) for {weight!r}; use Shard(0) or Replicate"
             + half_done
         )
-
-
-def _check_reshard(parameter: Any) -> None:
-    """Of FSDP2; DTensor has no such meshes."""
-    after, mesh = (getattr(parameter, f"{name}mesh_info", None) for name in ("post_forward_", ""))
-    if after is not None and after is not mesh and after != mesh:
-        raise Unsupported(f"stowage: {RESHARD}{_HALF_DONE}")
 
 
 @op(torch.ops.aten.as_strided.default)

@@ -166,6 +166,15 @@ def cast(jobs: Sequence[Job]) -> None:
     """Carries the jobs out: one reduction for those of one group of processes."""
     if not jobs:
         return
+    raise_problems(
+        "from_masters",
+        [
+            f"{job.name}: must have all of its columns here, tensor parallelism has cut them; use "
+            "ColwiseParallel, or leave it whole"
+            for job in jobs
+            if isinstance(job.weight, StowedRows) and job.weight._whole.total is not None
+        ],
+    )
     wrong, largest = _maxima(jobs)
     reach: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):

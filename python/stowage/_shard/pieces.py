@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a resting weight that rest as weights of their own: rows or columns that blocks divide.
+
+Tensor parallelism computes with a piece, and FSDP2 spreads it over more processes; both need its
+flat form. Here is what a piece is made of, whether it can be one, and how the records of columns
+become those of whole rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stowage._shard.records import geometry
+from stowage._storage import NESTED_BLOCK, Storage
+from stowage.tensor import StowedTensor, wrap
+
+_TAG = 8  # bytes at the end of a record that say which row it is, where rows travel out of order
+
+
+def rows_misfit(storage: Storage, shape: Sequence[int], first: int, last: int) -> str | None:
+    """Why rows [first, last) have no flat form of their own; None where they have."""
+    if storage.bits != 4:
+        return None
+    columns = math.prod(shape[1:])
+    if (first * columns) % storage.block:
+        return (
+            f"its piece must begin with a block of {storage.block}, got element {first * columns}"
+        )
+    group = _group(storage)
+    block, count = first * columns // storage.block, -(-last * columns // storage.block)
+    if group > 1 and (block % group or (storage.scaler_block and count % group)):
+        return (
+            f"its piece must begin with a group of {group} block scales, got block {block}; a "
+            "storage with scales in fp32 has no such groups"
+        )
+    return None
+
+
+def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | None:
+    """Why a weight cannot be cut into so many pieces of its columns; None where it can."""
+    if len(shape) != 2 or shape[1] % parts:
+        return f"it must be a matrix whose columns {parts} divides, got {list(shape)}"
+    if storage.bits == 4 and storage.nested:
+        return "scales of scales run on across rows; use Shard(0), or scales in fp32"
+    columns = shape[1] // parts
+    if storage.kind not in ("none", "tensor", "row") and columns % storage.block:
+        return f"each piece must have whole blocks of {storage.block} columns, got {columns}"
+    return None
+
+
+def _group(storage: Storage) -> int:
+    """Blocks that share what is not in the records."""
+    return storage.scaler_block or (NESTED_BLOCK if storage.nested else 1)
+
+
+def shared_of(
+    shared: Sequence[Tensor], storage: Storage, shape: Sequence[int], first: int, last: int
+) -> list[Tensor]:
+    """The parts that all rows share, as rows [first, last) alone have them. The same memory."""
+    group = _group(storage)
+    if group == 1:
+        return list(shared)
+    columns = math.prod(shape[1:])
+    start, stop = first * columns // storage.block, -(-last * columns // storage.block)
+    return [shared[0][start // group : -(-stop // group)], *shared[1:]]
+
+
+def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
+    """Columns [first, last) of a matrix, for which `columns_misfit` has given None."""
+    storage, rows = weight._storage, weight.shape[0]
+    parts, block = weight._parts(), weight._storage.block
+    if storage.bits == 4:
+        codes = parts[0].view(rows, -1)[:, first // 2 : last // 2].reshape(-1, 1)
+        scales = parts[1].view(rows, -1)[:, first // block : last // block].reshape(-1)
+        own = [codes, scales]
+    else:
+        own = [parts[0][:, first:last].contiguous(), *parts[1:]]
+        if storage.kind not in ("none", "tensor", "row"):
+            own[1] = parts[1][:, first // block : -(-last // block)].contiguous()
+    return wrap(own, storage, (rows, last - first), weight._dt, weight._exact)
+
+
+def join_columns(records: Sequence[Tensor], storage: Storage, rows: int, columns: int) -> Tensor:
+    """Records of whole rows from those of equal pieces of their columns, in order."""
+    fields = [_fields(piece, storage, columns // len(records)) for piece in records]
+    scales, codes = zip(*fields, strict=True)
+    g = geometry(storage, (rows, columns))
+    own = scales[0] if storage.kind == "row" else torch.cat(scales, 1)
+    joined = torch.cat([own, *codes], 1)
+    return torch.nn.functional.pad(joined, (0, g.length - joined.shape[1]))
+
+
+def take_columns(records: Tensor, storage: Storage, columns: int, first: int, last: int) -> Tensor:
+    """The inverse: the records of columns [first, last)."""
+    scales, codes = _fields(records, storage, columns)
+    if scales.shape[1] and storage.kind != "row":
+        per = geometry(storage, (1, columns)).scale_bytes // -(-columns // storage.block)
+        scales = scales[:, per * (first // storage.block) : per * -(-last // storage.block)]
+    wide = codes.shape[1]
+    taken = torch.cat([scales, codes[:, first * wide // columns : last * wide // columns]], 1)
+    g = geometry(storage, (1, last - first))
+    return torch.nn.functional.pad(taken, (0, g.length - taken.shape[1]))
+
+
+def _fields(records: Tensor, storage: Storage, columns: int) -> tuple[Tensor, Tensor]:
+    g = geometry(storage, (1, columns))
+    return records[:, : g.scale_bytes], records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+
+
+# --- rows that travel out of order ----------------------------------------------------------------
+
+
+def tagged(records: Tensor, first: int | None) -> Tensor:
+    """Records with the numbers of their rows, from `first` on, plus 1: padding stays 0."""
+    start = first or 0
+    numbers = torch.arange(start + 1, start + 1 + records.shape[0], device=records.device)
+    return torch.cat([records, numbers.view(-1, 1).view(torch.uint8)], 1)
+
+
+def untagged(records: Tensor, rows: int) -> Tensor | None:
+    """The records, if they are those of all `rows` rows in their order."""
+    numbers = records[:, -_TAG:].contiguous().view(torch.int64).view(-1)
+    right = torch.arange(1, rows + 1, device=records.device)
+    return records[:, :-_TAG].contiguous() if torch.equal(numbers, right) else None
+
+
+def is_tagged(records: Tensor, length: int) -> bool:
+    return records.shape[1] == length + _TAG
