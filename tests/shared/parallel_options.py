@@ -57,9 +57,13 @@ def options(kind: str) -> dict[str, float]:
     plain = again.forward
     again.forward = lambda x: checkpoint(plain, x, use_reentrant=False)
     found["recomputed"] = apart(whole_of(kind), again)
+    parts, x = spread(whole_of(kind), mesh, True), torch.randn(4, again.up.weight.shape[1])
+    with torch.no_grad():
+        parts(x)
+    with torch.inference_mode():  # which FSDP2 cannot begin in
+        found["inference"] = (parts(x) - whole_of(kind)(x)).abs().max().item()
     for fsdp in (False, True):
         compiled = torch.compile(spread(whole_of(kind), mesh, fsdp), backend="aot_eager")
-        x = torch.randn(4, whole_of(kind).up.weight.shape[1])
         differences = compiled(x) - whole_of(kind)(x)
         found[f"compiled {fsdp}"] = differences.abs().max().item()
     return found

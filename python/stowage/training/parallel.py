@@ -82,7 +82,9 @@ def distributed_linear(input: Any, weight: Any, bias: Any) -> Tensor:
         None: (Replicate(), Replicate(), Replicate()),
     }[shard_dim(place)]
     x = input.redistribute(placements=[x_place]).to_local(grad_placements=[g_place])
-    y = linear(x, weight.to_local(), cut=layer.cut)
+    # in inference mode a view of the local weight, which to_local() takes, would be plain values
+    w = weight.to_local() if torch.is_grad_enabled() else weight._local_tensor
+    y = linear(x, w, cut=layer.cut)
     shape = torch.Size([*input.shape[:-1], weight.shape[0]])
     stride = torch.empty(shape, device="meta").stride()
     result = DTensor.from_local(y, mesh, [y_place], run_check=False, shape=shape, stride=stride)
