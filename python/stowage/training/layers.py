@@ -16,6 +16,13 @@ from stowage.training.checking import check
 from stowage.training.cutting import WHOLE, Cut
 from stowage.training.recipes import Recipe
 
+Watched = tuple[tuple["weakref.ref[Tensor]", int], ...]  # parameters, each with torch's version
+
+
+def watched(*parameters: Tensor) -> Watched:
+    """Parameters through which compiled graphs, such as an optimizer's, write uncounted."""
+    return tuple([(weakref.ref(p), p._version) for p in parameters if not p.is_inference()])
+
 
 class Stamp:
     """A count of writes to some memory, and the scale of its values after one of them."""
@@ -24,7 +31,7 @@ class Stamp:
         self.writes = 0
         self._scale: Tensor | None = None
         self._scaled_at = -1
-        self._watched: list[tuple[weakref.ref[Tensor], int]] = []  # and torch's version of it
+        self._watched: Watched = ()
         self._copied: tuple[Stamp, int] | None = None  # of this memory, after so many writes
 
     def fresh_scale(self) -> Tensor | None:
@@ -36,10 +43,9 @@ class Stamp:
             return source.fresh_scale() if source.writes == writes else None
         return None
 
-    def set_scale(self, scale: Tensor, *parameters: Tensor) -> None:
-        """`parameters`: through which compiled graphs, such as an optimizer's, write uncounted."""
-        self._scale, self._scaled_at = scale, self.writes
-        self._watched = [(weakref.ref(p), p._version) for p in parameters if not p.is_inference()]
+    def set_scale(self, scale: Tensor, seen: Watched = ()) -> None:
+        """The scale of the values that are here now; `seen` as they were read."""
+        self._scale, self._scaled_at, self._watched = scale, self.writes, seen
 
     def _written_by_graphs(self) -> bool:
         found = ((reference(), version) for reference, version in self._watched)

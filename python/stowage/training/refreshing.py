@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from stowage._errors import InvalidArgument
 from stowage._shard.groups import groups_of
 from stowage.training import history
-from stowage.training.layers import Layer
-from stowage.training.recipes import Recipe, tensor_scale
+from stowage.training.layers import Layer, Stamp, Watched, watched
+from stowage.training.recipes import tensor_scale
 from stowage.training.scales import amax_of, amaxes
 from stowage.training.weights import TrainedWeight
 
@@ -32,14 +32,14 @@ def entry_bytes() -> int:
 
 
 class _Weight(NamedTuple):
-    layer: Layer
-    resting: TrainedWeight
-    sharded: Any  # its DTensor, or None
+    """What a refresh needs, found before it reads the values: these drive all else from caches."""
 
-    @property
-    def columns(self) -> int:
-        """Of the whole weight."""
-        return int((self.resting if self.sharded is None else self.sharded).shape[1])
+    layer: Layer
+    sharded: Any  # its DTensor, or None
+    value: Tensor
+    code: int
+    stamp: Stamp
+    seen: Watched
 
 
 def refresh_scales(model: nn.Module) -> None:
@@ -61,24 +61,41 @@ def refresh_scales(model: nn.Module) -> None:
 @torch.no_grad()
 def refresh(layers: list[Layer]) -> None:
     """The same for `layers`, those of one model in its order."""
-    meshes: dict[tuple[Any, ...], list[_Weight]] = {}
-    known: dict[Any, tuple[Any, ...]] = {}
-    for layer in layers:
-        resting, sharded = layer.resting(TrainedWeight)
-        if resting is None:
-            continue
-        if layer.recipe.rows and sharded is not None and not layer.parallel:
-            continue  # they travel with the rows, and all that see them see the same
-        key = None if sharded is None else (id(sharded.device_mesh), sharded.placements)
-        if key not in known:
-            known[key] = () if sharded is None else groups_of(sharded)
-        meshes.setdefault(known[key], []).append(_Weight(layer, resting, sharded))
-    for groups, weights in meshes.items():
+    for groups, weights in _in_groups(layers).items():
         rows = [_row_amax(weight) for weight in weights if weight.layer.cuts_rows]
         vector = _entries(weights, bool(groups))
         vector, *rows = _largest([vector, *rows], groups)
         _check(vector, weights, bool(groups))
         _set(vector, rows, weights)
+
+
+def _in_groups(layers: list[Layer]) -> dict[tuple[Any, ...], list[_Weight]]:
+    """The weights whose scales this rank must find, by the groups that they are spread over."""
+    found: dict[tuple[Any, ...], list[_Weight]] = {}
+    known: dict[Any, tuple[Any, ...]] = {}
+    with torch._C.DisableTorchFunctionSubclass():  # plain facts, of thousands of wrappers
+        for layer in layers:
+            resting, sharded = layer.resting(TrainedWeight)
+            if resting is None:
+                continue
+            if layer.recipe.rows and sharded is not None and not layer.parallel:
+                continue  # they travel with the rows, and all that see them see the same
+            key = None if sharded is None else (id(sharded.device_mesh), sharded.placements)
+            groups = known.get(key)
+            if groups is None:
+                groups = known[key] = () if sharded is None else groups_of(sharded)
+            found.setdefault(groups, []).append(_weight(layer, resting, sharded))
+    return found
+
+
+def _weight(layer: Layer, resting: TrainedWeight, sharded: Any) -> _Weight:
+    if sharded is None:
+        whole, seen = resting, watched(resting)
+    else:
+        whole, seen = sharded, watched(resting, sharded)
+    value = resting._value
+    code = _code(layer, value.dtype, whole.shape[1])
+    return _Weight(layer, sharded, value, code, resting._stamp, seen)
 
 
 def _largest(tensors: list[Tensor], groups: tuple[Any, ...]) -> list[Tensor]:
@@ -97,7 +114,7 @@ def _largest(tensors: list[Tensor], groups: tuple[Any, ...]) -> list[Tensor]:
 
 def _row_amax(weight: _Weight) -> Tensor:
     """fp32, one for each row of the whole weight: 0 for those that are not here."""
-    value, first = weight.resting._value, _first_row(weight)
+    value, first = weight.value, _first_row(weight)
     found = value.new_zeros(weight.sharded.shape[0], dtype=torch.float32)
     here = amax_of(value, 1).view(-1)
     found[first : first + len(here)] = torch.where(here.isfinite(), here, torch.zeros_like(here))
@@ -114,10 +131,9 @@ def _first_row(weight: _Weight) -> int:
     return int(offsets[0])
 
 
-def _code(weight: _Weight) -> int:
+def _code(layer: Layer, dtype: torch.dtype, columns: int) -> int:
     """24 bits of what all ranks must agree on, which fp32 holds exactly."""
-    layer = weight.layer
-    facts = weight.resting.dtype, weight.columns
+    facts = dtype, columns
     if layer.code is None or layer.code[0] != facts:
         text = f"{layer.name} {layer.recipe} {facts}"
         layer.code = facts, zlib.crc32(text.encode()) & 0xFFFFFF
@@ -126,10 +142,10 @@ def _code(weight: _Weight) -> int:
 
 def _entries(weights: list[_Weight], spread: bool) -> Tensor:
     """fp32 [weights, entries]. A few operators for all of them, since there are thousands."""
-    amax = amaxes([weight.resting._value for weight in weights])
+    amax = amaxes([weight.value for weight in weights])
     finite = torch.isfinite(amax)
     rank = float(dist.get_rank() + 1 if spread else 1)
-    codes = amax.new_tensor([_code(weight) for weight in weights], dtype=torch.float32)
+    codes = amax.new_tensor([weight.code for weight in weights])
     vector = amax.new_full((len(weights), _ENTRIES), -1)
     vector[:, 0] = torch.where(finite, amax, torch.zeros_like(amax))
     vector[:, 1] = torch.where(finite, torch.zeros_like(amax), torch.full_like(amax, rank))
@@ -154,26 +170,24 @@ def _check(vector: Tensor, weights: list[_Weight], spread: bool) -> None:
 
 
 def _set(vector: Tensor, rows: list[Tensor], weights: list[_Weight]) -> None:
-    """The scales of weights of one recipe are found together."""
-    recipes: dict[Recipe, list[int]] = {}
+    """The scales of weights of one recipe, an object that those converted together share, are found
+    together."""
+    recipes: dict[int, list[int]] = {}
     for at, weight in enumerate(weights):
-        recipes.setdefault(weight.layer.recipe, []).append(at)
-    for recipe, places in recipes.items():
-        amax = vector[places, 0]
+        recipes.setdefault(id(weight.layer.recipe), []).append(at)
+    for places in recipes.values():
+        recipe, amax = weights[places[0]].layer.recipe, vector[places, 0]
         scales = tensor_scale(amax, recipe)
         if recipe.delayed:
             modules = [weights[at].layer.module for at in places]
             earlier = history.roll(modules, vector[places, 4:], recipe)[:, history.WEIGHT]
             scales = torch.where(earlier > 0, earlier, scales)
-        for at, scale, largest in zip(places, scales.unbind(), amax.unbind(), strict=True):
-            weights[at].layer.amax = largest if recipe.delayed else None
-            _keep(weights[at], scale)
+            for at, largest in zip(places, amax.unbind(), strict=True):
+                weights[at].layer.amax = largest
+        for at, scale in zip(places, scales.unbind(), strict=True):
+            weights[at].stamp.set_scale(scale, weights[at].seen)
     for amax, weight in zip(rows, (w for w in weights if w.layer.cuts_rows), strict=True):
         weight.layer.row_scales = tensor_scale(amax, weight.layer.recipe)[:, None]
         first = _first_row(weight)
-        _keep(weight, weight.layer.row_scales[first : first + weight.resting.shape[0]])
-
-
-def _keep(weight: _Weight, scale: Tensor) -> None:
-    _, resting, sharded = weight
-    resting._stamp.set_scale(scale, *((resting,) if sharded is None else (resting, sharded)))
+        scale = weight.layer.row_scales[first : first + weight.value.shape[0]]
+        weight.stamp.set_scale(scale, weight.seen)
