@@ -10,9 +10,11 @@ from stowage import ops
 from stowage._storage import Storage
 from stowage.training.scales import largest
 
-_KEYS = {
-    torch.float8_e4m3fn: Storage("f8_e4m3").key,
-    torch.float8_e5m2: Storage("f8_e5m2").key,
+_CODES = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
+_KEYS = {  # of codes alone, of those with one scale, of those with one for each row
+    (dtype, scaling): Storage(codes + scaling).key
+    for dtype, codes in _CODES.items()
+    for scaling in ("", ":tensor", ":row")
 }
 
 
@@ -28,25 +30,42 @@ class Cast(NamedTuple):
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """What the codes stand for: one fp32 product, rounded once to `dtype`."""
-        return wide(self.codes).mul_(self.factor).to(dtype)
+        scaling = "" if self.factor.dim() else ":tensor"
+        if self.factor.shape == (self.codes.shape[0], 1):
+            scaling = ":row"
+        if not scaling or not _by_kernel(self.codes) or not self.codes.is_contiguous():
+            return wide(self.codes).mul_(self.factor).to(dtype)
+        return _dequantized(self.codes, [self.factor], scaling, dtype)
+
+
+def _by_kernel(values: Tensor) -> bool:
+    """On a CPU torch casts to and from float8 one value at a time; a compiler does better."""
+    return values.device.type == "cpu" and values.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def _dequantized(codes: Tensor, scales: list[Tensor], scaling: str, dtype: torch.dtype) -> Tensor:
+    key = _KEYS[codes.dtype, scaling]
+    found: Tensor = ops.dequantize(codes.view(torch.uint8), scales, key, [*codes.shape], dtype)
+    return found
 
 
 def wide(codes: Tensor) -> Tensor:
-    """The fp32 values of float8 codes [rows, columns], exactly, in new memory.
-
-    On a CPU by our kernel, since torch widens them one at a time, fifteen times slower."""
-    if codes.device.type != "cpu" or torch.compiler.is_compiling() or not codes.numel():
+    """The fp32 values of float8 codes [rows, columns], exactly, in new memory."""
+    if not _by_kernel(codes):
         return codes.to(torch.float32)
     if not codes.is_contiguous() and codes.t().is_contiguous():
         return wide(codes.t()).t()
-    plain = codes.contiguous().view(torch.uint8)
-    return ops.dequantize(plain, [], _KEYS[codes.dtype], [*codes.shape], torch.float32)
+    return _dequantized(codes.contiguous(), [], "", torch.float32)
 
 
 def cast(values: Tensor, scale: Tensor, target: torch.dtype) -> Cast:
     """The values times the scale in fp32, saturated, nearest even."""
     most = largest(target)
-    codes = (values.to(torch.float32) * scale).clamp(-most, most).to(target)
+    scaled = (values.to(torch.float32) * scale).clamp_(-most, most)
+    if _by_kernel(scaled):
+        codes = ops.quantize(scaled, _KEYS[target, ""], True)[0].view(target)
+    else:
+        codes = scaled.to(target)
     return Cast(codes, torch.ones_like(scale) / scale)
 
 
