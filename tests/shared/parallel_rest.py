@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 import stowage
 from stowage import sharding
+from stowage.training import from_masters
 
 _numbers = itertools.count()
 COLUMNS = {"up": ColwiseParallel(output_layouts=Replicate())}  # `down` is left alone
@@ -118,6 +119,9 @@ def refusals() -> list[str]:
     ):
         model = rests(storage, sizes, plan)
         texts.append(text_of(lambda m=model, p=plan: spread(m, mesh, True, p)))
+    cut: Any = spread(rests("f8_e4m3:row", (64, 64, 16)), mesh, True)
+    master = torch.zeros(cut.down.weight.to_local().shape)
+    texts.append(text_of(lambda: from_masters([cut.down.weight], [master])))
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, [text.split(", for ")[0] for text in texts])
     assert all(each[:2] == every[0][:2] for each in every), every
