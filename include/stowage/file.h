@@ -52,6 +52,9 @@ class STOWAGE_API File {
   const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
   const WeightInfo* find_weight(std::string_view name) const noexcept;
   Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
+  /// Brings a part of a tensor's bytes into memory before they are read: advice, which never
+  /// throws; a part that reaches past the tensor's end ends there.
+  void populate(const TensorInfo& tensor, std::uint64_t begin, std::uint64_t bytes) const noexcept;
   /// Gives the pages of a tensor back to the system; the next read brings them again.
   void drop(const TensorInfo& tensor) const noexcept;
   /// Throws bad_file where a file was cut short, written in place or unreadable since it was

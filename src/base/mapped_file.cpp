@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "base/file.h"
@@ -13,6 +14,10 @@
 
 namespace stowage {
 namespace {
+
+#ifndef MADV_POPULATE_READ
+constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
+#endif
 
 struct stat status_of(int fd, const std::string& path) {
   struct stat status {};
@@ -42,6 +47,9 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     void* const map = ::mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd_, 0);
     if (map == MAP_FAILED) throw_errno(path, "must map into memory");
     data_ = static_cast<const std::byte*>(map);
+    // Advice: bytes that are read through this mapping then lie in large pages, where the file
+    // system can, and those that do already are mapped whole.
+    (void)::madvise(map, size(), MADV_HUGEPAGE);
     guard_ = std::make_unique<MapGuard>(data_, size(), path);
   } catch (...) {
     close();
@@ -87,6 +95,15 @@ void MappedFile::read(std::uint64_t offset, std::span<std::byte> out) const {
     out = out.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
+}
+
+int MappedFile::populate(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t begin = offset / page * page;
+  auto* const first = const_cast<std::byte*>(data_ + begin);
+  const int result = ::madvise(first, offset + bytes - begin, MADV_POPULATE_READ);
+  if (result == 0 || errno != EINVAL) return result;
+  return ::madvise(first, offset + bytes - begin, MADV_WILLNEED);
 }
 
 void MappedFile::drop(std::uint64_t offset, std::uint64_t bytes) const noexcept {

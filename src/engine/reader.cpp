@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/reader.h"
 
-#include <sys/mman.h>
-
 namespace stowage::engine {
-namespace {
-#ifndef MADV_POPULATE_READ
-constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
-#endif
-}  // namespace
 
 ssize_t Reader::read(int descriptor, std::span<const iovec> to, std::uint64_t offset) {
   return ::preadv(descriptor, to.data(), static_cast<int>(to.size()), static_cast<off_t>(offset));
 }
 
-int Reader::populate(const std::byte* mapped, std::size_t bytes) {
-  return ::madvise(const_cast<std::byte*>(mapped), bytes, MADV_POPULATE_READ);
+int Reader::populate(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes) {
+  return file.populate(offset, bytes);
 }
 
 Reader& system_reader() noexcept {

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/file.h"
+
 namespace stowage::engine {
 
 /// Each may be called by several threads at once. What fails returns -1 and sets errno.
@@ -16,8 +18,8 @@ class Reader {
   virtual ~Reader() = default;
   /// As preadv: the bytes from `offset` on, into one piece of memory after the other.
   virtual ssize_t read(int descriptor, std::span<const iovec> to, std::uint64_t offset);
-  /// Brings pages of a mapping into this process.
-  virtual int populate(const std::byte* mapped, std::size_t bytes);
+  /// As MappedFile::populate.
+  virtual int populate(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes);
 };
 
 Reader& system_reader() noexcept;

@@ -86,7 +86,7 @@ void Source::fill(std::span<const Transfer> run) const {
 void Source::populate(const Piece& first, std::uint64_t end) const {
   const MappedFile& file = map(first);
   int result = 0;
-  do result = reader_.populate(file.data() + first.offset, end - first.offset);
+  do result = reader_.populate(file, first.offset, end - first.offset);
   while (result != 0 && errno == EINTR);
   if (result == 0 || (errno != EFAULT && errno != EIO && errno != EHWPOISON)) return;
   std::array<std::byte, 2 * kPage> sink;

@@ -145,6 +145,12 @@ Weight File::weight(std::string_view name) const {
                 std::move(owner));
 }
 
+void File::populate(const TensorInfo& tensor, std::uint64_t begin,
+                    std::uint64_t bytes) const noexcept {
+  if (begin >= tensor.bytes) return;
+  (void)state_->map(tensor).populate(tensor.offset + begin, std::min(bytes, tensor.bytes - begin));
+}
+
 void File::drop(const TensorInfo& tensor) const noexcept {
   state_->map(tensor).drop(tensor.offset, tensor.bytes);
 }

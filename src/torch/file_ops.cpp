@@ -75,6 +75,19 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
                                   torch::headeronly::ScalarType::Byte, [file](void*) {});
 }
 
+void file_populate(std::int64_t handle, const std::string& name, std::int64_t begin,
+                   std::int64_t bytes) {
+  constexpr const char* kWhere = "stowage::file_populate";
+  const auto file = files().get(kWhere, handle);
+  const TensorInfo& tensor = tensor_of(kWhere, *file, name);
+  if (begin < 0 || bytes < 0) {
+    throw Error(Code::invalid_argument,
+                std::string(kWhere) + ": begin and bytes must be at least " + "0, got " +
+                    std::to_string(begin) + " and " + std::to_string(bytes));
+  }
+  file->populate(tensor, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(bytes));
+}
+
 void file_drop(std::int64_t handle, const std::string& name) {
   constexpr const char* kWhere = "stowage::file_drop";
   const auto file = files().get(kWhere, handle);
@@ -99,6 +112,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_open", TORCH_BOX(&Door<&file_open>::call));
   m.impl("file_describe", TORCH_BOX(&Door<&file_describe>::call));
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
+  m.impl("file_populate", TORCH_BOX(&Door<&file_populate>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
   m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));
   m.impl("file_check", TORCH_BOX(&Door<&file_check>::call));

@@ -35,6 +35,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("file_open(str path) -> int");
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
+  m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");
   m.def("file_check(int file) -> ()");
@@ -45,6 +46,9 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("engine_keep(int engine, str names, int ram, int ring) -> int");
   m.def("engine_expect(int engine, str names) -> ()");
   m.def("engine_signature(int engine, int signature) -> ()");
+  m.def(
+      "engine_counts(int engine) -> (int acquired, int hits, int misses, int late, int borrowed, "
+      "int ahead, int evicted, int bytes_read, int held, int peak, float stall)");
   m.def("engine_describe(int engine) -> Tensor");
   m.def("engine_close(int engine) -> ()");
   m.def("plan_make(str request, str links) -> Tensor");

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <vector>
 
 #include "base/file_error.h"
@@ -59,6 +60,20 @@ TEST(MappedFile, AMovedOneTakesTheMappingAlong) {
   const MappedFile second = std::move(first);
   EXPECT_EQ(second.data(), data);
   EXPECT_EQ(static_cast<char>(second.data()[1]), 'b');
+}
+
+// A page that cannot be had ends it: the system did look for each.
+TEST(MappedFile, PopulatesAnyRangeAndSaysWhatIsGone) {
+  const Scratch folder;
+  const std::string content(64 * 4096 + 100, 'x');
+  const MappedFile file(folder.write("f", content));
+  for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+           {0, content.size()}, {1, 4095}, {5000, 0}, {content.size() - 1, 1}}) {
+    EXPECT_EQ(file.populate(offset, bytes), 0) << std::strerror(errno);
+  }
+  std::filesystem::resize_file(folder.path("f"), 4096);
+  EXPECT_EQ(file.populate(0, content.size()), -1);
+  EXPECT_EQ(errno, EFAULT);
 }
 
 // Only whole pages inside the range may go: the neighbours' bytes are theirs.

@@ -39,8 +39,8 @@ class FaultyReader final : public engine::Reader {
     return got <= 0 ? got : static_cast<ssize_t>(std::min(static_cast<std::size_t>(got), +most));
   }
   // Finds that a page cannot be had, so that read() is asked.
-  int populate(const std::byte* mapped, std::size_t bytes) override {
-    (void)Reader::populate(mapped, bytes);
+  int populate(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes) override {
+    (void)Reader::populate(file, offset, bytes);
     return static_cast<int>(fail(EFAULT));
   }
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import stowage
+from stowage import ops
 from stowage._files import ahead
 from stowage._files.ahead import Extent, ReadAhead
+from stowage._files.source import FileSource
 
 
 def names() -> list[str]:
@@ -27,36 +30,41 @@ def names() -> list[str]:
 
 
 def test_it_asks_for_all_shards_in_order_within_the_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, str, int, int]] = []
     reached = threading.Event()
 
-    def advise(handle: int, offset: int, size: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        asked.append((offset, size))
-        if sum(size for _, size in asked) >= reach[0]:
+    def populate(file: int, name: str, begin: int, size: int) -> None:
+        asked.append((file, name, begin, size))
+        if sum(size for *_, size in asked) >= reach[0]:
             reached.set()
 
-    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(ops, "file_populate", populate)
     monkeypatch.setattr(ahead, "WINDOW", 6 << 20)
     reach = [5 << 20]  # a piece more would be beyond the window
-    (tmp_path / "a").touch(), (tmp_path / "b").touch()
-    extents = [Extent(str(tmp_path / "a"), 10, 5 << 20), Extent(str(tmp_path / "b"), 0, 9 << 20)]
+    extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]
     with ReadAhead(extents) as reader:
         assert reached.wait(10)
-        assert sum(size for _, size in asked) <= 6 << 20
+        assert sum(size for *_, size in asked) <= 6 << 20
         reached.clear()
         reach[0] = 14 << 20
         reader.use(8 << 20)
         assert reached.wait(10)
-    assert asked[0] == (10, 2 << 20) and asked[-1][0] + asked[-1][1] == 9 << 20
+    assert asked[0] == (1, "a", 0, 2 << 20) and asked[-1] == (2, "b", 8 << 20, 1 << 20)
     assert "stowage-ahead" not in names()
 
 
 def test_advice_that_fails_is_no_error(tmp_path: Path) -> None:
-    with ReadAhead([Extent(str(tmp_path / "none"), 0, 1 << 30)]) as reader:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(4 << 20)}, path)
+    source = FileSource(path)
+    os.truncate(path, 1 << 20)
+    with ReadAhead(source.extents(source.entries["a"])) as reader:
         reader.use(5)
+    with pytest.raises(stowage.BadFile, match="keep its size"):
+        source.check()
+    source.close()
     assert "stowage-ahead" not in names()
 
 

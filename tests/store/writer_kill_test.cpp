@@ -81,7 +81,7 @@ void kill_writers(std::uint64_t shard_bytes, std::size_t files) {
   for (int i = 0; i < count; ++i) {
     const Scratch folder;
     if (i % 2 == 0) write_filled(folder.path("m.safetensors"), 'A', shard_bytes);
-    kill_a_writer(folder, shard_bytes, random() % 30'000);
+    kill_a_writer(folder, shard_bytes, static_cast<useconds_t>(random() % 30'000));
     (void)fill_of(folder);
     write_filled(folder.path("m.safetensors"), 'Z', shard_bytes);
     EXPECT_EQ(fill_of(folder), 'Z') << "killed " << i;

@@ -35,6 +35,10 @@ def test_round_trip(tmp_path: Path) -> None:
         raw = ops.file_read(file, name)
         assert raw.dtype == torch.uint8 and raw.numel() == found[name]["bytes"]
         assert torch.equal(raw.view(tensor.dtype).view(found[name]["shape"]), tensor)
+        for begin, size in ((0, raw.numel()), (1, 1 << 40), (1 << 40, 1), (0, 0)):
+            ops.file_populate(file, name, begin, size)
+        with pytest.raises(RuntimeError, match="at least 0, got -1 and 2"):
+            ops.file_populate(file, name, -1, 2)
         ops.file_drop(file, name)
     assert ops.file_verify(file) == len(tensors)
     ops.file_close(file)

@@ -4,10 +4,11 @@ for a few pages at a time, and waits for each."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from stowage import ops
 
 WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
 _PIECE = 2 << 20
@@ -15,15 +16,17 @@ _PIECE = 2 << 20
 
 @dataclass(frozen=True)
 class Extent:
-    path: str
-    offset: int
+    """A tensor of an open file."""
+
+    file: int  # as ops name it
+    name: str
     bytes: int
 
 
 @dataclass
 class ReadAhead:
-    """Advice only: what it cannot open or ask for is read by whoever needs it. As a context, it
-    ends with the block."""
+    """Advice only: what cannot be had is an error of whoever reads it. As a context, it ends with
+    the block; the files must be open until then."""
 
     extents: Iterable[Extent]
     _used: int = 0
@@ -50,23 +53,14 @@ class ReadAhead:
             self._changed.notify()
 
     def _run(self) -> None:
-        opened: dict[str, int] = {}
         asked = 0
-        try:
-            for extent in self.extents:
-                for at in range(extent.offset, extent.offset + extent.bytes, _PIECE):
-                    size = min(_PIECE, extent.offset + extent.bytes - at)
-                    if not self._wait(asked + size):
-                        return
-                    asked += size
-                    if extent.path not in opened:
-                        opened[extent.path] = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
-                    os.posix_fadvise(opened[extent.path], at, size, os.POSIX_FADV_WILLNEED)
-        except OSError:
-            return
-        finally:
-            for handle in opened.values():
-                os.close(handle)
+        for extent in self.extents:
+            for begin in range(0, extent.bytes, _PIECE):
+                size = min(_PIECE, extent.bytes - begin)
+                if not self._wait(asked + size):
+                    return
+                asked += size
+                ops.file_populate(extent.file, extent.name, begin, size)
 
     def _wait(self, asked: int) -> bool:
         """Until `asked` bytes lie within the window; False when all is over."""

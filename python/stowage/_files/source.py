@@ -94,7 +94,6 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
-        self._paths: list[str] = facts["paths"]
         self.entries = self._entries(facts["weights"])
         metadata: dict[str, str] = facts["metadata"]
         known = self.entries
@@ -136,8 +135,7 @@ class FileSource:
         return sum(self._tensors[member]["bytes"] for member in entry.members)
 
     def extents(self, entry: Entry) -> list[Extent]:
-        facts = (self._tensors[member] for member in entry.members)
-        return [Extent(self._paths[f["shard"]], f["offset"], f["bytes"]) for f in facts]
+        return [Extent(self._handle, m, self._tensors[m]["bytes"]) for m in entry.members]
 
     def drop(self, entry: Entry) -> None:
         for member in entry.members:

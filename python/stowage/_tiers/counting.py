@@ -74,19 +74,19 @@ class EngineReport:
     def since(self, earlier: EngineReport) -> EngineReport:
         """What was done between two reports of a model: of a pass, where they were taken before and
         after it. `held`, `peak`, `written` and `journal` are those of now."""
-        past = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
-        stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
         device = self.device
         if device is not None and earlier.device is not None:
             device = device.since(earlier.device)
-        return replace(self, **past, stall=stall, seconds=seconds, device=device)
+        sums = [getattr(self, name) - getattr(earlier, name) for name in _SUMS]
+        stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
+        now = (self.held, self.peak, stall, self.written, self.journal, seconds, self.probe)
+        return EngineReport(self.reads, *sums, *now, device)
 
-    def then(self, later: EngineReport, written: int, journal: int, seconds: float) -> EngineReport:
+    def then(self, later: EngineReport) -> EngineReport:
         """Both together: `later` counted from zero, in another engine of the same model."""
-        total = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
+        total: dict[str, Any] = {n: getattr(self, n) + getattr(later, n) for n in _SUMS}
         peak, stall = max(self.peak, later.peak), self.stall + later.stall
-        facts = {"peak": peak, "stall": stall, "written": written, "journal": journal}
-        return replace(later, seconds=seconds, **total, **facts)  # type: ignore[arg-type]
+        return replace(later, **total, peak=peak, stall=stall)
 
     def __str__(self) -> str:
         use = max(self.acquired, 1)

@@ -77,7 +77,8 @@ class Engine:
         self.path, self.ram, self._options = source.where, options.ram, options
         self._opened: list[int] = []  # the one handle in use: close() must see the latest
         self._source, self._share = source, self.ram
-        self._began, self._counted = time.perf_counter(), EngineReport()
+        self._began = time.perf_counter()
+        self._counted: EngineReport | None = None  # by the handles before
         self._order: list[str] = []
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -85,7 +86,6 @@ class Engine:
         self._open(options.reads)
         self._places: set[int] = set()  # addresses of parts in the file
         self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
-        self._least: int = self._facts()["largest"]  # no budget may be below
         self._most_written = min(self.ram // 2, self.ram - self._least)
         _engines.add(self)
         source.share()
@@ -106,6 +106,9 @@ class Engine:
         except RuntimeError as error:
             raise translated(error) from None
         self._opened.append(handle)
+        facts = json.loads(ops.text(ops.engine_describe(handle)))
+        self._reads: str = facts["reads"]
+        self._least: int = facts["largest"]  # no budget may be below
         keep = self._options.keep
         if keep:
             ops.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
@@ -181,23 +184,17 @@ class Engine:
         self._counted = self._total()
         ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
         self._share = share
-        self._open(self._counted.reads)
+        self._open(self._reads)
 
     def report(self) -> EngineReport:
         with self._lock:
             return self._total()
 
     def _total(self) -> EngineReport:
-        facts = self._facts()
-        del facts["largest"]
-        now = EngineReport(**facts)
-        seconds = time.perf_counter() - self._began
-        written = sum(self._written.values())
-        return self._counted.then(now, written, journal=self._journal.bytes, seconds=seconds)
-
-    def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(ops.text(ops.engine_describe(self._opened[-1])))
-        return facts
+        counts = ops.engine_counts(self._opened[-1])
+        written, seconds = sum(self._written.values()), time.perf_counter() - self._began
+        now = EngineReport(self._reads, *counts, written, self._journal.bytes, seconds)
+        return now if self._counted is None else self._counted.then(now)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return self  # copies of a model share the file and the memory

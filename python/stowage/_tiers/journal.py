@@ -22,12 +22,12 @@ class Journal:
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._maps: list[weakref.ref[mmap.mmap]] = []  # none, as a rule
 
     @property
     def bytes(self) -> int:
         """Of copies that are still there."""
-        return sum(len(room) for room in self._maps)
+        return sum(len(room) for room in self._rooms())
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that can be written to. Raises FileError where no folder has room for it."""
@@ -36,7 +36,7 @@ class Journal:
         made = torch.frombuffer(room, dtype=torch.uint8)[: flat.numel()]
         made.copy_(flat)
         room.madvise(mmap.MADV_DONTNEED)  # written pages are the system's to keep
-        self._maps.add(room)
+        self._maps.append(weakref.ref(room, self._maps.remove))
         return made.view(tensor.dtype).view(tensor.shape)
 
     def _room(self, size: int) -> mmap.mmap:
@@ -55,5 +55,8 @@ class Journal:
 
     def drop(self) -> None:
         """Gives back the memory that its pages are mapped to; their values stay."""
-        for room in self._maps:  # none, as a rule
+        for room in self._rooms():
             room.madvise(mmap.MADV_DONTNEED)
+
+    def _rooms(self) -> list[mmap.mmap]:
+        return [room for one in list(self._maps) if (room := one()) is not None]
