@@ -31,7 +31,10 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   m.def("storage_describe(int storage) -> str");
   m.def("storage_on_disk(str name, int storage, int[] shape) -> Tensor");
   m.def("info() -> Tensor");
-  // On files: a handle stands for an open one.
+}
+
+// On files, engines, plans and writers: a handle stands for an open one.
+STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_open(str path) -> int");
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
