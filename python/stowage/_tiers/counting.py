@@ -79,8 +79,18 @@ class EngineReport:
             device = device.since(earlier.device)
         sums = [getattr(self, name) - getattr(earlier, name) for name in _SUMS]
         stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
-        now = (self.held, self.peak, stall, self.written, self.journal, seconds, self.probe)
-        return EngineReport(self.reads, *sums, *now, device)
+        return EngineReport(
+            self.reads,
+            *sums,
+            held=self.held,
+            peak=self.peak,
+            stall=stall,
+            written=self.written,
+            journal=self.journal,
+            seconds=seconds,
+            probe=self.probe,
+            device=device,
+        )
 
     def then(self, later: EngineReport) -> EngineReport:
         """Both together: `later` counted from zero, in another engine of the same model."""

@@ -192,8 +192,13 @@ class Engine:
 
     def _total(self) -> EngineReport:
         counts = ops.engine_counts(self._opened[-1])
-        written, seconds = sum(self._written.values()), time.perf_counter() - self._began
-        now = EngineReport(self._reads, *counts, written, self._journal.bytes, seconds)
+        now = EngineReport(
+            self._reads,
+            *counts,
+            written=sum(self._written.values()),
+            journal=self._journal.bytes,
+            seconds=time.perf_counter() - self._began,
+        )
         return now if self._counted is None else self._counted.then(now)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:

@@ -145,7 +145,7 @@ class _Passes:
         engine_now, device_now = _reports(module)
         if engine is not None and engine_now is not None:
             once = engine_now.since(engine)
-            self.engine = once if self.engine is None else self.engine.then(once, 0, 0, 0)
+            self.engine = once if self.engine is None else self.engine.then(once)
         if device is not None and device_now is not None:
             self.device = _both(self.device, device_now.since(device))
 
