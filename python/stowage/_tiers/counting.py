@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _SUMS = ("acquired", "hits", "misses", "late", "borrowed", "ahead", "evicted", "bytes_read")
-
-
+COUNTS = (*_SUMS, "held", "peak", "stall")  # as the core gives them
 _LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copied")
 
 
@@ -77,11 +76,11 @@ class EngineReport:
         device = self.device
         if device is not None and earlier.device is not None:
             device = device.since(earlier.device)
-        sums = [getattr(self, name) - getattr(earlier, name) for name in _SUMS]
+        sums: dict[str, Any] = {n: getattr(self, n) - getattr(earlier, n) for n in _SUMS}
         stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
         return EngineReport(
-            self.reads,
-            *sums,
+            reads=self.reads,
+            **sums,
             held=self.held,
             peak=self.peak,
             stall=stall,

@@ -26,7 +26,7 @@ from stowage._mapped import copies_made, copy_with
 from stowage._memory import new_copy
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
-from stowage._tiers.counting import EngineReport
+from stowage._tiers.counting import COUNTS, EngineReport
 from stowage._tiers.journal import Journal
 from stowage._tiers.writes import forget_places, move_written, note_places, written_bytes
 
@@ -193,8 +193,8 @@ class Engine:
     def _total(self) -> EngineReport:
         counts = ops.engine_counts(self._opened[-1])
         now = EngineReport(
-            self._reads,
-            *counts,
+            reads=self._reads,
+            **dict(zip(COUNTS, counts, strict=True)),
             written=sum(self._written.values()),
             journal=self._journal.bytes,
             seconds=time.perf_counter() - self._began,
