@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import add, sub
+from typing import Any, NamedTuple
 
-_SUMS = ("acquired", "hits", "misses", "late", "borrowed", "ahead", "evicted", "bytes_read")
-COUNTS = (*_SUMS, "held", "peak", "stall")  # as the core gives them
+_SUMS = slice(1, 9)  # of an EngineReport: "acquired" to "bytes_read"
 _LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copied")
 
 
@@ -42,8 +42,7 @@ class DeviceReport:
         )
 
 
-@dataclass(frozen=True)
-class EngineReport:
+class EngineReport(NamedTuple):  # a dataclass of as many fields is made in three times as long
     """What an engine did since it was made, or since an earlier report; see
     `stowage.engine_report`."""
 
@@ -76,26 +75,19 @@ class EngineReport:
         device = self.device
         if device is not None and earlier.device is not None:
             device = device.since(earlier.device)
-        sums: dict[str, Any] = {n: getattr(self, n) - getattr(earlier, n) for n in _SUMS}
+        sums = map(sub, self._sums(), earlier._sums())
         stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
-        return EngineReport(
-            reads=self.reads,
-            **sums,
-            held=self.held,
-            peak=self.peak,
-            stall=stall,
-            written=self.written,
-            journal=self.journal,
-            seconds=seconds,
-            probe=self.probe,
-            device=device,
-        )
+        kept = (self.written, self.journal, seconds, self.probe, device)
+        return EngineReport._make((self.reads, *sums, self.held, self.peak, stall, *kept))
 
     def then(self, later: EngineReport) -> EngineReport:
         """Both together: `later` counted from zero, in another engine of the same model."""
-        total: dict[str, Any] = {n: getattr(self, n) + getattr(later, n) for n in _SUMS}
-        peak, stall = max(self.peak, later.peak), self.stall + later.stall
-        return replace(later, **total, peak=peak, stall=stall)
+        sums = map(add, self._sums(), later._sums())
+        more = (max(self.peak, later.peak), self.stall + later.stall, *later[-5:])
+        return EngineReport._make((later.reads, *sums, later.held, *more))
+
+    def _sums(self) -> Any:  # tuple[int, ...]
+        return self[_SUMS]
 
     def __str__(self) -> str:
         use = max(self.acquired, 1)

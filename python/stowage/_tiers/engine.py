@@ -26,9 +26,10 @@ from stowage._mapped import copies_made, copy_with
 from stowage._memory import new_copy
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
-from stowage._tiers.counting import COUNTS, EngineReport
+from stowage._tiers.counting import EngineReport
 from stowage._tiers.journal import Journal
 from stowage._tiers.writes import forget_places, move_written, note_places, written_bytes
+from stowage._tiers.written import Written
 
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
@@ -82,7 +83,7 @@ class Engine:
         self._order: list[str] = []
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._written: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._written = Written()
         self._open(options.reads)
         self._places: set[int] = set()  # addresses of parts in the file
         self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
@@ -137,10 +138,10 @@ class Engine:
             if self._is_settled(model):
                 return
             self._seen[model], self._copied = copies_made(), 0
-            others = sum(size for one, size in self._written.items() if one is not model)
-            move_written(model, self._most_written - others, self._journal.copy)
-            self._written[model] = written_bytes(model)
-            share = self.ram - sum(self._written.values())
+            most = self._most_written - self._written.beside(model)
+            move_written(model, most, self._journal.copy)
+            self._written.put(model, written_bytes(model))
+            share = self.ram - self._written.total
             if share == self._share:
                 return
             self._reopen(share)
@@ -150,7 +151,7 @@ class Engine:
         for it in the budget."""
         with self._lock:
             self._copied += part.nbytes
-            if sum(self._written.values()) + self._copied <= self._most_written:
+            if self._written.total + self._copied <= self._most_written:
                 return new_copy(part)
             self._copied -= part.nbytes
             return self._journal.copy(part)
@@ -164,13 +165,13 @@ class Engine:
         gone."""
         if self._seen.get(model) != copies_made():
             return False
-        return self._share == self.ram - sum(self._written.values())
+        return self._share == self.ram - self._written.total
 
     def rebudget(self, ram: int, keep: tuple[str, ...], ring: int) -> None:
         """Another budget from now on; leases that are held end in the old one. Raises
         InvalidArgument where it is below the largest weight, and nothing has changed."""
         with self._lock:
-            written = sum(self._written.values())
+            written = self._written.total
             if ram - written < self._least:
                 raise InvalidArgument(
                     f"stowage: ram must hold the largest weight, {self._least} bytes, and those "
@@ -192,13 +193,9 @@ class Engine:
 
     def _total(self) -> EngineReport:
         counts = ops.engine_counts(self._opened[-1])
-        now = EngineReport(
-            reads=self._reads,
-            **dict(zip(COUNTS, counts, strict=True)),
-            written=sum(self._written.values()),
-            journal=self._journal.bytes,
-            seconds=time.perf_counter() - self._began,
-        )
+        seconds = time.perf_counter() - self._began
+        more = (self._written.total, self._journal.bytes, seconds, 0.0, None)
+        now = EngineReport._make((self._reads, *counts, *more))
         return now if self._counted is None else self._counted.then(now)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:

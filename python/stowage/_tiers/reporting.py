@@ -11,8 +11,8 @@ from stowage._errors import InvalidArgument
 from stowage._model import report as rows
 from stowage._model.rows import Report
 from stowage._tiers.counting import EngineReport
-from stowage._tiers.devices import devices_of
-from stowage._tiers.engine import engine_of
+from stowage._tiers.devices import Devices, devices_of
+from stowage._tiers.engine import Engine, engine_of
 from stowage._tiers.timing import kept_plan
 
 
@@ -31,23 +31,22 @@ def engine_report(model: nn.Module) -> EngineReport:
         )
     if engine is not None:
         engine.settle(model)
-    return _told(model)
+    return _told(model, engine, devices)
 
 
 def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now, and what
     brought them where it is offloaded. Changes nothing."""
-    told = rows.report(model)
-    if engine_of(model) is None and devices_of(model) is None:
+    told, engine, devices = rows.report(model), engine_of(model), devices_of(model)
+    if engine is None and devices is None:
         return told
-    return replace(told, engine=str(_told(model)))
+    return replace(told, engine=str(_told(model, engine, devices)))
 
 
-def _told(model: nn.Module) -> EngineReport:
-    engine, devices = engine_of(model), devices_of(model)
+def _told(model: nn.Module, engine: Engine | None, devices: Devices | None) -> EngineReport:
     told = EngineReport() if engine is None else engine.report()
     kept = kept_plan(model)
     if kept is not None:
-        told = replace(told, probe=kept.plan.facts["machine"]["links"]["disk"])
+        told = told._replace(probe=kept.plan.facts["machine"]["links"]["disk"])
     tier = None if devices is None else devices.tier
-    return told if tier is None else replace(told, device=tier.report())
+    return told if tier is None else told._replace(device=tier.report())
