@@ -19,7 +19,7 @@ def test_the_offload_bench_runs_in_a_short_form(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     rows = {row["name"]: row for row in json.loads(ran.stdout)}
-    assert len(rows) == 8
+    assert len(rows) == 9
     ratios = [row["figure"] for name, row in rows.items() if not name.startswith("us added")]
     assert all(figure > 0 for figure in ratios), "a difference of two times may be below 0"
     assert rows["memory, of what three layers take"]["figure"] < 1.25  # of 12 MiB, with the heap
