@@ -10,6 +10,7 @@
 
 #include "engine/faulty_reader.h"
 #include "engine/model.h"
+#include "engine/registry.h"
 #include "expect_error.h"
 
 namespace stowage {
@@ -113,6 +114,22 @@ TEST_F(SlowStore, AnEngineThatEndsWaitsForItsReadersAndTellsThoseWhoWait) {
   EXPECT_TRUE(opened);
   EXPECT_STOWAGE_ERROR(waiter.get(), io, "cancel");
   EXPECT_TRUE(is_right(engine, 3));  // whoever still has it reads for himself
+}
+
+// As one does that gets another budget while somebody reads through it.
+TEST_F(SlowStore, AnEngineThatEndsLeavesThoseWhoWaitByAddressToTheMapping) {
+  const Weight mapped = file_.weight(weight_name(kLargest));
+  const auto core = engine::core_on_disk(file_, options(60, 1), reader_);
+  engine::add_engine(core);
+  reader_.close_gate();
+  auto lease = std::async(std::launch::async, [&] { return Engine::lease_at(mapped.part(0)); });
+  while (core->report().misses < 1) std::this_thread::yield();
+  engine::remove_engine(core.get());
+  auto ended = std::async(std::launch::async, [&] { core->stop(); });
+  EXPECT_FALSE(lease.get().has_value());  // while its worker still reads
+  reader_.open_gate();
+  ended.get();
+  EXPECT_FALSE(Engine::lease_at(mapped.part(0)).has_value());
 }
 
 }  // namespace
