@@ -47,6 +47,15 @@ function(stowage_optimise_loops target name)
   endif()
 endfunction()
 
+# The templates of nlohmann-json, CLI11 and GoogleTest are most of a sanitized build: once for a few
+# files, not for each. Other builds compile each file alone, so that one which forgets an include is
+# noticed. The kernels' files have names in common.
+function(stowage_join target name)
+  if(STOWAGE_SANITIZE AND name MATCHES "^(base|format|store|engine|cli)$")
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+endfunction()
+
 # stowage_layer(<name> <source>...): the objects of one folder of src/, target stowage_<name>.
 function(stowage_layer name)
   if(NOT ARGN)
@@ -54,11 +63,7 @@ function(stowage_layer name)
   endif()
   add_library(stowage_${name} OBJECT ${ARGN})
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
-  # The templates of nlohmann-json and CLI11 are most of a sanitized build: once for a few files, not for
-  # each. Other builds compile each file alone, so that one which forgets an include is noticed.
-  if(STOWAGE_SANITIZE AND name MATCHES "^(base|format|store|engine|cli)$")
-    set_target_properties(stowage_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-  endif()
+  stowage_join(stowage_${name} ${name})
   stowage_optimise_loops(stowage_${name} ${name})
 endfunction()
 
@@ -69,6 +74,7 @@ function(stowage_tests name)
                                               GTest::gtest_main GTest::gmock)
   target_include_directories(${name}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   stowage_optimise_loops(${name}_tests ${name})
+  stowage_join(${name}_tests ${name})
   # GoogleTest's headers cost more than most tests do: compiled once for all programs of equal flags.
   get_target_property(flags ${name}_tests COMPILE_OPTIONS)
   get_property(first GLOBAL PROPERTY "stowage_headers_${flags}")

@@ -30,7 +30,7 @@ from torch import nn
 import stowage
 
 PIECE = 4 << 20
-_TOUCHES = 20  # at most
+_TOUCHES = 20  # at most; what is small is there
 HIDDEN, WIDE = 2048, 8192
 # What it rests as and how many times the limit it may take; None: reported.
 LIMITS: dict[str, float | None] = {
@@ -127,7 +127,7 @@ def limit(files: list[Path], threads: int) -> float:
 
 def touch(size: int, most: float) -> None:
     """New memory, all pages of it, given back at once; again until that takes `most` seconds."""
-    for _ in range(_TOUCHES):
+    for _ in range(_TOUCHES if size > 1 << 30 else 1):
         if seconds(partial(touch_once, size)) <= most:
             return
 

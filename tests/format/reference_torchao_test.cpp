@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kElements = 16384;
 
-struct Packed {
+struct TorchaoPacked {
   Storage storage;
   Shape shape;
   std::vector<std::vector<std::byte>> parts;
@@ -28,9 +28,9 @@ struct Packed {
   double mean() const { return read(parts[3].data(), layout(storage, shape).parts[3].dtype, 0); }
 };
 
-Packed pack(const char* text, const std::vector<double>& values) {
+TorchaoPacked pack(const char* text, const std::vector<double>& values) {
   const Shape shape{static_cast<std::int64_t>(values.size())};
-  Packed packed{storage_for_values(parse_storage(text), Dtype::f64), shape, {}};
+  TorchaoPacked packed{storage_for_values(parse_storage(text), Dtype::f64), shape, {}};
   const Layout made = layout(packed.storage, shape);
   std::vector<void*> pointers;
   for (int i = 0; i < made.count; ++i) {
@@ -103,7 +103,7 @@ TEST(TorchaoEncode, NanTakesTheFirstCode) {
 }
 
 TEST(TorchaoQuantize, AConstantWeightIsItsMeanInEveryBlock) {
-  const Packed packed = pack("nf4:torchao", std::vector<double>(kElements, -0.75));
+  const TorchaoPacked packed = pack("nf4:torchao", std::vector<double>(kElements, -0.75));
   EXPECT_EQ(packed.mean(), 0.75);
   double factor = 0;
   std::memcpy(&factor, packed.parts[2].data(), sizeof factor);
@@ -118,7 +118,7 @@ TEST(TorchaoQuantize, ZeroBlocksHaveCodeZeroAndNeedNotDecodeToZero) {
   for (std::int64_t i = 64; i < kElements; ++i)
     values[static_cast<std::size_t>(i)] = 0.5 + static_cast<double>(i % 7);
   values.back() = 400;
-  const Packed packed = pack("nf4:torchao:f32", values);
+  const TorchaoPacked packed = pack("nf4:torchao:f32", values);
   EXPECT_EQ(packed.parts[0][0], std::byte{0});
   EXPECT_NE(torchao_value_at(packed.weight(), 0), 0.0);  // as the peer decodes it
 }
@@ -126,7 +126,7 @@ TEST(TorchaoQuantize, ZeroBlocksHaveCodeZeroAndNeedNotDecodeToZero) {
 TEST(TorchaoQuantize, TheLargestDeviationIsClippedTo127) {
   std::vector<double> values(kElements, 1.0);
   values[0] = 3;
-  const Packed packed = pack("nf4:torchao:f32", values);
+  const TorchaoPacked packed = pack("nf4:torchao:f32", values);
   EXPECT_EQ(packed.parts[1][0], std::byte{127});
   EXPECT_NE(packed.parts[1][1], std::byte{127});
 }
@@ -150,7 +150,7 @@ TEST(TorchaoQuantize, RefusesWhatIsNotFinite) {
 TEST(TorchaoDequantize, RoundsOnceMoreToAnotherDtype) {
   std::vector<double> values(kElements);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<double>(i));
-  const Packed packed = pack("nf4:torchao:f64", values);
+  const TorchaoPacked packed = pack("nf4:torchao:f64", values);
   const Weight weight = packed.weight();
   std::vector<float> single(values.size());
   std::vector<double> wide(values.size());
