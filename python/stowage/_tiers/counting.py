@@ -42,7 +42,7 @@ class DeviceReport:
         )
 
 
-class EngineReport(NamedTuple):  # a dataclass of as many fields is made in three times as long
+class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for each pass
     """What an engine did since it was made, or since an earlier report; see
     `stowage.engine_report`."""
 
