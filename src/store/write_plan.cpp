@@ -179,9 +179,9 @@ std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Decla
                      ? path
                      : formatted("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), kFileEnding);
     lay_out(shard);
+    if (shards.size() > 1) shard.manifest.set = hex(0);
     if (!options.checksums) continue;
     for (const PlannedTensor& t : shard.tensors) shard.manifest.checksums[t.declaration.name] = 0;
-    if (shards.size() > 1) shard.manifest.set = hex(0);
   }
   return shards;
 }

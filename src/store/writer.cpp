@@ -4,12 +4,14 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <utility>
 
 #include "base/file.h"
+#include "base/file_error.h"
 #include "store/checksum.h"
 #include "store/header.h"
 #include "store/quant_state.h"
@@ -22,6 +24,7 @@ namespace {
 struct Target {  // where one tensor goes
   std::size_t shard;
   std::uint64_t offset, bytes;  // offset from the start of the file
+  std::uint64_t checksum = 0;
   bool written = false;
 };
 
@@ -43,6 +46,20 @@ void check_no_folder(const std::string& path) {
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
+// The other form of the same model would make the folder ambiguous. Returns whether there was one.
+bool remove_other_form(const std::string& path) {
+  if (::unlink(path.c_str()) == 0) return true;
+  if (errno != ENOENT) throw_errno(path, "must go, or the folder holds two models");
+  return false;
+}
+
+// After a failure: what was new goes again. The failure itself is the one to tell.
+void remove_created(const std::vector<std::string>& names, const std::string& folder) noexcept try {
+  for (const std::string& name : names) ::unlink(name.c_str());
+  if (!names.empty()) sync_folder(folder);
+} catch (...) {
+}
+
 }  // namespace
 
 struct Writer::State {
@@ -53,10 +70,12 @@ struct Writer::State {
   std::vector<Output> outputs;
   std::map<std::string, Target, std::less<>> targets;
 
+  bool sharded() const { return outputs.size() > 1; }
   void open(std::vector<PlannedShard> shards);
+  std::string set_id() const;
   void seal();
   std::string index_text() const;
-  void publish_all(const std::string& index);
+  void publish_all();
 };
 
 // Two passes: a full disk must show before the first file is made.
@@ -80,15 +99,26 @@ void Writer::State::open(std::vector<PlannedShard> shards) {
   }
 }
 
+// Of all that the shards say and hold, so that files of two writings have one id only where they
+// are the same; whether or not the manifests tell the checksums.
+std::string Writer::State::set_id() const {
+  Checksum set;
+  for (const Output& output : outputs) {
+    PlannedShard said = output.plan;
+    for (const PlannedTensor& t : said.tensors)
+      said.manifest.checksums[t.declaration.name] =
+          targets.find(t.declaration.name)->second.checksum;
+    const std::string text = header_text(said, metadata);
+    set.add(bytes_of(text));
+  }
+  return hex(set.value());
+}
+
 // Writes the headers, now that every checksum is known, and waits for the disk.
 void Writer::State::seal() {
-  if (checksums && outputs.size() > 1) {
-    Checksum set;
-    for (const Output& output : outputs) {
-      const std::string text = manifest_text(output.plan.manifest);
-      set.add(bytes_of(text));
-    }
-    for (Output& output : outputs) output.plan.manifest.set = hex(set.value());
+  if (sharded()) {
+    const std::string set = set_id();
+    for (Output& output : outputs) output.plan.manifest.set = set;
   }
   for (Output& output : outputs) {
     output.file.write(0, bytes_of(header_text(output.plan, metadata)));
@@ -109,11 +139,13 @@ std::string Writer::State::index_text() const {
   return shard_index_text(index, total);
 }
 
-// Only renames are left to do. When one fails, files that were not there before are taken away
-// again; a mixture of old and new shards is refused by the reader (mixed_shards).
-void Writer::State::publish_all(const std::string& index) {
+// Only renames are left to do, each of them on the disk before the next step relies on it. When one
+// fails, files that were not there before are taken away again; a mixture of old and new shards is
+// refused by the reader (mixed_shards).
+void Writer::State::publish_all() {
+  const std::string folder = folder_of(path), index = index_path(path);
   std::vector<StagedFile> index_file;
-  if (!index.empty()) {
+  if (sharded()) {
     const std::string text = index_text();
     index_file.emplace_back(index, text.size());
     index_file[0].write(0, bytes_of(text));
@@ -125,16 +157,20 @@ void Writer::State::publish_all(const std::string& index) {
     file.publish();
     if (is_new) created.push_back(file.target());
   };
+  bool removed = false;
   try {
     for (Output& output : outputs) publish(output.file);
-    sync_folder(folder_of(path));
-    if (index_file.empty()) return;
-    publish(index_file[0]);
-    sync_folder(folder_of(path));
+    sync_folder(folder);
+    if (sharded()) {
+      publish(index_file[0]);
+      sync_folder(folder);
+    }
+    removed = remove_other_form(sharded() ? path : index);
   } catch (...) {
-    for (const std::string& name : created) ::unlink(name.c_str());
+    remove_created(created, folder);
     throw;
   }
+  if (removed) sync_folder(folder);
 }
 
 inline namespace v0 {
@@ -170,7 +206,8 @@ void Writer::write(std::string_view name, std::span<const std::byte> bytes) {
   }
   Output& output = state_->outputs[target.shard];
   // Before the write: of memory that a mapping lost the system only says "Bad address".
-  if (state_->checksums) output.plan.manifest.checksums[at->first] = checksum_of(bytes);
+  if (state_->checksums || state_->sharded()) target.checksum = checksum_of(bytes);
+  if (state_->checksums) output.plan.manifest.checksums[at->first] = target.checksum;
   check_memory(bytes.data());
   output.file.write(target.offset, bytes);
   target.written = true;
@@ -207,17 +244,13 @@ void Writer::finish() {
                                             ": must be written before finish(), got none");
   }
   state.done = true;
-  const bool sharded = state.outputs.size() > 1;
-  const std::string index = index_path(state.path);
   try {
     state.seal();
-    state.publish_all(sharded ? index : "");
+    state.publish_all();
   } catch (...) {
     state.outputs.clear();  // removes what has no name yet
     throw;
   }
-  // The other form of the same model would make the folder ambiguous.
-  ::unlink((sharded ? state.path : index).c_str());
 }
 
 }  // namespace v0

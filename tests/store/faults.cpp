@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 
@@ -16,14 +17,19 @@ namespace {
 struct {
   bool armed = false;
   int nth = -1, error = 0, calls = 0;
+  bool deadly = false;
   std::string failed;
+  std::vector<std::string> log;
   std::size_t step = 0;
   int steps = 0;
-  bool plain = false;
+  bool plain = false, no_disk = false;
 } state;
 
 bool fails(const char* call) {
-  if (!state.armed || state.calls++ != state.nth) return false;
+  if (!state.armed) return false;
+  state.log.emplace_back(call);
+  if (state.calls++ != state.nth) return false;
+  if (state.deadly) ::raise(SIGKILL);
   state.failed = call;
   errno = state.error;
   return true;
@@ -48,16 +54,21 @@ Function* real(const char* name) {
 
 Fault::Fault(int nth, int error) {
   state.armed = true, state.nth = nth, state.error = error, state.calls = 0;
-  state.failed.clear();
+  state.failed.clear(), state.log.clear();
 }
 Fault::~Fault() { state.armed = false; }
 int Fault::calls() { return state.calls; }
 std::string Fault::failed() { return state.failed; }
+const std::vector<std::string>& Fault::log() { return state.log; }
+
+void die_at(int nth) { state.armed = true, state.deadly = true, state.nth = nth, state.calls = 0; }
 
 SmallSteps::SmallSteps(std::size_t bytes) { state.step = bytes; }
 SmallSteps::~SmallSteps() { state.step = 0; }
 PlainFileSystem::PlainFileSystem() { state.plain = true; }
 PlainFileSystem::~PlainFileSystem() { state.plain = false; }
+NoDisk::NoDisk() { state.no_disk = true; }
+NoDisk::~NoDisk() { state.no_disk = false; }
 
 }  // namespace stowage::test
 
@@ -85,7 +96,10 @@ ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
   return real<ssize_t(int, void*, size_t, off_t)>("pread")(fd, to, limited(bytes), offset);
 }
 
-int fsync(int fd) { return fails("fsync") ? -1 : real<int(int)>("fsync")(fd); }
+int fsync(int fd) {
+  if (fails("fsync")) return -1;
+  return state.no_disk ? 0 : real<int(int)>("fsync")(fd);
+}
 
 int linkat(int from, const char* name, int to, const char* target, int flags) noexcept {
   if (fails("linkat")) return -1;
@@ -95,6 +109,10 @@ int linkat(int from, const char* name, int to, const char* target, int flags) no
 
 int rename(const char* from, const char* to) noexcept {
   return fails("rename") ? -1 : real<int(const char*, const char*)>("rename")(from, to);
+}
+
+int unlink(const char* path) noexcept {
+  return fails("unlink") ? -1 : real<int(const char*)>("unlink")(path);
 }
 
 int open(const char* path, int flags, ...) {

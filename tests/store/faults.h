@@ -3,19 +3,32 @@
 // C library, so the library under test needs no hook.
 #pragma once
 #include <string>
+#include <vector>
 
 namespace stowage::test {
 
 /// While one lives, the n-th call (from 0) to a call that writing uses (fallocate, pwrite, fsync,
-/// linkat, rename) sets errno and fails; -1 fails none and only counts.
+/// linkat, rename, unlink) sets errno and fails; -1 fails none and only counts.
 class Fault {
  public:
   Fault(int nth, int error);
   Fault(const Fault&) = delete;
   ~Fault();
-  static int calls();           // since the last Fault was made
-  static std::string failed();  // the name of the call that failed, or ""
+  static int calls();                            // since the last Fault was made
+  static std::string failed();                   // the name of the call that failed, or ""
+  static const std::vector<std::string>& log();  // the names of all calls that were made
 };
+
+/// While one lives, fsync does nothing: for tests of killed processes, who lose no bytes.
+class NoDisk {
+ public:
+  NoDisk();
+  NoDisk(const NoDisk&) = delete;
+  ~NoDisk();
+};
+
+/// From now on the process is killed ahead of the n-th such call: for children.
+void die_at(int nth);
 
 /// While one lives, pwrite and pread take at most `bytes` at a time, and every other call of them
 /// is interrupted by a signal (EINTR).

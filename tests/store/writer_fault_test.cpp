@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <map>
@@ -58,7 +59,7 @@ int fail_each_call(const Scratch& folder, int error, std::uint64_t shard_bytes) 
 TEST(WriterFault, ANewFileLeavesNothingWhenAnyCallFails) {
   for (const int error : {ENOSPC, EIO}) {
     const Scratch folder;
-    EXPECT_EQ(fail_each_call(folder, error, 0), 8);
+    EXPECT_EQ(fail_each_call(folder, error, 0), 9);
     EXPECT_EQ(File::open(folder.path()).verify(), 2);
   }
 }
@@ -67,6 +68,44 @@ TEST(WriterFault, NewShardsLeaveNothingWhenAnyCallFails) {
   const Scratch folder;
   EXPECT_GT(fail_each_call(folder, EIO, 4000), 15);
   EXPECT_EQ(File::open(folder.path()).verify(), 2);
+}
+
+// Until a name is on the disk, the next step does not count on it.
+TEST(WriterFault, EveryRenameAndUnlinkIsSyncedBeforeTheWritingEnds) {
+  for (const std::uint64_t shard_bytes : {0, 4000}) {
+    const Scratch folder;
+    write_model(folder, 'o', 4000 - shard_bytes);  // the other form, which goes
+    const Fault none(-1, 0);
+    write_model(folder, 'n', shard_bytes);
+    const std::vector<std::string> log = Fault::log();
+    EXPECT_THAT(log, testing::Contains("rename"));
+    EXPECT_THAT(log, testing::Contains("unlink"));
+    EXPECT_EQ(log.back(), "fsync");
+    const auto unlinked = std::ranges::find(log, "unlink");
+    EXPECT_EQ(*(unlinked - 1), "fsync") << "the new form is on the disk before the old one goes";
+    EXPECT_EQ(std::count(log.begin(), log.end(), "unlink"), 1);
+  }
+}
+
+// The other form that cannot be taken away: the old model stays, and the new one goes.
+TEST(WriterFault, AnOtherFormThatStaysIsAnError) {
+  for (const std::uint64_t shard_bytes : {0, 4000}) {
+    const Scratch folder;
+    write_model(folder, 'o', 4000 - shard_bytes);
+    const auto before = contents(folder);
+    int calls = 0;
+    {
+      const Scratch dry;
+      write_model(dry, 'o', 4000 - shard_bytes);
+      const Fault none(-1, 0);
+      write_model(dry, 'n', shard_bytes);
+      calls = Fault::calls();
+    }
+    const Fault fault(calls - 2, EPERM);
+    EXPECT_STOWAGE_ERROR(write_model(folder, 'n', shard_bytes), io, "holds two models");
+    EXPECT_EQ(Fault::failed(), "unlink");
+    EXPECT_EQ(contents(folder), before);
+  }
 }
 
 // The only call after the new file has its name is the folder's fsync: then the new one is there.
