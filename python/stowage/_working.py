@@ -2,9 +2,12 @@
 """What an operator that writes gets in place of stowed tensors: views of dequantized copies.
 
 There is one copy for each weight, of the rows that its arguments show, so that arguments which
-share memory go on doing so, and a row of a large weight costs little.
+share memory go on doing so, and a row of a large weight costs little. What a write names of a copy,
+whether or not it changes it, is told by views and indices, never by comparing values.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +42,8 @@ class Working:
         self.copies: dict[int, Copy] = {}
         self.exact: dict[int, tuple[StowedTensor, Tensor]] = {}  # of weights being initialised
         self._stood_in: list[tuple[Tensor, Packed, torch.Size]] = []
+        self._whole: set[int] = set()  # copies that are written everywhere
+        self._marks: dict[int, Tensor] = {}  # of the others: not zero where they are written
         weights = {identity(w): w for w in (source(t)[0] for t in written)}
         shown = [source(t) for t in tree_leaves(arguments) if isinstance(t, PACKED)]
         for key, weight in weights.items():
@@ -59,11 +64,35 @@ class Working:
         copy = self.copies.get(identity(weight))
         if copy is None:
             return t.dequantize()
-        if weight.dim() and copy.new.shape[0] < weight.shape[0]:
-            chain = _moved(chain, weight, copy.first)
-        view = replay(chain, copy.new)
+        view = replay(_within(chain, copy), copy.new)
         self._stood_in.append((view, t, view.shape))
         return view
+
+    def name(self, t: Packed, dye: Callable[[Tensor], object] | None) -> None:
+        """Notes what the operator writes of what `t` shows: all of it, or where `dye` puts values
+        that are not zero in a tensor of zeros."""
+        weight, chain = source(t)
+        key = identity(weight)
+        copy = self.copies[key]
+        if key in self.exact or key in self._whole or weight.is_meta:
+            return
+        chain = _within(chain, copy)
+        if dye is None and _is_all(replay(chain, copy.new), copy.new):
+            self._whole.add(key)
+            return
+        mark = self._marks.setdefault(key, torch.zeros_like(copy.new))
+        seen = replay(chain, mark)
+        if dye is None:
+            seen.fill_(math.nan if seen.is_floating_point() else -1)
+        else:
+            dye(seen)
+
+    def named(self, key: int) -> Tensor | None:
+        """Which elements of a copy are written; None for all."""
+        if key in self._whole or key not in self._marks:
+            return None
+        named = self._marks[key] != 0
+        return None if bool(named.all()) else named
 
     def used(self) -> set[int]:
         """The weights that arguments have stood in for so far."""
@@ -89,6 +118,18 @@ def _rows(chain: Chain, weight: StowedTensor) -> tuple[int, int]:
             first, last, _ = slice(*chain[0].args[1:3]).indices(rows)
             return first, max(first, last)
     return 0, rows
+
+
+def _is_all(view: Tensor, copy: Tensor) -> bool:
+    same = (view.dtype, view.shape, view.stride()) == (copy.dtype, copy.shape, copy.stride())
+    return same and view.storage_offset() == copy.storage_offset()
+
+
+def _within(chain: Chain, copy: Copy) -> Chain:
+    """The same view, of a copy that may hold some rows only."""
+    if not copy.weight.dim() or copy.new.shape[0] == copy.weight.shape[0]:
+        return chain
+    return _moved(chain, copy.weight, copy.first)
 
 
 def _moved(chain: Chain, weight: StowedTensor, by: int) -> Chain:

@@ -6,6 +6,7 @@ dequantized, it runs on views of those copies (_working.py), and the rows that c
 again (requantize.py).
 """
 
+import math
 import re
 from typing import Any, NoReturn
 
@@ -51,6 +52,43 @@ def _accumulates(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if argument.name == "accumulate":  # of index_put_ and put_
             return bool(kwargs.get("accumulate", args[i] if i < len(args) else False))
     return False
+
+
+_ADDRESSES = {"index", "indices", "mask"}  # arguments that name the elements to write
+_BY_VALUE = {"aten::embedding_renorm_"}  # writes those rows that it finds too long
+
+
+def _addressed(called: Any) -> bool:
+    """Whether an operator writes some elements only of what it is given to write."""
+    name, arguments = called._schema.name, called._schema.arguments
+    if not name.startswith("aten::") or not name.endswith("_"):
+        return False
+    return name == "aten::fill_diagonal_" or any(a.name in _ADDRESSES for a in arguments)
+
+
+def _name(work: Working, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tells `work` which elements the operator writes. A row that keeps its value is written all
+    the same: a scale that only written rows share is computed anew."""
+    addressed = _addressed(called)
+    for t in _written(called, args, kwargs):
+        work.name(t, (lambda zeros: _dye(called, zeros, args, kwargs)) if addressed else None)
+
+
+def _dye(called: Any, zeros: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Runs the operator on zeros with a value that no reduction swallows in place of every value:
+    it is found wherever the operator writes, changed or not."""
+    dye = math.nan if zeros.is_floating_point() else -1
+
+    def dyed(argument: Any, given: Any) -> Any:
+        if str(argument.type) == "number":
+            return dye
+        if not isinstance(given, Tensor) or argument.name in _ADDRESSES:
+            return given
+        return torch.full(given.shape, dye, dtype=zeros.dtype, device=zeros.device)
+
+    known = called._schema.arguments
+    rest = [dyed(a, given) for a, given in zip(known[1:], args[1:], strict=False)]
+    called(zeros, *rest, **{a.name: dyed(a, kwargs[a.name]) for a in known if a.name in kwargs})
 
 
 def _refuse(called: Any, why: str) -> NoReturn:
@@ -109,11 +147,14 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = called(*given, **named)
     if work.resized():
         _refuse(called, "resize a stowed weight (wrong shape of `out`)")
-    changes = [
-        requantize.plan(*copy, accumulates and (key in read or not overwrites))
-        for key, copy in work.copies.items()
-        if key not in work.exact
-    ]
+    if name not in _BY_VALUE:
+        _name(work, called, args, kwargs)
+    changes = []
+    for key, copy in work.copies.items():
+        if key not in work.exact:
+            named = copy.new != copy.old if name in _BY_VALUE else work.named(key)
+            swallows = accumulates and (key in read or not overwrites)
+            changes.append(requantize.plan(*copy, named, swallows))
     changes += [requantize.afresh(weight, exact) for weight, exact in work.exact.values()]
     for change in changes:
         change.commit()
