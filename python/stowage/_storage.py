@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from stowage import ops
 from stowage._errors import InvalidArgument, translated
@@ -184,3 +185,23 @@ class Storage:
             return ("scale", torch.float32, (*shape[:2], *(1 for _ in shape[2:])))
         columns = math.prod(shape[1:])
         return ("scale", torch.float32, (shape[0], (columns + self.block - 1) // self.block))
+
+
+def check_parts(
+    parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    """Raises InvalidArgument where the parts are not those of such a weight."""
+    if not dtype.is_floating_point:
+        raise InvalidArgument(f"StowedTensor: dtype must be floating, got {dtype}")
+    if rule := storage.misfit(shape):
+        raise InvalidArgument(f"StowedTensor: {rule}, got {list(shape)}")
+    layout = storage.layout(shape)
+    if len(parts) != len(layout):
+        names = ", ".join(storage.part_names)
+        raise InvalidArgument(f"StowedTensor: parts must be {names}, got {len(parts)} tensors")
+    for part, (name, wanted, sizes) in zip(parts, layout, strict=True):
+        if part.dtype is not wanted or tuple(part.shape) != sizes or not part.is_contiguous():
+            raise InvalidArgument(
+                f"StowedTensor: {name} of {storage} {list(shape)} must be contiguous {wanted} "
+                f"{list(sizes)}, got {part.dtype} {list(part.shape)}"
+            )

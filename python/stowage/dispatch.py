@@ -14,9 +14,10 @@ from torch import Tensor
 from stowage import guard, ops
 from stowage._compute import blocks, products
 from stowage._compute.autocast import rounds_by_autocast
+from stowage._slices import row, row_slice
 from stowage.registry import op
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor, initialising
-from stowage.views import PACKED, alias, matrix, outside_inference, row, row_slice, view_of
+from stowage.views import PACKED, alias, is_first, matrix, outside_inference, view_of
 
 aten = torch.ops.aten
 counted_fallbacks: Counter[str] = Counter()
@@ -146,7 +147,7 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
     t, (dim, first, last, step) = args[0], given
-    if type(t) is not StowedTensor or dim % max(t.dim(), 1) or step != 1:
+    if type(t) is not StowedTensor or not is_first(dim, t.dim()) or step != 1:
         return NotImplemented
     start, stop, _ = slice(first, last).indices(t.shape[0])
     rows = outside_inference(lambda: row_slice(t, start, max(start, stop)))
@@ -156,7 +157,7 @@ def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.select.int)
 def _select(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t, dim, index = args
-    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+    if type(t) is not StowedTensor or not is_first(dim, t.dim()):
         return NotImplemented
     rows = t.shape[0]
     if not -rows <= index < rows:
@@ -168,7 +169,7 @@ def _select(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.unbind.int)
 def _unbind(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t, dim = (*args, 0)[:2]
-    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+    if type(t) is not StowedTensor or not is_first(dim, t.dim()):
         return NotImplemented
     found = outside_inference(lambda: [row(t, i) for i in range(t.shape[0])])
     return NotImplemented if any(piece is None for piece in found) else found
@@ -189,7 +190,7 @@ def _pieces(t: Any, sizes: list[int]) -> Any:
 @op(aten.split.Tensor, aten.split_with_sizes.default)
 def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t, sizes, dim = (*args, kwargs.get("dim", 0))[:3]
-    if type(t) is not StowedTensor or dim % max(t.dim(), 1):
+    if type(t) is not StowedTensor or not is_first(dim, t.dim()):
         return NotImplemented
     if isinstance(sizes, int):
         rows, each = t.shape[0], sizes

@@ -39,9 +39,12 @@ class Change(NamedTuple):
             ensure_writable(into)  # there may be no room, and then nothing has changed
         for into, part in changed:
             into.copy_(part)
-            if not into.is_inference():
-                # Below autograd nothing else tells a backward that its weight has changed.
-                torch.autograd.graph.increment_version(into)
+        # Below autograd nothing else tells a backward that its weight has changed: graphs keep the
+        # inner tensors, or the weight itself, or one that `.data` is an alias of.
+        seen = [into for into, _ in changed] + [self.weight]
+        for t in (*seen, self.weight._of):
+            if t is not None and not t.is_inference():
+                torch.autograd.graph.increment_version(t)
         if self.weight._origin is not None and not self.weight.is_meta:
             self.weight._origin.written()
 

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage import _trails as trails
 from stowage import ops, registry
 from stowage._errors import InvalidArgument, translated
 from stowage._mapped import copied
-from stowage._storage import Storage, StorageName
+from stowage._storage import Storage, StorageName, check_parts
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_origin"})
+_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_origin"})
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
@@ -72,6 +73,7 @@ class StowedTensor(Tensor):
     _plain: bool = False  # was a plain parameter, and is pickled as one
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
+    _of: "StowedTensor | None" = None  # what this is an alias of, through detach() or .data
     _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(
@@ -92,7 +94,7 @@ class StowedTensor(Tensor):
             raise InvalidArgument("StowedTensor: storage, shape and dtype must be given")
         kind = Storage(storage)
         given = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
-        _check(given, kind, shape, dtype)
+        check_parts(given, kind, shape, dtype)
         return wrap(given, kind, tuple(shape), dtype, exact, requires_grad)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -190,7 +192,10 @@ class StowedTensor(Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
-        result = self._like([copied(part, memo) for part in self._parts()])
+        if self._root is None:
+            result = self._like([copied(part, memo) for part in self._parts()])
+        else:  # it shares memory and scales with the copy of its weight, as it does with the weight
+            result = trails.followed(copy.deepcopy(self._root, memo), trails.steps(self._trail))
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)  # before it is known for a parameter
         result.__dict__.update(copy.deepcopy(self._extras(), memo))
@@ -204,6 +209,9 @@ class StowedTensor(Tensor):
         parts = [part.detach() for part in self._parts()]  # without what compilers note on them
         if self._plain:
             return torch.nn.Parameter, (self.dequantize(), self.requires_grad)
+        if self._root is not None:
+            steps = trails.steps(self._trail)
+            return trails.rebuild, (self._root, steps, self.requires_grad, self._extras())
         return _rebuild, (parts, *facts, self._extras())
 
     # --- the protocols of torch ---------------------------------------------------------------
@@ -245,25 +253,6 @@ class StowedTensor(Tensor):
         return registry.dispatch(func, args, kwargs or {})
 
 
-def _check(
-    parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], dtype: torch.dtype
-) -> None:
-    if not dtype.is_floating_point:
-        raise InvalidArgument(f"StowedTensor: dtype must be floating, got {dtype}")
-    if rule := storage.misfit(shape):
-        raise InvalidArgument(f"StowedTensor: {rule}, got {list(shape)}")
-    layout = storage.layout(shape)
-    if len(parts) != len(layout):
-        names = ", ".join(storage.part_names)
-        raise InvalidArgument(f"StowedTensor: parts must be {names}, got {len(parts)} tensors")
-    for part, (name, wanted, sizes) in zip(parts, layout, strict=True):
-        if part.dtype is not wanted or tuple(part.shape) != sizes or not part.is_contiguous():
-            raise InvalidArgument(
-                f"StowedTensor: {name} of {storage} {list(shape)} must be contiguous {wanted} "
-                f"{list(sizes)}, got {part.dtype} {list(part.shape)}"
-            )
-
-
 def _rebuild(
     parts: list[Tensor],
     storage: str,
@@ -274,6 +263,8 @@ def _rebuild(
     extras: dict[str, Any],
 ) -> StowedTensor:
     """What pickles of a stowed tensor call. Files depend on it: keep its name and arguments."""
+    for part in parts:
+        part._stowage_writable = True  # type: ignore[attr-defined]  # see _slices.row_slice
     result = wrap(parts, Storage(storage), shape, dtype, exact, requires_grad)
     result.__dict__.update(extras)
     return result

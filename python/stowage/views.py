@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of stowed weights: row slices that stay stowed, and StowedView for every other view.
+"""Views of stowed weights: StowedView, for those that cannot stay stowed (_slices.py).
 
 A StowedView has no values, only its weight and the chain of view ops that leads from it: a read
 dequantizes the weight and replays the chain, so it sees later writes; a write goes to the weight
@@ -7,7 +7,6 @@ dequantizes the weight and replays the chain, so it sees later writes; a write g
 """
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor
 
 from stowage import ops, registry
-from stowage._storage import NESTED_BLOCK, Storage
-from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, rows_and_columns, wrap
+from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
 
 aten = torch.ops.aten
 
@@ -155,7 +153,7 @@ def outside_inference(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def _share(view: Tensor, of: Tensor) -> Tensor:
+def share(view: Tensor, of: Tensor) -> Tensor:
     """Tells autograd and functionalization that `view` shares the memory of `of`."""
     torch._functionalize_unsafe_set(view, of)
     return view
@@ -170,9 +168,10 @@ def alias(t: StowedTensor) -> StowedTensor:
     def make() -> StowedTensor:
         result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
         result._root, result._trail, result._origin = t._root, t._trail, t._origin
+        result._of = t if t._of is None else t._of
         if t._plain:
             result._plain = True
-        _share(result, t)
+        share(result, t)
         return result
 
     return outside_inference(make)
@@ -207,7 +206,7 @@ def _meta(weight: StowedTensor) -> Tensor:
 
 
 def _view(weight: StowedTensor, chain: Chain, like: Tensor, of: Tensor) -> Tensor:
-    return _share(StowedView(weight, chain, like), of)
+    return share(StowedView(weight, chain, like), of)
 
 
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
@@ -215,86 +214,12 @@ _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.nu
 
 def _swaps(op: Any, args: tuple[Any, ...]) -> bool:
     if op is aten.transpose.int:
-        return args[0] % 2 != args[1] % 2
+        return is_first(args[0], 2) != is_first(args[1], 2) and all(-2 <= d < 2 for d in args[:2])
     if op is aten.permute.default:
-        return [d % 2 for d in args[0]] == [1, 0]
+        return [d + 2 if d in (-2, -1) else d for d in args[0]] == [1, 0]
     return True
 
 
-def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
-    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it."""
-    parts = _row_parts(t, first, last)
-    if parts is None:
-        return None
-    step = Step(aten.slice.Tensor, (0, first, last))
-    return _slice_of(t, step, parts, t._storage, (last - first, *t.shape[1:]), first)
-
-
-def row(t: StowedTensor, index: int) -> StowedTensor | None:
-    """One index of dim 0 of a weight of three or more dimensions, such as an expert, still stowed.
-
-    Its scales are those of a weight with a dimension less: row for row2, tensor for row.
-    """
-    storage = t._storage
-    parts = _row_parts(t, index, index + 1) if t.dim() > 2 else None
-    if parts is None:
-        return None
-    if storage.bits != 4:
-        parts[0] = parts[0][0]
-    if storage.bits == 8 and storage.kind == "block":
-        if math.prod(t.shape[2:]) % storage.block:
-            return None
-        parts[1] = parts[1].view(t.shape[1], -1)
-    elif storage.kind == "row2":
-        parts[1], storage = parts[1][0], Storage(f"{storage.codes}:row")
-    elif storage.kind == "row":
-        parts[1], storage = parts[1].view(()), Storage(f"{storage.codes}:tensor")
-    step = Step(aten.select.int, (0, index))
-    return _slice_of(t, step, parts, storage, t.shape[1:], index)
-
-
-def _slice_of(
-    t: StowedTensor,
-    step: Step,
-    parts: list[Tensor],
-    storage: Storage,
-    shape: Sequence[int],
-    first: int,
-) -> StowedTensor:
-    offset = t.storage_offset() + first * rows_and_columns(t.shape)[1]
-    result = wrap(parts, storage, shape, t._dt, t._exact, offset=offset)
-    result._root = t if t._root is None else t._root
-    result._trail = (*t._trail, step)
-    _share(result, t)
-    return result
-
-
-def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
-    """Slices of the parts that hold rows [first, last), if there are such.
-
-    4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
-    Memory that may be read-only has none, since a write moves it (guard.py).
-    """
-    rows, columns = rows_and_columns(t.shape)
-    codes, *scales = t._parts()
-    kind = t._storage.kind
-    if not (t.dim() and 0 <= first <= last <= rows) or not codes.untyped_storage().resizable():
-        return None
-    if t._storage.bits == 4:
-        return _flat_slices(t, first * columns, last * columns, last == rows)
-    if kind in ("none", "tensor"):
-        return [codes[first:last], *scales]
-    return [codes[first:last], scales[0][first:last]]
-
-
-def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
-    block, nested = t._storage.block, t._storage.nested
-    edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
-    if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
-        return None
-    codes, absmax, *rest = t._parts()
-    parts = [codes[start // 2 : (stop + 1) // 2], absmax[start // block : -(-stop // block)]]
-    if nested:
-        group, *shared = rest
-        parts += [group[start // edge : -(-stop // edge)], *shared]
-    return parts
+def is_first(dim: int, rank: int) -> bool:
+    """Whether `dim` names dim 0 of a tensor that has one. What names no dim, torch refuses."""
+    return rank > 0 and dim in (0, -rank)

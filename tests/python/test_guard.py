@@ -225,7 +225,9 @@ def run(storage: str, write: Write, mode: Callable[[], object]) -> tuple[Tensor,
     with mode():  # type: ignore[attr-defined]
         for weight in (plain, stowed):
             torch.manual_seed(0)
+            version = weight._version
             write(weight)
+    assert stowed._version > version or mode is torch.inference_mode
     before = stowage.quantize(values(), storage).dequantize()
     assert not torch.equal(plain, before), "the form writes nothing"
     assert type(stowed) is stowage.StowedTensor

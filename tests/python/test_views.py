@@ -154,6 +154,33 @@ def test_views_are_copied_as_plain_tensors_or_with_their_weight() -> None:
     assert type(w.T.half()) is Tensor
 
 
+BAD_DIMS: dict[str, Callable[[Tensor], object]] = {
+    "index_select": lambda w: w.index_select(2, torch.tensor([0])),
+    "index_select -": lambda w: w.index_select(-4, torch.tensor([0])),
+    "cat": lambda w: torch.cat([w, w], 2),
+    "cat -": lambda w: torch.cat([w, w], -4),
+    "stack": lambda w: torch.stack([w, w], 3),
+    "stack -": lambda w: torch.stack([w, w], -6),
+    "split": lambda w: w.split(2, 2),
+    "split sizes": lambda w: w.split([2, 14], -4),
+    "unbind": lambda w: w.unbind(2),
+    "select": lambda w: w.select(2, 0),
+    "narrow": lambda w: w.narrow(-4, 0, 1),
+    "slice": lambda w: torch.ops.aten.slice.Tensor(w, 2, 0, 1),
+    "transpose": lambda w: w.transpose(0, 3),
+    "permute": lambda w: w.permute(3, 0),
+}
+
+
+@pytest.mark.parametrize("form", BAD_DIMS)
+def test_a_dim_out_of_range_is_an_index_error(form: str) -> None:
+    w = parameter("int8")
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        for tensor in (w.dequantize(), w):
+            with mode(), pytest.raises(IndexError):
+                BAD_DIMS[form](tensor)
+
+
 def test_a_bad_index_is_the_stock_error() -> None:
     w = parameter("int8")
     for wrong in (lambda: w[16], lambda: w[:, 64], lambda: w.view(3, -1), lambda: w.split(0)):

@@ -46,8 +46,9 @@ def check(storage: str, form: str, by: float, dtype: torch.dtype = torch.float32
     stowed, dense = layers(storage, by, dtype)
     for layer in (dense, stowed):
         torch.manual_seed(0)
+        version = layer.weight._version
         FORMS[form](layer, drawn(storage, 2, 1.0).to(dtype))
-    assert type(stowed.weight) is stowage.StowedTensor
+    assert type(stowed.weight) is stowage.StowedTensor and stowed.weight._version > version
     wanted = stowage.quantize(dense.weight.detach(), stowed.weight.storage)
     assert bytes_of(stowed.weight) == bytes_of(wanted)
 

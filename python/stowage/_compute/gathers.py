@@ -13,6 +13,7 @@ from stowage import ops
 from stowage._tiers.bringing import lender_of
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, StowedTensor
+from stowage.views import is_first
 
 aten = torch.ops.aten
 _INTEGERS = (torch.int64, torch.int32)
@@ -52,7 +53,7 @@ def _index(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.index_select.default)
 def _index_select(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t, dim, index = args
-    if not _takes_rows(t, index) or dim % t.dim() or index.dim() > 1:
+    if not _takes_rows(t, index) or not is_first(dim, t.dim()) or index.dim() > 1:
         return NotImplemented
     if not _within(index, t.shape[0], 0):
         return NotImplemented

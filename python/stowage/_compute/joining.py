@@ -3,7 +3,7 @@
 
 No value is read and none is rounded again, so the result has exactly the values of its pieces. They
 must agree in storage, compute dtype and exactness. `stack` turns a scale into one for each piece:
-tensor into row, row into row2, as taking an index turns them back (views.row).
+tensor into row, row into row2, as taking an index turns them back (_slices.row).
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 from stowage._storage import NESTED_BLOCK, Storage
 from stowage.registry import op
 from stowage.tensor import StowedTensor, wrap
+from stowage.views import is_first
 
 aten = torch.ops.aten
 
@@ -22,7 +23,11 @@ aten = torch.ops.aten
 @op(aten.cat.default)
 def _cat(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     pieces, dim = (*args, kwargs.get("dim", 0))[:2]
-    if not _alike(pieces) or dim % pieces[0].dim() or len({p.shape[1:] for p in pieces}) > 1:
+    if (
+        not _alike(pieces)
+        or not is_first(dim, pieces[0].dim())
+        or len({p.shape[1:] for p in pieces}) > 1
+    ):
         return NotImplemented
     storage = pieces[0]._storage
     parts = _flat(pieces) if storage.bits == 4 else _rows(pieces)
@@ -33,7 +38,11 @@ def _cat(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.stack.default)
 def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     pieces, dim = (*args, kwargs.get("dim", 0))[:2]
-    if not _alike(pieces) or dim % (pieces[0].dim() + 1) or len({p.shape for p in pieces}) > 1:
+    if (
+        not _alike(pieces)
+        or not is_first(dim, pieces[0].dim() + 1)
+        or len({p.shape for p in pieces}) > 1
+    ):
         return NotImplemented
     storage, shape = pieces[0]._storage, (len(pieces), *pieces[0].shape)
     if storage.misfit(shape):  # nf4:torchao has no third dimension

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of rows that stay stowed, on slices of the parts, where blocks and scales allow."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from stowage._storage import NESTED_BLOCK, Storage
+from stowage.tensor import StowedTensor, rows_and_columns, wrap
+from stowage.views import Step, share
+
+aten = torch.ops.aten
+
+
+def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
+    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it."""
+    with _as_views(t._parts()[0]):
+        parts = _row_parts(t, first, last)
+    if parts is None:
+        return None
+    step = Step(aten.slice.Tensor, (0, first, last))
+    return _slice_of(t, step, parts, t._storage, (last - first, *t.shape[1:]), first)
+
+
+def row(t: StowedTensor, index: int) -> StowedTensor | None:
+    """One index of dim 0 of a weight of three or more dimensions, such as an expert, still stowed.
+
+    Its scales are those of a weight with a dimension less: row for row2, tensor for row.
+    """
+    with _as_views(t._parts()[0]):
+        return _row(t, index)
+
+
+def _row(t: StowedTensor, index: int) -> StowedTensor | None:
+    storage = t._storage
+    parts = _row_parts(t, index, index + 1) if t.dim() > 2 else None
+    if parts is None:
+        return None
+    if storage.bits != 4:
+        parts[0] = parts[0][0]
+    if storage.bits == 8 and storage.kind == "block":
+        if math.prod(t.shape[2:]) % storage.block:
+            return None
+        parts[1] = parts[1].view(t.shape[1], -1)
+    elif storage.kind == "row2":
+        parts[1], storage = parts[1][0], Storage(f"{storage.codes}:row")
+    elif storage.kind == "row":
+        parts[1], storage = parts[1].view(()), Storage(f"{storage.codes}:tensor")
+    step = Step(aten.select.int, (0, index))
+    return _slice_of(t, step, parts, storage, t.shape[1:], index)
+
+
+def _as_views(codes: Tensor) -> AbstractContextManager[object]:
+    """Where slices of parts are views to autograd, which have the version of what they are a part
+    of: a graph that keeps one sees writes to the weight."""
+    if type(codes) is not Tensor or codes.is_inference() or torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    return torch.overrides.enable_reentrant_dispatch()
+
+
+def _slice_of(
+    t: StowedTensor,
+    step: Step,
+    parts: list[Tensor],
+    storage: Storage,
+    shape: Sequence[int],
+    first: int,
+) -> StowedTensor:
+    offset = t.storage_offset() + first * rows_and_columns(t.shape)[1]
+    result = wrap(parts, storage, shape, t._dt, t._exact, offset=offset)
+    result._root = t if t._root is None else t._root
+    result._trail = (*t._trail, step)
+    if hasattr(t._parts()[0], "_stowage_writable"):
+        parts[0]._stowage_writable = True  # type: ignore[attr-defined]
+    share(result, t)
+    return result
+
+
+def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
+    """Slices of the parts that hold rows [first, last), if there are such.
+
+    4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
+    Memory that may be read-only has none, since a write moves it (guard.py): such as torch did not
+    allocate, but for what torch.load reads.
+    """
+    rows, columns = rows_and_columns(t.shape)
+    codes, *scales = t._parts()
+    kind = t._storage.kind
+    if not (t.dim() and 0 <= first <= last <= rows):
+        return None
+    if not codes.untyped_storage().resizable() and not hasattr(codes, "_stowage_writable"):
+        return None
+    if t._storage.bits == 4:
+        return _flat_slices(t, first * columns, last * columns, last == rows)
+    if kind in ("none", "tensor"):
+        return [codes[first:last], *scales]
+    return [codes[first:last], scales[0][first:last]]
+
+
+def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
+    block, nested = t._storage.block, t._storage.nested
+    edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
+    if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
+        return None
+    codes, absmax, *rest = t._parts()
+    parts = [codes[start // 2 : (stop + 1) // 2], absmax[start // block : -(-stop // block)]]
+    if nested:
+        group, *shared = rest
+        parts += [group[start // edge : -(-stop // edge)], *shared]
+    return parts
