@@ -19,7 +19,10 @@ from stowage._model.masters import drop_master
 from stowage._model.rows import Report, Row
 from stowage._model.sizes import nbytes
 from stowage._quantize import quantize
-from stowage._shard import sharding_calls  # noqa: F401  it tells tensors how to be sharded
+from stowage._shard import (  # they tell tensors how to be sharded, and modules what to refuse
+    replacement,  # noqa: F401
+    sharding_calls,  # noqa: F401
+)
 from stowage._tiers.counting import DeviceReport, EngineReport
 from stowage._tiers.measuring import Measured, measured
 from stowage._tiers.offloading import offload, onload

@@ -5,7 +5,6 @@ Each handler is called as the function it stands for and returns NotImplemented 
 to dispatch.py. It must do by itself what lies between: autocast, and the choice of gradients.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stowage import autograd, guard, ops
+from stowage._callers import module_of, nearest
 from stowage._compute import direct
 from stowage._compute.autocast import rounds_twice
 from stowage._compute.products import strides_count
@@ -196,12 +196,15 @@ def _set_data(into: Tensor, values: Tensor) -> Any:
     return guard.set_data(into, values)
 
 
+_COPIERS = {f"torch.nn.parallel.{name}" for name in ("replicate", "comm", "_functions")}
+
+
 @function(torch.is_complex, Tensor.is_complex)
 def _is_complex(input: Tensor) -> bool:
     """DataParallel asks this of each weight, on its way to copying memory that is not there."""
     if not _compiling():
-        asker = sys._getframe(2).f_globals.get("__name__", "")
-        if asker.startswith("torch.nn.parallel."):
+        asker = nearest("torch.nn.parallel.")
+        if asker is not None and module_of(asker) in _COPIERS:
             raise Unsupported(
                 "stowage: nn.DataParallel and replicate() copy plain parameters to each device and "
                 "cannot copy stowed ones; run one process for each device"

@@ -41,6 +41,26 @@ def op(*keys: Any) -> Callable[[Handler], Handler]:
     return enter
 
 
+def earlier_op(*keys: Any) -> Callable[[Handler], Handler]:
+    """As `op`, asked before the handlers that these operators have, which run if it declines."""
+
+    def enter(handler: Handler) -> Handler:
+        OPS.update({key: _either(handler, OPS.get(key)) for key in keys})
+        return handler
+
+    return enter
+
+
+def _either(first: Handler, second: Handler | None) -> Handler:
+    def call(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = first(called, args, kwargs)
+        if result is NotImplemented and second is not None:
+            return second(called, args, kwargs)
+        return result
+
+    return call
+
+
 def row_op(*keys: Any) -> Callable[[Handler], Handler]:
     """As `op`, for rows that are spread over processes."""
 

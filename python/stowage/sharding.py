@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._errors import BadFile, InvalidArgument
 from stowage._files.source import octets
+from stowage._model.report import widened
 from stowage._model.weights import written
 from stowage._shard.gathering import reshard
 from stowage._shard.groups import shard_dim
@@ -37,9 +38,11 @@ MANIFEST = "stowage.manifest"
 def check(model: nn.Module) -> None:
     """Whether `model` can work as it is spread. All processes must call it.
 
-    Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, or
-    where a weight rests in another form, shape or with other shared parts than in process 0."""
-    problems = reshard_problems(model)
+    Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, where
+    a weight that was stowed is spread as plain values, or where one rests in another form, shape or
+    with other shared parts than in process 0."""
+    reshard(model)
+    problems = reshard_problems(model) + widened(model)
     if dist.is_initialized():
         mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
         every: list[Any] = [None] * dist.get_world_size()
@@ -90,8 +93,11 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
     A resting weight `w` becomes `w.records`, uint8 [rows, length], and one tensor for each part
     that its rows share, such as `w.nested_map`. `stowage.manifest` says in JSON what rests how.
     Where a weight is spread its tensors are the model's own memory, but for weights whose columns
-    tensor parallelism has cut: the records of their whole rows are put together here."""
+    tensor parallelism has cut: the records of their whole rows are put together here.
+    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
     reshard(model)
+    if problems := widened(model):
+        raise InvalidArgument("stowage.sharding: " + "\n  ".join(problems))
     state: dict[str, Tensor] = {}
     for held in written(model):
         local = _local(held.tensor)
@@ -159,7 +165,9 @@ def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it."""
+    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it.
+
+    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
     write_state(state_dict(model), checkpoint_id=folder)
 
 

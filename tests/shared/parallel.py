@@ -199,7 +199,8 @@ def refusals() -> list[str]:
     mesh = mesh_of((2, 2))
     model = convert_float8(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
     weight, both = model[0].weight, [Replicate(), Shard(0)]
-    texts = [text_of(lambda: distribute_tensor(weight, mesh, both))]
+    meshes = nn.Parameter(distribute_tensor(weight, mesh, both))
+    texts = [text_of(lambda: setattr(model[0], "weight", meshes))]
     model[0].weight = nn.Parameter(distribute_tensor(weight, mesh["tp"], [Shard(0)]))
     texts.append(text_of(lambda: model(torch.randn(2, 8))))
     tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

@@ -6,11 +6,9 @@ widened weights are in the scope: of one thread, never on a Parameter, looked up
 the memory and version of codes and scales. So graphs save codes, and a write is seen at once.
 """
 
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,9 +40,8 @@ class _Widened:
 class _Scope:
     """One running forward of a block."""
 
-    def __init__(self, block: nn.Module, frame: FrameType) -> None:
-        self.block = id(block)
-        self.frame = frame  # of the call, which closes this before it ends
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
         self.widened: dict[tuple[Any, ...], _Widened] = {}
 
 
@@ -124,28 +121,24 @@ def _open(block: nn.Module, args: Any) -> None:
     if _compiling():
         return  # each op in the graph widens by itself
     scopes = _here.scopes
-    if scopes:
-        _drop_stale(scopes)
-    scopes.append(_Scope(block, sys._getframe(1)))
+    while scopes and not _inside(block, scopes[-1].block):
+        scopes.pop()
+    scopes.append(_Scope(block))
 
 
 def _close(block: nn.Module, args: Any, result: Any) -> None:
     if _compiling():
         return
     scopes = _here.scopes
-    if any(scope.block == id(block) for scope in scopes):
-        while scopes.pop().block != id(block):
+    if any(scope.block is block for scope in scopes):
+        while scopes.pop().block is not block:
             pass
 
 
-def _drop_stale(scopes: list[_Scope]) -> None:
-    """torch calls no hook after a KeyboardInterrupt: such a scope's caller no longer runs."""
-    running: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        running.append(frame)
-        frame = frame.f_back
-    scopes[:] = [scope for scope in scopes if scope.frame in running]
+def _inside(block: nn.Module, other: nn.Module) -> bool:
+    """Whether `block` is `other` or a part of it. A scope that it is not inside of is over: torch
+    calls no hook after a KeyboardInterrupt. A block that calls no part of its own widens again."""
+    return any(part is block for part in other.modules())
 
 
 def _hooks(block: nn.Module) -> tuple[OrderedDict[Any, Any], OrderedDict[Any, Any]]:

@@ -13,7 +13,14 @@ from torch.utils._pytree import tree_map_only
 
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._shard.beginning import follow, initialise, initialising, takes_over
-from stowage._shard.callers import HALF_DONE, check_reshard, fsdp_parameter, name_of, sharder
+from stowage._shard.callers import (
+    HALF_DONE,
+    SHARDS_ONE,
+    asked_by,
+    check_reshard,
+    name_of,
+    sharder,
+)
 from stowage._shard.pieces import is_tagged, rows_misfit, untagged
 from stowage._shard.rows import StowedRows, rows_that_fit
 from stowage._shard.whole import Whole
@@ -122,7 +129,12 @@ def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, sizes, dim = (*args, kwargs.get("dim", 0))[:3]
     if dim % rows.dim():
-        return NotImplemented
+        if sharder() is None:
+            return NotImplemented
+        raise Unsupported(
+            "stowage: rows of a resting weight must be sharded along dim 0, got "
+            f"Shard({dim % rows.dim()}) for {rows!r}; use Shard(0)" + HALF_DONE
+        )
     pieces, skip = [], 0
     for records in called(rows._records, sizes, 0):
         pieces.append(view_of(rows, records, skip))
@@ -169,22 +181,23 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = {"device": kwargs["device"]} if kwargs.get("device") else {}
     made = empty_rows(rows, count, rows.first if like else None, **device)
     if called is aten.new_zeros.default:
-        made._whole = _spread(rows, sharder(4))
+        made._whole = _spread(rows)
     made._kept = [rows._origin and rows._origin.unset()]
     return made
 
 
-def _spread(rows: StowedRows, frame: Any) -> Whole:
+def _spread(rows: StowedRows) -> Whole:
     """Rows that FSDP2 spreads, though DTensor has left others elsewhere: only these come back."""
-    whole, parameter = rows._whole, fsdp_parameter(frame)
-    if parameter is None:
+    whole, frame = rows._whole, asked_by(sharder(), SHARDS_ONE)
+    if frame is None:
         return whole
+    parameter, given = frame.f_locals["self"], frame.f_locals["param"]
     check_reshard(parameter)
     first, last = rows.first or 0, (rows.first or 0) + rows.shape[0]
     if (first, last) == (0, whole.shape[0]):
         return whole
     total = whole.shape[0]
-    each = max(1, -(-total // frame.f_locals["param"].device_mesh.size()))
+    each = max(1, -(-total // given.device_mesh.size()))
     for start in range(0, total, each):  # of all processes, so that all refuse alike
         stop = min(start + each, total)
         if why := rows_misfit(whole.storage, whole.shape, start, stop):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What FSDP2 and DTensor ask of a resting weight when they shard it: chunks, room for one, a slice.
 
-They call torch functions as anybody does, but need rows that travel. So who calls decides.
+They call operators as anybody does, but need rows that travel. So who calls decides. Operators, not
+torch functions: those a mode may keep from us.
 """
 
-import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,49 +13,63 @@ from torch import Tensor
 
 from stowage._errors import Unsupported
 from stowage._files.source import octets
-from stowage._shard.callers import HALF_DONE, check_reshard, name_of, sharder
+from stowage._shard.callers import (
+    HALF_DONE,
+    SIZES_ONLY,
+    asked_by,
+    check_reshard,
+    fsdp_parameter,
+    name_of,
+    sharder,
+)
 from stowage._shard.collectives import enter_autograd_wrapper
 from stowage._shard.operators import empty_rows
 from stowage._shard.pieces import columns_misfit, columns_of
 from stowage._shard.rows import rows_of, rows_that_fit
-from stowage.registry import function, op
+from stowage.registry import earlier_op, op
 from stowage.tensor import StowedTensor
-from stowage.views import alias
+from stowage.views import alias, outside_inference
 
 _ROWS = "records are of rows"
-_compiling = torch.compiler.is_compiling
-_SIZES_ONLY = "_init_sharded_post_forward_param_metadata"  # of FSDP2: asks for chunks' sizes
+aten = torch.ops.aten
 
 
-def _sharder() -> Any:
-    """The frame of FSDP2 or DTensor that has called a torch function, if one has."""
-    if _compiling():
-        return None
-    return sharder(3)
-
-
-@function(torch.chunk)
-def _chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
-    if type(input) is not StowedTensor or (frame := _sharder()) is None:
+@earlier_op(aten.split.Tensor)
+def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.chunk, which FSDP2 and DTensor call, comes as this."""
+    weight, each, dim = (*args, kwargs.get("dim", 0))[:3]
+    if type(weight) is not StowedTensor or (frame := sharder()) is None:
         return NotImplemented
-    asker = frame.f_back
-    parameter = asker and asker.f_locals.get("self")  # of FSDP2, this weight not replaced yet
-    fsdp = hasattr(parameter, "mesh_info")
-    if dim % input.dim() and not fsdp:
-        return _columns(input, dim % input.dim(), chunks, frame)
-    _check_dim(input, dim, HALF_DONE if fsdp else "")
+    dim %= weight.dim()
+    parameter = fsdp_parameter(frame)
+    if dim and parameter is None:
+        count = _chunk_count(weight, frame)
+        return outside_inference(lambda: _columns(weight, dim, count, frame))
+    _check_dim(weight, dim, "" if parameter is None else HALF_DONE)
     check_reshard(parameter)
-    if asker is not None and asker.f_code.co_name == _SIZES_ONLY:
-        return torch.empty(input.shape, dtype=input.dtype, device="meta").chunk(chunks)
-    rows = input.shape[0]
-    each = max(1, -(-rows // chunks))
-    return tuple(rows_of(input, at, min(at + each, rows)) for at in range(0, rows, each))
+    if asked_by(frame, SIZES_ONLY) is not None:
+        sizes = outside_inference(lambda: torch.empty(weight.shape, device="meta"))
+        return outside_inference(lambda: sizes.split(each))
+    rows = weight.shape[0]
+    starts = range(0, rows, each)
+    return outside_inference(lambda: [rows_of(weight, i, min(i + each, rows)) for i in starts])
 
 
-def _columns(weight: StowedTensor, dim: int, chunks: int, frame: Any) -> tuple[Tensor, ...]:
+def _chunk_count(weight: StowedTensor, frame: FrameType) -> int:
+    """For how many processes DTensor cuts, which the sizes of chunks may not tell."""
+    count = frame.f_locals.get("num_chunks")
+    if not isinstance(count, int):
+        raise Unsupported(
+            f"stowage: {frame.f_code.co_name} of this torch ({torch.__version__}) must say as "
+            f"num_chunks into how many columns it cuts {weight!r}; use Shard(0) or Replicate"
+        )
+    return count
+
+
+def _columns(weight: StowedTensor, dim: int, chunks: int, frame: FrameType) -> list[Tensor]:
     """Pieces along dim 1, each a weight of its own, all of whose rows are there."""
     if chunks == 1:
-        return (rows_of(weight, 0, weight.shape[0]),)
+        return [rows_of(weight, 0, weight.shape[0])]
     why = columns_misfit(weight._storage, weight.shape, chunks) if dim == 1 else _ROWS
     if why is None and weight._origin is not None:
         why = "it has init values, which go by rows; clear_init_value first"
@@ -63,35 +78,41 @@ def _columns(weight: StowedTensor, dim: int, chunks: int, frame: Any) -> tuple[T
             f"stowage: {name_of(frame)}a resting weight can be sharded along dim {dim} only where "
             f"blocks allow it: {why}, for {weight!r}; use Shard(0) (ColwiseParallel) or Replicate"
         )
-    pieces, each = [], weight.shape[1] // chunks
+    pieces: list[Tensor] = []
+    each = weight.shape[1] // chunks
     for first in range(0, weight.shape[1], each):
         piece = rows_of(columns_of(weight, first, first + each), 0, weight.shape[0])
         piece._whole = piece._whole._replace(total=weight.shape[1])
         pieces.append(piece)
-    return tuple(pieces)
+    return pieces
 
 
-@function(torch.narrow, Tensor.narrow)
-def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
-    if type(input) is not StowedTensor or _sharder() is None:
+@earlier_op(aten.slice.Tensor)
+def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given: list[Any] = [*args, *(0, None, None, 1)[len(args) - 1 :]]
+    weight, dim, first, last, step = given
+    if type(weight) is not StowedTensor or step != 1 or sharder() is None:
         return NotImplemented
-    _check_dim(input, dim)
-    return rows_of(input, int(start), int(start) + length)
+    _check_dim(weight, dim)
+    start, stop, _ = slice(first, last).indices(weight.shape[0])
+    return outside_inference(lambda: rows_of(weight, start, max(start, stop)))
 
 
-@function(Tensor.new_zeros)
-def _new_zeros(self: Tensor, *size: Any, **kwargs: Any) -> Any:
+@earlier_op(aten.new_zeros.default)
+def _new_zeros(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The memory that FSDP2 copies a process's rows into, as many as the first process has."""
-    if type(self) is not StowedTensor or kwargs or len(size) != 1 or _sharder() is None:
+    weight, size = args
+    asked = type(weight) is StowedTensor and not any(kwargs.values())
+    if not asked or (frame := sharder()) is None:
         return NotImplemented
-    count = rows_that_fit(size[0], self.shape)
+    count = rows_that_fit(size, weight.shape)
     if count is None:
         return NotImplemented
-    rows = empty_rows(rows_of(self, 0, 0), count, None)
-    if self._origin is not None:  # that of no rows, until they are copied
-        mesh_info = getattr(sys._getframe(2).f_locals.get("self"), "mesh_info", None)
+    rows = empty_rows(rows_of(weight, 0, 0), count, None)
+    if weight._origin is not None:  # that of no rows, until they are copied
+        mesh_info = getattr(fsdp_parameter(frame), "mesh_info", None)
         group = getattr(mesh_info, "shard_process_group", None)
-        rows._kept = [self._origin.of_rows(0, 0, group, rows.numel())]
+        rows._kept = [weight._origin.of_rows(0, 0, group, rows.numel())]
     return rows
 
 
@@ -104,7 +125,7 @@ def _check_dim(weight: StowedTensor, dim: int, half_done: str = "") -> None:
         )
 
 
-@op(torch.ops.aten.as_strided.default)
+@op(aten.as_strided.default)
 def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The whole weight as it is: FSDP2 cuts padding off like this."""
     t, size, stride, offset = (*args, kwargs.get("storage_offset"))[:4]
@@ -114,7 +135,7 @@ def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return alias(t)
 
 
-@op(torch.ops.aten.view.default)
+@op(aten.view.default)
 def _view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same shape: how DTensor gives a tensor away."""
     t, size = args

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stowage._errors import raise_problems
-from stowage.training import history
+from stowage.training import history, parallel  # noqa: F401  it looks at what modules come to hold
 from stowage.training.layers import Layer, Roster
 from stowage.training.recipes import recipe_of
 from stowage.training.refreshing import refresh

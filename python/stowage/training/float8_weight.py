@@ -8,7 +8,6 @@ from torch import Tensor
 
 from stowage.training.layers import Layer
 from stowage.training.linear import linear
-from stowage.training.parallel import DISTRIBUTES, note_distributed
 
 
 class Float8Weight(Tensor):
@@ -41,7 +40,5 @@ class Float8Weight(Tensor):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             if isinstance(weight, Float8Weight) and weight.dim() == 2:
                 return linear(*args, **(kwargs or {}))
-        if func in DISTRIBUTES and not torch.compiler.is_compiling():
-            note_distributed(args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

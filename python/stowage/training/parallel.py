@@ -9,31 +9,41 @@ result is placed. Every amax is that of the whole: DTensor's cut goes along as `
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from stowage._errors import InvalidArgument, Unsupported
+from stowage._shard.describing import is_spread
 from stowage._shard.groups import shard_dim
 from stowage.training.cutting import Cut
+from stowage.training.float8_weight import Float8Weight
 from stowage.training.linear import linear
-
-DISTRIBUTES = {Tensor.requires_grad_, Tensor.view_as}  # what DTensor calls on what it will hold
-_API = "torch.distributed.tensor._api"
+from stowage.training.weights import TrainedWeight
 
 
-def note_distributed(weight: Any, frame: int = 2) -> None:
-    """Called by what `DISTRIBUTES` names: if DTensor calls, prepares the module of `weight`.
-
-    Raises Unsupported, naming the weight, for what cannot work."""
-    caller = sys._getframe(frame)
-    facts = caller.f_locals
-    if caller.f_globals.get("__name__") != _API or "device_mesh" not in facts:
+def _registered(module: nn.Module, name: str, parameter: Any) -> None:
+    """Looks at each parameter that a module is about to hold: what tensor parallelism has made of
+    the weight of a float8 layer prepares its module. FSDP2's, which rests padded, needs nothing."""
+    if parameter is None or not is_spread(parameter):
         return
-    layer, mesh, placements = weight._layer, facts["device_mesh"], facts["placements"]
+    local, old = parameter._local_tensor, module._parameters.get(name)
+    if isinstance(local, Float8Weight):
+        if type(local) is TrainedWeight and local._padded is None:
+            _prepare(module, local._layer, parameter)
+    elif isinstance(getattr(old, "_local_tensor", old), Float8Weight):
+        raise Unsupported(
+            f"stowage: {name} of {type(module).__name__} in fp8 must stay so where it is spread "
+            f"over processes, got a DTensor of plain {local.dtype} values"
+        )
+
+
+def _prepare(module: nn.Module, layer: Any, parameter: Any) -> None:
+    """Raises Unsupported, naming the weight, for what cannot work."""
+    mesh = parameter.device_mesh
     if mesh.ndim != 1:
         raise Unsupported(
             f"stowage: weight {layer.name} in fp8 must be distributed over one dimension of a "
@@ -44,7 +54,7 @@ def note_distributed(weight: Any, frame: int = 2) -> None:
             f"stowage: weight {layer.name} in fp8 must belong to one module to be distributed, "
             "several share it and would not afterwards; give each its own, or leave it whole"
         )
-    place = placements[0]
+    place = parameter.placements[0]
     dim = shard_dim(place)
     if place.is_partial() or (dim is not None and dim not in (0, 1)):
         raise Unsupported(
@@ -52,7 +62,10 @@ def note_distributed(weight: Any, frame: int = 2) -> None:
             f"Replicate, got {place}"
         )
     layer.cut = Cut(dim, mesh.get_group())
-    layer.module.forward = types.MethodType(_forward, layer.module)
+    module.forward = types.MethodType(_forward, module)
+
+
+register_module_parameter_registration_hook(_registered)
 
 
 @torch._dynamo.disable(reason="tensor-parallel float8 layers run between graphs")
