@@ -10,8 +10,6 @@ from ranks import on_ranks
 from sharding_modes import MODES, STORAGES
 
 RECIPES = ("tensorwise", "rowwise")
-# Each storage and each mode at least once for each way.
-SHORT = ("set_default_device meta", "bare function mode", "several")
 
 
 def check(cases: list[Any], world: int = 2) -> None:
@@ -29,7 +27,9 @@ def test_every_mode() -> None:
 
 
 def test_every_storage() -> None:
-    check([(way, s, SHORT[0]) for way in ("fsdp", "parallelized") for s in STORAGES])
+    check(
+        [(way, s, "set_default_device meta") for way in ("fsdp", "parallelized") for s in STORAGES]
+    )
 
 
 @pytest.mark.nightly
@@ -39,6 +39,16 @@ def test_every_mode_with_every_storage(world: int) -> None:
     for way in ways:
         check([(way, s, mode) for s in STORAGES for mode in MODES], world)
     check([("float8", recipe, mode) for recipe in RECIPES for mode in MODES], 2)
+
+
+def test_init_values_go_along_under_modes() -> None:
+    on_ranks(2, sharding_modes.kept_values, ["with torch.device", "function mode", "dispatch mode"])
+
+
+@pytest.mark.parametrize("mode", ["set_default_device", "bare function mode"])
+def test_columns_are_refused_under_modes(mode: str) -> None:
+    for text in on_ranks(2, sharding_modes.along_columns, mode):
+        assert "must be sharded along dim 0" in text and "build the model again" in text
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "bare" not in mode])

@@ -216,3 +216,40 @@ def replicas(name: str) -> str:
     except stowage.Unsupported as error:
         return str(error)
     return "copied"
+
+
+def kept_values(names: list[str]) -> None:
+    """Init values of weights that are sharded under a mode, and initialised after it."""
+    from kept_ranks import values_of
+
+    for name in names:
+        with MODES[name]():
+            values_of([("f8_e4m3:tensor", True), ("nf4:nested", False)])
+
+
+def along_columns(name: str) -> str:
+    """What FSDP2 is told that would cut columns, under a mode."""
+    model, mesh = _rests("nf4"), init_device_mesh("cpu", (2,))
+    try:
+        with MODES[name]():
+            fully_shard(model.up, mesh=mesh, shard_placement_fn=lambda _: Shard(1))
+    except stowage.Unsupported as error:
+        assert type(model.up.weight) is stowage.StowedTensor
+        return str(error)
+    return "sharded"
+
+
+def unknown_plan(storage: str) -> str:
+    """What tensor parallelism gets to hear that is not known for what it is."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    from stowage._shard import callers
+
+    model, mesh = _rests(storage), mesh_of((1, 2))["tp"]
+    weight, callers._SHARDS = model.up.weight, ("torch.distributed.elsewhere.",)
+    try:
+        parallelize_module(model, mesh, {"up": ColwiseParallel()}, src_data_rank=None)
+    except stowage.Unsupported as error:
+        assert model.up.weight is weight
+        return str(error)
+    return "parallelized"
