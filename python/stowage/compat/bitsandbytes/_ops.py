@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stowage._storage import NESTED_BLOCK
 from stowage.compat.bitsandbytes import _weight, functional
+from stowage.compat.bitsandbytes._peer import is_ours
 from stowage.compat.bitsandbytes._state import QuantState
 
 _PEER = "bitsandbytes"
@@ -122,15 +123,29 @@ _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
+_WITH_OUT = frozenset({"dequantize_4bit", "dequantize_blockwise", "gemv_4bit"})
+
+
+def _into_out(function: Callable[..., Any]) -> Callable[..., None]:
+    def call(*args: Any, out: Tensor) -> None:
+        out.copy_(function(*args))
+
+    return call
+
+
 def register() -> None:
     """Defines each op that nobody has defined yet."""
-    if _libraries or _PEER in sys.modules:
+    there = sys.modules.get(_PEER)
+    if _libraries or (there is not None and not is_ours(there)):
         return
     library = torch.library.Library(_PEER, "FRAGMENT")
     for name, (schema, function) in _OPS.items():
         if not torch._C._jit_get_schemas_for_operator(f"{_PEER}::{name}"):
             library.define(name + schema)
             library.impl(name, function, "CompositeImplicitAutograd")
+            if name in _WITH_OUT:
+                library.define(f"{name}.out{schema[: schema.index(')')]}, *, Tensor(a!) out) -> ()")
+                library.impl(f"{name}.out", _into_out(function), "CompositeExplicitAutograd")
     _libraries.append(library)
     sys.meta_path.insert(0, _Finder())
 

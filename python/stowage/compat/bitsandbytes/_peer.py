@@ -5,6 +5,7 @@ own objects where it is installed, else classes that say so when they are called
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any, NoReturn
 
 from stowage._errors import Unsupported
@@ -16,7 +17,7 @@ class _Absent(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise Unsupported(
             f"stowage.compat.bitsandbytes: {cls.__name__} must come from bitsandbytes itself, "
-            "which is not installed; for 8-bit weights call stowage.stow(model, 'int8')"
+            "which is not there; for 8-bit weights call stowage.stow(model, 'int8')"
         )
 
 
@@ -27,7 +28,13 @@ def peers(module: str, name: str) -> Any:
         found = importlib.import_module(module)
     except ImportError:
         return _Absent(name, (), {})
-    return getattr(found, name)
+    return _Absent(name, (), {}) if is_ours(found) else getattr(found, name)
+
+
+def is_ours(module: ModuleType | None) -> bool:
+    """Whether a module that is known as one of bitsandbytes is of this package: somebody has put
+    the facade in its place."""
+    return str(getattr(module, "__name__", "")).startswith(__package__)
 
 
 def forwarded(module: str, names: frozenset[str], name: str) -> Any:

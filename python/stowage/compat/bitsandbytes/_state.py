@@ -84,10 +84,10 @@ class QuantState:
                 f"QuantState.from_dict: keys must be those of a quant_state, missing {missing}, "
                 f"unknown {unknown}"
             )
-        if found["quant_type"] not in cls.valid_quant_types:
+        if found["quant_type"] not in (None, *cls.valid_quant_types):  # None: of 8-bit codes
             raise InvalidArgument(
-                f"QuantState.from_dict: quant_type must be one of {list(cls.valid_quant_types)}, "
-                f"got {found['quant_type']!r}"
+                f"QuantState.from_dict: quant_type must be one of {list(cls.valid_quant_types)} or "
+                f"None, got {found['quant_type']!r}"
             )
         offset = state2 = None
         if "nested_absmax" in found:

@@ -12,9 +12,9 @@ from torch import Tensor
 from stowage import ops
 from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._numbers import blockwise
-from stowage._numbers.codec4 import nested_map
 from stowage._storage import NESTED_BLOCK, Storage
 from stowage.compat.bitsandbytes import _weight
+from stowage.compat.bitsandbytes._maps import create_dynamic_map
 from stowage.compat.bitsandbytes._peer import forwarded, peers
 from stowage.compat.bitsandbytes._state import QuantState
 
@@ -55,17 +55,6 @@ def get_4bit_type(typename: str, device: Any = None, blocksize: int = 64) -> Ten
     if typename not in QuantState.valid_quant_types:
         return peers("bitsandbytes.functional", "get_4bit_type")(typename, device, blocksize)
     return torch.tensor(Storage(typename).values, dtype=torch.float32, device=device)
-
-
-def create_dynamic_map(
-    signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8
-) -> Tensor:
-    """The 256 ascending values of 8-bit block scales, fp32. Ours is a constant; that of
-    bitsandbytes, which other arguments than the defaults ask, varies with the build of torch."""
-    if (signed, max_exponent_bits, total_bits) == (True, 7, 8):
-        return nested_map(torch.device("cpu")).clone()
-    theirs = peers("bitsandbytes.functional", "create_dynamic_map")
-    return theirs(signed, max_exponent_bits, total_bits)
 
 
 # --- 4-bit codes --------------------------------------------------------------------------------
@@ -200,13 +189,15 @@ def quantize_blockwise(
             "stowage: blocksize must be positive and A float32, float16 or bfloat16, got "
             f"{blocksize} and {A.dtype}"
         )
-    if nested:
-        raise Unsupported("stowage: quantize_blockwise(nested=True) is not offered")
     table = (create_dynamic_map() if code is None else code).to(A.device, torch.float32, copy=True)
     codes, scales = blockwise.quantize_blockwise(A.detach(), blockwise.points(table), blocksize)
-    if absmax is not None:
-        scales = absmax.copy_(scales)
     state = QuantState(scales, code=table, blocksize=blocksize, dtype=A.dtype)
+    if nested:
+        offset = scales.mean()
+        state.absmax, second = quantize_blockwise(scales - offset, blocksize=blocksize)
+        state.offset, state.state2, state.nested = offset, second, True
+    if absmax is not None:
+        state.absmax = absmax.copy_(state.absmax)
     return codes if out is None else out.copy_(codes), state
 
 
@@ -225,14 +216,14 @@ def dequantize_blockwise(
             raise InvalidArgument("stowage: absmax or quant_state must be given, got neither")
         table = create_dynamic_map() if code is None else code
         quant_state = QuantState(absmax, code=table, blocksize=blocksize, dtype=torch.float32)
-    if A.dtype is not torch.uint8 or quant_state.nested:
-        raise InvalidArgument(
-            f"stowage: codes must be uint8 with plain scales, got {A.dtype}, nested "
-            f"{quant_state.nested}"
-        )
+    if A.dtype is not torch.uint8:
+        raise InvalidArgument(f"stowage: A must be codes in uint8, got {A.dtype}")
     state = quant_state
+    scales = state.absmax
+    if state.nested:
+        scales = dequantize_blockwise(scales, state.state2) + state.offset
     table = state.code.to(A.device, torch.float32)
-    values = blockwise.dequantize_blockwise(A, state.absmax, table, state.blocksize, state.dtype)
+    values = blockwise.dequantize_blockwise(A, scales, table, state.blocksize, state.dtype)
     return values if out is None else out.copy_(values)
 
 

@@ -14,17 +14,29 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from stowage import registry
 from stowage._errors import InvalidArgument
 from stowage._quantize import quantize
 from stowage.tensor import StowedTensor
+from stowage.views import StowedView
 
 # What another rank must be given of a shard; the mean and the table are the same everywhere.
 _INNER_TENSOR_NAMES_FOR_SHARDING = ["quantized_scalers", "quantization_factor", "quantized_data"]
 
 
+def _whole(instance: Any) -> StowedTensor | None:
+    """The weight that a tensor is, or that it shows in another shape or transposed, if it rests as
+    torchao has it."""
+    if isinstance(instance, StowedView) and instance.numel() == instance._weight.numel():
+        instance = instance._weight
+    if isinstance(instance, StowedTensor) and instance._storage.dialect == "torchao":
+        return instance
+    return None
+
+
 class _Kind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, StowedTensor) and instance._storage.dialect == "torchao"
+        return _whole(instance) is not None
 
     def __subclasscheck__(cls, other: Any) -> bool:
         return other is cls
@@ -45,6 +57,11 @@ class NF4Tensor(metaclass=_Kind):
         storage = f"nf4:torchao:block{block_size}:scaler{scaler_block_size}"
         return quantize(input_tensor, storage)
 
+    def get_original_weight(self: Any) -> Tensor:
+        """The values; `NF4Tensor.get_original_weight(weight)` is another way to ask for them."""
+        values: Tensor = self.get_original_weight()
+        return values
+
 
 def to_nf4(tensor: Tensor, block_size: int = 64, scaler_block_size: int = 256) -> StowedTensor:
     """`tensor`, of one or two dimensions and a multiple of block_size * scaler_block_size elements,
@@ -58,7 +75,8 @@ def linear_nf4(input: Tensor, weight: Tensor) -> Tensor:
         raise InvalidArgument(f"linear_nf4: weight must be an NF4Tensor, got {type(weight)}")
     held: Any = weight
     if held.dtype is not input.dtype:
-        held = held._like(dtype=input.dtype)
+        plain = isinstance(held, StowedView)
+        held = held.dequantize(input.dtype) if plain else held._like(dtype=input.dtype)
     return nn.functional.linear(input, held)
 
 
@@ -102,7 +120,7 @@ def _is_linear(module: nn.Module, fqn: str) -> bool:
 def quantize_(
     model: nn.Module,
     config: Any,
-    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    filter_fn: Callable[[nn.Module, str], bool] | None = _is_linear,
     device: Any = None,
 ) -> None:
     """Lets the weights of the linear layers, or of the modules that `filter_fn` accepts, rest as
@@ -128,20 +146,21 @@ def _theirs(model: nn.Module, config: Any, filter_fn: Any, device: Any) -> None:
             f"installed, got {type(config).__name__}; stowage.stow(model, 'int8:row') and "
             "'f8_e4m3:row' are its weight-only storages here"
         ) from None
-    theirs.quantize_(model, config, filter_fn, device)
+    theirs.quantize_(model, config, None if filter_fn is _is_linear else filter_fn, device)
 
 
 def _part(name: str, flat: bool = False) -> property:
-    def read(self: StowedTensor) -> Tensor:
+    def read(self: Tensor) -> Tensor:
         part = _checked(self, name).parts["codes" if flat else name]
         return part.view(-1) if flat else part
 
     return property(read)
 
 
-def _checked(weight: StowedTensor, name: str) -> StowedTensor:
-    if weight._storage.dialect != "torchao":
-        raise AttributeError(f"a weight that rests as {weight.storage} has no attribute {name!r}")
+def _checked(tensor: Any, name: str) -> StowedTensor:
+    weight = _whole(tensor)
+    if weight is None:
+        raise AttributeError(f"{type(tensor).__name__} has no attribute {name!r}: {tensor!r}")
     return weight
 
 
@@ -149,8 +168,10 @@ def _size(name: str, of: Callable[[StowedTensor], int]) -> property:
     return property(lambda self: of(_checked(self, name)))
 
 
-def _get_original_weight(self: StowedTensor) -> Callable[[], Tensor]:
-    return _checked(self, "get_original_weight").dequantize
+def _get_original_weight(self: Any) -> Callable[[], Tensor]:
+    _checked(self, "get_original_weight")
+    found: Callable[[], Tensor] = self.dequantize
+    return found
 
 
 ATTRIBUTES: dict[str, Any] = {
@@ -164,6 +185,21 @@ ATTRIBUTES: dict[str, Any] = {
     "nf4": _part("nf4"),
     "get_original_weight": property(_get_original_weight),
 }
-for _name, _attribute in ATTRIBUTES.items():
-    if not hasattr(StowedTensor, _name):
-        setattr(StowedTensor, _name, _attribute)
+for _kind in (StowedTensor, StowedView):
+    for _name, _attribute in ATTRIBUTES.items():
+        if not hasattr(_kind, _name):
+            setattr(_kind, _name, _attribute)
+
+_to_of_stowage = registry.FUNCTIONS[Tensor.to]
+
+
+@registry.function(Tensor.to)
+def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Who names a dtype gets a plain tensor, for the own dtype too, as from torchao. A parameter
+    stays at rest: `module.to(dtype)` asks it in the same words."""
+    held = getattr(self, "_is_param", False) or getattr(self, "_stays", False)
+    if _whole(self) is not None and not held:
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype is self.dtype:
+            return self.dequantize().to(device, None, non_blocking, memory_format=layout)
+    return _to_of_stowage(self, *args, **kwargs)

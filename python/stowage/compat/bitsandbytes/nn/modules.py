@@ -41,25 +41,50 @@ def __getattr__(name: str) -> Any:
     return forwarded("bitsandbytes.nn.modules", PEERS, name)
 
 
+def _holds_codes(weight: Any) -> bool:
+    """Whether it is a column of codes, as a parameter of float values is not."""
+    known: bool = getattr(weight, "bnb_quantized", True)
+    return known and weight.dim() == 2 and weight.shape[1] == 1
+
+
 class _FourBit(nn.Module):
     """State dicts of a module whose `weight` is a Params4bit."""
 
     weight: Any
+    _known_state: Any = None  # the last that the weight had
 
     @property
     def quant_state(self) -> Any:
-        """That of the weight; None until it is quantized."""
-        return getattr(self.weight, "quant_state", None)
+        """That of the weight, or the last that it had, where a library has put the bare codes in
+        its place; None until it is quantized."""
+        state = getattr(self.weight, "quant_state", None)
+        if state is not None:
+            if state is not self._known_state:
+                self._known_state = state
+            return state
+        return self._known_state if _holds_codes(self.weight) else None
 
     @quant_state.setter
     def quant_state(self, state: Any) -> None:
+        self._known_state = state
         self.weight.quant_state = state
+
+    def _quantized(self) -> Any:
+        """The state to compute with, which the weight gets back. Raises InvalidArgument before the
+        first move."""
+        weight, state = self.weight, self.quant_state
+        if state is not None and getattr(weight, "quant_state", None) is None:
+            if not isinstance(weight, Params4bit):
+                facts = (state.blocksize, state.nested, state.quant_type, weight.dtype)
+                self.weight = Params4bit(weight, False, state, *facts, bnb_quantized=True)
+            self.weight.quant_state = state
+        return quantized(self.weight)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """Moves the weight with its state; torch would move the codes alone."""
         held = self.weight
         moved = fn(held)
-        if moved is not held:
+        if moved is not held and isinstance(held, Params4bit):
             if not isinstance(moved, Params4bit):
                 moved = held._twin(moved, held.quant_state)
             if moved.is_meta or held.is_meta:
@@ -93,7 +118,7 @@ class _FourBit(nn.Module):
         stats = {k.removeprefix(name): v for k, v in state_dict.items() if k.startswith(name + ".")}
         value, rest, missing = state_dict.get(name), state_dict, missing_keys
         packed = any(".quant_state." in key for key in stats)
-        if value is not None and (packed or self.weight.bnb_quantized):
+        if value is not None and (packed or getattr(self.weight, "bnb_quantized", False)):
             try:
                 self._take(value, stats if packed else {}, local_metadata)
             except StowageError as error:
@@ -167,7 +192,7 @@ class Linear4bit(_FourBit, nn.Linear):
             self.compute_dtype = x.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        state = quantized(self.weight)
+        state = self._quantized()
         if not self.compute_type_is_set:
             self.set_compute_type(x)
             self.compute_type_is_set = True
@@ -232,7 +257,7 @@ class Embedding4bit(_FourBit, nn.Embedding):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        state = quantized(self.weight)
+        state = self._quantized()
         table = _weight.weight_of(self.weight, state)
         return _weight.rows(input, table, state.dtype).to(self.dtype)
 

@@ -54,6 +54,7 @@ class GroupOffloadingConfig:
     stream: Any = None
     block_modules: list[str] | None = None
     exclude_kwargs: list[str] | None = None
+    module_prefix: str = ""
 
 
 class _ToldDiffusers:

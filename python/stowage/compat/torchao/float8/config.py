@@ -2,7 +2,7 @@
 """torchao's configuration of float8 training, and the recipe of Stowage that it stands for."""
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class CastConfig:
     scaling_granularity: ScalingGranularity = ScalingGranularity.TENSORWISE
     target_dtype: torch.dtype | None = None
 
+    def short_str(self) -> str:
+        codes = {_E4M3: "e4m3", _E5M2: "e5m2"}[self.target_dtype or _E4M3]
+        return f"{self.scaling_type.short_str()}_{self.scaling_granularity.short_str()}_{codes}"
+
 
 @dataclass(frozen=True)
 class Float8GemmConfig:
@@ -58,15 +62,15 @@ class Float8LinearRecipeName(enum.Enum):
 class Float8LinearConfig:
     """The fields of torchao 0.18. Raises Unsupported for casts that no recipe of ours does."""
 
-    cast_config_input: CastConfig = field(default_factory=CastConfig)
+    cast_config_input: CastConfig = CastConfig()
     cast_config_input_for_grad_weight: CastConfig | None = None
-    cast_config_weight: CastConfig = field(default_factory=CastConfig)
+    cast_config_weight: CastConfig = CastConfig()
     cast_config_weight_for_grad_input: CastConfig | None = None
-    cast_config_grad_output: CastConfig = field(default_factory=CastConfig)
+    cast_config_grad_output: CastConfig = CastConfig()
     cast_config_grad_output_for_grad_weight: CastConfig | None = None
-    gemm_config_output: Float8GemmConfig = field(default_factory=lambda: Float8GemmConfig(True))
-    gemm_config_grad_input: Float8GemmConfig = field(default_factory=Float8GemmConfig)
-    gemm_config_grad_weight: Float8GemmConfig = field(default_factory=Float8GemmConfig)
+    gemm_config_output: Float8GemmConfig = Float8GemmConfig(True)
+    gemm_config_grad_input: Float8GemmConfig = Float8GemmConfig()
+    gemm_config_grad_weight: Float8GemmConfig = Float8GemmConfig()
     enable_fsdp_float8_all_gather: bool = False
     pad_inner_dim: bool = False
     emulate: bool = False
