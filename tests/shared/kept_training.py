@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -185,3 +186,85 @@ def recipe(code: str, folder: str) -> list[float]:
     assert {value.state for value in names["init_values"](names["model"])} == {"cleared"}
     assert {value.state for value in names["init_values"](names["again"])} != {"kept"}
     return [names["first"], names["second"]]
+
+
+# --- surroundings, on ranks -----------------------------------------------------------------------
+
+
+def _sharded(storage: str) -> tuple[Any, MasterOptimizer]:
+    model: Any = resting(storage)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    model.set_force_sum_reduction_for_comms(True)
+    return model, optimizer_of(model)
+
+
+def _scaled_steps(model: Any, optimizer: Any, steps: range, infinite: bool) -> list[Any]:
+    """Losses, scales and norms of steps in a scaler; in step 1 a gradient is infinite, on the last
+    rank of a sharded model."""
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+    found = []
+    given = batches(torch.float32, steps.stop)
+    for at in steps:
+        x, y = given[at]
+        loss = F.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        grad = model.up.weight.grad
+        if infinite and at == 1:
+            local = getattr(grad, "_local_tensor", grad)
+            if local is grad or dist.get_rank() == dist.get_world_size() - 1:
+                local[-1, -1] = torch.inf
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        found.append((loss.item(), scaler.get_scale()))
+    return found
+
+
+def _whole_masters(optimizer: MasterOptimizer) -> list[Tensor]:
+    return [getattr(m, "full_tensor", lambda m=m: m)() for m in optimizer.masters.values()]
+
+
+def scaled_on_ranks(storage: str) -> str:
+    plain = oracle(storage, torch.float32, None)
+    torch_own = torch.optim.AdamW(plain.parameters(), lr=2e-3, foreach=False)
+    want = _scaled_steps(plain, torch_own, range(5), True)
+    model, optimizer = _sharded(storage)
+    got = _scaled_steps(model, optimizer, range(5), True)
+    assert got == want, (got, want)
+    weights = [plain.up.weight, plain.down.weight]
+    for a, b in zip(_whole_masters(optimizer), weights, strict=True):
+        assert torch.equal(a, b)
+    return "alike"
+
+
+def checkpoints_by_name_on_ranks(storage: str, folder: str) -> str:
+    """A stopped run resumes with the losses of one that was not: in memory, gathered to whole
+    tensors and back, and through files of torch.distributed.checkpoint."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict as named
+
+    def train(model: Any, optimizer: Any) -> list[Any]:
+        return [*_scaled_steps(model, optimizer, range(2, 5), False), *_whole_masters(optimizer)]
+
+    model, optimizer = _sharded(storage)
+    _scaled_steps(model, optimizer, range(2), False)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = []
+    for options in ({}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}):
+        given = named.StateDictOptions(**options)  # type: ignore[arg-type]
+        state = named.get_optimizer_state_dict(model, optimizer, options=given)
+        saved.append((given, copy.deepcopy(state)))
+    dcp.save(saved[1][1], checkpoint_id=folder)
+    want = train(model, optimizer)
+    for given, state in [*saved, (saved[1][0], None)]:
+        again, resumed = _sharded(storage)
+        if state is None:
+            state = named.get_optimizer_state_dict(again, resumed, options=given)
+            dcp.load(state, checkpoint_id=folder)
+        named.set_optimizer_state_dict(again, resumed, state, options=given)
+        again.load_state_dict(weights)
+        got = train(again, resumed)
+        assert got[:3] == want[:3], (given, got[:3], want[:3])
+        assert all(torch.equal(a, b) for a, b in zip(got[3:], want[3:], strict=True)), given
+    return "alike"

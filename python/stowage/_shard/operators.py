@@ -163,21 +163,24 @@ def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return view_of(rows, rows._records[:count])
 
 
-@row_op(
-    aten.new_empty.default,
-    aten.new_zeros.default,
-    aten.empty_like.default,
-    aten.zeros_like.default,
-)
+@row_op(aten.zeros_like.default)
+def _zeros_like(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Plain, as of a whole weight: gradients and moments are made so."""
+    dtype, device = (kwargs.get(name) or getattr(args[0], name) for name in ("dtype", "device"))
+    return torch.zeros(args[0].shape, dtype=dtype, device=device)
+
+
+@row_op(aten.new_empty.default, aten.new_zeros.default, aten.empty_like.default)
 def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Room for rows of the same weight, whose place is not known yet; else a plain tensor."""
     rows = args[0]
-    like = called in (aten.empty_like.default, aten.zeros_like.default)
+    like = called is aten.empty_like.default
     size = rows.shape if like else args[1]
     count = rows_that_fit(size, rows.shape)
     if count is None or kwargs.get("dtype") not in (None, rows.dtype):
-        device = kwargs.get("device") or rows.device
-        return called(rows._records.new_empty(0, dtype=rows.dtype, device=device), *args[1:])
+        dtype, device = (kwargs.get(name) or getattr(rows, name) for name in ("dtype", "device"))
+        plain = torch.zeros if called is aten.new_zeros.default else torch.empty
+        return plain(size, dtype=dtype, device=device)
     device = {"device": kwargs["device"]} if kwargs.get("device") else {}
     made = empty_rows(rows, count, rows.first if like else None, **device)
     if called is aten.new_zeros.default:

@@ -1,48 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any optimizer of torch over fp32 masters, whose weights rest: the step is taken in fp32, and what
-rests is made from it."""
+rests is made from it.
+
+Two optimizers: this one holds the parameters that the user gave, with their gradients, so that all
+that torch does with an optimizer's parameters (scalers, clipping, checkpoints by name) finds them;
+the inner one holds the masters in their place. Options and state are the same in both: what
+`param_groups` and `state` say here goes to the inner one before a step and comes back after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from stowage._errors import InvalidArgument
-from stowage._numbers.stochastic import key_of
-from stowage._shard.groups import groups_of
-from stowage._shard.rows import StowedRows
-from stowage.training.casting import Job, cast, local_of, rests
-from stowage.training.kept import origin_of
-from stowage.training.origin import KEPT, UNSET, Origin
-from stowage.training.terms import Home, Terms
+from stowage.training.casting import cast, rests
+from stowage.training.slots import CASTS, MASTER, Slot, slot_of
 
 ROUNDING = ("nearest", "stochastic")
-
-
-@dataclass
-class _Slot:
-    """A resting parameter and its master."""
-
-    name: str
-    parameter: Any
-    master: Any  # a leaf, spread as the parameter is
-    source: str  # kept or resting: what the master was made from
-    writes: int  # of the weight, when master and weight were last the same
-
-    @property
-    def origin(self) -> Origin:
-        found = origin_of(self.parameter)
-        return _counted(self.parameter, self.name) if found is None else found
+_OF_PARAMETERS = ("params", "param_names")  # what the groups of the two optimizers do not share
 
 
 class MasterOptimizer(torch.optim.Optimizer):
-    """`optimizer_class` over fp32 masters of the resting parameters of `params`, and over the other
-    parameters as they are.
+    """`optimizer_class` over fp32 masters of the resting parameters of `params` that want a
+    gradient, and over the other parameters as they are.
 
     `params`: a model, or what torch's optimizers take; `options` go to `optimizer_class`. A master
     starts from the exact init value where one is kept: that very tensor, if it is fp32 in memory on
@@ -53,8 +37,10 @@ class MasterOptimizer(torch.optim.Optimizer):
 
     A step gives the masters the gradients, in fp32, steps, and casts with one reduction for all
     (`from_masters`), to nearest or, with rounding="stochastic", by `seed`, name and number of the
-    step. Masters, moments and results are sharded as the parameters are. Schedulers work
-    on `param_groups`, which hold the masters. Raises InvalidArgument."""
+    cast. A closure sees weights of the masters of the moment. Masters, moments and results are
+    sharded as the parameters are. `param_groups` holds the parameters, so that gradient scalers,
+    schedulers, clipping and `torch.distributed.checkpoint` work as with any optimizer;
+    `state[parameter]` has the moments and, as "master", the master. Raises InvalidArgument."""
 
     def __init__(
         self,
@@ -71,88 +57,139 @@ class MasterOptimizer(torch.optim.Optimizer):
                 f"MasterOptimizer: rounding must be one of {ROUNDING}, got {rounding!r}"
             )
         self._seed, self._via = (seed if rounding == "stochastic" else None), via
-        self._slots: list[_Slot] = []
-        self._steps, self._masters_count = 0, False
-        self._given: list[Any] = []
-        groups = [self._group(group) for group in _groups(params)]
-        self._inner = optimizer_class(groups, **options)
-        self._ready = False
-        super().__init__([{"params": [torch.empty(0)]}], self._inner.defaults)
-        self._ready = True
-        self._follow()
+        self._slots: dict[Any, Slot] = {}  # by parameter
+        self._count = 0  # of parameters that were given
+        self._inner: Any = None
+        names: dict[Any, str] = {}
+        if isinstance(params, nn.Module):
+            names = {parameter: name for name, parameter in params.named_parameters()}
+            params = list(names)
+        groups = [self._trained(group, names) for group in _groups(params)]
+        inner = optimizer_class([self._over_masters(group) for group in groups], **options)
+        super().__init__(groups, inner.defaults)
+        self._inner = inner
 
-    def _follow(self) -> None:
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_seed", "_via", "_slots", "_count", "_inner")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
-    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+    # --- two optimizers -----------------------------------------------------------------------
+
+    def _trained(self, group: dict[str, Any], names: dict[Any, str]) -> dict[str, Any]:
+        """The group without weights that rest and are frozen; the others that rest get a slot."""
+        kept = []
+        for given in group["params"]:
+            usual = names.get(given, str(self._count))
+            name, parameter = given if isinstance(given, tuple) else (usual, given)
+            self._count += 1
+            if rests(parameter):
+                if not parameter.requires_grad:
+                    continue
+                if parameter not in self._slots:
+                    self._slots[parameter] = slot_of(name, parameter)
+            kept.append(given)
+        return {**group, "params": kept}
+
+    def _over_masters(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group with masters in place of resting parameters."""
-        made = []
-        for name, parameter in _named(group, len(self._given)):
-            self._given.append(parameter)
-            if not rests(parameter):
-                made.append(parameter)
-            elif parameter.requires_grad:
-                slot = _slot(name, parameter)
-                self._slots.append(slot)
-                made.append(slot.master)
-        return {**{k: v for k, v in group.items() if k != "param_names"}, "params": made}
+        given = (g[1] if isinstance(g, tuple) else g for g in group["params"])
+        masters = [self._slots[p].master if p in self._slots else p for p in given]
+        return {**{k: v for k, v in group.items() if k not in _OF_PARAMETERS}, "params": masters}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if not self._ready:  # torch's own constructor calls it
+        if self._inner is None:  # torch's own constructor calls it
             super().add_param_group(param_group)
             return
-        given = param_group["params"]
-        listed = [given] if isinstance(given, Tensor) else list(given)
-        self._inner.add_param_group(self._group({**param_group, "params": listed}))
+        group = self._trained(_groups([param_group])[0], {})
+        super().add_param_group(group)
+        self._inner.add_param_group(self._over_masters(self.param_groups[-1]))
+
+    def _push(self) -> None:
+        """Options and state to the inner optimizer: here is where others read and write them."""
+        for mine, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner.update((k, v) for k, v in mine.items() if k not in _OF_PARAMETERS)
+        self._inner.state.clear()
+        for key, value in self.state.items():
+            slot = self._slots.get(key)
+            if slot is None:
+                self._inner.state[key] = value
+            elif moments := {k: v for k, v in value.items() if k not in (MASTER, CASTS)}:
+                self._inner.state[slot.master] = moments
+
+    def _pull(self, begun: bool = False) -> None:
+        """And back. Before the first step there is no state at all, as in any optimizer (unless it
+        counts as `begun`): checkpoints tell by it that they must make the moments to load into."""
+        begun = begun or bool(self._inner.state) or any(s.casts for s in self._slots.values())
+        for mine, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            mine.update((k, v) for k, v in inner.items() if k not in _OF_PARAMETERS)
+        self.state.clear()
+        masters = {slot.master for slot in self._slots.values()}
+        for parameter, slot in self._slots.items() if begun else ():
+            self.state[parameter] = {**self._inner.state.get(slot.master, {}), **slot.extras}
+        self.state.update((k, v) for k, v in self._inner.state.items() if k not in masters)
+
+    # --- what a user asks ---------------------------------------------------------------------
 
     @property
     def masters(self) -> dict[str, Tensor]:
         """By name of the parameter: fp32, the memory that steps are taken in."""
-        return {slot.name: slot.master.detach() for slot in self._slots}
+        return {slot.name: slot.shown for slot in self._slots.values()}
 
     @property
     def sources(self) -> dict[str, str]:
         """By name: "kept" for masters that are the exact init values, else "resting"."""
-        return {slot.name: slot.source for slot in self._slots}
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for parameter in self._given:
-            if parameter.grad is not None:
-                if set_to_none:
-                    parameter.grad = None
-                else:
-                    parameter.grad.detach_().zero_()
+        return {slot.name: slot.source for slot in self._slots.values()}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            stepped = [slot for slot in self._slots if slot.parameter.grad is not None]
-            for slot in self._slots:
-                self._refresh(slot)
-                slot.origin.clear("at the first step of MasterOptimizer, which has its master")
-            for slot in stepped:
-                slot.master.grad = slot.parameter.grad.to(torch.float32)
-            self._inner.step()
-            self._steps += 1
-            cast([self._job(slot) for slot in stepped])
-            for slot in self._slots:
-                slot.master.grad, slot.writes = None, slot.origin.writes
-        self._masters_count = False
+        slots = list(self._slots.values())
+        self._push()
+        try:
+            with torch.no_grad():
+                for slot in slots:
+                    slot.prepare()
+            if closure is None:
+                self._take_gradients()
+                loss = self._inner.step()
+            else:
+                loss = self._inner.step(self._evaluated(closure))
+            self._cast()
+        finally:
+            for slot in slots:
+                slot.master.grad = None
+            self._pull()
         return loss
 
-    def _refresh(self, slot: _Slot) -> None:
-        """Follows a write of somebody else."""
-        if slot.origin.writes != slot.writes and not self._masters_count:
-            local_of(slot.master).copy_(_values(slot.parameter, slot.origin))
+    @torch.no_grad()
+    def _take_gradients(self) -> None:
+        for slot in self._slots.values():
+            slot.take_gradient()
 
-    def _job(self, slot: _Slot) -> Job:
-        groups = groups_of(slot.parameter) if isinstance(slot.parameter, DTensor) else ()
-        key = None if self._seed is None else key_of(self._seed, f"{slot.name} {self._steps}")
-        master = local_of(slot.master).detach()
-        return Job(slot.name, local_of(slot.parameter), master, None, groups, self._via, key)
+    @torch.no_grad()
+    def _cast(self) -> None:
+        """Makes the weights that have a gradient from their masters."""
+        stepped = [slot for slot in self._slots.values() if slot.master.grad is not None]
+        cast([slot.job(self._seed, self._via) for slot in stepped])
+        for slot in stepped:
+            slot.casts += 1
+        for slot in self._slots.values():
+            slot.settle()
+            slot.loaded = False
+
+    def _evaluated(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure over masters: an optimizer that calls it again has moved them meanwhile."""
+        calls = 0
+
+        def evaluate() -> Any:
+            nonlocal calls
+            if calls:
+                self._cast()
+            calls += 1
+            with torch.enable_grad():
+                loss = closure()
+            self._take_gradients()
+            return loss
+
+        return evaluate
 
     @torch.no_grad()
     def fill_state(self) -> None:
@@ -160,46 +197,88 @@ class MasterOptimizer(torch.optim.Optimizer):
         into: one step of the inner optimizer with zero gradients and a learning rate of 0."""
         if self.state:
             raise InvalidArgument("MasterOptimizer: fill_state must come before the first step")
-        every = [p for group in self.param_groups for p in group["params"]]
-        rates, grads = [g["lr"] for g in self.param_groups], [p.grad for p in every]
+        self._push()
+        every = [p for group in self._inner.param_groups for p in group["params"]]
+        grads = [p.grad for p in every]
         for p in every:
             p.grad = torch.zeros_like(p)
-        for group in self.param_groups:
+        for group in self._inner.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
         self._inner.step()
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for mine, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner["lr"] = mine["lr"]
         for p, grad in zip(every, grads, strict=True):
             p.grad = grad
+        self._pull()
+
+    # --- checkpoints --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the inner optimizer, `masters` by name, and the number of steps."""
-        return {**self._inner.state_dict(), "masters": self.masters, "steps": self._steps}
+        """As of any optimizer. The state of a resting parameter has its `master` and the number of
+        its `casts` besides the moments, also before the first step."""
+        self._push()
+        self._pull(begun=True)
+        try:
+            return super().state_dict()
+        finally:
+            self._pull()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave. The weights are the model's to load, before or after:
         until the next step the masters count, whatever was written to the weights."""
-        state = dict(state_dict)
-        masters, steps = state.pop("masters", None), state.pop("steps", 0)
-        wanted = {slot.name for slot in self._slots}
-        if masters is None or masters.keys() != wanted:
+        # The last hook before and the first one after: users' hooks see what was given, and what
+        # has come of it. torch itself would round the moments to the parameters' dtype.
+        hooks = (
+            self.register_load_state_dict_pre_hook(lambda _, given: self._load(given)),
+            self.register_load_state_dict_post_hook(lambda _: self._pull(), prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.no_grad()
+    def _load(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Masters and moments; returns what is left for torch to load: options."""
+        groups = given.get("param_groups", [])
+        keys = [key for group in groups for key in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        states = {key: dict(state) for key, state in given.get("state", {}).items()}
+        if "masters" in given:  # files of 0.1: by name, beside the state
+            for key, parameter in zip(keys, parameters, strict=False):
+                if (slot := self._slots.get(parameter)) and slot.name in given["masters"]:
+                    extras = {MASTER: given["masters"][slot.name], CASTS: given.get("steps", 0)}
+                    states.setdefault(key, {}).update(extras)
+        found = {
+            self._slots[parameter]: (state.pop(MASTER), int(state.pop(CASTS, 0)))
+            for key, parameter in zip(keys, parameters, strict=False)
+            if parameter in self._slots and MASTER in (state := states.get(key, {}))
+        }
+        self._check(found)
+        moments = {key: state for key, state in states.items() if state}
+        self._inner.load_state_dict({"state": moments, "param_groups": groups})
+        for slot, (master, casts) in found.items():
+            slot.load(master, casts)
+        return {"state": {}, "param_groups": groups}
+
+    def _check(self, found: dict[Slot, tuple[Tensor, int]]) -> None:
+        wanted = sorted(slot.name for slot in self._slots.values())
+        if len(found) != len(wanted):
             raise InvalidArgument(
-                f"MasterOptimizer: the state must have masters of {sorted(wanted)}, got "
-                f"{'none' if masters is None else sorted(masters)}"
+                f"MasterOptimizer: the state must have masters of {wanted}, got "
+                f"{sorted(slot.name for slot in found) or 'none'}"
             )
-        with torch.no_grad():
-            for slot in self._slots:
-                if slot.origin.state == KEPT:  # it may be the master's memory
-                    slot.origin.clear("when MasterOptimizer loaded its masters")
-                slot.master.copy_(masters[slot.name])
-        self._inner.load_state_dict(state)
-        self._steps, self._masters_count = int(steps), True
-        self._follow()
+        for slot, (master, _) in found.items():
+            if master.shape != slot.master.shape:
+                raise InvalidArgument(
+                    f"MasterOptimizer: the master of {slot.name} must be "
+                    f"{list(slot.master.shape)}, got {list(master.shape)}"
+                )
 
 
 def _groups(params: Any) -> list[dict[str, Any]]:
-    if isinstance(params, nn.Module):
-        return [{"params": list(params.named_parameters())}]
+    """As torch takes them, each with a list."""
     listed = list(params)
     if listed and isinstance(listed[0], dict):
         return [
@@ -207,48 +286,3 @@ def _groups(params: Any) -> list[dict[str, Any]]:
             for g in listed
         ]
     return [{"params": listed}]
-
-
-def _named(group: dict[str, Any], count: int) -> Iterable[tuple[str, Any]]:
-    for i, given in enumerate(group["params"]):
-        yield given if isinstance(given, tuple) else (str(count + i), given)
-
-
-def _counted(parameter: Any, name: str) -> Origin:
-    """An origin that keeps nothing, so that writes are counted."""
-    local, made = local_of(parameter), Origin(Terms(False), Home(), name)
-    if isinstance(local, StowedRows):
-        local._kept[0] = made
-    else:
-        local._origin = made
-    return made
-
-
-def _values(parameter: Any, origin: Origin) -> Tensor:
-    """fp32, on the weight's device; the kept value itself where that is such a tensor."""
-    local = local_of(parameter)
-    if origin.state == KEPT:
-        return origin.lent().to(device=local.device, dtype=torch.float32)
-    if origin.state == UNSET and origin.writes == 0:
-        raise InvalidArgument(
-            f"MasterOptimizer: {origin.name} must have been initialised, or loaded, got a weight "
-            "that was made on meta and never written"
-        )
-    return local.dequantize(torch.float32)
-
-
-def _slot(name: str, parameter: Any) -> _Slot:
-    found = origin_of(parameter)
-    origin = _counted(parameter, name) if found is None else found
-    source = "kept" if origin.state == KEPT else "resting"
-    value = _values(parameter, origin).detach()
-    if isinstance(parameter, DTensor):
-        value = DTensor.from_local(
-            value,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-    return _Slot(name, parameter, value.requires_grad_(), source, origin.writes)
