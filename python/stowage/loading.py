@@ -54,10 +54,11 @@ def load(
     """Fills a model from a file, a shard index or a folder that holds either; returns the model.
 
     `model` is a module, or a function that builds one: it is called so that parameters take no
-    memory (on the meta device) and computed buffers have values. Weights that rest in the file rest
-    in the model. With `storage` or `rules` (as in `stow`) plain weights of the file are quantized
-    on the way, tensor by tensor from the mapped file. dtypes are the file's unless `compute_dtype`
-    is given. Memory beyond the model's own at rest stays below 32 MiB.
+    memory (on the meta device) and computed buffers have values. A module's parameters stay the
+    objects that they are, as in `load_state_dict`, but with `mmap`, `ram` or `plan`. Weights that
+    rest in the file rest in the model. With `storage` or `rules` (as in `stow`) plain weights of
+    the file are quantized on the way, tensor by tensor from the mapped file. dtypes are the file's
+    unless `compute_dtype` is given. Memory beyond the model's own at rest stays below 32 MiB.
 
     `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
     so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
@@ -65,9 +66,8 @@ def load(
     of one) says instead which weights stay in memory. `rename` gives a weight of the file the
     model's name for it, or None to leave it out: a function, or patterns {"model.*": "*",
     "*.aux": None}. `strict=False` permits missing and unexpected names. `verify` compares checksums
-    first. `progress=False` shows no bar; else one comes on a terminal, after a second. `skip`,
-    `allow_unmatched`, `exact`, `keep_nonfinite`, `measure`, `working`, `blocks` and `input_cast`
-    are those of `stow`.
+    first. `progress=False` shows no bar; else one comes on a terminal, after a second. All other
+    arguments are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
@@ -76,8 +76,8 @@ def load(
     engine = _engine_options(folder, ram, plan, reads)
     policy = _policy(storage, rules, skip, allow_unmatched, resting := engine is not None)
     grain = Granularity.parse(working, blocks, input_cast, exact)
-    how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
-    options = Options(how, mmap or resting, resting, strict, rename, progress=progress)
+    how, mapped = Making(compute_dtype, grain.exact, keep_nonfinite, measure), mmap or resting
+    options = Options(how, mapped, resting, strict, rename, fills=not mapped, progress=progress)
     source = FileSource(folder)
     try:
         if verify:
@@ -182,8 +182,11 @@ def load_state_dict(
     model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
 ) -> None:
     """Fills `model` with copies of what `state_dict` of this module or of torch gave, or of both
-    mixed. Weights that rest in the state rest in the model; a plain value for a weight that rests
-    in the model is quantized to its storage; dtypes are the model's, as in torch. All problems come
+    mixed. Weights that rest in the state rest in the model, in its storage; a plain value for a
+    weight that rests in the model is quantized to its storage; dtypes are the model's, as in torch.
+    Parameters and buffers stay the objects that they are: an optimizer made before goes on. Only a
+    plain one whose weight rests in the state, and one on the meta device, are replaced, by a frozen
+    parameter as `stow` makes it; a plain one that has a gradient is refused then. All problems come
     in one error, before any change."""
-    options = Options(Making(), strict=strict, keep_dtypes=True)
+    options = Options(Making(), strict=strict, keep_dtypes=True, fills=True)
     _fill(model, DictSource(state), None, options, "load_state_dict")

@@ -5,7 +5,6 @@ problems, then reads tensor by tensor, then changes the model in one step."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage._errors import StowageError
+from stowage._files import fitting
 from stowage._files.flat import FLOAT8, Entry
 from stowage._files.reading import reading
 from stowage._files.renaming import Rename, Renaming
@@ -47,6 +47,7 @@ class Options:
     strict: bool = True
     rename: Rename | None = None
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
+    fills: bool = False  # the model's tensors take the values; else new ones take their place
     progress: bool = False  # a bar, on a terminal
     stays: Callable[[Held], bool] = lambda held: False  # in memory, whatever `mmap` and `cast` say
 
@@ -158,10 +159,10 @@ class Filling:
                 )
                 return
             wanted, reason = has, "rests in the file" if wanted is None else reason
-        elif not _holds_values(entry.dtype, tensor.dtype):
+        elif not fitting.holds_values(entry.dtype, tensor.dtype):
             self.problems.append(
-                f"{held.name}: must be {_short(tensor.dtype)} values, the file has "
-                f"{_short(entry.dtype)} that stowage cannot read as such"
+                f"{held.name}: must be {fitting.short(tensor.dtype)} values, the file has "
+                f"{fitting.short(entry.dtype)} that stowage cannot read as such"
             )
             return
         elif wanted is not None:
@@ -175,6 +176,9 @@ class Filling:
         elif entry.dtype and self._casts(held) and worth_offloading(held, entry.dtype):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
+        if problem := fitting.bound(tensor, rests=wanted is not None):
+            self.problems.append(f"{held.name}: {problem}")
+            return
         self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
 
     def _casts(self, held: Held) -> bool:
@@ -192,10 +196,10 @@ class Filling:
                 self.problems.append(f"{name}: must be in the model, is only in the file")
 
     def _may_lack(self, name: str) -> bool:
-        return _declared(self._model, "_keys_to_ignore_on_load_missing", name)
+        return fitting.declared(self._model, "_keys_to_ignore_on_load_missing", name)
 
     def _may_have(self, name: str) -> bool:
-        return _declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
+        return fitting.declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
 
     def resting(self) -> Iterator[nn.Module]:
         """The modules that hold a resting weight after the load."""
@@ -231,7 +235,10 @@ class Filling:
                     done(step.entry)
                 if self.problems:
                     continue
-                swap.put(step.held, tensor)
+                if self._options.fills:
+                    tensor = swap.fill(step.held, tensor)
+                else:
+                    swap.put(step.held, tensor)
                 made.update(dict.fromkeys(step.held.names, tensor))
                 if isinstance(tensor, nn.Parameter):
                     memories.append((step.held, tensor, step.reason, loss))
@@ -280,20 +287,3 @@ def _plain(found: torch.Tensor, old: torch.Tensor, dtype: torch.dtype) -> torch.
     if isinstance(old, nn.Parameter):
         return nn.Parameter(values, requires_grad=old.requires_grad)
     return values
-
-
-def _holds_values(found: torch.dtype | None, wanted: torch.dtype) -> bool:
-    """Whether a plain tensor of a file can stand for one of a model. Float8 without a scale that we
-    know are codes, not values."""
-    if found is None or found.is_floating_point != wanted.is_floating_point:
-        return False
-    return found == wanted or not found.is_floating_point or found.itemsize > 1
-
-
-def _short(dtype: torch.dtype | None) -> str:
-    return "a type unknown to torch" if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _declared(model: nn.Module, attribute: str, name: str) -> bool:
-    """Whether the model itself (transformers) says that this name may differ."""
-    return any(re.search(pattern, name) for pattern in getattr(model, attribute, None) or ())

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from stowage._mapped import note_copies
+from stowage._mapped import ensure_writable, note_copies
 from stowage.tensor import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.
@@ -108,6 +109,7 @@ class Swap:
 
     _places: list[tuple[Site, torch.Tensor]] = field(default_factory=list)
     _values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _filled: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def put(self, held: Held, tensor: torch.Tensor) -> None:
         """Gives every place of `held` the one new tensor, so that ties stay ties. A buffer stays
@@ -118,7 +120,23 @@ class Swap:
                 tensor.stay()
         self._places.extend((site, tensor) for site in held.sites)
 
-    def put_values(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    def fill(self, held: Held, made: torch.Tensor) -> torch.Tensor:
+        """Has the tensor that is there take what `made` holds, as `copy_` does: the object stays,
+        with its gradient, hooks and attributes, and so does every place that holds it. Where it
+        cannot (it is plain and `made` rests, or it has no memory), `made` takes its place. Returns
+        the one that will be there; `made` must have memory of its own."""
+        old = held.tensor
+        fits = isinstance(old, StowedTensor) == isinstance(made, StowedTensor)
+        if old.is_meta or isinstance(old, LAZY) or old.is_inference() or not fits:
+            self.put(held, made)
+            return made
+        if isinstance(old, StowedTensor) or old.dtype is made.dtype:
+            self._filled.append((old, made))
+        else:
+            self.put_values(old, made.detach().to(old.device))
+        return old
+
+    def put_values(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
         """Gives a Parameter new values and dtype. The object stays, as under `module.to()`:
         optimizers hold on to it."""
         self._values.append((parameter, values))
@@ -126,7 +144,7 @@ class Swap:
             self._values.append((parameter.grad, parameter.grad.detach().to(values.dtype)))
 
     def commit(self) -> None:
-        undo: list[Callable[[], None]] = []
+        undo: list[Callable[[], Any]] = []
         try:
             for site, tensor in self._places:
                 old = getattr(site.module, site.attribute)
@@ -135,8 +153,27 @@ class Swap:
             for target, values in self._values:
                 undo.append(partial(setattr, target, "data", target.data))
                 target.data = values
+            for old, made in self._filled:
+                undo.append(_fill(old, made))
             note_copies()
         except BaseException:
             for step in reversed(undo):
                 step()
             raise
+
+
+@torch.no_grad()
+def _fill(old: torch.Tensor, made: torch.Tensor) -> Callable[[], Any]:
+    """Puts into `old` what `made` holds; returns what undoes it. The two change places, so that no
+    more than one tensor is there twice."""
+    if isinstance(old, StowedTensor) and isinstance(made, StowedTensor):
+        if (old.storage, old._exact, old._dt) != (made.storage, made._exact, made._dt):
+            before = old.detach()
+            old.data = made.detach().to(old.device)
+            return partial(setattr, old, "data", before)
+    else:
+        ensure_writable(old)
+    kept = made.detach().clone()
+    made.detach().copy_(old)
+    old.copy_(kept)
+    return partial(_fill, old, made)
