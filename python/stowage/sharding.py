@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._errors import BadFile, InvalidArgument
 from stowage._files.source import octets
-from stowage._model.report import widened
 from stowage._model.weights import written
 from stowage._shard.gathering import reshard
 from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import join_columns, take_columns
 from stowage._shard.records import decode, geometry
+from stowage._shard.replacement import widened
 from stowage._shard.resharding import reshard_problems
 from stowage._shard.rows import StowedRows, rows_of
 from stowage.tensor import StowedTensor

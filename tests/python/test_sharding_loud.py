@@ -43,12 +43,24 @@ def rests(storage: str = "nf4") -> Any:
     return model
 
 
+def made_at_rest() -> Any:
+    with quantized_init("nf4"):
+        return nn.Sequential(nn.Linear(64, 32))
+
+
+def given_by_hand() -> Any:
+    model = nn.Sequential(nn.Linear(64, 32)).requires_grad_(False)
+    model[0].weight = nn.Parameter(stowage.quantize(model[0].weight.detach(), "nf4"), False)
+    return copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("make", [rests, made_at_rest, given_by_hand])
 def test_check_and_save_compare_with_what_was_stowed(
-    mesh: Any, unknown: None, tmp_path: Path
+    mesh: Any, unknown: None, tmp_path: Path, make: Any
 ) -> None:
-    model = rests()
+    model = make()
     fully_shard(model, mesh=mesh)
-    text = r"0\.weight: must be spread as it was stowed, at rest, got float32 values \[32, 64\]"
+    text = r"0\.weight: must be spread as it was stowed, as nf4:block64, got plain torch\.float32"
     for call in (sharding.check, sharding.state_dict, lambda m: sharding.save(m, tmp_path)):
         with pytest.raises(stowage.InvalidArgument, match=text):
             call(model)

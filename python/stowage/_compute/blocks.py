@@ -42,7 +42,14 @@ class _Scope:
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
+        self._parts: set[int] | None = None
         self.widened: dict[tuple[Any, ...], _Widened] = {}
+
+    def contains(self, block: nn.Module) -> bool:
+        """Whether `block` is this one, or a part of it."""
+        if self._parts is None:
+            self._parts = {id(part) for part in self.block.modules()}
+        return id(block) in self._parts
 
 
 class _Thread(threading.local):
@@ -121,8 +128,8 @@ def _open(block: nn.Module, args: Any) -> None:
     if _compiling():
         return  # each op in the graph widens by itself
     scopes = _here.scopes
-    while scopes and not _inside(block, scopes[-1].block):
-        scopes.pop()
+    while scopes and not scopes[-1].contains(block):
+        scopes.pop()  # of an interrupted forward, after which torch calls no hook
     scopes.append(_Scope(block))
 
 
@@ -133,12 +140,6 @@ def _close(block: nn.Module, args: Any, result: Any) -> None:
     if any(scope.block is block for scope in scopes):
         while scopes.pop().block is not block:
             pass
-
-
-def _inside(block: nn.Module, other: nn.Module) -> bool:
-    """Whether `block` is `other` or a part of it. A scope that it is not inside of is over: torch
-    calls no hook after a KeyboardInterrupt. A block that calls no part of its own widens again."""
-    return any(part is block for part in other.modules())
 
 
 def _hooks(block: nn.Module) -> tuple[OrderedDict[Any, Any], OrderedDict[Any, Any]]:

@@ -17,8 +17,7 @@ from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamp import stamp
 from stowage._model.stowing import Loss
 from stowage._model.weights import Held, buffers, parameters
-from stowage._shard.describing import is_spread, local_of, piece_of, wire_dtypes
-from stowage._shard.replacement import rests
+from stowage._shard.describing import local_of, piece_of, wire_dtypes
 from stowage._shard.rows import StowedRows
 from stowage.dispatch import fallbacks
 from stowage.tensor import StowedTensor
@@ -128,23 +127,6 @@ def _recall(held: Held) -> tuple[str, Loss | None]:
         known = known.earlier
     # A weight that was written since has an error that nobody measured.
     return known.reason, known.loss if known.stamp == now else None
-
-
-def widened(model: nn.Module) -> list[str]:
-    """Parameters that `stow` or `load` left at rest, and that are spread over processes as plain
-    values: what each of them was, and is."""
-    problems = []
-    for held in parameters(model):
-        memories = [s.module.__dict__.get(_MEMORIES, {}).get(s.attribute) for s in held.sites]
-        rested = any(memory is not None and memory.stamp is not None for memory in memories)
-        if rested and is_spread(held.tensor) and not rests(held.tensor):
-            local = local_of(held.tensor)
-            problems.append(
-                f"{held.name}: must be spread as it was stowed, at rest, got "
-                f"{str(local.dtype).removeprefix('torch.')} values {list(local.shape)} of "
-                f"{list(held.tensor.shape)}"
-            )
-    return problems
 
 
 def loss_of(held: Held) -> Loss | None:

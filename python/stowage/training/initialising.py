@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 from stowage._errors import InvalidArgument
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
+from stowage._shard.replacement import note
 from stowage._storage import Storage
 from stowage.policy import WEIGHT_TYPES
 from stowage.requantize import first_parts
@@ -141,7 +142,9 @@ class _Making:
         if rule := storage.misfit(parameter.shape):
             raise InvalidArgument(f"quantized_init: {type(module).__name__}.{name}: {rule}")
         with torch.inference_mode(False), torch.no_grad():
-            return self._made_of(parameter, module, name, storage)
+            made = self._made_of(parameter, module, name, storage)
+        note(module, name, parameter if made is None else made)
+        return made
 
     def registered(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
         """A module has been made: what is open is put away before the next one takes memory."""
