@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import stowage
 from stowage import sharding
-from stowage._shard import callers
+from stowage._shard import callers, sharding_calls
 from stowage.training import convert_float8, init_value, quantized_init
 
 
@@ -94,6 +94,14 @@ def test_a_torch_without_the_known_names_is_refused(
                 distribute_tensor(model[0].weight, mesh, [Shard(0)])
     finally:
         callers._missing.cache_clear()
+    assert type(model[0].weight) is stowage.StowedTensor
+
+
+def test_room_that_is_not_known_for_what_it_is(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding_calls, "rows_that_fit", lambda *sizes: None)
+    model = rests()
+    with pytest.raises(stowage.Unsupported, match=r"must make room .*plain memory \[32, 64\]"):
+        fully_shard(model, mesh=mesh)
     assert type(model[0].weight) is stowage.StowedTensor
 
 

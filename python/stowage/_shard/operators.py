@@ -240,6 +240,12 @@ def _pad(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     into, values = args[:2]
     if not isinstance(into, StowedRows):
+        if asked_by(sharder(), SHARDS_ONE) is not None:
+            raise Unsupported(
+                f"stowage: torch {torch.__version__} must make room for {values!r} with new_zeros "
+                f"of its own size, got plain memory {list(into.shape)}: the shard would be dense"
+                + HALF_DONE
+            )
         return called(into, values.dequantize(), *args[2:])
     if initialising(into) and not takes_over(into, values):
         return initialise(called, args, kwargs)
