@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo test test-quick test-all test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo test test-quick test-all test-peers test-gpu bench fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ test-quick: build $(STAMPS)/test ## what to run after each edit: without sanitiz
 
 test-all: build $(STAMPS)/test ## nightly: everything above, plus the slow extras and fuzzing
 	@$(BIN)/python tools/run_tests all
+
+test-peers: build $(STAMPS)/test ## peers' own test suites with the facades in their place
+	@$(BIN)/python tools/test_peers
 
 test-gpu: ## op tests on CUDA with the Python and torch (2.11 or newer) that stand here
 	@PYTHON=$(PYTHON) tools/test_gpu

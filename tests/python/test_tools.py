@@ -237,3 +237,30 @@ def test_the_runner_counts_a_test_by_its_last_try(tmp_path: Path) -> None:
     counts = runpy.run_path(str(ROOT / "tools/run_tests"))["count"](report)
     assert (counts.passed, counts.failed, counts.skipped) == (2, 1, 1)
     assert counts.again == ["a::second"]
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="test_hooks.Tester" name="test_a"/>
+<testcase classname="tests.test_hooks.Tester" name="test_b"><failure/></testcase>
+<testcase classname="test_hooks.Tester" name="test_c"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_peers_lists_must_be_exact(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/test_peers"))
+    (tmp_path / "report.xml").write_text(JUNIT)
+    passed, failed = tool["outcomes"](tmp_path / "report.xml")
+    a, b = "test_hooks.py::Tester::test_a", "test_hooks.py::Tester::test_b"
+    assert (passed, failed) == ({a}, {b})
+    many = {str(i) for i in range(99)}
+    differences = tool["differences"]
+    assert differences("accelerate", many, failed, {b}) == []
+    assert differences("accelerate", many, failed, set()) == [
+        f"{b} fails, and is not in tests/peers/accelerate.txt"
+    ]
+    assert differences("accelerate", many, set(), {b}) == [
+        f"{b} does not fail, and is in tests/peers/accelerate.txt"
+    ]
+    assert "at least" in differences("accelerate", passed, failed, {b})[0]
+    for line in tool["listed"]("accelerate"):
+        assert re.fullmatch(r"test_\w+\.py::\w+::\w+", line)

@@ -160,18 +160,22 @@ class _Job:
         return engine
 
     def _without_device(self) -> list[str]:
+        known = self._known()
         return [
             f"{name}: must have a device in device_map, has none"
             for name in self.source.entries
-            if place_of(name, self._map) is None
+            if name in known and place_of(name, self._map) is None
         ]
 
+    def _known(self) -> set[str]:
+        return {name for held in values(self.model) for name in held.names}
+
     def _tell_of_leftovers(self) -> None:
-        known = {name for held in values(self.model) for name in held.names}
-        unused = sorted(self.source.entries.keys() - known)
+        unused = sorted(self.source.entries.keys() - self._known())
         if unused:
-            kind = type(self.model).__name__
-            _LOG.warning("%s: not used by %s: %s", self.source.where, kind, ", ".join(unused))
+            kind, names = type(self.model).__name__, ", ".join(unused)
+            text = "%s: some weights of the checkpoint were not used when filling %s: %s"
+            _LOG.warning(text, self.source.where, kind, names)
 
 
 @contextmanager

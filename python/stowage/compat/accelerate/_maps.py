@@ -160,7 +160,10 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     unknown = [name for name in device_map if name not in known]
     if unknown:
-        text = f"stowage: device_map keys must match parts of the model, these do not: {unknown}"
+        text = (
+            "stowage: device_map must name parts of the model, these device_map keys do not match "
+            f"any submodules: {', '.join(unknown)}"
+        )
         warnings.warn(text, UserWarning, stacklevel=2)
     missing = [
         name

@@ -19,6 +19,7 @@ from stowage._model.report import report
 from stowage.compat.diffusers.hooks import group_offloading as grouping
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
 from stowage.modules import unstow
+from stowage.views import PACKED
 
 
 def enable_layerwise_casting(
@@ -70,7 +71,8 @@ def patched() -> Iterator[None]:
     """Within it, `model.enable_layerwise_casting`, `.disable_layerwise_casting` and
     `.get_memory_footprint` of diffusers' models, and `apply_layerwise_casting` and
     `apply_group_offloading` of `diffusers.hooks` (so `enable_group_offload` of models and
-    pipelines), are those of this package, in the whole process. Models that were cast or offloaded
+    pipelines), are those of this package, in the whole process; `save_lora_adapter` writes the
+    values of adapters that were cast. Models that were cast or offloaded
     inside stay so afterwards. Raises ImportError without diffusers."""
     modeling = importlib.import_module("diffusers.models.modeling_utils")
     theirs = importlib.import_module("diffusers.hooks")
@@ -87,7 +89,7 @@ def patched() -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = []
     try:
         places = [(modeling.ModelMixin, methods), (theirs, functions), (inner, functions)]
-        for place, ours in [*places, *_offloading_places(theirs)]:
+        for place, ours in [*places, *_offloading_places(theirs), *_saving_places()]:
             for name, function in ours.items():
                 changed.append((place, name, vars(place).get(name)))
                 setattr(place, name, function)
@@ -117,6 +119,21 @@ def _offloading_places(hooks: Any) -> list[tuple[Any, dict[str, Callable[..., An
             here = {name: ours[name] for name in names if name in vars(module)}
             found.append((module, here))
     return found
+
+
+def _saving_places() -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+    """Where `save_lora_adapter` takes an adapter from, whose weights may have been cast."""
+    try:
+        utils = importlib.import_module("peft.utils")
+    except ImportError:
+        return []
+    taken = utils.get_peft_model_state_dict
+
+    def get_peft_model_state_dict(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = taken(*args, **kwargs).items()
+        return {k: v.dequantize() if isinstance(v, PACKED) else v for k, v in found}
+
+    return [(utils, {"get_peft_model_state_dict": get_peft_model_state_dict})]
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
