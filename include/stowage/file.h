@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,9 +31,25 @@ struct WeightInfo {
   std::string name;  // "layers.0.weight"
   Storage storage;   // a float tensor is a plain cast of itself; others have no WeightInfo
   Shape shape;       // logical
-  std::vector<std::string> parts;  // tensor names in the file, in the order of layout()
-  std::optional<Dtype> compute;    // what the manifest says it computes in
+  std::vector<std::string> parts;        // tensor names in the file, in the order of layout()
+  std::optional<Dtype> compute;          // what the file says it computes in
+  std::vector<std::string> beside = {};  // further tensors, which only tell what it is
+  float nested_offset = 0;               // of nested storages
 };
+
+/// The weights among tensors, and those that are none though they hold 8-bit codes: by name, the
+/// tensor beside each that says how it is scaled in a way that is not known here.
+struct FoundWeights {
+  std::vector<WeightInfo> weights;  // sorted by name
+  std::map<std::string, std::string> unreadable;
+};
+
+/// What tensors in memory are, told by the rules of docs/formats.md as in a file without a
+/// manifest: states have names, dtypes and shapes only. `read` gives the bytes of a tensor of at
+/// most 64 KiB; shards, offsets and parts of TensorInfo are ignored; scales may be of f16 or bf16.
+/// `where` begins the text of errors. Throws bad_file as File::open().
+STOWAGE_API FoundWeights weights_among(const std::string& where, std::vector<TensorInfo> tensors,
+                                       const std::function<std::string(const TensorInfo&)>& read);
 
 /// An opened model: one .safetensors file, a shard index, or a folder that holds either. Tensors
 /// are mapped read-only and paged in on use. Copies share the mapping; a Weight from it keeps it
@@ -51,6 +68,7 @@ class STOWAGE_API File {
   std::span<const std::byte> bytes(const TensorInfo& tensor) const noexcept;
   const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
   const WeightInfo* find_weight(std::string_view name) const noexcept;
+  const std::map<std::string, std::string>& unreadable() const noexcept;  // as in FoundWeights
   Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
   /// Brings a part of a tensor's bytes into memory before they are read: advice, which never
   /// throws; a part that reaches past the tensor's end ends there.

@@ -62,6 +62,11 @@ class STOWAGE_API Writer {
 /// entry of nested_offset, since the number lives in it) and the quant map. Throws as layout().
 STOWAGE_API std::vector<Declaration> disk_layout(std::string_view name, const Storage& storage,
                                                  const Shape& shape);
+/// The text of a label: a tensor "<name>.stowage" (U8) that says storage and shape beside tensors
+/// of disk_layout() where no manifest does. Throws as layout().
+STOWAGE_API std::string label(const Storage& storage, const Shape& shape);
+/// Whether the tensors of disk_layout() do not say both by their own names, dtypes and shapes.
+STOWAGE_API bool needs_label(const Storage& storage, const Shape& shape);
 /// The JSON quant state of a 4-bit weight as bitsandbytes reads it, padded with spaces to the size
 /// that disk_layout() declares. Throws invalid_argument for other storages or an infinite offset.
 STOWAGE_API std::string quant_state(const Storage& storage, const Shape& shape, Dtype compute,

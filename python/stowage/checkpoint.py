@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stowage._errors import raise_problems
-from stowage._files.flat import DISK_NAMES, flatten
+from stowage._files.flat import DISK_NAMES, flatten, label_all
 from stowage._files.real_values import (
     RealValues,
     check_dtype,
@@ -36,7 +36,11 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
     takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too. Where weights are
     spread over processes, all must call it, and each gets the whole of them."""
-    return _flat(together(model))
+    every = together(model)
+    flat = _flat(every)
+    rest = ((held.name, held.tensor) for held in every if _is_declared(held))
+    label_all(flat, {name: weight for name, weight in rest if isinstance(weight, StowedTensor)})
+    return flat
 
 
 def _flat(every: list[Held]) -> dict[str, torch.Tensor]:
@@ -171,9 +175,11 @@ def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
 
 def _flat_one(held: Held) -> dict[str, torch.Tensor]:
     tensor = held.tensor
-    if isinstance(tensor, StowedTensor):
-        return {held.name: plain_values(tensor)} if is_plain(tensor) else flatten(held.name, tensor)
-    return {held.name: tensor.detach()}
+    if not isinstance(tensor, StowedTensor):
+        return {held.name: tensor.detach()}
+    if is_plain(tensor):
+        return {held.name: plain_values(tensor)}
+    return flatten(held.name, tensor)
 
 
 def _weight_facts(held: Held) -> dict[str, object]:

@@ -60,14 +60,13 @@ def load(
     the file are quantized on the way, tensor by tensor from the mapped file. dtypes are the file's
     unless `compute_dtype` is given. Memory beyond the model's own at rest stays below 32 MiB.
 
-    `mmap` leaves resting weights in the mapped file, read-only, instead of copying them. `ram` does
-    so too, with plain ones of 64 KiB, and brings them into memory as they are used, at most so many
-    bytes ("2GiB") at a time: see `offload`. `plan` (of `stowage.plan` for this folder, or the path
-    of one) says instead which weights stay in memory. `rename` gives a weight of the file the
-    model's name for it, or None to leave it out: a function, or patterns {"model.*": "*",
-    "*.aux": None}. `strict=False` permits missing and unexpected names. `verify` compares checksums
-    first. `progress=False` shows no bar; else one comes on a terminal, after a second. All other
-    arguments are those of `stow`.
+    `mmap` leaves weights in the mapped file until they are written to. `ram` does so too, and
+    brings them into memory as they are used, at most so many bytes ("2GiB") at a time: see
+    `offload`. `plan` (of `stowage.plan` for this folder, or the path of one) says instead which
+    weights stay in memory. `rename` gives a weight of the file the model's name for it, or None to
+    leave it out: a function, or patterns {"model.*": "*", "*.aux": None}. `strict=False` permits
+    missing and unexpected names. `verify` compares checksums first. `progress=False` shows no bar;
+    else one comes on a terminal, after a second. All other arguments are those of `stow`.
 
     Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
     storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or

@@ -22,11 +22,14 @@ measure = _ops.measure.default
 storage_key = _ops.storage_key.default
 storage_describe = _ops.storage_describe.default
 storage_on_disk = _ops.storage_on_disk.default
+storage_label = _ops.storage_label.default
 info = _ops.info.default
+state_describe = _ops.state_describe.default
 
 file_open = _ops.file_open.default
 file_describe = _ops.file_describe.default
 file_read = _ops.file_read.default
+file_map = _ops.file_map.default
 file_populate = _ops.file_populate.default
 file_drop = _ops.file_drop.default
 file_verify = _ops.file_verify.default

@@ -26,8 +26,7 @@ std::vector<Source> sources(const File& file) {
   for (const WeightInfo& weight : file.weights()) {
     Source source{weight.name, weight.shape, &weight, file.find(weight.parts.front()), 0};
     std::set<std::string> names(weight.parts.begin(), weight.parts.end());
-    for (const Declaration& part : disk_layout(weight.name, weight.storage, weight.shape))
-      names.insert(part.name);
+    names.insert(weight.beside.begin(), weight.beside.end());
     for (const std::string& name : names)
       if (const TensorInfo* tensor = file.find(name)) source.bytes += tensor->bytes;
     taken.insert(names.begin(), names.end());

@@ -19,7 +19,7 @@ struct File::State {
   std::vector<std::string> paths;
   std::vector<Shard> shards;
   std::vector<TensorInfo> tensors;
-  Weights weights;
+  FoundWeights found;
 
   const MappedFile& map(const TensorInfo& tensor) const {
     return shards[static_cast<std::size_t>(tensor.shard)].map;
@@ -94,7 +94,7 @@ File File::open(const std::string& path) {
   const auto read = [&](const TensorInfo& tensor) {
     return read_tensor(state->map(tensor), tensor);
   };
-  state->weights = find_weights({state->paths, state->tensors, read}, said);
+  state->found = find_weights({state->paths, state->tensors, read, false}, said);
   File file;
   file.state_ = std::move(state);
   return file;
@@ -107,14 +107,17 @@ const std::map<std::string, std::string>& File::metadata() const noexcept {
   return state_->shards.front().header.metadata;
 }
 const std::vector<TensorInfo>& File::tensors() const noexcept { return state_->tensors; }
-const std::vector<WeightInfo>& File::weights() const noexcept { return state_->weights.infos; }
+const std::vector<WeightInfo>& File::weights() const noexcept { return state_->found.weights; }
+const std::map<std::string, std::string>& File::unreadable() const noexcept {
+  return state_->found.unreadable;
+}
 
 const TensorInfo* File::find(std::string_view name) const noexcept {
   return find_tensor(state_->tensors, name);
 }
 
 const WeightInfo* File::find_weight(std::string_view name) const noexcept {
-  const auto& infos = state_->weights.infos;
+  const auto& infos = state_->found.weights;
   const auto at = std::ranges::lower_bound(infos, name, {}, &WeightInfo::name);
   return at != infos.end() && at->name == name ? &*at : nullptr;
 }
@@ -135,7 +138,7 @@ Weight File::weight(std::string_view name) const {
   std::array<const void*, kMaxParts> parts{};
   for (std::size_t i = 0; i < info->parts.size(); ++i) {
     if (made.parts[i].name == "nested_offset") {
-      parts[i] = &state_->weights.nested_offsets.find(name)->second;
+      parts[i] = &info->nested_offset;
     } else {
       parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);
       check_memory(bytes(*find(info->parts[i])).data());  // which may have been copied

@@ -46,7 +46,7 @@ constexpr std::array<Rule, kRefusalCount> kRules{{
     {Refusal::folder_ambiguous, "folder_ambiguous", "the folder must hold one model"},
     {Refusal::manifest_version, "manifest_version", "the manifest version must be 1"},
     {Refusal::manifest_value, "manifest_value", "the manifest must hold legal values"},
-    {Refusal::manifest_part, "manifest_part", "a tensor must be as the manifest says"},
+    {Refusal::manifest_part, "manifest_part", "a tensor must be as the manifest or label says"},
     {Refusal::checksum, "checksum", "the bytes must match their XXH3 checksum"},
     {Refusal::size_changed, "size_changed", "the file must keep its size while it is open"},
     {Refusal::file_changed, "file_changed", "the file must not be written while it is open"},

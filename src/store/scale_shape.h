@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which scaling a scale's shape means, for files without a manifest.
+// Which scaling a scale's shape means, where nothing else tells.
 #pragma once
 #include "store/refusal.h"
 #include "stowage/file.h"
@@ -8,7 +8,7 @@ namespace stowage {
 
 /// The storage of 8-bit `codes` in `weight` with `scale`. Where two fit, the values they give are
 /// the same and the simpler one is named. Throws bad_file: scale_shape where none fits, scale_block
-/// where several block sizes do (the manifest would say which).
+/// where several block sizes do, or none that writers choose (a manifest or label would say which).
 Storage storage_from_scale(Codes codes, const TensorInfo& weight, const TensorInfo& scale,
                            const Place& place);
 

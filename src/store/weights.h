@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights in a set of tensors: what the manifests say, what quant states say, and by the
-// conventions of docs/formats.md what names, element types and shapes say.
+// The weights in a set of tensors: what quant states, manifests and labels say, and by the
+// conventions of docs/formats.md what names, element types and shapes say. The one rule for files
+// and for states in memory.
 #pragma once
 #include <functional>
 #include <map>
@@ -12,20 +13,19 @@
 
 namespace stowage {
 
-struct Weights {
-  std::vector<WeightInfo> infos;                             // sorted by name
-  std::map<std::string, float, std::less<>> nested_offsets;  // of the nested ones, by weight
-};
-
-/// What the search needs of the file: its tensors, sorted by name, and a way to read one.
+/// What the search needs of a file, or of tensors in memory that have the names of a file's: the
+/// tensors, sorted by name, and a way to read a small one.
 struct TensorSource {
-  const std::vector<std::string>& paths;
+  std::vector<std::string> paths;
   const std::vector<TensorInfo>& tensors;
-  std::function<std::string(const TensorInfo&)> read;
+  std::function<std::string(const TensorInfo&)> read;  // of at most kLongestText bytes
+  bool in_memory;  // nothing has an offset, and who takes a scale widens it to f32 himself
 };
+inline constexpr std::uint64_t kLongestText = 65536;  // quant states have about 170 bytes
 
 /// Throws bad_file where parts are missing or contradict each other.
-Weights find_weights(const TensorSource& source, const std::map<std::string, ManifestWeight>& said);
+FoundWeights find_weights(const TensorSource& source,
+                          const std::map<std::string, ManifestWeight>& said);
 
 /// The tensor of that name in a list sorted by name, or null.
 const TensorInfo* find_tensor(const std::vector<TensorInfo>& tensors, std::string_view name);

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "stowage/private_map.h"
 #include "torch/arguments.h"
 #include "torch/files.h"
 #include "torch/handles.h"
@@ -33,13 +34,16 @@ json weight_json(const WeightInfo& weight) {
               {"storage", to_string(weight.storage)},
               {"shape", weight.shape.sizes()},
               {"parts", weight.parts},
+              {"beside", weight.beside},
+              {"nested_offset", weight.nested_offset},
               {"compute", nullptr}};
   if (weight.compute) out["compute"] = disk_name(*weight.compute);
   return out;
 }
 
 // {"paths": [..], "metadata": {..}, "tensors": [{name, dtype, shape, shard, offset, bytes}],
-//  "weights": [{name, storage, shape, parts, compute}]}
+//  "weights": [{name, storage, shape, parts, beside, nested_offset, compute}],
+//  "unreadable": {name: neighbour}}
 Tensor file_describe(std::int64_t handle) {
   const auto file = files().get("stowage::file_describe", handle);
   json tensors = json::array(), weights = json::array();
@@ -48,9 +52,54 @@ Tensor file_describe(std::int64_t handle) {
   const json out = {{"paths", file->paths()},
                     {"metadata", file->metadata()},
                     {"tensors", std::move(tensors)},
-                    {"weights", std::move(weights)}};
+                    {"weights", std::move(weights)},
+                    {"unreadable", file->unreadable()}};
   // Paths may hold bytes that are not UTF-8.
   return text_bytes(out.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+// `tensors`: [{name, dtype, shape, bytes}]; `values`: the bytes of each of them that has at most
+// 64 KiB, else none. Gives "weights" and "unreadable" as file_describe does.
+Tensor state_describe(const std::string& where, const std::string& tensors,
+                      const std::vector<Tensor>& values) {
+  constexpr const char* kWhere = "stowage::state_describe";
+  std::vector<TensorInfo> infos;
+  try {
+    for (const json& tensor : json::parse(tensors)) {
+      TensorInfo info;
+      info.name = tensor.at("name").get<std::string>();
+      info.dtype_name = tensor.at("dtype").get<std::string>();
+      info.dtype = dtype_from_disk_name(info.dtype_name);
+      info.shape = Shape(tensor.at("shape").get<std::vector<std::int64_t>>());
+      info.bytes = tensor.at("bytes").get<std::uint64_t>();
+      infos.push_back(std::move(info));
+    }
+  } catch (const json::exception& e) {
+    fail(Code::invalid_argument, std::string(kWhere) +
+                                     ": tensors must be JSON of the documented "
+                                     "form, got: " +
+                                     e.what());
+  }
+  if (values.size() != infos.size()) {
+    fail(Code::invalid_argument, std::string(kWhere) +
+                                     ": there must be values for each tensor, "
+                                     "got " +
+                                     std::to_string(values.size()) + " for " +
+                                     std::to_string(infos.size()));
+  }
+  std::map<std::string, std::size_t> place;
+  for (std::size_t i = 0; i < infos.size(); ++i) place.emplace(infos[i].name, i);
+  const FoundWeights found = weights_among(where, infos, [&](const TensorInfo& tensor) {
+    const Argument bytes(kWhere, tensor.name.c_str(), values[place.at(tensor.name)].get());
+    if (static_cast<std::uint64_t>(bytes.elements()) != tensor.bytes) {
+      fail(Code::invalid_argument, where + ": tensor '" + tensor.name + "': must hold values");
+    }
+    return std::string(static_cast<const char*>(bytes.data()), tensor.bytes);
+  });
+  json weights = json::array();
+  for (const WeightInfo& weight : found.weights) weights.push_back(weight_json(weight));
+  return text_bytes(
+      json({{"weights", std::move(weights)}, {"unreadable", found.unreadable}}).dump());
 }
 
 const TensorInfo& tensor_of(const char* where, const File& file, const std::string& name) {
@@ -73,6 +122,20 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
   return torch::stable::from_blob(const_cast<std::byte*>(bytes.data()), {&count, 1}, {&stride, 1},
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   torch::headeronly::ScalarType::Byte, [file](void*) {});
+}
+
+// Memory that may be written, which the file never sees.
+Tensor file_map(std::int64_t handle, const std::string& name) {
+  constexpr const char* kWhere = "stowage::file_map";
+  const auto file = files().get(kWhere, handle);
+  const TensorInfo& tensor = tensor_of(kWhere, *file, name);
+  const auto count = static_cast<std::int64_t>(tensor.bytes);
+  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
+  const std::int64_t stride = 1;
+  const auto bytes = map_private(*file, tensor);
+  return torch::stable::from_blob(bytes.get(), {&count, 1}, {&stride, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  torch::headeronly::ScalarType::Byte, [bytes](void*) {});
 }
 
 void file_populate(std::int64_t handle, const std::string& name, std::int64_t begin,
@@ -111,7 +174,9 @@ std::shared_ptr<const File> file_of(const char* where, std::int64_t handle) {
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_open", TORCH_BOX(&Door<&file_open>::call));
   m.impl("file_describe", TORCH_BOX(&Door<&file_describe>::call));
+  m.impl("state_describe", TORCH_BOX(&Door<&state_describe>::call));
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
+  m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
   m.impl("file_populate", TORCH_BOX(&Door<&file_populate>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
   m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));

@@ -29,7 +29,11 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   // On descriptions: what is structured crosses as JSON.
   m.def("storage_key(str text) -> int");
   m.def("storage_describe(int storage) -> str");
-  m.def("storage_on_disk(str name, int storage, int[] shape) -> Tensor");
+  m.def(
+      "storage_on_disk(str name, int storage, int[] shape, str compute='BF16',"
+      " float nested_offset=0.0) -> Tensor");
+  m.def("storage_label(str name, int storage, int[] shape) -> Tensor");
+  m.def("state_describe(str where, str tensors, Tensor[] values) -> Tensor");
   m.def("info() -> Tensor");
 }
 
@@ -38,6 +42,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_open(str path) -> int");
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
+  m.def("file_map(int file, str name) -> Tensor");
   m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");

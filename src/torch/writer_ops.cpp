@@ -92,13 +92,44 @@ void writer_finish(std::int64_t handle) {
 
 void writer_discard(std::int64_t handle) { writers().take("stowage::writer_discard", handle); }
 
+// [{name, dtype, shape, and where its bytes come from: "part" (its place in the layout), "text" or
+//  "values"}]. `compute` and `nested_offset` are what a quant state says.
 Tensor storage_on_disk(const std::string& name, std::int64_t key,
-                       const std::vector<std::int64_t>& shape) {
+                       const std::vector<std::int64_t>& sizes, const std::string& compute,
+                       double nested_offset) {
+  const Storage storage = storage_from_key(key);
+  const Shape shape(sizes);
+  const auto declared = disk_layout(name, storage, shape);
+  const Layout made = layout(storage, shape);
+  std::size_t parts = 0;  // but the nested offset, which is a number in the quant state
+  while (parts < static_cast<std::size_t>(made.count) && made.parts[parts].name != "nested_offset")
+    ++parts;
   json out = json::array();
-  for (const Declaration& d : disk_layout(name, storage_from_key(key), Shape(shape))) {
-    out.push_back({{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}});
+  for (const Declaration& d : declared) {
+    json one = {{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}};
+    if (out.size() < parts) {
+      one["part"] = out.size();
+    } else if (out.size() == parts) {
+      one["text"] = quant_state(storage, shape, dtype_from_disk_name(compute),
+                                static_cast<float>(nested_offset));
+    } else {
+      const auto values = trait(storage.codes).values;
+      one["values"] = std::vector<double>(values.begin(), values.end());
+    }
+    out.push_back(std::move(one));
   }
   return text_bytes(out.dump());
+}
+
+// {name, text, needed}
+Tensor storage_label(const std::string& name, std::int64_t key,
+                     const std::vector<std::int64_t>& sizes) {
+  const Storage storage = storage_from_key(key);
+  const Shape shape(sizes);
+  return text_bytes(json({{"name", name + ".stowage"},
+                          {"text", label(storage, shape)},
+                          {"needed", needs_label(storage, shape)}})
+                        .dump());
 }
 
 }  // namespace
@@ -108,6 +139,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("storage_on_disk", TORCH_BOX(&Door<&storage_on_disk>::call));
+  m.impl("storage_label", TORCH_BOX(&Door<&storage_label>::call));
   m.impl("writer_open", TORCH_BOX(&Door<&writer_open>::call));
   m.impl("writer_finish", TORCH_BOX(&Door<&writer_finish>::call));
   m.impl("writer_discard", TORCH_BOX(&Door<&writer_discard>::call));

@@ -111,10 +111,12 @@ def test_a_quant_state_of_a_dialect_that_we_do_not_know(kind: str, tmp_path: Pat
             stowage.load(nn.Sequential(nn.Linear(64, 8, bias=False)), tmp_path)
         assert kind in str(caught.value) and key in str(caught.value)
         before = model[0].weight.parts
-        with pytest.raises(stowage.BadFile, match=f"{key}: quant_type must be .* got '{kind}'"):
+        with pytest.raises(stowage.BadFile, match=f"{key}'.* legal values, got .*{kind}"):
             stowage.load_state_dict(model, state | {key: wrong})
         short = torch.tensor(list(b'{"quant_type": "nf4"}'), dtype=torch.uint8)
-        with pytest.raises(stowage.BadFile, match="misses \\['blocksize', 'shape'\\]"):
+        with pytest.raises(
+            stowage.BadFile, match="no required key may be missing, got no 'blocksize'"
+        ):
             stowage.load_state_dict(model, state | {key: short})
         assert all(model[0].weight.parts[n] is p for n, p in before.items())
 

@@ -31,8 +31,11 @@ const Rows kScales{{
     {Refusal::scale_block,
      "an even split or a power of two",
      scaled("[1,96]", 96, "[1,2]", 2),
-     {"[1, 2] for [1, 96]", "two sizes"}},
-    {Refusal::scale_block, "neither", scaled("[1,29]", 29, "[1,5]", 5), {"no usual"}},
+     {"[1, 2] for [1, 96]", "which may be f8_e4m3:block48 or f8_e4m3:block64"}},
+    {Refusal::scale_block,
+     "neither",
+     scaled("[1,29]", 29, "[1,5]", 5),
+     {"no usual", "f8_e4m3:block6 to f8_e4m3:block7"}},
 }};
 
 }  // namespace

@@ -30,6 +30,8 @@ TEST(ScaleShape, SaysTheBlockWhereOnlyOneIsUsual) {
   EXPECT_EQ(meaning({4, 130}, {4, 3}), "int8:block64");
   EXPECT_EQ(meaning({4, 48}, {4, 4}), "int8:block12");
   EXPECT_EQ(meaning({4, 2, 64}, {4, 4}), "int8:block32") << "rows are those of dim 0";
+  EXPECT_EQ(meaning({4, 29}, {4, 10}), "int8:block3") << "no other size gives 10";
+  EXPECT_EQ(meaning({4, 2, 12}, {4, 1}), "int8:row") << "whatever the block's size";
 }
 
 // For every shape: what the layout of a storage gives is read as a storage with the same values.

@@ -4,7 +4,6 @@ problems, then reads tensor by tensor, then changes the model in one step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,8 @@ from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, par
 from stowage._storage import Storage
 from stowage.policy import Choice, Policy
 from stowage.tensor import VALUE_DTYPES, StowedTensor
+
+_WORTH_MAPPING = 65536  # bytes
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,6 @@ class Filling:
         entry = self._entries[present[0]]
         for other in present[1:]:
             self._check_tie(held, entry, self._entries[other])
-        if entry.unshaped and math.prod(entry.shape) == held.tensor.numel():
-            entry = replace(entry, shape=tuple(held.tensor.shape))
         if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
             self.problems.append(
                 f"{held.name}: shape must be {list(held.tensor.shape)}, the file has "
@@ -140,7 +139,7 @@ class Filling:
     def _tensors_of(self, entry: Entry) -> list[torch.Tensor]:
         if entry.storage is not None:
             return self._source.parts(entry)
-        return [self._source.read(entry.members[0])]
+        return [self._source.read(entry.parts[0])]
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
@@ -159,11 +158,8 @@ class Filling:
                 )
                 return
             wanted, reason = has, "rests in the file" if wanted is None else reason
-        elif not fitting.holds_values(entry.dtype, tensor.dtype):
-            self.problems.append(
-                f"{held.name}: must be {fitting.short(tensor.dtype)} values, the file has "
-                f"{fitting.short(entry.dtype)} that stowage cannot read as such"
-            )
+        elif problem := fitting.misfit(entry, tensor.dtype):
+            self.problems.append(f"{held.name}: {problem}")
             return
         elif wanted is not None:
             wanted = wanted.for_values(entry.dtype)
@@ -187,6 +183,19 @@ class Filling:
     def _is_mapped(self, step: _Step) -> bool:
         """Whether it is left where it is in the file."""
         return self._options.mmap and step.as_it_is and not self._options.stays(step.held)
+
+    def _stays_in_file(self, step: _Step) -> bool:
+        """Whether its bytes are not read now. A plain tensor is mapped so that it may be written:
+        its pages are the file's until then. Of small ones the rest of a page would cost more."""
+        if step.storage is not None:
+            return self._is_mapped(step)
+        return (
+            self._options.mmap
+            and not self._options.cast
+            and not self._options.stays(step.held)
+            and step.entry.dtype == self._compute(step)
+            and self._source.size(step.entry) >= _WORTH_MAPPING
+        )
 
     def _leftovers(self) -> None:
         if not self._options.strict:
@@ -219,7 +228,7 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        read = [step.entry for step in self._steps if not self._is_mapped(step)]
+        read = [step.entry for step in self._steps if not self._stays_in_file(step)]
         with reading(self._source, read, self._options.progress) as done:
             for step in self._steps:
                 if self.problems and (step.storage is None or step.entry.storage is not None):
@@ -261,13 +270,17 @@ class Filling:
             how = replace(how, exact=True)
         compute = self._compute(step)
         if step.storage is None:
-            return _plain(self._source.read(entry.members[0]), held.tensor, compute), None
+            mapped = self._stays_in_file(step)
+            values = self._source.private(entry.parts[0]) if mapped else None
+            if values is None or not is_aligned(values):
+                values = new_copy(self._source.read(entry.parts[0]), compute)
+            return _as(values, held.tensor), None
         if not step.as_it_is:
-            values = self._source.read(entry.members[0])
+            values = self._source.read(entry.parts[0])
             return from_values(values, step.storage, how, compute)
         parts = self._tensors_of(entry)
-        mapped = self._is_mapped(step)  # where the alignment suits torch; else copied once
-        parts = [p if mapped and is_aligned(p) else new_copy(p) for p in parts]
+        stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
+        parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None
@@ -282,8 +295,6 @@ class Filling:
         return entry.compute or entry.dtype or self._ambient or held.tensor.dtype
 
 
-def _plain(found: torch.Tensor, old: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    values = new_copy(found, dtype)
-    if isinstance(old, nn.Parameter):
-        return nn.Parameter(values, requires_grad=old.requires_grad)
-    return values
+def _as(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    is_parameter = isinstance(old, nn.Parameter)
+    return nn.Parameter(values, old.requires_grad) if is_parameter else values

@@ -8,20 +8,24 @@ import re
 import torch
 from torch import nn
 
+from stowage._files.flat import Entry
 from stowage._shard.describing import is_spread
 from stowage.tensor import StowedTensor
 
 
-def holds_values(found: torch.dtype | None, wanted: torch.dtype) -> bool:
-    """Whether a plain tensor of a file can stand for one of a model. Float8 without a scale that we
-    know are codes, not values."""
-    if found is None or found.is_floating_point != wanted.is_floating_point:
-        return False
-    return found == wanted or not found.is_floating_point or found.itemsize > 1
-
-
-def short(dtype: torch.dtype | None) -> str:
-    return "a type unknown to torch" if dtype is None else str(dtype).removeprefix("torch.")
+def misfit(entry: Entry, wanted: torch.dtype) -> str:
+    """Why a plain tensor of a file cannot stand for one of a model; "" if it can. Float8 without a
+    scale that we know are codes, not values."""
+    found, floating = entry.dtype, wanted.is_floating_point
+    alike = found is not None and found.is_floating_point == floating
+    if alike and found is not None and (found == wanted or not floating or found.itemsize > 1):
+        return ""
+    has = "a type unknown to torch" if found is None else str(found).removeprefix("torch.")
+    why = f" (beside {entry.scaled_by}, whose meaning it does not know)" if entry.scaled_by else ""
+    return (
+        f"must be {str(wanted).removeprefix('torch.')} values, the file has {has} that stowage "
+        f"cannot read as such{why}"
+    )
 
 
 def declared(model: nn.Module, attribute: str, name: str) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resting weights as the plain tensors that files hold, and back: names, types and shapes of
-docs/formats.md. What is not ours in these names is bitsandbytes', so that it reads our files."""
+"""Resting weights as the plain tensors that files hold, and back. What tensors are called, and what
+names, types and shapes mean, the core says, for files and states alike: docs/formats.md."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from stowage import ops
-from stowage._errors import BadFile, InvalidArgument, translated
+from stowage._errors import BadFile, translated
 from stowage._model.casts import is_cast_of_itself, is_plain
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage._storage import Storage
 from stowage.tensor import StowedTensor
 
 DISK_DTYPES: dict[str, torch.dtype] = {
@@ -39,26 +39,9 @@ DISK_DTYPES: dict[str, torch.dtype] = {
 }
 DISK_NAMES = {dtype: name for name, dtype in DISK_DTYPES.items()}
 
-_PARTS = {
-    "": "codes",
-    "_scale": "scale",
-    ".absmax": "absmax",
-    ".nested_absmax": "nested_absmax",
-    ".nested_quant_map": "nested_map",
-    ".quantized_scalers": "quantized_scalers",
-    ".quantization_factor": "quantization_factor",
-    ".scaler_mean": "scaler_mean",
-    ".nf4": "nf4",
-}
-_STATE = ".quant_state.bitsandbytes__"
 FLOAT8 = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
-_TORCHAO = ("quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
-_TYPES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float64: "f64",
-}
+_SHORT = 65536  # bytes: of such tensors the rule may ask for the content
+_MOST_DIMENSIONS = 8  # of a tensor in a file
 
 Read = Callable[[str], torch.Tensor]
 
@@ -70,69 +53,80 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype | None  # of a plain tensor; None: a type that torch does not have
-    storage: Storage | None  # None: plain
-    compute: torch.dtype | None  # where the file says it
-    members: tuple[str, ...]  # names of its tensors, the codes first
-    unshaped: bool = False  # only the number of elements is known: `shape` is [elements]
+    storage: Storage | None = None  # None: plain
+    compute: torch.dtype | None = None  # where the file says it
+    parts: tuple[str, ...] = ()  # its tensors in the order of the layout, or the plain one
+    beside: tuple[str, ...] = ()  # further ones, which only tell what it is
+    nested_offset: float = 0.0
+    scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
 
-
-def on_disk(name: str, storage: Storage, shape: Iterable[int]) -> list[dict[str, Any]]:
-    """The tensors that a weight becomes in a file: name, dtype and shape of each."""
-    try:
-        declared: list[dict[str, Any]] = json.loads(
-            ops.text(ops.storage_on_disk(name, storage.key, list(shape)))
-        )
-    except RuntimeError as error:
-        raise translated(error) from None
-    return declared
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of all its tensors, the codes first."""
+        return self.parts + tuple(name for name in self.beside if name not in self.parts)
 
 
 def flatten(name: str, weight: StowedTensor) -> dict[str, torch.Tensor]:
     """The tensors that `weight` becomes in a file. They share its memory."""
-    storage, parts, flat = weight._storage, weight.parts, {}
-    for tensor in on_disk(name, storage, weight.shape):
-        member: str = tensor["name"]
-        suffix = member.removeprefix(name)
-        if suffix in _PARTS:
-            flat[member] = parts[_PARTS[suffix]].detach().view(DISK_DTYPES[tensor["dtype"]])
-        elif suffix == ".quant_map":
-            flat[member] = torch.tensor(storage.values, dtype=torch.float32)
+    storage, parts = weight._storage, list(weight.parts.values())
+    offset = float(weight.parts.get("nested_offset", 0.0))
+    compute = DISK_NAMES[weight.dtype]
+    try:
+        described = ops.storage_on_disk(name, storage.key, list(weight.shape), compute, offset)
+    except RuntimeError as error:
+        raise translated(error) from None
+    flat: dict[str, torch.Tensor] = {}
+    for tensor in json.loads(ops.text(described)):
+        if "part" in tensor:
+            made = parts[tensor["part"]].detach().view(DISK_DTYPES[tensor["dtype"]])
+        elif "text" in tensor:
+            made = _text(tensor["text"])
         else:
-            flat[member] = _state_tensor(weight, *tensor["shape"])
+            made = torch.tensor(tensor["values"], dtype=DISK_DTYPES[tensor["dtype"]])
+        flat[tensor["name"]] = made
     return flat
 
 
-def _state_tensor(weight: StowedTensor, size: int) -> torch.Tensor:
-    storage = weight._storage
-    state = {
-        "quant_type": storage.codes,
-        "blocksize": storage.block,
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "shape": list(weight.shape),
-    }
-    if storage.nested:
-        offset = weight.parts["nested_offset"].item()
-        state |= {"nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32"}
-        state["nested_offset"] = offset  # fp64 text of an fp32 value: exact
-    return torch.frombuffer(bytearray(json.dumps(state).ljust(size).encode()), dtype=torch.uint8)
+def _text(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def label(
+    name: str, storage: Storage, shape: Iterable[int], always: bool = False
+) -> dict[str, torch.Tensor]:
+    """The tensor that says what the others of a weight do not tell by themselves; empty where they
+    tell all."""
+    made = json.loads(ops.text(ops.storage_label(name, storage.key, list(shape))))
+    return {made["name"]: _text(made["text"])} if always or made["needed"] else {}
+
+
+def label_all(flat: dict[str, torch.Tensor], weights: Mapping[str, StowedTensor]) -> None:
+    """Adds labels to the tensors that `weights` became, for readers that have no manifest."""
+    for name, weight in weights.items():
+        flat.update(label(name, weight._storage, weight.shape))
+    modules = {_module(name) for name, weight in weights.items() if weight._storage.bits == 8}
+    near = {n: t for n, t in flat.items() if {_module(n), _module(_module(n))} & modules}
+    for name in _describe(near, "the state")["unreadable"]:  # for what stands beside them
+        if name in weights:
+            flat.update(label(name, weights[name]._storage, weights[name].shape, always=True))
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def unflatten(entry: Entry, read: Read) -> list[torch.Tensor]:
     """The parts of a weight in the order of its layout, reading its tensors by name. They share
     the memory of what `read` gives, where its type is the layout's."""
     assert entry.storage is not None
-    storage, name = entry.storage, entry.members[0]
-    if storage.bits == 4:
-        _check_map(entry, read)
-    suffixes = {part: suffix for suffix, part in _PARTS.items()}
     parts = []
-    for part, dtype, shape in storage.layout(entry.shape):
+    for member, (part, dtype, shape) in zip(
+        entry.parts, entry.storage.layout(entry.shape), strict=True
+    ):
         if part == "nested_offset":
-            offset = _state(read(_state_member(entry.members)))["nested_offset"]
-            parts.append(torch.tensor(offset, dtype=torch.float32))
-            continue
-        member = name + suffixes[part]
-        parts.append(_as_part(member, read(member), dtype, shape))
+            parts.append(torch.tensor(entry.nested_offset, dtype=torch.float32))
+        else:
+            parts.append(_as_part(member, read(member), dtype, shape))
     return parts
 
 
@@ -149,112 +143,72 @@ def _as_part(
     return found.to(dtype).reshape(shape)  # peers write scales in bf16 or as [1] too
 
 
-def _check_map(entry: Entry, read: Read) -> None:
-    member = f"{entry.members[0]}.quant_map"
-    if entry.storage is None or member not in entry.members:
-        return
-    found, known = read(member), torch.tensor(entry.storage.values, dtype=torch.float32)
-    if found.shape != known.shape or not torch.allclose(found.float(), known, rtol=0, atol=1e-6):
-        raise BadFile(f"{member}: must be the table of {entry.storage.codes}, got other values")
-
-
-def _state_member(members: Iterable[str]) -> str:
-    return next(member for member in members if _STATE in member)
-
-
-def _state(tensor: torch.Tensor) -> dict[str, object]:
-    state = json.loads(bytes(tensor.view(torch.uint8).tolist()))
-    if not isinstance(state, dict):
-        raise BadFile(f"a quant_state must be a JSON object, got {type(state).__name__}")
-    return state
-
-
-def entries(tensors: Mapping[str, torch.Tensor]) -> list[Entry]:
-    """What flat tensors under file names mean. A weight with block scales inside its rows is told
-    by the count of them, which is one block size among the powers of two."""
+def described(facts: Mapping[str, Any]) -> list[Entry]:
+    """The weights that an op found among tensors. Ordinary float tensors are none here."""
     found: list[Entry] = []
-    taken: set[str] = set()
-    for name, tensor in tensors.items():
-        if isinstance(tensor, StowedTensor):
-            found.append(_stowed_entry(name, tensor))
-        elif _STATE in name:
-            found.append(_four_bit(name, tensors))
-        elif f"{name}.quantized_scalers" in tensors:
-            found.append(_torchao(name, tensors))
-        elif f"{name}_scale" in tensors and (tensor.dtype in FLOAT8 or tensor.dtype is torch.int8):
-            found.append(_scaled(name, tensor, tensors[f"{name}_scale"]))
-        elif tensor.dtype in FLOAT8:
-            storage = Storage.parse(FLOAT8[tensor.dtype])
-            found.append(Entry(name, tuple(tensor.shape), None, storage, None, (name,)))
-        else:
+    for weight in facts["weights"]:
+        storage, compute = Storage.parse(weight["storage"]), weight["compute"]
+        if compute is None and storage.bits > 8:
             continue
-        taken.update(found[-1].members)
-    for name, tensor in tensors.items():
-        if name not in taken:
-            found.append(Entry(name, tuple(tensor.shape), tensor.dtype, None, None, (name,)))
+        found.append(
+            Entry(
+                weight["name"],
+                tuple(weight["shape"]),
+                None,
+                storage,
+                DISK_DTYPES[compute] if compute else None,
+                tuple(weight["parts"]),
+                tuple(weight["beside"]),
+                weight["nested_offset"],
+            )
+        )
     return found
 
 
+def entries(tensors: Mapping[str, torch.Tensor], where: str) -> list[Entry]:
+    """What tensors under the names of files mean, by the rule that files are read by."""
+    found = [_stowed_entry(n, t) for n, t in tensors.items() if isinstance(t, StowedTensor)]
+    plain = {name: t for name, t in tensors.items() if not isinstance(t, StowedTensor)}
+    facts = _describe(plain, where)
+    weights = described(facts)
+    taken = {member for entry in weights for member in entry.members}
+    found += weights
+    for name, tensor in plain.items():
+        if name not in taken:
+            beside = facts["unreadable"].get(name, "")
+            shape = tuple(tensor.shape)
+            found.append(Entry(name, shape, tensor.dtype, parts=(name,), scaled_by=beside))
+    return found
+
+
+def _describe(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, Any]:
+    listed = json.dumps([_facts(name, tensor) for name, tensor in tensors.items()])
+    try:
+        told = ops.state_describe(where, listed, [_short_bytes(t) for t in tensors.values()])
+    except RuntimeError as error:
+        raise translated(error) from None
+    facts: dict[str, Any] = json.loads(ops.text(told))
+    return facts
+
+
+def _facts(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor as ops take it. What no file can hold is no weight, whatever it is."""
+    shape, dtype = list(tensor.shape), DISK_NAMES.get(tensor.dtype, "")
+    if len(shape) > _MOST_DIMENSIONS:
+        shape, dtype = [tensor.numel()], ""
+    return {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
+
+
+def _short_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta or tensor.nbytes > _SHORT:
+        return torch.empty(0, dtype=torch.uint8)
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
 def _stowed_entry(name: str, weight: StowedTensor) -> Entry:
+    shape = tuple(weight.shape)
     if is_cast_of_itself(weight) or is_plain(
         weight
     ):  # a plain parameter while its model is offloaded
-        return Entry(name, tuple(weight.shape), weight.dtype, None, None, (name,))
-    return Entry(name, tuple(weight.shape), None, weight._storage, weight.dtype, (name,))
-
-
-def _four_bit(member: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
-    name, _, kind = member.partition(_STATE)
-    state = _state(tensors[member])
-    missing = [key for key in ("quant_type", "blocksize", "shape") if key not in state]
-    if missing:
-        raise BadFile(f"{member}: must have quant_type, blocksize and shape, misses {missing}")
-    if kind not in ("nf4", "fp4") or state["quant_type"] != kind:
-        raise BadFile(
-            f"{member}: quant_type must be nf4 or fp4, in the name too, got {state['quant_type']!r}"
-        )
-    nested = ":nested" if "nested_offset" in state else ""
-    storage = Storage.parse(f"{kind}:block{state['blocksize']}{nested}")
-    shape = tuple(int(size) for size in state["shape"])  # type: ignore[attr-defined]
-    members = tuple(t["name"] for t in on_disk(name, storage, shape) if t["name"] in tensors)
-    compute = getattr(torch, str(state.get("dtype", "")), None)
-    return Entry(name, shape, None, storage, compute, members)
-
-
-def _torchao(name: str, tensors: Mapping[str, torch.Tensor]) -> Entry:
-    """nf4:torchao. Its tensors tell all but the shape, which is that of the model."""
-    members = (name, *(name + s for s in _PARTS if s[1:] in _TORCHAO))
-    missing = [member for member in members if member not in tensors]
-    if missing:
-        raise InvalidArgument(f"{name}: must have all parts of nf4:torchao, misses {missing}")
-    elements, (scalers, factor) = tensors[name].nbytes * 2, (tensors[m] for m in members[1:3])
-    if not factor.numel() or factor.dtype not in _TYPES:
-        raise InvalidArgument(f"{members[2]}: must be numbers of f32, bf16, f16 or f64, got none")
-    sizes = f"block{elements // scalers.numel()}:scaler{scalers.numel() // factor.numel()}"
-    storage = Storage.parse(f"nf4:torchao:{sizes}:{_TYPES[factor.dtype]}")
-    return Entry(name, (elements,), None, storage, None, members, unshaped=True)
-
-
-def _scaled(name: str, codes: torch.Tensor, scale: torch.Tensor) -> Entry:
-    base = FLOAT8.get(codes.dtype, "int8")
-    shape = tuple(codes.shape)
-    storage = _storage_of_scale(base, shape, tuple(scale.shape))
-    if storage is None:
-        raise InvalidArgument(
-            f"{name}_scale: must have the shape of a scaling of {list(shape)}, got "
-            f"{list(scale.shape)}"
-        )
-    return Entry(name, shape, None, storage, None, (name, f"{name}_scale"))
-
-
-def _storage_of_scale(base: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> Storage | None:
-    if math.prod(scale) == 1 and len(scale) <= 1:
-        return Storage.parse(f"{base}:tensor")
-    kinds = ["row", "row2", *(f"block{1 << power}" for power in range(4, 17))]
-    for kind in kinds:
-        if kind == "row2" and len(shape) < 3:
-            continue
-        storage = Storage.parse(f"{base}:{kind}")
-        if storage.layout(shape)[1][2] == scale:
-            return storage
-    return None
+        return Entry(name, shape, weight.dtype, parts=(name,))
+    return Entry(name, shape, None, weight._storage, weight.dtype, (name,))

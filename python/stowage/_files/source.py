@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +13,8 @@ import torch
 from stowage import ops
 from stowage._errors import translated
 from stowage._files.ahead import Extent
-from stowage._files.flat import DISK_DTYPES, Entry, entries, on_disk, unflatten
+from stowage._files.flat import DISK_DTYPES, Entry, described, entries, unflatten
 from stowage._model.casts import plain_values
-from stowage._storage import Storage
 from stowage.tensor import StowedTensor
 
 
@@ -29,6 +28,10 @@ class Source(Protocol):
 
     def read(self, member: str) -> torch.Tensor:
         """A tensor by the name it has in the file; its memory may be mapped read-only."""
+
+    def private(self, member: str) -> torch.Tensor | None:
+        """The same in memory that may be written and is copied, page by page, when it is; None
+        where there is no file."""
 
     def parts(self, entry: Entry) -> list[torch.Tensor]:
         """Codes and scales of a weight that rests, in the order of its layout."""
@@ -52,7 +55,7 @@ class DictSource:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.where = "the state"
         self._tensors = tensors
-        self.entries = {entry.name: entry for entry in entries(tensors)}
+        self.entries = {entry.name: entry for entry in entries(tensors, self.where)}
         self.ties: dict[str, str] = {}
         self.buffer_dtypes: dict[str, torch.dtype] = {}
 
@@ -62,8 +65,11 @@ class DictSource:
             return plain_values(tensor).detach()
         return tensor.detach()
 
+    def private(self, member: str) -> torch.Tensor | None:
+        return None
+
     def parts(self, entry: Entry) -> list[torch.Tensor]:
-        tensor = self._tensors[entry.members[0]]
+        tensor = self._tensors[entry.parts[0]]
         if isinstance(tensor, StowedTensor):
             return list(tensor.parts.values())
         return unflatten(entry, self.read)
@@ -94,36 +100,33 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
-        self.entries = self._entries(facts["weights"])
+        self.entries = self._entries(facts)
         metadata: dict[str, str] = facts["metadata"]
         known = self.entries
         self.ties = {a: b for a, b in metadata.items() if b in known and a not in known}
         dtypes = json.loads(metadata.get("stowage.buffer_dtypes", "{}"))
         self.buffer_dtypes = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
 
-    def _entries(self, weights: list[dict[str, Any]]) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
-        taken: set[str] = set()
-        for facts in weights:
-            name, shape = facts["name"], tuple(facts["shape"])
-            storage, compute = Storage.parse(facts["storage"]), facts["compute"]
-            if compute is None and storage.bits > 8:
-                continue  # an ordinary float tensor
-            declared = on_disk(name, storage, shape)
-            members = tuple(t["name"] for t in declared if t["name"] in self._tensors)
-            dtype = DISK_DTYPES[compute] if compute else None
-            found[name] = Entry(name, shape, None, storage, dtype, members)
-            taken.update(members)
+    def _entries(self, facts: dict[str, Any]) -> dict[str, Entry]:
+        found = {entry.name: entry for entry in described(facts)}
+        taken = {member for entry in found.values() for member in entry.members}
         for name, tensor in self._tensors.items():
             if name not in taken:
-                dtype = DISK_DTYPES.get(tensor["dtype"])
-                found[name] = Entry(name, tuple(tensor["shape"]), dtype, None, None, (name,))
+                dtype, beside = DISK_DTYPES.get(tensor["dtype"]), facts["unreadable"].get(name, "")
+                shape = tuple(tensor["shape"])
+                found[name] = Entry(name, shape, dtype, parts=(name,), scaled_by=beside)
         return found
 
     def read(self, member: str) -> torch.Tensor:
+        return self._as_it_is(ops.file_read, member)
+
+    def private(self, member: str) -> torch.Tensor | None:
+        return self._as_it_is(ops.file_map, member)
+
+    def _as_it_is(self, op: Callable[[int, str], torch.Tensor], member: str) -> torch.Tensor:
         facts = self._tensors[member]
         try:
-            found = ops.file_read(self._handle, member)
+            found = op(self._handle, member)
         except RuntimeError as error:
             raise translated(error) from None
         return found.view(DISK_DTYPES[facts["dtype"]]).reshape(facts["shape"])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from stowage._errors import BadFile, FileError, InvalidArgument
+from stowage._files.flat import label
 from stowage._files.source import DictSource, FileSource
 from stowage.compat.accelerate._maps import place_of
 from stowage.compat.accelerate._writing import read_index
@@ -39,8 +40,12 @@ def load_state_dict(
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     source = FileSource(path)
     try:
-        names = [member for entry in source.entries.values() for member in entry.members]
-        return {name: source.read(name).clone() for name in names}
+        state: dict[str, torch.Tensor] = {}
+        for entry in source.entries.values():
+            state.update((name, source.read(name).clone()) for name in entry.members)
+            if entry.storage is not None:  # the file's manifest stays behind
+                state.update(label(entry.name, entry.storage, entry.shape))
+        return state
     finally:
         source.close()
 
