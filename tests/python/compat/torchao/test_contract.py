@@ -113,6 +113,20 @@ def test_same_products(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", [(32, 2), (64, 1), None])
+def test_a_whole_write_makes_every_scale_anew(source: Any, dtype: torch.dtype) -> None:
+    """A row that keeps its values, and values beyond the old range, do not hold the others back."""
+    before, after = weight(dtype, 128), weight(dtype, 256)[128:] * 8
+    after[:64] = before[:64]
+    results = []
+    for side in (ours, theirs):
+        target = side.to_nf4(before, 64, 1)
+        target.copy_(after if source is None else side.to_nf4(after, *source))
+        results.append(told(side, target))
+    assert results[0] == results[1]
+
+
 def test_a_parameter_stays_at_rest_and_torchao_makes_it_dense() -> None:
     """The difference that is meant: module.to(dtype) must not make a model four times as large."""
     mine, peer = (a_parameter(t) for t in both(weight().view(512, 512)))
@@ -158,3 +172,11 @@ def test_shapes_are_refused_by_both(shape: tuple[int, ...]) -> None:
         theirs.to_nf4(x)
     with pytest.raises(ValueError, match=r"multiple of 16384|at most 2 dimensions"):
         ours.to_nf4(x)
+
+
+@pytest.mark.parametrize("block", [48, 8192])
+def test_other_sizes_of_blocks_are_refused(block: int) -> None:
+    x = torch.randn(block * 16)
+    assert theirs.to_nf4(x, block, 2).block_size == block
+    with pytest.raises(ValueError, match="a power of two from 32 to 4096"):
+        ours.to_nf4(x, block, 2)
