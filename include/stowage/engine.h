@@ -60,8 +60,8 @@ class STOWAGE_API Lease {
   Lease& operator=(Lease&&) = delete;
   ~Lease();
 
-  /// The weight, its parts in memory. Must not outlive the lease. Throws invalid_argument for a
-  /// plain tensor.
+  /// The weight, its parts in memory. Must not outlive the lease, nor be used in a forked child,
+  /// where it is to be asked for again. Throws invalid_argument for a plain tensor.
   Weight weight() const;
   /// Where the byte lies that the file's mapping has at `mapped`; other addresses stay as they are.
   const void* at(const void* mapped) const noexcept;
@@ -79,11 +79,13 @@ class STOWAGE_API Lease {
 /// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by
 /// input signature, and read ahead; a wrong guess costs one read. Threads may share an engine: one
 /// that holds a lease never waits for room. A weight and its scales come and go as one.
+///
+/// In a forked child, the parent's engines hold nothing: leases show the mapping.
 class STOWAGE_API Engine {
  public:
   /// Throws invalid_argument (naming the budget that the largest weight needs; a timeout without
-  /// workers, since nobody can leave a read of his own), io, out_of_memory (the budget, or what may
-  /// be locked).
+  /// workers, since nobody can leave a read of his own), io, out_of_memory (the budget, what may be
+  /// locked, or threads).
   Engine(File file, const EngineOptions& options);
   ~Engine();  // cancels, and waits for reads in flight; leases stay good
 

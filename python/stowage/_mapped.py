@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a file is mapped to read-only: copied before a write, which would end the process."""
+"""Memory that is copied before a write: mapped read-only, so that a write would end the process, or
+mapped in a forked process too, which would see it."""
 
 import copy
 from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stowage._memory import new_copy
 
 _copier: Callable[[Tensor], Tensor] = new_copy
+_is_shared: Callable[[Tensor], bool] | None = None
 _copies = 0  # made so far, of mapped memory that was written to, or of models that changed
 
 
@@ -23,30 +27,58 @@ def note_copies() -> None:
     _copies += 1
 
 
-def copy_with(copier: Callable[[Tensor], Tensor]) -> None:
-    """Has `copier` decide where copies of mapped memory go that is written to."""
-    global _copier
-    _copier = copier
+def copy_with(copier: Callable[[Tensor], Tensor], is_shared: Callable[[Tensor], bool]) -> None:
+    """Has `copier` decide where copies of mapped memory go that is written to, and `is_shared` what
+    is copied though it could be written."""
+    global _copier, _is_shared
+    _copier, _is_shared = copier, is_shared
 
 
 def copied(part: Tensor, memo: dict[int, Any]) -> Tensor:
     """A deep copy; of mapped memory one that is made at the first write."""
-    return part.detach() if is_mapped_read_only(part) else copy.deepcopy(part, memo)
+    return part.detach() if is_copied_before_writes(part) else copy.deepcopy(part, memo)
+
+
+class _Octets:
+    """Pickled as the bytes of a tensor, which it is again when it is read."""
+
+    def __init__(self, part: Tensor) -> None:
+        self._part = part.detach().contiguous()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        flat = self._part.reshape(-1).view(torch.uint8)
+        return _of_octets, (bytearray(flat.numpy()), self._part.dtype, tuple(self._part.shape))
+
+
+def _of_octets(octets: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not octets:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(octets, dtype=torch.uint8).clone().view(dtype).view(shape)
+
+
+def carried(part: Tensor) -> Any:
+    """What a pickle has of a part. To a process that is being spawned torch hands the memory itself
+    over, which would take mapped memory out of its file here: its bytes go."""
+    if is_borrowed(part) and get_spawning_popen() is not None:
+        return _Octets(part)
+    return part.detach()  # without what compilers note on it
 
 
 def ensure_writable(part: Tensor) -> None:
-    """Gives `part` a copy of its memory if that is mapped read-only.
+    """Gives `part` a copy of its memory if that must not be written.
 
     The tensor object stays, so every alias of a weight, which has the same object, follows.
     """
-    if is_mapped_read_only(part):
+    if is_copied_before_writes(part):
         part.data = _copier(part)
         note_copies()
 
 
-def is_mapped_read_only(part: Tensor) -> bool:
-    """Whether a write to this memory would end the process."""
-    return is_borrowed(part) and _read_only(part)
+def is_copied_before_writes(part: Tensor) -> bool:
+    """Whether a write to this memory would end the process, or reach another one."""
+    if not is_borrowed(part):
+        return False
+    return _read_only(part) or (_is_shared is not None and _is_shared(part))
 
 
 def is_borrowed(part: Tensor) -> bool:

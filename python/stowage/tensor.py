@@ -18,7 +18,7 @@ from torch import Tensor
 from stowage import _trails as trails
 from stowage import ops, registry
 from stowage._errors import InvalidArgument, translated
-from stowage._mapped import copied
+from stowage._mapped import carried, copied
 from stowage._storage import Storage, StorageName, check_parts
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
@@ -206,7 +206,7 @@ class StowedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
-        parts = [part.detach() for part in self._parts()]  # without what compilers note on them
+        parts = [carried(part) for part in self._parts()]
         if self._plain:
             return torch.nn.Parameter, (self.dequantize(), self.requires_grad)
         if self._root is not None:

@@ -35,13 +35,13 @@ std::string temporary_name(const std::string& target) {
 }
 
 // Whoever writes a file has it locked, so one that can be locked belongs to a process that was
-// killed. Locks work where process numbers would not: between containers, and between machines.
-bool is_abandoned(const std::string& path) {
+// killed. Locks work where process numbers would not: between containers, and between machines. It
+// goes before the lock does: a writer that has only made it would find it unlocked, and then gone.
+void remove_if_abandoned(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return false;
-  const bool abandoned = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  if (fd < 0) return;
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
   ::close(fd);
-  return abandoned;
 }
 
 // What killed writers of the same target have left. Where the folder cannot be read, it stays.
@@ -50,8 +50,8 @@ void remove_abandoned(const std::string& target) noexcept try {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), error)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(start) && name.ends_with(".tmp") && is_abandoned(entry.path().string()))
-      ::unlink(entry.path().c_str());
+    if (name.starts_with(start) && name.ends_with(".tmp"))
+      remove_if_abandoned(entry.path().string());
   }
 } catch (...) {
 }
@@ -89,10 +89,12 @@ void StagedFile::open_named() {
     throw_errno(target_, "its folder must be writable");
   }
   if (fd_ < 0) return;
-  (void)::flock(fd_, LOCK_EX | LOCK_NB);
-  // Before it was locked, another writer may have taken it for abandoned.
+  // Before it was locked, another writer may have taken it for abandoned: that one has the lock
+  // now, or had it when it removed the file. Where nobody can lock, nobody removes.
+  const bool lost = ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   struct stat status {};
-  if (::fstat(fd_, &status) == 0 && status.st_nlink == 0) ::close(std::exchange(fd_, -1));
+  if (!lost && (::fstat(fd_, &status) != 0 || status.st_nlink > 0)) return;
+  close();
 }
 
 StagedFile::StagedFile(StagedFile&& other) noexcept

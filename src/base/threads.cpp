@@ -11,12 +11,16 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/env.h"
+#include "base/fork.h"
+#include "stowage/error.h"
 #include "stowage/info.h"
 
 namespace stowage {
@@ -60,8 +64,10 @@ struct Job {
   }
 };
 
-// What the threads of a pool share. A forked child gets a fresh one (see Pool::forget_threads).
+// What the threads of a pool share. A forked child gets a fresh one: there the threads do not exist
+// and the mutex may be held for ever, so that what the parent had is left behind as it is.
 struct Shared {
+  const std::uint64_t process = process_generation();
   std::mutex mutex;
   std::condition_variable wake, done;
   std::vector<Job*> jobs;  // those that may still have indices to take
@@ -109,13 +115,15 @@ class Pool final : public Executor {
  public:
   explicit Pool(int threads) : threads_(threads), shared_(new Shared) {}
   ~Pool() override {
+    Shared* const shared = shared_.load();
+    if (shared->process != process_generation()) return;
     {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->stop = true;
+      const std::lock_guard lock(shared->mutex);
+      shared->stop = true;
     }
-    shared_->wake.notify_all();
-    for (std::thread& thread : shared_->threads) thread.join();
-    delete shared_;
+    shared->wake.notify_all();
+    for (std::thread& thread : shared->threads) thread.join();
+    delete shared;
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -128,60 +136,61 @@ class Pool final : public Executor {
       return;
     }
     Job job{task, context, count};
-    post(&job);
+    Shared& shared = of_this_process();
+    post(shared, &job);
     job.work();
-    retire(&job);
+    if (shared.process != process_generation()) {
+      throw Error(Code::unsupported,
+                  "threads: a process must not fork inside a parallel task, got a child of one");
+    }
+    retire(shared, &job);
     if (job.error) std::rethrow_exception(job.error);
   }
 
-  // In a forked child the pool's threads do not exist and its mutex may be held for ever: what the
-  // parent's threads shared is left behind, and new threads start at the next run.
-  void forget_threads() noexcept { shared_ = new Shared; }
-
  private:
-  void post(Job* job) {
-    {
-      const std::lock_guard lock(shared_->mutex);
-      if (shared_->threads.empty()) start_threads();
-      shared_->jobs.push_back(job);
-      shared_->posted.fetch_add(1, std::memory_order_release);
-    }
-    shared_->wake.notify_all();
+  Shared& of_this_process() {
+    Shared* found = shared_.load();
+    if (found->process == process_generation()) return *found;
+    auto fresh = std::make_unique<Shared>();
+    return shared_.compare_exchange_strong(found, fresh.get()) ? *fresh.release() : *found;
   }
 
-  void retire(Job* job) {
-    std::unique_lock lock(shared_->mutex);
-    std::erase(shared_->jobs, job);  // nobody joins from here on
+  void post(Shared& shared, Job* job) {
+    {
+      const std::lock_guard lock(shared.mutex);
+      shared.jobs.push_back(job);
+      if (shared.threads.empty()) start_threads(shared);
+      shared.posted.fetch_add(1, std::memory_order_release);
+    }
+    shared.wake.notify_all();
+  }
+
+  static void retire(Shared& shared, Job* job) {
+    std::unique_lock lock(shared.mutex);
+    std::erase(shared.jobs, job);  // nobody joins from here on
     lock.unlock();
     for (int i = 0; i < kSpins; ++i) {
       if (job->helpers.load(std::memory_order_acquire) == 0) return;
       pause();
     }
     lock.lock();
-    shared_->done.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });
+    shared.done.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });
   }
 
-  // Under mutex. Signals are for the host's threads and blocked in ours, but for those that a
-  // thread brings on itself: blocked, they end the process past every handler (map_guard.h).
-  void start_threads() {
-    sigset_t foreign, before;
-    sigfillset(&foreign);
-    for (const int own : {SIGBUS, SIGFPE, SIGILL, SIGSEGV}) sigdelset(&foreign, own);
-    pthread_sigmask(SIG_SETMASK, &foreign, &before);
+  // Under mutex. Where the system starts fewer than asked for, or none, run() finishes on those
+  // there are.
+  void start_threads(Shared& shared) noexcept {
     try {
+      shared.threads.reserve(static_cast<std::size_t>(threads_ - 1));
       for (int i = 1; i < threads_; ++i)
-        shared_->threads.emplace_back([shared = shared_] { shared->serve(); });
-    } catch (const std::system_error&) {
-      // Fewer threads than asked for, or none: run() finishes on those there are.
+        shared.threads.push_back(start_thread([&shared] { shared.serve(); }));
+    } catch (const std::exception&) {
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   const int threads_;
-  Shared* shared_;
+  std::atomic<Shared*> shared_;
 };
-
-Pool* default_pool = nullptr;
 
 class Inline final : public Executor {
  public:
@@ -191,14 +200,34 @@ class Inline final : public Executor {
   }
 };
 
-Pool& make_default_pool() {
-  const int asked = env::threads();
-  default_pool = new Pool(asked != 0 ? asked : available_cpus());
-  pthread_atfork(nullptr, nullptr, [] { default_pool->forget_threads(); });
-  return *default_pool;
-}
+/// The calling thread has the signals blocked that are not its own while this lives; a thread that
+/// it starts meanwhile has them so for ever.
+class ForeignSignalsBlocked {
+ public:
+  ForeignSignalsBlocked() noexcept {
+    sigset_t foreign;
+    sigfillset(&foreign);
+    for (const int own : {SIGBUS, SIGFPE, SIGILL, SIGSEGV}) sigdelset(&foreign, own);
+    pthread_sigmask(SIG_SETMASK, &foreign, &before_);
+  }
+  ForeignSignalsBlocked(const ForeignSignalsBlocked&) = delete;
+  ~ForeignSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
+
+std::thread start_thread(std::function<void()> body) {
+  const ForeignSignalsBlocked blocked;
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    throw Error(Code::out_of_memory,
+                "threads: the system must start one more, got " + error.code().message());
+  }
+}
 
 std::unique_ptr<Executor> make_pool(int threads) {
   return std::make_unique<Pool>(std::clamp(threads, 1, env::kMaxThreads));
@@ -218,8 +247,8 @@ Executor::~Executor() = default;
 
 Executor& default_executor() {
   // Never destroyed: at exit other threads and static objects may still use it.
-  static Pool& pool = make_default_pool();
-  return pool;
+  static auto* const pool = new Pool(env::threads() != 0 ? env::threads() : available_cpus());
+  return *pool;
 }
 
 Executor& inline_executor() noexcept {

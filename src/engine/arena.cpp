@@ -31,6 +31,10 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
     throw Error(Code::out_of_memory,
                 "engine: the budget must be available, got none of " + std::to_string(size_));
   }
+  // A child of fork() does not get it: copies of pages that reads past the page cache are on their
+  // way to could leave either process without the bytes (open(2), O_DIRECT), and every page that
+  // comes later would be a copy.
+  (void)::madvise(memory, size_, MADV_DONTFORK);
   // Large pages make the first touch cheaper; where the system declines, nothing is wrong.
   (void)::madvise(memory, size_, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Page-aligned memory that is taken once and handed out in runs of pages. Nothing here allocates or
-// faults after the constructor.
+// faults after the constructor. A forked child does not have it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

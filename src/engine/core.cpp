@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/formatted.h"
+#include "base/threads.h"
 #include "stowage/error.h"
 
 namespace stowage::engine {
@@ -94,15 +95,31 @@ Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
       arena_.emplace(bytes, units_.size(), options.lock);
     }
   }
-  report_.reads = link_->reads();
   queue_.reserve(units_.size());
-  // Readers of an engine must not outlive it: they see it through this pointer alone.
-  for (int i = 0; i < options.workers; ++i) workers_.emplace_back([this] { work(); });
+}
+
+// A core of the parent's is never deleted: its condition variables would wait for threads that do
+// not exist here.
+std::shared_ptr<Core> Core::make(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
+                                 const CoreOptions& options) {
+  const std::shared_ptr<Core> made(
+      new Core(std::move(file), std::move(units), std::move(link), options), [](Core* core) {
+        if (!core->forked()) delete core;
+      });
+  made->start_workers(options.workers);
+  return made;
+}
+
+// Readers must not outlive the core: they see it through this pointer alone.
+void Core::start_workers(int count) {
+  workers_.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) workers_.push_back(start_thread([this] { work(); }));
 }
 
 Core::~Core() { stop(); }
 
 void Core::stop() noexcept {
+  if (forked()) return;
   std::vector<std::shared_ptr<Desk>> desks;  // end after the lock
   {
     const std::scoped_lock lock(mutex_);
@@ -115,11 +132,13 @@ void Core::stop() noexcept {
 }
 
 bool Core::stopped() const {
+  if (forked()) return true;
   const std::scoped_lock lock(mutex_);
   return stopping_;
 }
 
 void Core::cancel() noexcept {
+  if (forked()) return;
   {
     const std::scoped_lock lock(mutex_);
     ++cancels_;
@@ -131,7 +150,7 @@ void Core::cancel() noexcept {
 }
 
 std::span<std::byte> Core::memory() const noexcept {
-  return arena_ ? arena_->memory() : std::span<std::byte>();
+  return arena_ && !forked() ? arena_->memory() : std::span<std::byte>();
 }
 
 std::byte* Core::memory(const State& s) const noexcept {
@@ -306,8 +325,20 @@ void Core::check_id(WeightId id) const {
                                                 file_.paths().front(), units_.size(), id));
 }
 
+// Not the thread's own desk: what that knows is of the parent's engine.
+Lease Core::lend_to_child(WeightId id) {
+  if (!link_->can_borrow()) {
+    throw Error(Code::unsupported, file_.paths().front() +
+                                       ": an engine of a device must be used in the process that "
+                                       "made it, got a forked child");
+  }
+  return {std::make_shared<Desk>(shared_from_this(), std::this_thread::get_id()), id,
+          Hold::borrowed, trace_time()};
+}
+
 Lease Core::acquire(WeightId id) {
   check_id(id);
+  if (forked()) return lend_to_child(id);
   std::shared_ptr<Desk> own = desk();
   const Place place = own->place;
   State& s = state(id);
@@ -345,12 +376,15 @@ Lease Core::acquire(WeightId id) {
 
 void Core::release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept {
   trace(TraceKind::use, unit(id).name, unit(id).bytes, begun);
-  if (hold == Hold::stays) return;
+  if (hold == Hold::stays || forked()) return;
   --desk.leases;
-  const std::scoped_lock lock(mutex_);
+  if (!unit(id).comes) return;  // what is only mapped is the system's to keep
+  Lock lock(mutex_);
   State& s = state(id);
   if (hold == Hold::borrowed) {
-    if (s.stage == Stage::absent) link_->drop(unit(id));
+    const bool goes = s.stage == Stage::absent;
+    lock.unlock();
+    if (goes) link_->drop(unit(id));  // who reads it meanwhile maps its pages again
     return;
   }
   if (--s.leases > 0) return;
@@ -359,7 +393,7 @@ void Core::release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept
 }
 
 const void* Core::at(WeightId id, Hold hold, const void* mapped) const noexcept {
-  if (hold == Hold::borrowed || !arena_) return mapped;
+  if (hold == Hold::borrowed || !arena_ || forked()) return mapped;
   const auto& extents = unit(id).extents;
   const auto* const byte = static_cast<const std::byte*>(mapped);
   auto after = std::ranges::upper_bound(extents, byte, {}, &Extent::mapped);
@@ -382,6 +416,7 @@ Weight Core::weight(WeightId id, Hold hold) const {
 
 void Core::expect(std::span<const WeightId> order) {
   for (const WeightId id : order) check_id(id);
+  if (forked()) return;
   std::vector<WeightId> coming(order.begin(), order.end());
   std::erase_if(coming, [&](WeightId id) { return !unit(id).comes; });
   Place place{.signature = desk()->place.signature};
@@ -394,11 +429,15 @@ void Core::expect(std::span<const WeightId> order) {
   }
 }
 
-void Core::set_signature(std::uint64_t signature) { desk()->place.signature = signature; }
+void Core::set_signature(std::uint64_t signature) {
+  if (!forked()) desk()->place.signature = signature;
+}
 
 EngineReport Core::report() const {
+  if (forked()) return {.reads = Reads::mapped};
   const std::scoped_lock lock(mutex_);
   EngineReport report = report_;
+  report.reads = link_->reads();
   for (const auto& desk : desks_) {
     const std::uint64_t hits = desk->stay_hits.load(std::memory_order_relaxed);
     report.hits += hits;

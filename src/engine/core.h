@@ -2,6 +2,9 @@
 // The state of an engine behind one lock: which units are in memory, who uses them, what is being
 // read, and what goes when room is needed. A unit that is kept (all are where everything fits the
 // budget) never goes, and from its second use on is leased without the lock.
+//
+// In a forked child the readers do not exist, the lock may be held for ever, and the memory is not
+// there (arena.h): every way in asks forked() first, and the child is lent the mapping.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -15,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.h"
 #include "engine/arena.h"
 #include "engine/candidates.h"
 #include "engine/desk.h"
@@ -36,8 +40,9 @@ struct CoreOptions {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   /// `units` of `file` over `link`, within the options' budget. Throws invalid_argument,
-  /// out_of_memory.
-  Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link, const CoreOptions& options);
+  /// out_of_memory (no room for the budget, or no more threads).
+  static std::shared_ptr<Core> make(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
+                                    const CoreOptions& options);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   ~Core();
@@ -46,6 +51,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void stop() noexcept;
   void cancel() noexcept;  // ends those who wait
   bool stopped() const;
+  /// Whether this is a child of the process that made it.
+  bool forked() const noexcept { return process_ != process_generation(); }
 
   const File& file() const noexcept { return file_; }
   const std::vector<Unit>& units() const noexcept { return units_; }
@@ -62,6 +69,9 @@ class Core : public std::enable_shared_from_this<Core> {
   void forget(const Desk& desk) noexcept;  // its thread has ended
 
  private:
+  Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link, const CoreOptions& options);
+  void start_workers(int count);
+
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
   enum class Stage : std::uint8_t { absent, reading, present };
@@ -129,6 +139,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // core.cpp
   void check_id(WeightId id) const;
+  Lease lend_to_child(WeightId id);
   void note_use(const Place& place);
   void bound_look_ahead() noexcept;
   void read_ahead(Desk& desk);
@@ -151,6 +162,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<Link> link_;
   std::vector<Weight> weights_;  // over the mapping; empty for plain tensors
   const std::uint64_t serial_;
+  const std::uint64_t process_ = process_generation();
   mutable std::mutex mutex_;
   std::condition_variable work_, done_, room_;
   std::vector<State> states_;

@@ -47,6 +47,7 @@ std::shared_ptr<Desk> Core::desk_of(std::thread::id thread) {
 }
 
 void Core::forget(const Desk& desk) noexcept {
+  if (forked()) return;
   std::shared_ptr<Desk> kept;  // ends after the lock
   const std::scoped_lock lock(mutex_);
   const auto found = std::ranges::find(desks_, &desk, &std::shared_ptr<Desk>::get);

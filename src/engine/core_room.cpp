@@ -51,6 +51,7 @@ void Core::evict(WeightId id) noexcept {
 // Room is taken at once and first, so that it lies together, and what is left is one piece.
 void Core::keep(std::span<const WeightId> ids) {
   for (const WeightId id : ids) check_id(id);
+  if (forked()) return;
   const std::scoped_lock lock(mutex_);
   if (clock_ != 0) {
     throw Error(Code::invalid_argument,

@@ -14,7 +14,7 @@ DeviceLease::DeviceLease(Lease lease, std::shared_ptr<engine::DeviceLink> link, 
     : lease_(std::move(lease)), link_(std::move(link)), id_(id), stream_(stream) {}
 
 DeviceLease::~DeviceLease() {
-  if (!link_) return;  // moved from
+  if (!link_ || link_->forked()) return;  // moved from, or of the parent's device
   try {
     link_->note_use(id_, stream_);
   } catch (const Error&) {  // a device that takes no work has none to wait for
@@ -27,9 +27,9 @@ DeviceEngine::DeviceEngine(std::shared_ptr<Engine> host, std::shared_ptr<Device>
   std::vector<engine::Unit> units = engine::device_units_of(file);
   link_ = std::make_shared<engine::DeviceLink>(host, std::move(device), units.size(),
                                                host->core_->memory());
-  core_ = std::make_shared<engine::Core>(
-      file, std::move(units), link_,
-      engine::CoreOptions{.budget = options.memory, .workers = options.workers});
+  core_ =
+      engine::Core::make(file, std::move(units), link_,
+                         engine::CoreOptions{.budget = options.memory, .workers = options.workers});
 }
 DeviceEngine::~DeviceEngine() { core_->stop(); }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/fork.h"
 #include "engine/link.h"
 #include "stowage/device.h"
 
@@ -31,6 +32,7 @@ class DeviceLink : public Link {
   void leave(WeightId id) noexcept override;
   /// Work that the stream was given so far reads the unit: its memory is not written before.
   void note_use(WeightId id, Device::Stream stream);
+  bool forked() const noexcept { return process_ != process_generation(); }
 
  private:
   using Events = std::vector<Device::Event>;
@@ -42,6 +44,7 @@ class DeviceLink : public Link {
   const Reads reads_;
   void* pinned_ = nullptr;  // of the host
   void* memory_ = nullptr;  // of the device
+  const std::uint64_t process_ = process_generation();
   std::mutex mutex_;
   std::vector<Events> uses_;  // of each unit, those that may be open
   Events left_;               // of units that gave up their memory

@@ -24,11 +24,11 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
       throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
     found->comes = false;
   }
-  return std::make_shared<Core>(std::move(file), std::move(units), std::move(source),
-                                CoreOptions{.budget = options.ram,
-                                            .workers = options.workers,
-                                            .timeout = options.timeout,
-                                            .lock = options.lock});
+  return Core::make(std::move(file), std::move(units), std::move(source),
+                    CoreOptions{.budget = options.ram,
+                                .workers = options.workers,
+                                .timeout = options.timeout,
+                                .lock = options.lock});
 }
 
 inline namespace v0 {

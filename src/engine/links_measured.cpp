@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/file_error.h"
+#include "base/threads.h"
 #include "engine/arena.h"
 #include "engine/links.h"
 #include "engine/pass.h"
@@ -168,10 +169,16 @@ double read_rate(int descriptor, std::uint64_t most) {
       came += static_cast<std::uint64_t>(got);
     }
   };
-  std::vector<std::thread> readers;
-  readers.reserve(kReaders);
-  for (int i = 0; i < kReaders; ++i) readers.emplace_back(read);
-  for (std::thread& reader : readers) reader.join();
+  struct Readers : std::vector<std::thread> {
+    ~Readers() {
+      for (std::thread& reader : *this) reader.join();
+    }
+  };
+  {
+    Readers readers;
+    readers.reserve(kReaders);
+    for (int i = 0; i < kReaders; ++i) readers.push_back(start_thread(read));
+  }
   return static_cast<double>(came) / elapsed();
 }
 

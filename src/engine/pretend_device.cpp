@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.h"
+#include "base/threads.h"
 #include "engine/arena.h"
 #include "stowage/device.h"
 
@@ -43,6 +45,21 @@ struct Queue {
 
 struct PretendDevice::State {
   explicit State(const PretendOptions& given) : options(given) {}
+  State(const State&) = delete;
+  ~State() {  // what was asked for is done before the end
+    {
+      const std::scoped_lock lock(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+    for (Queue& queue : queues) queue.thread.join();
+    for (const auto& [place, bytes] : memory) {
+      std::memset(place, kPoison, bytes);
+      std::free(place);
+    }
+  }
+
+  const std::uint64_t process = process_generation();
 
   const PretendOptions options;
   mutable std::mutex mutex;
@@ -98,7 +115,12 @@ struct PretendDevice::State {
 
   void start_queue() {
     Queue& queue = queues.emplace_back();
-    queue.thread = std::thread([this, &queue] { run(queue); });
+    try {
+      queue.thread = start_thread([this, &queue] { run(queue); });
+    } catch (...) {
+      queues.pop_back();
+      throw;
+    }
   }
 
   bool takes_failure() {
@@ -129,14 +151,9 @@ PretendDevice::PretendDevice(const PretendOptions& options)
   state_->start_queue();
 }
 
+// Of the parent's device, nothing ends in a forked child: its threads are not here.
 PretendDevice::~PretendDevice() {
-  {
-    const std::scoped_lock lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->changed.notify_all();
-  for (Queue& queue : state_->queues) queue.thread.join();
-  while (!state_->memory.empty()) free(state_->memory.begin()->first);
+  if (state_->process != process_generation()) (void)state_.release();
 }
 
 Device::Stream PretendDevice::make_stream() {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/registry.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -12,6 +15,9 @@
 namespace stowage::engine {
 namespace {
 
+struct Registry;
+Registry& registry();
+
 struct Range {
   const std::byte *begin, *end;
   std::weak_ptr<Core> core;
@@ -19,14 +25,20 @@ struct Range {
   WeightId id;
 };
 
+// The only one of its kind, which never ends: engines may outlive the statics.
 struct Registry {
+  Registry() {  // in a forked child no lost thread must hold the mutex; it knows its owner by
+                // number
+    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                   [] { std::construct_at(&registry().mutex); });
+  }
   std::shared_mutex mutex;
   std::vector<Range> ranges;  // by begin
   std::atomic<bool> any = false;
 };
 
 Registry& registry() {
-  static auto* const made = new Registry;  // engines may outlive the statics
+  static auto* const made = new Registry;
   return *made;
 }
 
@@ -68,7 +80,7 @@ std::optional<Lease> lease_at(const void* mapped) {
     core = range.core.lock();
     id = range.id;
   }
-  if (!core) return std::nullopt;
+  if (!core || core->forked()) return std::nullopt;  // the mapping serves
   try {
     return core->acquire(id);
   } catch (const Error&) {

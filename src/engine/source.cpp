@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/source.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "base/file_error.h"
+#include "base/residency.h"
 #include "engine/arena.h"
 #include "stowage/error.h"
 
@@ -57,23 +57,27 @@ void Source::open_direct() {
 
 // Past the page cache while the bytes that are left begin at a page: after a short read they may
 // not. Returns how many came.
-std::uint64_t Source::read(const Piece& first, std::span<const iovec> to, std::uint64_t at) const {
+std::uint64_t Source::read(const Piece& first, std::span<const iovec> to, std::uint64_t at) {
   const MappedFile& file = map(first);
-  const bool direct = reads_ == Reads::direct && at % kPage == 0;
-  const int descriptor =
-      direct ? direct_[static_cast<std::size_t>(first.shard)] : file.descriptor();
   for (;;) {
+    const bool direct = reads_ == Reads::direct && at % kPage == 0;
+    const int descriptor =
+        direct ? direct_[static_cast<std::size_t>(first.shard)] : file.descriptor();
     const ssize_t got = reader_.read(descriptor, to, at);
     if (got > 0) return static_cast<std::uint64_t>(got);
     if (got == 0) {
       throw Error(Code::bad_file, file.path() + ": byte " + std::to_string(at) +
                                       ": must still be there, got a file that was cut short");
     }
-    if (errno != EINTR) throw_errno(file.path(), "must be readable at byte " + std::to_string(at));
+    if (direct && errno == EINVAL) {  // a disk whose blocks are larger than a page
+      reads_ = Reads::buffered;
+    } else if (errno != EINTR) {
+      throw_errno(file.path(), "must be readable at byte " + std::to_string(at));
+    }
   }
 }
 
-void Source::fill(std::span<const Transfer> run) const {
+void Source::fill(std::span<const Transfer> run) {
   const Piece& last = *run.back().piece;
   const std::uint64_t end = last.offset + last.needed;
   std::array<iovec, kMostTransfers> space;
@@ -83,7 +87,7 @@ void Source::fill(std::span<const Transfer> run) const {
 
 // Where the system cannot populate, the pages come when they are touched. Where it tried and a page
 // could not be had, a touch would only find zeros: reading says what is wrong, or brings it.
-void Source::populate(const Piece& first, std::uint64_t end) const {
+void Source::populate(const Piece& first, std::uint64_t end) {
   const MappedFile& file = map(first);
   int result = 0;
   do result = reader_.populate(file, first.offset, end - first.offset);
@@ -107,17 +111,13 @@ void Source::drop(const Unit& unit) noexcept {
 }
 
 bool Source::is_cached() const {
-  std::uint64_t pages = 0, cached = 0;
-  std::vector<unsigned char> there;
+  double bytes = 0, cached = 0;
   for (const Shard& shard : shards_) {
-    if (shard.map.size() == 0) continue;
-    there.assign((shard.map.size() + kPage - 1) / kPage, 0);
-    auto* const data = const_cast<std::byte*>(shard.map.data());
-    if (::mincore(data, shard.map.size(), there.data()) != 0) return false;
-    pages += there.size();
-    for (const unsigned char page : there) cached += page & 1u;
+    const auto size = static_cast<double>(shard.map.size());
+    bytes += size;
+    cached += size * cached_part(shard.map);
   }
-  return static_cast<double>(cached) >= kCached * static_cast<double>(pages);
+  return cached >= kCached * bytes;
 }
 
 }  // namespace stowage::engine

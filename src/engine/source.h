@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shards of an open file as the engine reads them, and how: through the page cache or past it.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -15,7 +16,8 @@ namespace stowage::engine {
 class Source : public Link {
  public:
   /// `automatic` becomes mapped where most of the bytes lie in the page cache (buffered where it
-  /// may not map), else direct, which becomes buffered where the file system knows no direct reads.
+  /// may not map), else direct, which becomes buffered where the file system knows no direct reads,
+  /// or finds at the first one that it wants more than whole pages.
   Source(const File& file, Reads reads, bool may_map, Reader& reader);
   ~Source() override;
 
@@ -33,14 +35,14 @@ class Source : public Link {
   const MappedFile& map(const Piece& piece) const noexcept {
     return shards_[static_cast<std::size_t>(piece.shard)].map;
   }
-  std::uint64_t read(const Piece& first, std::span<const iovec> to, std::uint64_t at) const;
-  void fill(std::span<const Transfer> run) const;
-  void populate(const Piece& first, std::uint64_t end) const;
+  std::uint64_t read(const Piece& first, std::span<const iovec> to, std::uint64_t at);
+  void fill(std::span<const Transfer> run);
+  void populate(const Piece& first, std::uint64_t end);
   bool is_cached() const;
   void open_direct();
 
   std::span<const Shard> shards_;
-  Reads reads_;
+  std::atomic<Reads> reads_;
   Reader& reader_;
   std::vector<int> direct_;  // descriptors, one for each shard, if reads are direct
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/trace.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,7 +23,9 @@ struct Event {
   std::string name;  // a copy: the engine may end before the trace does
 };
 
+// The only one of its kind.
 struct Recording {
+  Recording();
   std::mutex mutex;
   std::vector<Event> events;
   std::size_t most = 0, dropped = 0;
@@ -32,6 +35,11 @@ struct Recording {
 Recording& recording() {
   static Recording one;
   return one;
+}
+
+Recording::Recording() {  // in a forked child no lost thread must hold the mutex
+  pthread_atfork([] { recording().mutex.lock(); }, [] { recording().mutex.unlock(); },
+                 [] { recording().mutex.unlock(); });
 }
 
 double microseconds(TraceTime::duration time) {

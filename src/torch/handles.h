@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Objects that outlive an op call and are named by an integer on the other side of the door.
 #pragma once
+#include <pthread.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -15,7 +17,12 @@ namespace stowage::door {
 template <class T>
 class Handles {
  public:
-  explicit Handles(const char* kind) : kind_(kind) {}
+  /// The only one of its class: in a forked child no lost thread must hold the mutex.
+  explicit Handles(const char* kind) : kind_(kind) {
+    static Handles* const self = this;
+    pthread_atfork([] { self->mutex_.lock(); }, [] { self->mutex_.unlock(); },
+                   [] { self->mutex_.unlock(); });
+  }
 
   std::int64_t add(std::shared_ptr<T> object) {
     const std::scoped_lock lock(mutex_);

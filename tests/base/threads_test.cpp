@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "base/env.h"
+#include "forked.h"
+#include "stowage/error.h"
 #include "stowage/info.h"
 
 namespace stowage {
@@ -105,6 +107,56 @@ TEST(Pool, DefaultExecutorWorksInAForkedChild) {
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(Pool, OfAParentWorksAndEndsInAForkedChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
+#endif
+  auto pool = make_pool(4);
+  const auto sum = [&] {
+    std::atomic<int> calls = 0;
+    pool->for_each(64, [&](std::int64_t) { ++calls; });
+    return calls.load();
+  };
+  const auto end_first = [&] { return pool.reset(), true; };
+  const auto use_and_end = [&] { return sum() == 64 && sum() == 64 && end_first(); };
+  for (const test::End end : {test::End::at_once, test::End::by_exit}) {
+    EXPECT_EQ(test::in_child(use_and_end, end), "") << "not used yet";
+    EXPECT_EQ(sum(), 64);
+    EXPECT_EQ(test::in_child(use_and_end, end), "");
+    EXPECT_EQ(test::in_child(end_first, end), "");
+    EXPECT_EQ(test::in_child([&] { return sum() == 64 && test::in_child(use_and_end) == ""; }), "");
+  }
+  std::atomic<bool> over = false;
+  std::jthread busy([&] {
+    while (!over) sum();
+  });
+  for (int round = 0; round < 50; ++round) EXPECT_EQ(test::in_child(use_and_end), "");
+  over = true;
+}
+
+TEST(Pool, ATaskThatForksIsAnErrorInTheChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
+#endif
+  const auto pool = make_pool(4);
+  const std::thread::id caller = std::this_thread::get_id();
+  pid_t child = -1;
+  const auto fork_once = [&](std::int64_t) {
+    if (std::this_thread::get_id() == caller && child < 0) child = ::fork();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for the others to join
+  };
+  try {
+    pool->for_each(64, fork_once);
+  } catch (const Error& error) {
+    const bool named = std::string_view(error.what()).find("must not fork") != std::string::npos;
+    ::_exit(child == 0 && named ? 0 : 1);
+  }
+  if (child == 0) ::_exit(2);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(Pool, DefaultHasTheThreadsOfTheProcess) {

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stowage/engine.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
+#include <limits>
 #include <numeric>
 #include <thread>
 
 #include "engine/model.h"
 #include "expect_error.h"
+#include "forked.h"
 
 namespace stowage {
 namespace {
@@ -249,6 +255,35 @@ TEST(EngineReads, AutomaticMapsWhatThePageCacheHolds) {
   const File file = File::open(write_model(scratch));
   Engine engine(file, {.ram = 1 << 20});  // just written: cached
   EXPECT_EQ(engine.report().reads, Reads::mapped);
+}
+
+// mincore() says to who may only read a file that all of it is in memory.
+TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only the superuser can become another user";
+  Scratch scratch;
+  const std::string folder = write_model(scratch, {.weights = 12, .rows = 512, .columns = 4096});
+  const std::string path = scratch.path("model.safetensors");
+  ::chmod(folder.c_str(), 0755);
+  ::chmod(path.c_str(), 0644);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fdatasync(descriptor);
+  const auto reads_as = [&](uid_t user) {
+    return in_child([&] {
+      if (::setuid(user) != 0) return false;
+      const Engine engine(File::open(folder), {.ram = 1 << 24, .workers = 0});
+      ::_exit(16 + static_cast<int>(engine.report().reads));
+    });
+  };
+  const auto gave = [](Reads reads) {
+    return "the child gave " + std::to_string(16 + static_cast<int>(reads));
+  };
+  for (const uid_t user : {0u, 65534u}) {
+    ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    for (int again = 0; again < 3; ++again) EXPECT_EQ(reads_as(user), gave(Reads::direct)) << user;
+    std::ifstream(path, std::ios::binary).ignore(std::numeric_limits<std::streamsize>::max());
+    EXPECT_EQ(reads_as(user), gave(Reads::mapped)) << user;
+  }
+  ::close(descriptor);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // A store that fails, is slow, or gives less than was asked for, when a test says so; and an engine
 // that reads from it.
 #pragma once
+#include <fcntl.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -20,6 +22,7 @@ class FaultyReader final : public engine::Reader {
   std::atomic<int> fail_from = 1 << 30;   // the first read that fails
   std::atomic<int> fail_until = 1 << 30;  // and the first that does not any more
   std::atomic<int> error = EIO;           // 0: the file ends there
+  std::atomic<bool> only_direct = false;  // fails those past the page cache
   std::atomic<bool> interrupts = false;   // every other read
   std::atomic<std::size_t> most = std::numeric_limits<std::size_t>::max();  // bytes of one read
 
@@ -33,7 +36,8 @@ class FaultyReader final : public engine::Reader {
       gate_.wait(lock, [&] { return !closed_; });
     }
     if (interrupts && n % 2 == 0) return fail(EINTR);
-    if (n >= fail_from && n < fail_until) return error == 0 ? 0 : fail(error);
+    const bool meant = !only_direct || (::fcntl(descriptor, F_GETFL) & O_DIRECT) != 0;
+    if (meant && n >= fail_from && n < fail_until) return error == 0 ? 0 : fail(error);
     // A direct read must be asked for whole pages; less of it may come.
     const ssize_t got = Reader::read(descriptor, to, offset);
     return got <= 0 ? got : static_cast<ssize_t>(std::min(static_cast<std::size_t>(got), +most));

@@ -16,7 +16,7 @@ namespace {
 using namespace test;
 using testing::HasSubstr;
 
-constexpr int kWeights = 6;
+constexpr int kFaultyWeights = 6;
 
 class ReadFaults : public testing::TestWithParam<std::tuple<Reads, int>> {
  protected:
@@ -39,7 +39,7 @@ class ReadFaults : public testing::TestWithParam<std::tuple<Reads, int>> {
     return same_bytes(engine_->acquire(id(i)).weight(), file_.weight(weight_name(i)));
   }
   void expect_all_right() const {
-    for (int i = 0; i < kWeights; ++i) EXPECT_TRUE(is_right(i)) << i;
+    for (int i = 0; i < kFaultyWeights; ++i) EXPECT_TRUE(is_right(i)) << i;
     EXPECT_LE(engine_->report().peak, needs_.least);
   }
 };
@@ -67,9 +67,9 @@ TEST_P(ReadFaults, AnErrorNamesTheFileTheByteAndWhatTheSystemSaid) {
 // Whichever read fails, somebody is told or nobody needed it.
 TEST_P(ReadFaults, AnyOneReadMayFail) {
   std::vector<WeightId> order;
-  for (int i = 0; i < kWeights; ++i) order.push_back(id(i));
+  for (int i = 0; i < kFaultyWeights; ++i) order.push_back(id(i));
   engine_->expect(order);
-  constexpr int kFaults = 3 * kWeights;
+  constexpr int kFaults = 3 * kFaultyWeights;
   int told = 0;
   const auto ask_until_right = [&](int i) {
     for (int attempt = 0; attempt <= kFaults; ++attempt) {
@@ -86,7 +86,7 @@ TEST_P(ReadFaults, AnyOneReadMayFail) {
   for (int nth = 0; nth < kFaults; ++nth) {
     reader_.fail_from = reader_.reads + nth % 5;
     reader_.fail_until = reader_.fail_from + 1;
-    for (int i = 0; i < kWeights; ++i) ask_until_right(i);
+    for (int i = 0; i < kFaultyWeights; ++i) ask_until_right(i);
   }
   if (std::get<1>(GetParam()) == 0) {
     EXPECT_EQ(told, kFaults);
@@ -114,7 +114,7 @@ TEST_P(ReadFaults, ShortAndInterruptedReadsAreFinished) {
     reader_.most = most;
     const int before = reader_.reads;
     expect_all_right();
-    EXPECT_GT(reader_.reads, before + 2 * kWeights);
+    EXPECT_GT(reader_.reads, before + 2 * kFaultyWeights);
   }
 }
 
@@ -126,12 +126,25 @@ TEST_P(ReadFaults, TheEndOfTheFileIsABadFile) {
   expect_all_right();
 }
 
+// A disk whose blocks are larger than a page says so at the first read past the page cache.
+TEST_P(ReadFaults, WhereDirectReadsAreRefusedBufferedOnesServe) {
+  reader_.error = EINVAL;
+  reader_.fail_from = 0;
+  if (std::get<0>(GetParam()) != Reads::direct) {
+    EXPECT_STOWAGE_ERROR(engine_->acquire(id(2)), io, "Invalid argument");
+    return;
+  }
+  reader_.only_direct = true;
+  expect_all_right();
+  EXPECT_EQ(engine_->report().reads, Reads::buffered);
+}
+
 TEST_P(ReadFaults, AnErrorWhereAllFitsKeepsTheRoom) {
   const OverReader engine(file_, options(needs_.all), reader_);
   for (int round = 0; round < 4; ++round) {
     reader_.fail_from = reader_.reads.load();
     reader_.fail_until = reader_.fail_from + 1;
-    for (int i = 0; i < kWeights; ++i) {
+    for (int i = 0; i < kFaultyWeights; ++i) {
       try {
         EXPECT_TRUE(
             same_bytes(engine->acquire(id(engine, i)).weight(), file_.weight(weight_name(i))));

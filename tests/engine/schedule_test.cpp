@@ -14,7 +14,7 @@ namespace stowage {
 namespace {
 using namespace test;
 
-constexpr int kWeights = 12;
+constexpr int kScheduled = 12;
 
 // What a random half of the schedules keeps: as much as leaves room for the largest unit.
 template <class Random>
@@ -32,21 +32,22 @@ void keep_some(Engine& engine, std::uint64_t ram, Random& random) {
 
 struct Schedules : testing::Test {
   Scratch scratch_;
-  File file_ = File::open(write_model(scratch_, {.weights = kWeights, .rows = 24, .columns = 64}));
+  File file_ =
+      File::open(write_model(scratch_, {.weights = kScheduled, .rows = 24, .columns = 64}));
   Needs needs_{file_};
 
   // One thread's uses: mostly one of three orders, now and then a jump; up to three leases at once.
   bool use(Engine& engine, std::uint64_t seed) const {
     std::mt19937_64 random(seed);
-    std::vector<int> order(kWeights);
-    for (int i = 0; i < kWeights; ++i) order[static_cast<std::size_t>(i)] = i;
+    std::vector<int> order(kScheduled);
+    for (int i = 0; i < kScheduled; ++i) order[static_cast<std::size_t>(i)] = i;
     if (seed % 3 == 1) std::ranges::reverse(order);
     if (seed % 3 == 2) std::ranges::shuffle(order, random);
     std::vector<std::pair<int, Lease>> held;
     for (int step = 0; step < 60; ++step) {
       if (step % 20 == 0) engine.set_signature(random() % 3);
-      const int i = random() % 8 == 0 ? static_cast<int>(random() % kWeights)
-                                      : order[static_cast<std::size_t>(step % kWeights)];
+      const int i = random() % 8 == 0 ? static_cast<int>(random() % kScheduled)
+                                      : order[static_cast<std::size_t>(step % kScheduled)];
       held.emplace_back(i, engine.acquire(engine.find(weight_name(i)).value()));
       for (const auto& [k, lease] : held)
         if (!same_bytes(lease.weight(), file_.weight(weight_name(k)))) return false;

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
+#include <utility>
 
 namespace stowage::test {
 namespace {
@@ -23,6 +26,8 @@ struct {
   std::size_t step = 0;
   int steps = 0;
   bool plain = false, no_disk = false;
+  bool steals = false, stolen = false;
+  std::string doomed;  // the file
 } state;
 
 bool fails(const char* call) {
@@ -69,6 +74,9 @@ PlainFileSystem::PlainFileSystem() { state.plain = true; }
 PlainFileSystem::~PlainFileSystem() { state.plain = false; }
 NoDisk::NoDisk() { state.no_disk = true; }
 NoDisk::~NoDisk() { state.no_disk = false; }
+StolenLock::StolenLock() { state.steals = true, state.stolen = false; }
+StolenLock::~StolenLock() { state.steals = false; }
+bool StolenLock::happened() { return state.stolen; }
 
 }  // namespace stowage::test
 
@@ -77,7 +85,22 @@ using stowage::test::real, stowage::test::state;
 
 extern "C" {
 
+int flock(int fd, int operation) noexcept {
+  char name[4096] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  struct stat status {};
+  if (state.steals && !state.stolen && ::fstat(fd, &status) == 0 && status.st_nlink > 0 &&
+      ::readlink(link.c_str(), name, sizeof name - 1) > 0) {
+    state.stolen = true;
+    state.doomed = name;
+    errno = EWOULDBLOCK;
+    return -1;
+  }
+  return real<int(int, int)>("flock")(fd, operation);
+}
+
 int fallocate(int fd, int mode, off_t offset, off_t length) {
+  if (!state.doomed.empty()) ::unlink(std::exchange(state.doomed, {}).c_str());
   if (fails("fallocate")) return -1;
   if (state.plain) {
     errno = EOPNOTSUPP;

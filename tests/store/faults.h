@@ -47,4 +47,14 @@ class PlainFileSystem {
   ~PlainFileSystem();
 };
 
+/// While one lives, the first lock of a file that has a name is lost to another writer, who takes
+/// the file for abandoned and removes it before it is given its size.
+class StolenLock {
+ public:
+  StolenLock();
+  StolenLock(const StolenLock&) = delete;
+  ~StolenLock();
+  static bool happened();
+};
+
 }  // namespace stowage::test

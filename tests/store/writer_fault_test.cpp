@@ -4,9 +4,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <map>
+#include <thread>
 
 #include "expect_error.h"
 #include "scratch.h"
@@ -160,6 +162,39 @@ TEST(WriterFault, WorksWithoutNamelessFilesAndReservation) {
   }
   EXPECT_TRUE(folder.names().empty());
   fail_each_call(folder, ENOSPC, 0);
+  EXPECT_EQ(File::open(folder.path()).verify(), 2);
+}
+
+TEST(WriterFault, ALockThatIsLostToAnotherWriterCostsNothing) {
+  const PlainFileSystem plain;
+  const StolenLock lock;
+  const Scratch folder;
+  write_model(folder, 'n', 0);
+  EXPECT_TRUE(StolenLock::happened());
+  EXPECT_EQ(folder.names(), std::set<std::string>{"m.safetensors"});
+  EXPECT_EQ(File::open(folder.path()).verify(), 2);
+}
+
+// Each takes away what killed writers have left; none takes what another has just begun.
+TEST(WriterFault, SeveralWritersOfOneTargetAllFinish) {
+  const PlainFileSystem plain;
+  const Scratch folder;
+  std::atomic<int> failed = 0;
+  {
+    std::vector<std::jthread> writers;
+    for (const char fill : {'a', 'b', 'c'})
+      writers.emplace_back([&, fill] {
+        for (int round = 0; round < 40; ++round) {
+          try {
+            write_model(folder, fill, 0);
+          } catch (const Error&) {
+            ++failed;
+          }
+        }
+      });
+  }
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(folder.names(), std::set<std::string>{"m.safetensors"});
   EXPECT_EQ(File::open(folder.path()).verify(), 2);
 }
 

@@ -5,6 +5,7 @@ that is learnt from use."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -95,6 +96,7 @@ class DeviceTier:
         self._report |= {"bytes_copied": 0, "peak": 0}
         self._stall = 0.0
         weakref.finalize(self, Link.finish, self._link)
+        _tiers.add(self)
 
     def holds(self, codes: Tensor) -> bool:
         return codes.untyped_storage()._cdata in self._storages
@@ -129,6 +131,13 @@ class DeviceTier:
             yield unit.here
         finally:
             self._give_back(unit, stream)
+
+    def leave_threads(self) -> None:
+        """In a forked child: no other thread has the lock, or uses a unit."""
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)
+        for unit in self._units.values():
+            unit.users = 0
 
     # --- under the lock -----------------------------------------------------------------------
 
@@ -233,7 +242,7 @@ class DeviceTier:
 
     def _give_back(self, unit: _Unit, stream: Any) -> None:
         with self._lock:
-            unit.users -= 1
+            unit.users = max(unit.users - 1, 0)  # it was lent before a fork
             if stream is not None:  # in the lock, so that of two threads' events the later is kept
                 unit.used[stream.stream_id] = self._link.mark(stream)
             self._freed.notify_all()
@@ -264,3 +273,14 @@ class DeviceTier:
             except RuntimeError:  # whoever uses the unit will have the error
                 return
             self._report["ahead"] += 1
+
+
+_tiers: weakref.WeakSet[DeviceTier] = weakref.WeakSet()
+
+
+def _leave_threads() -> None:
+    for tier in list(_tiers):
+        tier.leave_threads()
+
+
+os.register_at_fork(after_in_child=_leave_threads)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 import threading
 import time
@@ -34,6 +35,7 @@ from stowage._tiers.written import Written
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
+_NOTHING = (0,) * 10 + (0.0,)  # counted
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Engine:
         except RuntimeError as error:
             raise translated(error) from None
         self._opened.append(handle)
+        self._is_here = True
         facts = json.loads(ops.text(ops.engine_describe(handle)))
         self._reads: str = facts["reads"]
         self._least: int = facts["largest"]  # no budget may be below
@@ -119,7 +122,8 @@ class Engine:
     def expect(self, names: Iterable[str]) -> None:
         """The order of use to begin with, names of the file; another one is learnt from use."""
         self._order = list(names)
-        ops.engine_expect(self._opened[-1], json.dumps(self._order))
+        if self._is_here:
+            ops.engine_expect(self._opened[-1], json.dumps(self._order))
 
     def places(self, weights: Iterable[torch.Tensor]) -> None:
         """Weights that lie in the file."""
@@ -127,7 +131,8 @@ class Engine:
 
     def set_signature(self, signature: int) -> None:
         with self._lock:
-            ops.engine_signature(self._opened[-1], signature)
+            if self._is_here:
+                ops.engine_signature(self._opened[-1], signature)
 
     def settle(self, model: nn.Module) -> None:
         """Counts the weights of `model` that have left the file in the budget: what they take, the
@@ -142,9 +147,8 @@ class Engine:
             move_written(model, most, self._journal.copy)
             self._written.put(model, written_bytes(model))
             share = self.ram - self._written.total
-            if share == self._share:
-                return
-            self._reopen(share)
+            if share != self._share and self._is_here:
+                self._reopen(share)
 
     def copy_out(self, part: torch.Tensor) -> torch.Tensor:
         """A copy of a part that lies in the file, to be written to: in memory while there is room
@@ -156,6 +160,18 @@ class Engine:
             self._copied -= part.nbytes
             return self._journal.copy(part)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child the engine's threads do not exist, and its memory is not there: weights
+        are read through the mapping, and the system keeps of the file what it can, until `rebudget`
+        makes an engine of the child's own."""
+        self._lock = threading.Lock()  # some thread of the parent may have had it
+        self._is_here, self._reads = False, "mapped"
+        self._counted, self._began = None, time.perf_counter()
+
+    def is_shared(self, part: torch.Tensor) -> bool:
+        """Whether a part that was written to is another process's too."""
+        return self._journal.is_shared(part)
+
     def holds(self, part: torch.Tensor) -> bool:
         """Whether a part lies in the file."""
         return part.data_ptr() in self._places
@@ -165,7 +181,7 @@ class Engine:
         gone."""
         if self._seen.get(model) != copies_made():
             return False
-        return self._share == self.ram - self._written.total
+        return not self._is_here or self._share == self.ram - self._written.total
 
     def rebudget(self, ram: int, keep: tuple[str, ...], ring: int) -> None:
         """Another budget from now on; leases that are held end in the old one. Raises
@@ -182,17 +198,19 @@ class Engine:
             self._reopen(ram - written)
 
     def _reopen(self, share: int) -> None:
+        reads = self._reads if self._is_here else self._options.reads
         self._counted = self._total()
-        ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
+        while self._opened:  # a child may have begun without one
+            ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
         self._share = share
-        self._open(self._reads)
+        self._open(reads)
 
     def report(self) -> EngineReport:
         with self._lock:
             return self._total()
 
     def _total(self) -> EngineReport:
-        counts = ops.engine_counts(self._opened[-1])
+        counts = ops.engine_counts(self._opened[-1]) if self._is_here else _NOTHING
         seconds = time.perf_counter() - self._began
         more = (self._written.total, self._journal.bytes, seconds, 0.0, None)
         now = EngineReport._make((self._reads, *counts, *more))
@@ -245,7 +263,17 @@ def _copy_out(part: torch.Tensor) -> torch.Tensor:
     return new_copy(part) if engine is None else engine.copy_out(part)
 
 
-copy_with(_copy_out)
+def _is_shared(part: torch.Tensor) -> bool:
+    return any(engine.is_shared(part) for engine in _engines)
+
+
+def _leave_to_parent() -> None:
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+copy_with(_copy_out, _is_shared)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:

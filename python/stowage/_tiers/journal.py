@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on a disk for weights that were written to and that memory has no room for: a file without a
-name, mapped, so that the system keeps of it what it can and the rest is read again when used."""
+name, mapped, so that the system keeps of it what it can and the rest is read again when used.
+
+A process that forks has its journal in common with the child: from then on neither writes to what
+is there, but copies it first."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,18 +20,26 @@ from stowage._errors import FileError
 from stowage._files.source import octets
 
 
+@dataclass(eq=False)
+class _Room:
+    map: weakref.ref[mmap.mmap]
+    begin: int  # its address
+    is_shared: bool = False  # with a process that was forked
+
+
 class Journal:
     """Copies of tensors in a file of their own, which ends with the last of them. It is made in the
     first of `folders` that can be written to."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._maps: list[weakref.ref[mmap.mmap]] = []  # none, as a rule
+        self._rooms: list[_Room] = []  # none, as a rule
+        _journals.add(self)
 
     @property
     def bytes(self) -> int:
         """Of copies that are still there."""
-        return sum(len(room) for room in self._rooms())
+        return sum(len(room) for room in self._maps())
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that can be written to. Raises FileError where no folder has room for it."""
@@ -36,7 +48,7 @@ class Journal:
         made = torch.frombuffer(room, dtype=torch.uint8)[: flat.numel()]
         made.copy_(flat)
         room.madvise(mmap.MADV_DONTNEED)  # written pages are the system's to keep
-        self._maps.append(weakref.ref(room, self._maps.remove))
+        self._rooms.append(_Room(weakref.ref(room, self._forget), made.data_ptr()))
         return made.view(tensor.dtype).view(tensor.shape)
 
     def _room(self, size: int) -> mmap.mmap:
@@ -55,8 +67,31 @@ class Journal:
 
     def drop(self) -> None:
         """Gives back the memory that its pages are mapped to; their values stay."""
-        for room in self._rooms():
+        for room in self._maps():
             room.madvise(mmap.MADV_DONTNEED)
 
-    def _rooms(self) -> list[mmap.mmap]:
-        return [room for one in list(self._maps) if (room := one()) is not None]
+    def is_shared(self, part: torch.Tensor) -> bool:
+        """Whether a part lies in it, and a process that was forked has it too."""
+        at = part.data_ptr()
+        return any(room.is_shared and room.begin == at for room in self._rooms)
+
+    def share(self) -> None:
+        for room in self._rooms:
+            room.is_shared = True
+
+    def _forget(self, gone: weakref.ref[mmap.mmap]) -> None:
+        self._rooms[:] = [room for room in self._rooms if room.map is not gone]
+
+    def _maps(self) -> list[mmap.mmap]:
+        return [room for one in list(self._rooms) if (room := one.map()) is not None]
+
+
+_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _share_all() -> None:
+    for journal in list(_journals):
+        journal.share()
+
+
+os.register_at_fork(before=_share_all)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A child of the test's process: what it finds, or that it hangs.
+#pragma once
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <string>
+
+namespace stowage::test {
+
+inline bool is_child = false;
+
+enum class End { at_once, by_exit };  // _exit(), or exit() with all that it destroys
+
+/// How the child ended that ran `body`: "" where that was true, and the child ended by itself
+/// within a minute.
+inline std::string in_child(const std::function<bool()>& body, End end = End::at_once) {
+  const pid_t child = ::fork();
+  if (child < 0) return "no child";
+  if (child == 0) {
+    is_child = true;
+    ::alarm(60);  // ends it
+    int status = 3;
+    try {
+      status = body() ? 0 : 1;
+    } catch (const std::exception& error) {
+      (void)!::write(STDERR_FILENO, error.what(), std::string_view(error.what()).size());
+      status = 2;
+    }
+    if (end == End::by_exit) std::exit(status);
+    ::_exit(status);
+  }
+  int status = -1;
+  if (::waitpid(child, &status, 0) != child) return "lost";
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return "the child hung";
+  if (WIFSIGNALED(status)) return "the child ended by signal " + std::to_string(WTERMSIG(status));
+  return WEXITSTATUS(status) == 0 ? "" : "the child gave " + std::to_string(WEXITSTATUS(status));
+}
+
+}  // namespace stowage::test
+
+// What a child leaves of its parent's on purpose is no leak.
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" __attribute__((used, visibility("default"))) inline int __lsan_is_turned_off() {
+  return stowage::test::is_child ? 1 : 0;
+}
+#endif
