@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import pickle
 from pathlib import Path
 
@@ -75,6 +76,39 @@ def test_the_engine_keeps_room_for_one(tmp_path: Path) -> None:
     wanted = model(X)
     assert torch.equal(model(X), wanted)
     assert stowage.engine_report(model).misses + stowage.engine_report(model).hits > 0
+
+
+WIDE = 640 * 160 * 4 + (1 << 14)  # the larger weights, with the pages at their edges
+ROOM = 150 << 10  # for one of the smaller ones
+
+
+def uneven() -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [160, 640, 160, 160, 160, 160]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("first", [WIDE + ROOM, 4 * WIDE])
+def test_what_is_written_leaves_room_for_the_largest(first: int, tmp_path: Path) -> None:
+    """In a budget whose half would not, from the start and after `rebudget`."""
+    model, twin, ram = uneven(), uneven(), WIDE + ROOM
+    stowage.offload(model, ram=first, folder=tmp_path)
+    if first != ram:
+        stowage.rebudget(model, ram)
+    for layers in (model, twin):
+        for layer in layers[2:]:
+            layer.weight.mul_(-2)
+    for _ in range(2):
+        assert torch.equal(model(X), twin(X))
+        report = stowage.engine_report(model)
+        assert 0 < report.written <= ROOM and report.journal > 0
+        assert report.held + report.written <= ram
+    stowage.rebudget(model, 4 * WIDE)  # there is room for more now
+    for layers in (model, twin):
+        layers[0].weight.mul_(-2)
+    assert torch.equal(model(X), twin(X))
+    assert stowage.engine_report(model).written >= 640 * 160 * 4
 
 
 def test_a_copy_writes_for_itself(tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def test_every_tensor_that_is_saved_has_one_place_and_ties_count_once() -> None:
     assert not next(u for u in plan.units if u.name == "embed.weight").rows
 
 
+def test_activations_take_room_where_the_work_is() -> None:
+    places = {"ram": "64MiB", "accelerator": "4MiB"}
+    free, full = made(Tied(), **places), made(Tied(), **places, activations="2MiB")
+    there = [sum(u.bytes for u in p.units if u.tier == "cuda:0") for p in (free, full)]
+    assert there[1] <= there[0] - MIB and full.predicted.peak["cuda:0"] <= 4 * MIB
+    with pytest.raises(stowage.InvalidArgument, match=r"activations \(2.00 MiB\)"):
+        made(Tied(), ram="3MiB", activations="2MiB")
+
+
 def test_an_embedding_alone_gives_rows() -> None:
     plan = made(nn.Sequential(nn.Embedding(4096, 64), nn.Linear(64, 512)), ram="4MiB")
     first = plan.units[0]
