@@ -32,6 +32,7 @@ from stowage._tiers.tracing import trace
 from stowage._tiers.yielding import keep_free
 from stowage.checkpoint import save, state_dict
 from stowage.dispatch import fallbacks
+from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
 from stowage.loading import load, load_state_dict
 from stowage.modules import stow, unstow
 from stowage.planning import Comparison, Plan, measured_links, plan

@@ -3,8 +3,8 @@
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +21,36 @@ Part = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 class StorageName(str):
-    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`."""
+    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`:
+    it tells them which tensors have their memory in common."""
 
-    __slots__ = ()
+    __slots__ = ("_codes",)
+    _codes: Any  # a weak reference to the codes of the weight that was asked, or None
+    asked: ClassVar[list[Callable[[], None]]] = []  # called before an answer is given
 
-    def __call__(self) -> NoReturn:
-        raise InvalidArgument(
-            "stowage: a stowed tensor has no memory of its own that could be written; save with "
-            "stowage.save(model, folder), or give the plain tensors of stowage.state_dict(model), "
-            "as in model.save_pretrained(folder, state_dict=stowage.state_dict(model))"
-        )
+    def __call__(self) -> "Identity":
+        codes = getattr(self, "_codes", lambda: None)()
+        if codes is None:
+            raise InvalidArgument(f"stowage: the weight that rests as {self} must be alive")
+        for prepare in self.asked:
+            prepare()
+        return Identity(codes.data_ptr(), codes.numel())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+class Identity(NamedTuple):
+    """Of a weight's memory, to be compared. What lies there are codes, not values."""
+
+    address: int
+    elements: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def size(self) -> int:
+        return self.elements
 
 
 class Storage:

@@ -8,6 +8,7 @@ their nn.Parameter. What functions and operators do with it: functions.py, dispa
 
 import copy
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -140,7 +141,9 @@ class StowedTensor(Tensor):
     @property
     def storage(self) -> str:  # type: ignore[override]
         """How the values rest, such as "nf4:block64"."""
-        return StorageName(self._storage.name)
+        name = StorageName(self._storage.name)
+        name._codes = weakref.ref(self._parts()[0])
+        return name
 
     @property
     def parts(self) -> Mapping[str, Tensor]:

@@ -84,13 +84,25 @@ def test_save_pretrained_takes_the_plain_state(tmp_path: Path, storage: str) -> 
     """Peer defect 05: no file whose values another form would silently replace."""
     model = build(tied=True)
     stowage.stow(model, storage, compute_dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"save_pretrained\(folder, state_dict=stowage.state_dict"):
-        model.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path, state_dict=stowage.state_dict(model))
     assert LlamaConfig.from_pretrained(tmp_path).hidden_size == 64
     loaded = stowage.load(lambda: build(True), tmp_path, compute_dtype=torch.bfloat16)
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_save_pretrained_writes_values(tmp_path: Path, tied: bool) -> None:
+    """Shards and an index too, for anybody's `from_pretrained`."""
+    model = build(tied)
+    stowage.stow(model, "nf4:block64:nested")
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (opened.lm_head.weight is opened.model.embed_tokens.weight) == tied
+    stowage.unstow(model)
+    found, wanted = opened.state_dict(), model.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def test_memory_footprint_of_the_report() -> None:

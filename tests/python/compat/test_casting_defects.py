@@ -103,10 +103,11 @@ def test_row_04_casting_can_be_repeated_and_undone() -> None:
 
 
 def test_row_05_saving_never_writes_codes_without_saying(tmp_path: Path) -> None:
-    """save_pretrained wrote fp8 without a word; a reload widened it."""
+    """save_pretrained wrote fp8 without a word; a reload widened it. It writes values."""
     made, x = enabled(), torch.randn(2, 32)
-    with pytest.raises(ValueError, match=r"stowage\.save\(model, folder\)"):
-        made.save_pretrained(tmp_path)
+    made.save_pretrained(tmp_path / "values")
+    values = Model.from_pretrained(tmp_path / "values").blocks[0].weight
+    assert values.dtype == F32 and torch.equal(values, made.blocks[0].weight.dequantize())
     stowage.save(made, tmp_path)
     made.save_config(tmp_path)
     loaded = stowage.load(lambda: Model.from_config(Model.load_config(tmp_path)), tmp_path)
@@ -259,7 +260,7 @@ def test_row_28_the_graph_keeps_nothing_wide() -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_row_29_casting_and_offload_in_either_order(kind: str, disk: bool, tmp_path: Path) -> None:
     """Offloading first bypassed the casting: four times the bytes, other values. Now the wrong
-    order is refused, and so are files that would hold a stowed weight."""
+    order is refused; files on a disk hold values."""
     from diffusers.hooks import apply_group_offloading
 
     how: dict[str, Any] = {"onload_device": torch.device("cpu"), "offload_type": kind}
@@ -267,12 +268,8 @@ def test_row_29_casting_and_offload_in_either_order(kind: str, disk: bool, tmp_p
     how |= {"offload_to_disk_path": str(tmp_path)} if disk else {}
     made, x = enabled(), torch.randn(2, 32)
     want = made(x)
-    if disk:
-        with pytest.raises(ValueError, match="no memory of its own"):
-            apply_group_offloading(made, **how)
-    else:
-        apply_group_offloading(made, **how)
-        assert torch.equal(made(x), want) and len(codes(made)) == 3
+    apply_group_offloading(made, **how)
+    assert torch.equal(made(x), want) and len(codes(made)) == 3
     offloaded = model()
     apply_group_offloading(offloaded, **how)
     with pytest.raises(ValueError, match="must come before group offloading"):
