@@ -17,6 +17,10 @@ class InvalidArgument(StowageError, ValueError):
     """An argument that breaks a rule."""
 
 
+class OutOfRange(InvalidArgument, IndexError):
+    """An index that names nothing."""
+
+
 class BadFile(StowageError, ValueError):
     """A file that is not what it says; the text names path, tensor and byte offset."""
 
@@ -50,7 +54,8 @@ def translated(error: RuntimeError) -> RuntimeError:
     if not bracket or not code.startswith("[") or code[1:] not in _CLASSES:
         return error
     # The dispatcher may add a trace of C++ frames to the text of an exception.
-    return _CLASSES[code[1:]](message.partition("\nException raised from ")[0])
+    kind = OutOfRange if message.startswith("embedding: ids must lie") else _CLASSES[code[1:]]
+    return kind(message.partition("\nException raised from ")[0])
 
 
 def fail(code: str, message: str) -> NoReturn:

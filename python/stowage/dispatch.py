@@ -16,7 +16,7 @@ from stowage._compute import blocks, products
 from stowage._compute.autocast import rounds_by_autocast
 from stowage._slices import row, row_slice
 from stowage.registry import op
-from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor, initialising
+from stowage.tensor import VALUE_DTYPES, Matrix, StowedTensor, initialising
 from stowage.views import PACKED, alias, is_first, matrix, outside_inference, view_of
 
 aten = torch.ops.aten
@@ -51,9 +51,9 @@ def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
         return called.decompose(*args, **kwargs)
+    # upsample, lstm and others have a Python twin for tracing, which rounds and checks differently.
     if not torch._C._dispatch_has_kernel_for_dispatch_key(called.name(), key):
-        return called.decompose(*args, **kwargs)
-    # lstm, gru and others have a Python twin for tracing, whose sums round differently.
+        return NotImplemented
     return called._op_dk(key, *args, **kwargs)
 
 
@@ -197,6 +197,8 @@ def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if each <= 0:
             return NotImplemented
         sizes = [min(each, rows - first) for first in range(0, rows, each)]
+    if sum(sizes) != t.shape[0]:
+        return NotImplemented
     return outside_inference(lambda: _pieces(t, list(sizes)))
 
 
@@ -276,7 +278,7 @@ def _addmm(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @op(aten.embedding.default)
 def _embedding(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     w, ids = args[:2]
-    if type(w) is not StowedTensor or w._dt not in (*MATRIX_DTYPES, torch.float64):
+    if type(w) is not StowedTensor or w.dim() != 2 or w._dt not in VALUE_DTYPES:
         return NotImplemented
     codes, *scales = w._parts()
     return ops.embedding(ids, codes, scales, w._storage.key, w.shape, w._dt)

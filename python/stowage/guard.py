@@ -36,7 +36,8 @@ _STATISTICS = (3, 5)  # arguments of those: running mean and variance
 _ACCUMULATES = re.compile(
     r"aten::_?(foreach_|fused_)?"
     r"(add|sub|mul|div|lerp|addc|adam|sgd|adagrad|addmm|addmv|addbmm|addr|baddbmm|true_divide|"
-    r"subtract|multiply|divide|index_add|scatter_add|scatter_reduce|index_reduce|pow|cumsum)"
+    r"subtract|multiply|divide|index_add|scatter_add|scatter_reduce|index_reduce|pow|cumsum|"
+    r"nextafter)"
 )
 
 
@@ -97,14 +98,11 @@ def _refuse(called: Any, why: str) -> NoReturn:
 
 def _written(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
     """The stowed tensors among the arguments that the schema marks as written."""
-    if called._schema.name in _UNMARKED:
-        marked = list(args[slice(*_STATISTICS)])
-    else:
-        marked = []
-        for i, argument in enumerate(called._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = kwargs.get(argument.name, args[i] if i < len(args) else None)
-                marked += value if isinstance(value, (list, tuple)) else [value]
+    marked = list(args[slice(*_STATISTICS)]) if called._schema.name in _UNMARKED else []
+    for i, argument in enumerate(called._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[i] if i < len(args) else None)
+            marked += value if isinstance(value, (list, tuple)) else [value]
     return [t for t in marked if isinstance(t, PACKED)]
 
 

@@ -208,3 +208,18 @@ def test_dtype_and_device_moves_under_a_live_graph() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert model(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4"])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"beta": 0.5}, {"alpha": 2}, {"beta": 0}, {"beta": 2, "alpha": 0.5}]
+)
+def test_addmm_counts_alpha_and_beta(kwargs: dict[str, float], storage: str) -> None:
+    w, x = stowage.quantize(torch.randn(48, 64), storage), torch.randn(5, 64)
+    for bias in (torch.randn(48), torch.randn(5, 48), w[:5, :48]):
+        for mode in MODES:
+            with mode():
+                dense = bias.dequantize() if type(bias) is not Tensor else bias
+                wanted = torch.addmm(dense, x, w.dequantize().t(), **kwargs)
+                got = torch.addmm(bias, x, w.t(), **kwargs)
+                assert torch.allclose(got, wanted, atol=1e-4)

@@ -82,6 +82,61 @@ def test_the_error_is_ours(form: str) -> None:
         REFUSED[form](w)
 
 
+def small(*shape: int) -> Tensor:
+    return torch.full(shape, 1e-6)
+
+
+# Each changes values of about 1 to 4 by about 1e-6, which no storage of 8 bits can hold.
+SWALLOWED: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda w: w.add_(1e-6),
+    "sub_": lambda w: w.sub_(1e-6),
+    "subtract_": lambda w: w.subtract_(1e-6),
+    "mul_": lambda w: w.mul_(1 + 1e-6),
+    "multiply_": lambda w: w.multiply_(1 + 1e-6),
+    "div_": lambda w: w.div_(1 + 1e-6),
+    "divide_": lambda w: w.divide_(1 + 1e-6),
+    "true_divide_": lambda w: w.true_divide_(1 + 1e-6),
+    "pow_": lambda w: w.pow_(1 + 1e-6),
+    "nextafter_": lambda w: w.nextafter_(torch.tensor(9.0)),
+    "lerp_": lambda w: w.lerp_(w + 1, 1e-6),
+    "addcmul_": lambda w: w.addcmul_(small(4, 4), w.dequantize()),
+    "addcdiv_": lambda w: w.addcdiv_(small(4, 4), torch.ones(4, 4)),
+    "addmm_": lambda w: w.addmm_(small(4, 4), torch.eye(4)),
+    "addmv_": lambda w: w[0].addmv_(small(4, 4), torch.ones(4)),
+    "addr_": lambda w: w.addr_(small(4), torch.ones(4)),
+    "addbmm_": lambda w: w.addbmm_(small(2, 4, 4), torch.ones(2, 4, 4)),
+    "baddbmm_": lambda w: w[None].baddbmm_(small(1, 4, 4), torch.ones(1, 4, 4)),
+    "index_add_": lambda w: w.index_add_(0, torch.arange(4), small(4, 4)),
+    "index_reduce_": lambda w: w.index_reduce_(0, torch.arange(4), 1 + small(4, 4), "prod"),
+    "scatter_add_": lambda w: w.scatter_add_(0, torch.zeros(1, 4).long(), small(1, 4)),
+    "scatter_reduce_": lambda w: w.scatter_reduce_(0, torch.zeros(1, 4).long(), small(1, 4), "sum"),
+    "put_": lambda w: w.put_(torch.arange(4), small(4), accumulate=True),
+    "_foreach_addcmul_": lambda w: torch._foreach_addcmul_([w], [small(4, 4)], [w.dequantize()]),
+    "_foreach_lerp_": lambda w: torch._foreach_lerp_([w], [w.dequantize() + 1], 1e-6),
+    "_foreach_pow_": lambda w: torch._foreach_pow_([w], 1 + 1e-6),
+    "mul out=": lambda w: torch.mul(w, 1 + 1e-6, out=w),
+    "pow out=": lambda w: torch.pow(w, 1 + 1e-6, out=w),
+}
+
+
+def coarse() -> Tensor:
+    """Casts to f8_e4m3, whose steps are 1/8 of a value."""
+    return stowage.quantize(1 + torch.arange(16.0).view(4, 4) / 8, "f8_e4m3")
+
+
+@pytest.mark.parametrize("form", SWALLOWED)
+def test_what_rounding_would_swallow_is_refused(form: str) -> None:
+    w = coarse()
+    with pytest.raises(stowage.Unsupported, match="rounding step"):
+        SWALLOWED[form](w)
+
+
+def test_a_running_sum_that_rounding_would_swallow_is_refused() -> None:
+    w = stowage.quantize(torch.tensor([[1.0, 256.0]]), "f8_e4m3")
+    with pytest.raises(stowage.Unsupported, match="rounding step"):
+        w.cumsum_(1)  # 257 is 256
+
+
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_optimizers_are_refused(kind: type, options: dict[str, bool]) -> None:
