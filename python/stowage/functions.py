@@ -6,11 +6,14 @@ to dispatch.py. It must do by itself what lies between: autocast, and the choice
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from stowage import autograd, guard, ops
 from stowage._callers import module_of, nearest
@@ -20,7 +23,7 @@ from stowage._compute.products import strides_count
 from stowage._errors import Unsupported, translated
 from stowage.registry import function
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
-from stowage.views import matrix
+from stowage.views import StowedView, matrix
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -49,10 +52,14 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
     codes, scales, key, rows, exact, dtype, only = matrix
-    if bias is not None and type(bias) is StowedTensor:
-        if bias.requires_grad:
-            return NotImplemented
-        bias = bias.dequantize()
+    if bias is not None:
+        kind = type(bias)
+        if kind is StowedTensor or kind is StowedView:
+            if bias.requires_grad:
+                return NotImplemented
+            bias = bias.dequantize()
+        elif not (kind is Parameter or kind is Tensor or _compiling()):
+            return NotImplemented  # a kernel gets no memory of a subclass
     if _any_autocast() and (cast := _autocast(input)) is not None:
         if exact and rounds_twice(dtype, cast):
             return NotImplemented
@@ -81,6 +88,13 @@ def _seen_linear(x: Tensor, weight: StowedTensor, bias: Tensor | None, matrix: M
     if _compiling() and _exporting():
         return NotImplemented
     codes, scales, key, rows, exact = matrix[:5]
+    if torch._C._get_tracing_state():  # which records an op, and no autograd Function
+        if torch.onnx.is_in_onnx_export():
+            raise Unsupported(
+                "stowage: ONNX has no operator for weights that rest; export a plain copy of the "
+                "model (stowage.unstow)"
+            )
+        return ops.linear(x, codes, scales, key, rows, bias, exact)
     trained = weight if _grad_enabled() and weight.requires_grad else None
     return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
 
@@ -166,6 +180,33 @@ def _requires_grad_(self: Tensor, requires_grad: bool = True) -> Any:
 @function(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 def _set_requires_grad(self: Tensor, requires_grad: bool) -> Any:
     return _thaw(self) if requires_grad else NotImplemented
+
+
+_stock_requires_grad_ = nn.Module.requires_grad_
+
+
+@wraps(_stock_requires_grad_)
+def _all_or_none(self: Any, requires_grad: bool = True) -> Any:
+    """A module with a weight that refuses changes no other: torch asks one after the other."""
+    if requires_grad:
+        for parameter in self.parameters():
+            _thaw(parameter)
+    return _stock_requires_grad_(self, requires_grad)
+
+
+nn.Module.requires_grad_ = _all_or_none  # type: ignore[method-assign]
+
+
+# --- buffers --------------------------------------------------------------------------------------
+
+
+def _keep_buffer(module: nn.Module, name: str, buffer: Any) -> None:
+    """A buffer stays stowed under module.to(dtype), however it came there."""
+    if type(buffer) is StowedTensor:
+        buffer.stay()
+
+
+register_module_buffer_registration_hook(_keep_buffer)
 
 
 # --- casts that the caller wrote ------------------------------------------------------------------

@@ -164,7 +164,10 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _trained(t: Packed) -> bool:
     """Whether a step would be lost in rounding: not while the exact value is there to take it."""
     weight = source(t)[0]
-    return (weight.requires_grad or t.requires_grad) and not initialising(weight)
+    held = weight if weight._of is None else weight._of
+    return (weight.requires_grad or held.requires_grad or t.requires_grad) and not initialising(
+        weight
+    )
 
 
 # --- whole weights --------------------------------------------------------------------------------

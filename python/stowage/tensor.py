@@ -24,7 +24,9 @@ from stowage._storage import Storage, StorageName, check_parts
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_OWN = frozenset({"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_origin"})
+_OWN = frozenset(
+    {"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_carried", "_origin"}
+)
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
@@ -75,6 +77,7 @@ class StowedTensor(Tensor):
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
     _of: "StowedTensor | None" = None  # what this is an alias of, through detach() or .data
+    _carried: Mapping[str, Any] | None = None  # what others noted on it, for its next alias
     _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(
@@ -176,6 +179,12 @@ class StowedTensor(Tensor):
         )
 
     # --- sharing and copying ------------------------------------------------------------------
+
+    def _use_count(self) -> int:
+        """What torch.utils.swap_tensors, by which module.to() puts a weight in another's place,
+        asks for holders that would go on seeing the old one. Graphs that keep a frozen weight are
+        to see it: it is what they computed with."""
+        return super()._use_count() if self.requires_grad else 1  # type: ignore[misc]
 
     def share_memory_(self) -> "StowedTensor":
         for part in self._parts():

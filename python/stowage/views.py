@@ -171,6 +171,8 @@ def alias(t: StowedTensor) -> StowedTensor:
         result._of = t if t._of is None else t._of
         if t._plain:
             result._plain = True
+        if t._carried:
+            result.__dict__.update(t._carried)
         share(result, t)
         return result
 
@@ -186,6 +188,8 @@ def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if chain == (TRANSPOSE,):
             return alias(weight)
         op, args = aten.t.default, ()
+    if getattr(weight, "_is_param", False) and not weight.requires_grad:
+        weight = alias(weight)  # module.to() puts another weight into a Parameter's place
     with torch.inference_mode(False):
         like = _meta(weight)
         seen = op(replay(chain, like), *args, **kwargs)

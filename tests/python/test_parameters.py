@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resting weights where modules hold them: as biases, as buffers, under `module.to()` while a graph
+or a view lives, with what others noted on them, and under tracers."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import stowage
+
+X = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+BIASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "stowed": lambda b: b[:, 0].contiguous() if b.dim() == 3 else b[0].clone(),
+    "a row": lambda b: b[1],
+    "a column": lambda b: b.t()[:, 1],
+    "a slice": lambda b: b.view(-1)[8:16],
+    "a Parameter": lambda b: nn.Parameter(stowage.quantize(b.dequantize()[1], "int8"), False),
+}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("form", BIASES)
+def test_a_bias_may_rest_in_any_form(form: str, exact: bool) -> None:
+    bias = BIASES[form](stowage.quantize(torch.randn(2, 8), "int8"))
+    plain = bias if type(bias) is Tensor else bias.dequantize()
+    w = stowage.quantize(torch.randn(8, 64), "int8", exact=exact)
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(F.linear(X, w, bias), F.linear(X, w, plain))
+    x = X.clone().requires_grad_()
+    F.linear(x, w, bias).sum().backward()
+    assert x.grad is not None
+    kernel = stowage.quantize(torch.randn(8, 4, 3), "int8")
+    signal = torch.randn(1, 4, 9)
+    assert torch.equal(F.conv1d(signal, kernel, bias), F.conv1d(signal, kernel, plain))
+
+
+def test_grouped_products_take_a_stowed_bias() -> None:
+    experts = stowage.quantize(torch.randn(2, 8, 64), "int8")
+    bias = stowage.quantize(torch.randn(2, 8), "int8")
+    for given in (bias, nn.Parameter(bias, requires_grad=False)):
+        got = stowage.grouped_linear(X, experts, [1, 3], given)
+        assert torch.equal(got, stowage.grouped_linear(X, experts, [1, 3], bias.dequantize()))
+
+
+def test_buffers_stay_stowed_however_they_came_there() -> None:
+    def empty() -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("table", torch.zeros(8, 64))
+        return module
+
+    table = stowage.quantize(torch.randn(8, 64), "int8")
+    by_assign, by_name, by_call = empty(), empty(), nn.Module()
+    by_assign.load_state_dict({"table": table.clone()}, assign=True)
+    by_name.table = table.clone()
+    by_call.register_buffer("table", table.clone())
+    for module in (by_assign, by_name, by_call):
+        again = empty()
+        again.load_state_dict(module.state_dict(), assign=True)
+        for held in (module, again, copy.deepcopy(module)):
+            held.double().bfloat16()
+            assert type(held.table) is stowage.StowedTensor and held.table.dtype == torch.bfloat16
+
+
+def test_a_refused_requires_grad_changes_no_parameter() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model.requires_grad_(False)
+    stowage.stow(model, {"1.weight": "int8"})
+    with pytest.raises(stowage.Unsupported, match="must stay frozen"):
+        model.requires_grad_(True)
+    assert not any(p.requires_grad for p in model.parameters())
+    model[0].requires_grad_(True).requires_grad_(False)
+    assert model.requires_grad_(False) is model
+
+
+def test_what_was_noted_on_a_parameter_survives_moves() -> None:
+    layer = nn.Linear(64, 8)
+    stowage.stow(layer, {"weight": "int8"})
+    layer.weight.note, layer.bias.note = ["kept"], ["kept"]
+    for move in (layer.bfloat16, layer.double, lambda: layer.to("meta")):
+        move()
+        assert layer.weight.note == ["kept"] and isinstance(layer.weight, nn.Parameter)
+    assert not hasattr(layer.weight.detach(), "note") and not hasattr(layer.bias.detach(), "note")
+
+
+KEEPERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv2d": (lambda: nn.Conv2d(16, 16, 3), (2, 16, 9, 9)),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(16, 16, 3), (2, 16, 9)),
+    "attention": (lambda: Attention(nn.MultiheadAttention(16, 4)), (3, 2, 16)),
+    "linear": (lambda: nn.Linear(16, 16), (2, 16)),
+}
+
+
+class Attention(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x, x, x)[0]
+
+
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_a_module_moves_while_a_graph_keeps_its_weight(kind: str) -> None:
+    make, size = KEEPERS[kind]
+    module, x = make(), torch.randn(size, requires_grad=True)
+    stowage.stow(module, "int8")
+    module(x).sum().backward()
+    wanted, x.grad = x.grad, None
+    result = module(x)
+    module.to(torch.bfloat16)
+    module.half()
+    result.sum().backward()  # with the weights of its forward
+    assert torch.allclose(x.grad, wanted)
+    assert all(p.dtype == torch.float16 for p in module.parameters())
+
+
+def test_a_view_of_a_weight_that_was_cast_shows_the_old_one() -> None:
+    layer = nn.Linear(64, 8, bias=False)
+    stowage.stow(layer, "int8")
+    column, rows, values = layer.weight[:, 3], layer.weight[2:4], layer.weight.dequantize()
+    layer.bfloat16()
+    assert torch.equal(column.dequantize(), values[:, 3]) and column.dtype == torch.float32
+    assert torch.equal(rows.dequantize(), values[2:4])
+    assert layer.weight[:, 3].sum().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_tracing_records_the_op(trained: bool) -> None:
+    layer = nn.Linear(64, 8)
+    stowage.stow(layer, {"weight": "int8"})
+    layer.bias.requires_grad_(trained)
+    traced = torch.jit.trace(layer, X)
+    assert torch.equal(traced(2 * X), layer(2 * X)) and "stowage::linear" in str(traced.graph)
+    with pytest.raises(stowage.Unsupported, match="ONNX"):
+        torch.onnx.export(layer, (X,), "/dev/null", dynamo=False)
