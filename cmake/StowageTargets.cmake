@@ -47,12 +47,16 @@ function(stowage_optimise_loops target name)
   endif()
 endfunction()
 
-# The templates of nlohmann-json, CLI11 and GoogleTest are most of a sanitized build: once for a few
-# files, not for each. Other builds compile each file alone, so that one which forgets an include is
-# noticed. The kernels' files have names in common.
-function(stowage_join target name)
-  if(STOWAGE_SANITIZE AND name MATCHES "^(base|format|store|engine|cli)$")
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+# The templates of nlohmann-json, CLI11, torch and GoogleTest cost more than our own lines: once for a
+# few files, not for each. A build that joins none (-DSTOWAGE_JOIN=OFF, as the preset `dev` does)
+# compiles each file alone and notices one that forgets an include. The kernels' files have names in
+# common, and files with flags of their own stay alone by themselves.
+function(stowage_join target name files)
+  if(STOWAGE_JOIN AND name MATCHES "^(base|format|store|engine|cli|torch)$")
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
+    # It tells headers from sources by the file that the compiler was given.
+    target_compile_options(${target} PRIVATE
+      $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
@@ -63,7 +67,7 @@ function(stowage_layer name)
   endif()
   add_library(stowage_${name} OBJECT ${ARGN})
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
-  stowage_join(stowage_${name} ${name})
+  stowage_join(stowage_${name} ${name} 12)
   stowage_optimise_loops(stowage_${name} ${name})
 endfunction()
 
@@ -74,7 +78,7 @@ function(stowage_tests name)
                                               GTest::gtest_main GTest::gmock)
   target_include_directories(${name}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   stowage_optimise_loops(${name}_tests ${name})
-  stowage_join(${name}_tests ${name})
+  stowage_join(${name}_tests ${name} 6)
   # GoogleTest's headers cost more than most tests do: compiled once for all programs of equal flags.
   get_target_property(flags ${name}_tests COMPILE_OPTIONS)
   get_property(first GLOBAL PROPERTY "stowage_headers_${flags}")

@@ -10,7 +10,7 @@ namespace engine {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kPlanVersion = 1;
 
 Json unit_json(const PlanUnit& unit) {
   return {{"name", unit.name}, {"bytes", unit.bytes},     {"storage", unit.storage},
@@ -112,7 +112,7 @@ std::string to_json(const Plan& plan) {
     bytes += unit.bytes;
   }
   for (const auto& [name, most] : plan.accelerators) limits[name] = most;
-  const Json json{{"stowage_plan", engine::kVersion},
+  const Json json{{"stowage_plan", engine::kPlanVersion},
                   {"model",
                    {{"name", plan.model},
                     {"weights", plan.units.size()},
@@ -139,7 +139,7 @@ Plan plan_from_json(std::string_view text, std::string_view where) {
   const nlohmann::json document = engine::parse_document(text, where);
   const engine::Fields root(document, std::string(where));
   const std::uint64_t version = root.whole("stowage_plan");
-  if (version != engine::kVersion)
+  if (version != engine::kPlanVersion)
     root.refuse("stowage_plan", "must be 1, got " + std::to_string(version) +
                                     ": a plan of another version of stowage");
   return engine::read(root);

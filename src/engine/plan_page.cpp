@@ -11,7 +11,7 @@ namespace stowage::engine {
 namespace {
 
 // Of the picture of memory, in its own units.
-constexpr double kLeft = 76, kTop = 10, kWide = 820, kHigh = 230, kBelow = 44;
+constexpr double kLeft = 76, kTop = 10, kAcross = 820, kHigh = 230, kBelow = 44;
 
 constexpr std::string_view kStyle = R"(
 :root{color-scheme:light dark;--ground:#fbfbfa;--card:#fff;--ink:#1d2126;--soft:#5b6570;
@@ -66,7 +66,7 @@ struct Scale {
   std::size_t units;
   double x(std::size_t unit) const {
     const auto last = static_cast<double>(std::max<std::size_t>(units - 1, 1));
-    return kLeft + kWide * static_cast<double>(unit) / last;
+    return kLeft + kAcross * static_cast<double>(unit) / last;
   }
   double y(double bytes) const { return kTop + kHigh * (1 - bytes / most); }
 };
@@ -76,7 +76,7 @@ std::string line(const Scale& scale, double bytes, const char* kind, const std::
   return formatted(
       "<line class=\"{}\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>"
       "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
-      kind, kLeft, kLeft + kWide, y, y, kLeft - 6, y + 4, escaped(label));
+      kind, kLeft, kLeft + kAcross, y, y, kLeft - 6, y + 4, escaped(label));
 }
 
 template <class Value>
@@ -160,7 +160,7 @@ std::string memory_over_the_pass(const Plan& plan) {
   std::string svg = formatted(
       "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"Bytes in use over the "
       "pass\">\n",
-      kLeft + kWide + 14, kTop + kHigh + kBelow);
+      kLeft + kAcross + 14, kTop + kHigh + kBelow);
   const double step = grid_step(scale.most);
   for (double at = 0; at <= scale.most; at += step)
     svg += line(scale, at, "grid", size_text(static_cast<std::uint64_t>(at)));
@@ -171,7 +171,7 @@ std::string memory_over_the_pass(const Plan& plan) {
   svg += formatted("<text x=\"{:.0f}\" y=\"{:.0f}\">{}</text>", kLeft, kTop + kHigh + 22,
                    escaped(plan.units.front().name));
   svg += formatted("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{}</text></svg>\n",
-                   kLeft + kWide, kTop + kHigh + 22, escaped(plan.units.back().name));
+                   kLeft + kAcross, kTop + kHigh + 22, escaped(plan.units.back().name));
   std::vector<std::string> names{"RAM"};
   if (has_accelerators) names.push_back("accelerators");
   return svg + legend(names) +

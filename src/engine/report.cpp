@@ -11,7 +11,7 @@ namespace engine {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kReportVersion = 1;
 
 bool is_weight(const ReportWeight& weight) {
   try {
@@ -126,7 +126,7 @@ std::string to_json(const Report& report) {
   }
   for (const auto& [name, count] : by_storage) storages[name] = count;
   for (const auto& [name, count] : by_kind) kinds[name] = count;
-  const engine::Json json{{"stowage_report", engine::kVersion},
+  const engine::Json json{{"stowage_report", engine::kReportVersion},
                           {"model", report.model},
                           {"bytes", bytes},
                           {"bytes_in_bf16", in_bf16},
@@ -140,7 +140,7 @@ std::string to_json(const Report& report) {
 Report report_from_json(std::string_view text, std::string_view where) {
   const nlohmann::json document = engine::parse_document(text, where);
   const engine::Fields fields(document, std::string(where));
-  if (fields.whole("stowage_report") != engine::kVersion)
+  if (fields.whole("stowage_report") != engine::kReportVersion)
     fields.refuse("stowage_report", "must be 1");
   Report report{.model = fields.text("model")};
   for (const auto& weight : fields.list("weights"))

@@ -11,10 +11,10 @@ namespace {
 
 constexpr std::array<std::uint64_t, 5> kRings{2, 1, 3, 4, 8};  // times the largest that moves
 constexpr std::array<double, 9> kOnCpu{0, 1, 0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875};
-constexpr std::size_t kLarge = 4;    // sizes above which a unit must stay, none included
-constexpr std::size_t kStarts = 3;   // placements that are improved
-constexpr int kRounds = 2;           // through the knobs
-constexpr std::size_t kMany = 2000;  // units: from one beginning only
+constexpr std::size_t kLarge = 4;         // sizes above which a unit must stay, none included
+constexpr std::size_t kImproved = 3;      // placements that are improved
+constexpr int kRounds = 2;                // through the knobs
+constexpr std::size_t kManyUnits = 2000;  // units: from one beginning only
 
 int level_of(double value) {  // values within a fifth of each other count as equal
   return value > 0 ? static_cast<int>(std::lround(std::log2(value) * 4)) : -100000;
@@ -172,7 +172,7 @@ std::vector<Placement> Spread::best() {
   const std::array<std::size_t, 5> counts{chosen ? kRings.size() : 1, chosen ? sizes_.size() : 1,
                                           chosen && limits_.works_on_cpu ? kOnCpu.size() : 1,
                                           kRings.size(), sizes_.size()};
-  const std::size_t beginnings = units_.size() > kMany ? 1 : sizes_.size();
+  const std::size_t beginnings = units_.size() > kManyUnits ? 1 : sizes_.size();
   for (std::size_t large = 0; large < beginnings; ++large) {
     Setting now{0, large, 0, 0, large};
     for (int round = 0; round < kRounds; ++round)
@@ -202,7 +202,7 @@ std::vector<Placement> Spread::best() {
     found.push_back(*engine::weigh(units_, limits_, std::move(choices)));
   }
   std::ranges::stable_sort(found, {}, &Placement::cost);
-  const std::size_t kept = units_.size() > kMany ? 1 : kStarts;
+  const std::size_t kept = units_.size() > kManyUnits ? 1 : kImproved;
   if (found.size() > kept) found.resize(kept);
   return found;
 }

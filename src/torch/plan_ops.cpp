@@ -33,7 +33,7 @@ std::vector<PlanUnit> units_of(const json& list) {
   return units;
 }
 
-PlanOptions options_of(const json& request) {
+PlanOptions plan_options_of(const json& request) {
   PlanOptions options{.ram = request.at("ram")};
   for (const json& entry : request.at("accelerators"))
     options.accelerators.emplace_back(entry.at(0), entry.at(1));
@@ -53,7 +53,7 @@ PlanOptions options_of(const json& request) {
 Tensor plan_make(const std::string& text, const std::string& links) {
   const Plan plan = of_request("stowage::plan_make", [&] {
     const json request = json::parse(text);
-    const PlanOptions options = options_of(request);
+    const PlanOptions options = plan_options_of(request);
     const Links rates = links_from_json(links);
     if (request.at("path").is_null())
       return make_plan(request.at("name").get<std::string>(), units_of(request.at("units")),

@@ -49,7 +49,7 @@ WeightInfo weight_of(const json& weight) {
   return made;
 }
 
-WriterOptions options_of(const json& declaration) {
+WriterOptions writer_options_of(const json& declaration) {
   WriterOptions made;
   made.metadata = declaration.value("metadata", made.metadata);
   for (const json& weight : declaration.value("weights", json::array())) {
@@ -69,7 +69,7 @@ std::int64_t writer_open(const std::string& path, const std::string& text) {
   try {
     const json declaration = json::parse(text);
     for (const json& tensor : declaration.at("tensors")) tensors.push_back(declaration_of(tensor));
-    options = options_of(declaration);
+    options = writer_options_of(declaration);
   } catch (const json::exception& e) {
     fail(Code::invalid_argument, std::string("stowage::writer_open: the declaration must be JSON "
                                              "of the documented form, got: ") +
