@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo test test-quick test-all test-peers test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo test test-quick test-all test-cpus test-peers test-gpu bench fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,9 +42,10 @@ $(STAMPS)/build: requirements/build.txt $(STAMPS)/torch
 	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
 	@touch $@
 
-$(STAMPS)/test: requirements/test.txt $(STAMPS)/build
+$(STAMPS)/test: requirements/test.txt requirements/peers.txt $(STAMPS)/build
 	@echo "== installing the packages of the demo and the tests"
 	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
+	@$(PIP_INSTALL) --no-deps -r requirements/peers.txt
 	@touch $@
 
 # ---- build: one wheel, installed into .venv; the same tree serves the C++ tests ----
@@ -72,6 +73,9 @@ test-quick: build $(STAMPS)/test ## what to run after each edit: without sanitiz
 
 test-all: build $(STAMPS)/test ## nightly: everything above, plus the slow extras and fuzzing
 	@$(BIN)/python tools/run_tests all
+
+test-cpus: build $(STAMPS)/test ## the tests at each level of instruction sets, of ours and of torch's
+	@$(BIN)/python tools/run_tests cpus
 
 test-peers: build $(STAMPS)/test ## peers' own test suites with the facades in their place
 	@$(BIN)/python tools/test_peers

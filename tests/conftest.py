@@ -15,6 +15,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where op tests put their tensors: cpu, cuda")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only what waits for something outside the test is tried again, and says for what."""
+    for item in items:
+        for mark in item.iter_markers("waits"):
+            if not mark.kwargs.get("reason"):
+                raise pytest.UsageError(f"{item.nodeid}: waits(reason=...) must say for what")
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--device"))

@@ -3,8 +3,10 @@
 // share a function, so that a test of one tests that one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <set>
+#include <string>
 
 #include "base/cpu.h"
 #include "expect_error.h"
@@ -50,6 +52,24 @@ TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
                            "must be a set that this CPU");
     }
   }
+}
+
+// Suites run on the tables that this CPU runs; the others are named in the count of what was
+// skipped.
+class EveryLevel : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Isa, EveryLevel,
+                         ::testing::Values("scalar", "avx2", "avx512", "avx512+vbmi", "avx512bf16"),
+                         [](const auto& level) {
+                           std::string name(level.param);
+                           std::ranges::replace(name, '+', '_');
+                           return name;
+                         });
+
+TEST_P(EveryLevel, IsAmongTheTablesThatAreTested) {
+  const std::vector<NamedKernels> tables = runnable_kernels();
+  EXPECT_LE(tables.size(), 5u) << "a level that is not listed here";
+  if (std::ranges::find(tables, GetParam(), &NamedKernels::name) == tables.end())
+    GTEST_SKIP() << "this CPU lacks " << GetParam() << ": its kernels are not tested here";
 }
 
 TEST(Isa, TheBestTableIsTheDefault) {
