@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function on several gloo ranks, each a process, none of which can hang.
 
-A collective that waits for 20 s fails; a rank that is still there after `seconds` says where it is
-and ends. Either way the test fails with the text of every rank.
+A collective that waits for a minute fails; a rank that is still there after `seconds` says where it
+is and ends. Either way the test fails with the text of every rank.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-COLLECTIVE_SECONDS = 20
+COLLECTIVE_SECONDS = 60
 PRELOADED = ["torch.distributed.fsdp", "torch.utils.checkpoint"]
 PRELOADED += ["stowage.training", "stowage.sharding"]
 
@@ -46,7 +46,7 @@ def _rank(
                 dist.destroy_process_group()
 
 
-def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: int = 60) -> list[Any]:
+def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: int = 120) -> list[Any]:
     """What `function(*args)`, of a module in tests/shared, returns on each rank."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
