@@ -45,7 +45,7 @@ $(STAMPS)/build: requirements/build.txt $(STAMPS)/torch
 $(STAMPS)/test: requirements/test.txt requirements/peers.txt $(STAMPS)/build
 	@echo "== installing the packages of the demo and the tests"
 	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
-	@$(PIP_INSTALL) --no-deps -r requirements/peers.txt
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peers -r requirements/peers.txt
 	@touch $@
 
 # ---- build: one wheel, installed into .venv; the same tree serves the C++ tests ----
