@@ -224,22 +224,6 @@ def test_python_is_typed() -> None:
 
 
 JUNIT = """<testsuites><testsuite>
-<testcase classname="a" name="steady"/>
-<testcase classname="a" name="second"/><testcase classname="a" name="second"/>
-<testcase classname="a" name="never"/><testcase classname="a" name="never"><failure/></testcase>
-<testcase classname="a" name="left"><skipped/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_the_runner_counts_a_test_by_its_last_try(tmp_path: Path) -> None:
-    report = tmp_path / "pytest.xml"
-    report.write_text(JUNIT)
-    counts = runpy.run_path(str(ROOT / "tools/run_tests"))["count"](report)
-    assert (counts.passed, counts.failed, counts.skipped) == (2, 1, 1)
-    assert counts.again == ["a::second"]
-
-
-PEERS_JUNIT = """<testsuites><testsuite>
 <testcase classname="test_hooks.Tester" name="test_a"/>
 <testcase classname="tests.test_hooks.Tester" name="test_b"><failure/></testcase>
 <testcase classname="test_hooks.Tester" name="test_c"><skipped/></testcase>
@@ -248,7 +232,7 @@ PEERS_JUNIT = """<testsuites><testsuite>
 
 def test_peers_lists_must_be_exact(tmp_path: Path) -> None:
     tool = runpy.run_path(str(ROOT / "tools/test_peers"))
-    (tmp_path / "report.xml").write_text(PEERS_JUNIT)
+    (tmp_path / "report.xml").write_text(JUNIT)
     passed, failed = tool["outcomes"](tmp_path / "report.xml")
     a, b = "test_hooks.py::Tester::test_a", "test_hooks.py::Tester::test_b"
     assert (passed, failed) == ({a}, {b})
@@ -264,38 +248,3 @@ def test_peers_lists_must_be_exact(tmp_path: Path) -> None:
     assert "at least" in differences("accelerate", passed, failed, {b})[0]
     for line in tool["listed"]("accelerate"):
         assert re.fullmatch(r"test_\w+\.py::\w+::\w+", line)
-
-
-FAILS_ONCE = """
-import pathlib, pytest
-
-def fails_once(name):
-    place = pathlib.Path(__file__).with_name(name)
-    assert place.exists() or place.touch()
-
-def test_steady():
-    fails_once("steady")
-
-@pytest.mark.waits(reason="for a machine of somebody else's")
-def test_waiting():
-    fails_once("waiting")
-"""
-
-
-def run_pytest(folder: Path, text: str) -> str:
-    write(folder, {"test_it.py": text, "conftest.py": (ROOT / "tests/conftest.py").read_text()})
-    options = ["-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", folder]
-    command = [sys.executable, "-m", "pytest", "-q", *options, folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-def test_only_what_waits_is_tried_again(tmp_path: Path) -> None:
-    told = run_pytest(tmp_path, FAILS_ONCE)
-    assert "1 failed, 1 passed, 1 rerun" in told and "_ test_steady _" in told, told
-    runner = (ROOT / "tools/run_tests").read_text()
-    assert "--reruns" not in runner and "--repeat" not in runner
-
-
-def test_what_waits_says_for_what(tmp_path: Path) -> None:
-    assert "must say for what" in run_pytest(tmp_path, FAILS_ONCE.replace("reason=", "why="))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner of the tests counts what was run, tries nothing again but what waits, and knows every
+level of instruction sets."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def runner() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "tools/run_tests"))
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a" name="steady"/>
+<testcase classname="a" name="second"/><testcase classname="a" name="second"/>
+<testcase classname="a" name="never"/><testcase classname="a" name="never"><failure/></testcase>
+<testcase classname="a" name="left"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_runner_counts_a_test_by_its_last_try(runner: dict[str, Any], tmp_path: Path) -> None:
+    report = tmp_path / "pytest.xml"
+    report.write_text(JUNIT)
+    counts = runner["count"](report)
+    assert (counts.passed, counts.failed, counts.skipped) == (2, 1, 1)
+    assert counts.again == ["a::second"]
+
+
+FAILS_ONCE = """
+import pathlib, pytest
+
+def fails_once(name):
+    place = pathlib.Path(__file__).with_name(name)
+    assert place.exists() or place.touch()
+
+def test_steady():
+    fails_once("steady")
+
+@pytest.mark.waits(reason="for a machine of somebody else's")
+def test_waiting():
+    fails_once("waiting")
+"""
+
+
+def run_pytest(folder: Path, text: str) -> str:
+    (folder / "test_it.py").write_text(text)
+    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    options = ["-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", folder]
+    command = [sys.executable, "-m", "pytest", "-q", *options, folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def test_only_what_waits_is_tried_again(tmp_path: Path) -> None:
+    told = run_pytest(tmp_path, FAILS_ONCE)
+    assert "1 failed, 1 passed, 1 rerun" in told and "_ test_steady _" in told, told
+    source = (ROOT / "tools/run_tests").read_text()
+    assert "--reruns" not in source and "--repeat" not in source
+
+
+def test_what_waits_says_for_what(tmp_path: Path) -> None:
+    assert "must say for what" in run_pytest(tmp_path, FAILS_ONCE.replace("reason=", "why="))
+
+
+def test_every_instruction_set_is_a_level(runner: dict[str, Any]) -> None:
+    row = re.search(
+        r"^\| `STOWAGE_FORCE_ISA` \| ([^|]+) \|", (ROOT / "docs/env.md").read_text(), re.M
+    )
+    assert {level.ours for level in runner["LEVELS"]} == set(row[1].strip().split(", "))
+    names = [stage.name for stage in runner["stages"]("cpus")]
+    for level in runner["LEVELS"]:
+        assert f"Python tests, {level.ours}" in names
+        assert (f"C++ tests, {level.ours}" in names) == (level.ours != "composite")
+
+
+def test_every_run_repeats_products_as_older_cpus_compute_them(runner: dict[str, Any]) -> None:
+    older = [s for s in runner["stages"]("standard") if s.name.startswith("Python products")]
+    assert [stage.environment["ATEN_CPU_CAPABILITY"] for stage in older] == ["default", "avx2"]
+    assert all((ROOT / path).exists() for path in runner["PRODUCTS"])
