@@ -4,6 +4,7 @@ tensors. loading.py has the way back."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from stowage import ops
 from stowage._errors import raise_problems
 from stowage._files.flat import DISK_NAMES, flatten, label_all
 from stowage._files.real_values import (
     RealValues,
     check_dtype,
+    described_anew,
     file_name,
     unsavable,
     without_old_shards,
@@ -61,8 +64,8 @@ def save(
 ) -> Path:
     """Writes every parameter and persistent buffer to `folder`/model.safetensors, or with
     `shard_bytes` to several files and an index; returns the path of the file or index. The files
-    appear whole or not at all, and replace an earlier save. Configuration and tokenizer files are
-    the caller's own: model.config.save_pretrained(folder).
+    appear whole or not at all, and replace an earlier save. Where weights rest, the config.json of
+    a model of transformers or diffusers is written too, and says so; tokenizer files are yours.
 
     With `dtype` (f64, f32, bf16, f16) real values are written instead of codes: every floating
     tensor in that dtype, except what the model wants in fp32, under the file names of transformers
@@ -83,15 +86,18 @@ def save(
 
     def write_files() -> None:
         flat = _flat(every)
-        write(
-            where / FILE,
-            [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
-            flat.items(),
-            weights=[_weight_facts(held) for held in every if _is_declared(held)],
-            metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
-            shard_bytes=shard_bytes,
-            checksums=checksums,
-        )
+        weights = [_weight_facts(held) for held in every if _is_declared(held)]
+        said = ops.text(ops.quantization_config(json.dumps(weights)))
+        with described_anew(model, where, json.loads(said) if said else None):
+            write(
+                where / FILE,
+                [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
+                flat.items(),
+                weights=weights,
+                metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
+                shard_bytes=shard_bytes,
+                checksums=checksums,
+            )
 
     by_the_first(spread, write_files)
     return _written_path(where, FILE)

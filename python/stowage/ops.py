@@ -22,6 +22,7 @@ measure = _ops.measure.default
 storage_key = _ops.storage_key.default
 storage_describe = _ops.storage_describe.default
 storage_on_disk = _ops.storage_on_disk.default
+quantization_config = _ops.quantization_config.default
 storage_label = _ops.storage_label.default
 info = _ops.info.default
 state_describe = _ops.state_describe.default

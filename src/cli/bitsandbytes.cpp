@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/formatted.h"
+#include "stowage/quantization_config.h"
 
 namespace stowage::cli {
 namespace {
@@ -139,7 +140,22 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Item
 std::optional<std::string> packed_config(const Output& output, const std::vector<Item>& items,
                                          const PackOptions& options) {
   if (options.for_bitsandbytes) return config_for_bitsandbytes(output, items, options);
-  return plain_config(output, options.compute);
+  const auto text = output.config();
+  if (!text) return text;
+  std::vector<WeightInfo> resting;
+  for (const Item& item : items) {
+    const WeightInfo* const weight = item.source.weight;
+    if (item.packed())
+      resting.push_back({item.source.name, item.storage, item.source.shape, {}, {}});
+    else if (item.action == Item::Action::copy && weight != nullptr)
+      resting.push_back({weight->name, weight->storage, weight->shape, {}, {}});
+  }
+  const std::string said = quantization_config(resting);
+  if (said.empty()) return plain_config(output, options.compute);
+  Json config = parse_config(output, *text);
+  set_dtype(config, options.compute);
+  config["quantization_config"] = Json::parse(said);
+  return text_of(config);
 }
 
 std::optional<std::string> plain_config(const Output& output, std::optional<Dtype> compute) {

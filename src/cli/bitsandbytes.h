@@ -11,8 +11,8 @@
 
 namespace stowage::cli {
 
-/// The new config.json: with a quantization_config under --for bitsandbytes, else without one;
-/// nothing where the model has none. Throws UsageError where the plan holds what bitsandbytes
+/// The new config.json: with a quantization_config of what rests, under --for bitsandbytes in its
+/// form; nothing where the model has none. Throws UsageError where the plan holds what bitsandbytes
 /// cannot, io without a config.json, bad_file where it is no JSON object, unsupported for models
 /// whose weights bitsandbytes transposes.
 std::optional<std::string> packed_config(const Output& output, const std::vector<Item>& items,

@@ -33,6 +33,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       "storage_on_disk(str name, int storage, int[] shape, str compute='BF16',"
       " float nested_offset=0.0) -> Tensor");
   m.def("storage_label(str name, int storage, int[] shape) -> Tensor");
+  m.def("quantization_config(str weights) -> Tensor");
   m.def("state_describe(str where, str tensors, Tensor[] values) -> Tensor");
   m.def("info() -> Tensor");
 }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "stowage/quantization_config.h"
 #include "torch/arguments.h"
 #include "torch/handles.h"
 
@@ -132,6 +133,19 @@ Tensor storage_label(const std::string& name, std::int64_t key,
                         .dump());
 }
 
+// Of [{name, storage, shape, parts}]; no bytes where nothing need be said.
+Tensor quantization_config_op(const std::string& text) {
+  std::vector<WeightInfo> weights;
+  try {
+    for (const json& weight : json::parse(text)) weights.push_back(weight_of(weight));
+  } catch (const json::exception& e) {
+    fail(Code::invalid_argument, std::string("stowage::quantization_config: weights must be JSON "
+                                             "of the documented form, got: ") +
+                                     e.what());
+  }
+  return text_bytes(quantization_config(weights));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
@@ -139,6 +153,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("storage_on_disk", TORCH_BOX(&Door<&storage_on_disk>::call));
+  m.impl("quantization_config", TORCH_BOX(&Door<&quantization_config_op>::call));
   m.impl("storage_label", TORCH_BOX(&Door<&storage_label>::call));
   m.impl("writer_open", TORCH_BOX(&Door<&writer_open>::call));
   m.impl("writer_finish", TORCH_BOX(&Door<&writer_finish>::call));

@@ -104,6 +104,7 @@ def test_the_direct_spelling(device) -> None:
         (ops.storage_on_disk, ("w", Storage("nf4").key, [4, 4])),
         (ops.storage_label, ("w", Storage("int8").key, [4, 4])),
         (ops.state_describe, ("the state", "[]", [])),
+        (ops.quantization_config, ("[]",)),
         (ops.info, ()),
     ],
 )
@@ -211,6 +212,7 @@ def test_every_op_is_checked_here() -> None:
             "plan_read",
             "plan_text",
             "report_html",
+            "quantization_config",
             "quantize",
             "state_describe",
             "storage_describe",

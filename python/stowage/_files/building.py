@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from stowage._errors import InvalidArgument
 
-# Memory without content: what modules allocate for the parameters that they then initialize.
-_ALLOCATORS = frozenset({torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal})
+# What parameters are made from when nothing is computed: random values come to the meta device, ...
+_RANDOM = frozenset({torch.rand, torch.randn, torch.normal})
+# ... memory without content too, once it is a parameter: before, it may become a mask.
+_EMPTY = frozenset({torch.empty, torch.empty_strided})
 # What initializes them. On the meta device it would do nothing, but importing torch's Python code
 # for the first of these there takes 28 MiB.
 _INITIALIZERS = frozenset(
@@ -23,10 +26,59 @@ _INITIALIZERS = frozenset(
 )
 
 
+_DRAWS = frozenset(
+    {torch.Tensor.normal_, torch.Tensor.uniform_}
+    | {f for n, f in vars(nn.init).items() if n.endswith(("normal_", "uniform_", "orthogonal_"))}
+)
+_STAND_IN = "_stowage_stand_in"
+
+
 class _WithoutWeights(TorchFunctionMode):
-    """Puts uninitialised and random tensors on the meta device and everything else on the CPU, also
-    inside `with torch.device("meta")`: buffers are mostly computed, and no file holds those that
-    are not persistent (rotary frequencies, position ids)."""
+    """Puts random tensors, and parameters that are uninitialised, on the meta device, and all else
+    on the CPU, also inside `with torch.device("meta")`: buffers are mostly computed, and no file
+    holds those that are not persistent (rotary frequencies, position ids, causal masks)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By address, which is not given to another while this holds it. Memory that nobody has
+        # touched takes none.
+        self._empty: dict[int, torch.UntypedStorage] = {}
+        self._hook: Any = None
+
+    def __enter__(self) -> _WithoutWeights:
+        self._hook = register_module_parameter_registration_hook(
+            self._register  # type: ignore[arg-type]  # torch's text: it may return a new one
+        )
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._hook.remove()
+
+    def _register(self, module: nn.Module, name: str, parameter: Any) -> nn.Parameter | None:
+        """What takes the place of a parameter; None: nothing."""
+        if not isinstance(parameter, nn.Parameter):
+            return None
+        made: nn.Parameter | None = parameter.__dict__.get(_STAND_IN)
+        if made is None and self.is_empty(parameter):
+            with torch._C.DisableTorchFunction():
+                made = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            made.__dict__.update(parameter.__dict__)
+            parameter.__dict__[_STAND_IN] = made  # for a second place: a tie
+            del self._empty[parameter.untyped_storage().data_ptr()]
+        return made
+
+    def is_empty(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in memory that was asked for without content, written or not."""
+        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._empty
+
+    def drop_unwritten(self, model: nn.Module) -> None:
+        """Buffers that nobody has written have no values: they must come from the file."""
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer._version == 0 and self.is_empty(buffer):
+                    module._buffers[name] = buffer.to("meta")
 
     def __torch_function__(
         self,
@@ -38,22 +90,25 @@ class _WithoutWeights(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in _INITIALIZERS or getattr(func, "__module__", "") == "torch.nn.init":
             target = args[0] if args else kwargs["tensor"]
-            if target.is_meta:
-                return target
-        if func in _ALLOCATORS:
+            if target.is_meta or (func in _DRAWS and self.is_empty(target)):
+                return target  # nothing is computed from what is drawn
+        asked = kwargs.get("device")
+        here = asked is None or torch.device(asked).type in ("cpu", "meta")
+        if func in _RANDOM or (func in _EMPTY and not here):
             kwargs["device"] = "meta"
-        elif func in _device_constructors():
-            asked = kwargs.get("device")
-            if asked is not None and torch.device(asked).type == "meta":
-                kwargs["device"] = "cpu"
-        return func(*args, **kwargs)
+        elif func in _EMPTY or (func in _device_constructors() and here and asked is not None):
+            kwargs["device"] = "cpu"
+        made = func(*args, **kwargs)
+        if func in _EMPTY and made.nbytes:
+            self._empty[made.untyped_storage().data_ptr()] = made.untyped_storage()
+        return made
 
 
 def build(factory: Callable[[], nn.Module]) -> nn.Module:
     """Calls `factory`; the parameters of the model are on the meta device, where initializing them
     costs nothing, and its computed buffers have values."""
     try:
-        with _WithoutWeights():
+        with _WithoutWeights() as without:
             model = factory()
     except (NotImplementedError, RuntimeError) as error:
         raise InvalidArgument(
@@ -64,4 +119,5 @@ def build(factory: Callable[[], nn.Module]) -> nn.Module:
         raise InvalidArgument(
             f"stowage.load: the factory must return a Module, got {type(model).__name__}"
         )
+    without.drop_unwritten(model)
     return model

@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from stowage._model.weights import Held
 from stowage._numbers.rounding import row_elements, rows_of, spans
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 
+_CONFIG = "config.json"
 _FINER = 16  # parts of a chunk: larger pieces would stay in the C heap, ten times their size
 _TRANSFORMERS, _DIFFUSERS = "model.safetensors", "diffusion_pytorch_model.safetensors"
 
@@ -136,23 +138,61 @@ def _name_class(config: Path, name: str) -> None:
         )
 
 
-def write_config(model: Any, folder: Path, dtype: torch.dtype) -> None:
-    """The configuration beside the weights, with the class and dtype that they have. Nothing for a
-    model of neither library; the model's own configuration is not changed."""
+def write_config(
+    model: Any,
+    folder: Path,
+    dtype: torch.dtype | None,
+    quantization: Mapping[str, Any] | None = None,
+) -> None:
+    """The configuration beside the weights, with the class, the dtype and what is said of resting
+    weights. Nothing for a model of neither library; the model's own configuration is not changed.
+    """
     config: Any = getattr(model, "config", None)
     if hasattr(model, "save_config"):
         model.save_config(folder)
-        _name_class(folder / "config.json", own_class(model))
+        _name_class(folder / _CONFIG, own_class(model))
     elif hasattr(config, "save_pretrained"):
         written = copy.deepcopy(config)
         written.architectures = [own_class(model)]
         name = "dtype" if "dtype" in written.to_dict() else "torch_dtype"
-        setattr(written, name, str(dtype).removeprefix("torch."))
+        if dtype is not None:
+            setattr(written, name, str(dtype).removeprefix("torch."))
         if getattr(written, "quantization_config", None) is not None:
             del written.quantization_config
         written.save_pretrained(folder)
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(folder)
+    else:
+        return
+    if quantization is not None:
+        path = folder / _CONFIG
+        facts = json.loads(path.read_text()) | {"quantization_config": quantization}
+        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def described_anew(
+    model: Any, folder: Path, quantization: Mapping[str, Any] | None
+) -> Iterator[None]:
+    """Around a writing of weights whose codes are no values to who does not know: meanwhile there
+    is no configuration, so that nobody opens one kind of weights by what was said of another."""
+    path = folder / _CONFIG
+    before = path.read_text() if path.exists() else None
+    is_stale = before is not None and "quantization_config" in json.loads(before)
+    library = hasattr(model, "save_config") or hasattr(
+        getattr(model, "config", None), "save_pretrained"
+    )
+    if not library or (quantization is None and not is_stale):
+        yield
+        return
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException:
+        if before is not None:
+            path.write_text(before)
+        raise
+    write_config(model, folder, None, quantization)
 
 
 def without_old_shards(folder: Path, name: str) -> None:
