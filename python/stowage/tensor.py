@@ -219,8 +219,9 @@ class StowedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
         parts = [carried(part) for part in self._parts()]
-        if self._plain:
-            return torch.nn.Parameter, (self.dequantize(), self.requires_grad)
+        if self._plain:  # torch.save (2) keeps ties; a copy.copy (4) must not be an alias
+            own = protocol > 2 or self._parts()[0].dtype is not self._dt
+            return torch.nn.Parameter, (self.dequantize() if own else parts[0], self.requires_grad)
         if self._root is not None:
             steps = trails.steps(self._trail)
             return trails.rebuild, (self._root, steps, self.requires_grad, self._extras())

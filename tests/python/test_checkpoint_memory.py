@@ -17,9 +17,16 @@ CHILD = """
 import sys, threading, torch, stowage
 from torch import nn
 
-def anonymous():
-    lines = open("/proc/self/status").read().split("RssAnon:")[1]
+def resident(kind):
+    lines = open("/proc/self/status").read().split(kind + ":")[1]
     return int(lines.split()[0]) * 1024
+
+def anonymous():
+    return resident("RssAnon")
+
+def build_with_a_table():
+    layers = [nn.Linear(2048, 2048, bias=False) for _ in range(6)]
+    return nn.Sequential(nn.Embedding(32000, 2048), *layers)
 
 def build():
     layers = [nn.Linear(2048, 2048, bias=False) for _ in range(6)]
@@ -48,6 +55,43 @@ def child(folder: Path, storage: str = "", mmap: str = "") -> tuple[int, int, in
     assert done.returncode == 0, done.stderr
     peak, rest, mapped = map(int, done.stdout.split())
     return peak, rest, mapped
+
+
+TABLE = (
+    CHILD.split("folder, storage, mmap")[0]
+    + """
+folder, storage = sys.argv[1], sys.argv[2] or None
+stowage.stow(nn.Linear(64, 64), "nf4:block64:nested")
+before, peak, stop = resident("VmRSS"), [0], threading.Event()
+def sample():
+    while not stop.wait(0.0005):
+        peak[0] = max(peak[0], resident("VmRSS"))
+thread = threading.Thread(target=sample)
+thread.start()
+model = stowage.load(build_with_a_table, folder, storage)
+stop.set()
+thread.join()
+print(peak[0] - before, stowage.report(model).rest_bytes)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "storage", ["f8_e4m3", pytest.param("", marks=pytest.mark.nightly), "nf4:block64:nested"]
+)
+def test_pages_of_the_file_do_not_stay(storage: str, tmp_path: Path) -> None:
+    """All that is resident counts, pages of the file too, with a table of 131 MB among the rest."""
+    model = nn.Sequential(
+        nn.Embedding(32000, 2048, _weight=torch.zeros(32000, 2048, dtype=torch.bfloat16)),
+        *(nn.Linear(2048, 2048, bias=False, dtype=torch.bfloat16) for _ in range(6)),
+    )
+    stowage.save(model, tmp_path, checksums=False)
+    command = [sys.executable, "-c", TABLE, tmp_path, storage]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak, rest = map(int, done.stdout.split())
+    assert peak <= 1.15 * rest + (16 << 20)
 
 
 @pytest.fixture(scope="module")

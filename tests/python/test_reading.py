@@ -40,7 +40,9 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
         if sum(size for *_, size in asked) >= reach[0]:
             reached.set()
 
+    dropped: list[tuple[int, str]] = []
     monkeypatch.setattr(ops, "file_populate", populate)
+    monkeypatch.setattr(ops, "file_drop", lambda file, name: dropped.append((file, name)))
     monkeypatch.setattr(ahead, "WINDOW", 6 << 20)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]
@@ -52,6 +54,7 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
         reader.use(8 << 20)
         assert reached.wait(10)
     assert asked[0] == (1, "a", 0, 2 << 20) and asked[-1] == (2, "b", 8 << 20, 1 << 20)
+    assert len(dropped) >= len(asked)  # pages wait in the page cache, not in the process
     assert "stowage-ahead" not in names()
 
 

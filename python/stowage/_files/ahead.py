@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the system for a file's bytes before they are read, from all shards: a mapping alone asks
-for a few pages at a time, and waits for each."""
+for a few pages at a time, and waits for each. What was asked for lies in the page cache, not in the
+process: its pages are given back at once, and while a large tensor is read those behind."""
 
 from __future__ import annotations
 
+import bisect
+import math
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from stowage import ops
 
 WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
 _PIECE = 2 << 20
+_SWEEP = 0.002  # seconds after which the pages of the tensor that is being read go
 
 
 @dataclass(frozen=True)
@@ -54,16 +59,25 @@ class ReadAhead:
 
     def _run(self) -> None:
         asked = 0
-        for extent in self.extents:
+        extents = list(self.extents)
+        ends = list(accumulate(extent.bytes for extent in extents))
+        for extent in extents:
             for begin in range(0, extent.bytes, _PIECE):
                 size = min(_PIECE, extent.bytes - begin)
-                if not self._wait(asked + size):
+                if not self._wait(asked + size, extents, ends):
                     return
                 asked += size
                 ops.file_populate(extent.file, extent.name, begin, size)
+                ops.file_drop(extent.file, extent.name)
+        self._wait(math.inf, extents, ends)
 
-    def _wait(self, asked: int) -> bool:
+    def _wait(self, asked: float, extents: list[Extent], ends: list[int]) -> bool:
         """Until `asked` bytes lie within the window; False when all is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or asked - self._used <= WINDOW)
-            return not self._stopped
+        while True:
+            with self._changed:
+                if self._stopped or asked - self._used <= WINDOW:
+                    return not self._stopped
+                self._changed.wait(_SWEEP)
+                current = bisect.bisect_right(ends, self._used)
+            if current < len(extents) and extents[current].bytes > _PIECE:
+                ops.file_drop(extents[current].file, extents[current].name)
