@@ -336,6 +336,11 @@ Lease Core::lend_to_child(WeightId id) {
           Hold::borrowed, trace_time()};
 }
 
+const Unit& Core::checked_unit(WeightId id) const {
+  check_id(id);
+  return unit(id);
+}
+
 Lease Core::acquire(WeightId id) {
   check_id(id);
   if (forked()) return lend_to_child(id);

@@ -56,6 +56,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   const File& file() const noexcept { return file_; }
   const std::vector<Unit>& units() const noexcept { return units_; }
+  /// Throws invalid_argument where there is none.
+  const Unit& checked_unit(WeightId id) const;
   Lease acquire(WeightId id);
   void release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;

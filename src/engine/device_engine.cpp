@@ -36,9 +36,7 @@ DeviceEngine::~DeviceEngine() { core_->stop(); }
 DeviceLease DeviceEngine::acquire(WeightId id, Device::Stream stream) {
   return {core_->acquire(id), link_, id, stream};
 }
-std::uint64_t DeviceEngine::bytes(WeightId id) const {
-  return core_->units().at(static_cast<std::size_t>(id)).bytes;
-}
+std::uint64_t DeviceEngine::bytes(WeightId id) const { return core_->checked_unit(id).bytes; }
 void DeviceEngine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void DeviceEngine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport DeviceEngine::report() const { return core_->report(); }

@@ -69,11 +69,9 @@ std::optional<WeightId> Engine::find(std::string_view name) const {
   return static_cast<WeightId>(found - units.begin());
 }
 
-const std::string& Engine::name(WeightId id) const {
-  return core_->units().at(static_cast<std::size_t>(id)).name;
-}
+const std::string& Engine::name(WeightId id) const { return core_->checked_unit(id).name; }
 std::uint64_t Engine::bytes(WeightId id) const {
-  const engine::Unit& unit = core_->units().at(static_cast<std::size_t>(id));
+  const engine::Unit& unit = core_->checked_unit(id);
   return unit.comes ? unit.bytes : 0;
 }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }

@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <utility>
 
 #include "base/env.h"
 #include "base/file_error.h"
@@ -21,7 +23,6 @@ namespace engine {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
@@ -36,31 +37,23 @@ int cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-// What was kept; nothing where the file is missing, broken or of another version.
-Json kept(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  Json json = Json::parse(text, nullptr, false);
-  const bool ours = json.is_object() && json.value("stowage_links", 0) == 1 &&
-                    json.contains("machines") && json["machines"].is_object();
-  return ours ? json : Json{{"stowage_links", 1}, {"machines", Json::object()}};
+using Json = nlohmann::ordered_json;
+
+// The object under a key; an empty one takes the place of what another hand wrote there.
+Json& object_at(Json& json, const std::string& key) {
+  Json& found = json[key];
+  if (!found.is_object()) found = Json::object();
+  return found;
 }
 
-// A folder that cannot be written only means that the next plan measures again.
-void keep(const std::string& path, const Json& json) {
-  std::error_code failed;
-  fs::create_directories(fs::path(path).parent_path(), failed);
-  const std::string temporary = path + "." + std::to_string(::getpid());
-  std::ofstream(temporary, std::ios::binary) << json.dump(1) << "\n";
-  fs::rename(temporary, path, failed);
-  if (failed) fs::remove(temporary, failed);
-}
-
-Links from_kept(const Json& machine, const Json& disk, const std::string& key) {
-  Links links = links_of({nlohmann::json(machine.at("links")), "links.json"}, key);
-  links.disk = disk.at("disk").get<double>();
-  links.cached = disk.at("cached").get<double>();
-  return links;
+// What read() makes of fields; nothing where they are not there or not of their types.
+template <class Read>
+auto if_legible(Read read) -> std::optional<decltype(read())> {
+  try {
+    return read();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -69,6 +62,45 @@ std::string disk_key(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) throw_errno(path, "must be there");
   return std::to_string(major(info.st_dev)) + ":" + std::to_string(minor(info.st_dev));
+}
+
+KeptLinks::KeptLinks(std::string path) : path_(std::move(path)) {
+  std::ifstream in(path_, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  json_ = Json::parse(text, nullptr, false);
+  const bool ours =
+      json_.is_object() && json_.contains("stowage_links") && json_["stowage_links"] == 1;
+  if (!ours) json_ = {{"stowage_links", 1}};
+}
+
+Json& KeptLinks::of(const std::string& key) { return object_at(object_at(json_, "machines"), key); }
+
+std::optional<Links> KeptLinks::machine(const std::string& key) {
+  const nlohmann::json entry(of(key));
+  return if_legible([&] { return links_of(Fields(entry, "links.json").fields("links"), key); });
+}
+void KeptLinks::set_machine(const std::string& key, const Links& links) {
+  of(key)["links"] = links_json(links);
+}
+
+std::optional<DiskRates> KeptLinks::disk(const std::string& key, const std::string& disk) {
+  const nlohmann::json disks(object_at(of(key), "disks"));
+  return if_legible([&] {
+    const Fields rates = Fields(disks, "links.json").fields(disk.c_str());
+    return DiskRates{rates.number("disk"), rates.number("cached")};
+  });
+}
+void KeptLinks::set_disk(const std::string& key, const std::string& disk, const DiskRates& rates) {
+  object_at(of(key), "disks")[disk] = {{"disk", rates.direct}, {"cached", rates.cached}};
+}
+
+void KeptLinks::keep() const {
+  std::error_code failed;
+  fs::create_directories(fs::path(path_).parent_path(), failed);
+  const std::string temporary = path_ + "." + std::to_string(::getpid());
+  std::ofstream(temporary, std::ios::binary) << json_.dump(1) << "\n";
+  fs::rename(temporary, path_, failed);
+  if (failed) fs::remove(temporary, failed);
 }
 
 Json links_json(const Links& links) {
@@ -119,7 +151,7 @@ std::string machine_key() {
 }
 
 std::string to_json(const Links& links) {
-  engine::Json json{{"key", links.key}};
+  nlohmann::ordered_json json{{"key", links.key}};
   json.update(engine::links_json(links));
   return json.dump(1) + "\n";
 }
@@ -131,24 +163,21 @@ Links links_from_json(std::string_view text) {
 }
 
 Links links_of_this_machine(const std::string& path, bool anew, bool* measured) {
-  using engine::Json;
   const std::string file = env::links_path(), key = machine_key();
   const std::string disk = engine::disk_key(path);
-  Json all = engine::kept(file);
-  Json& machine = all["machines"][key];
-  const bool has_machine = !anew && machine.is_object() && machine.contains("links");
-  const bool has_disk = !anew && machine.contains("disks") && machine["disks"].contains(disk);
-  if (measured != nullptr) *measured = !has_machine || !has_disk;
-  try {
-    if (has_machine && has_disk) return engine::from_kept(machine, machine["disks"][disk], key);
-  } catch (const std::exception&) {  // written by another hand: measured anew
-    if (measured != nullptr) *measured = true;
+  engine::KeptLinks kept(file);
+  std::optional<Links> machine = anew ? std::nullopt : kept.machine(key);
+  std::optional<engine::DiskRates> rates = anew ? std::nullopt : kept.disk(key, disk);
+  if (measured != nullptr) *measured = !machine || !rates;
+  if (!machine || !rates) {
+    if (!machine) kept.set_machine(key, *(machine = engine::measure_machine()));
+    kept.set_disk(key, disk, *(rates = engine::measure_disk(path)));
+    kept.keep();
   }
-  if (!has_machine) machine["links"] = engine::links_json(engine::measure_machine());
-  const auto [direct, cached] = engine::measure_disk(path);
-  machine["disks"][disk] = {{"disk", direct}, {"cached", cached}};
-  engine::keep(file, all);
-  return engine::from_kept(machine, machine["disks"][disk], key);
+  machine->key = key;
+  machine->disk = rates->direct;
+  machine->cached = rates->cached;
+  return *machine;
 }
 
 }  // namespace v0

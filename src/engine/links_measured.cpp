@@ -225,7 +225,7 @@ Opened make_file(const fs::path& path) {
 
 }  // namespace
 
-std::pair<double, double> measure_disk(const std::string& path) {
+DiskRates measure_disk(const std::string& path) {
   const std::string file = largest_file(path);
   const Opened plain =
       file.empty() ? make_file(path) : Opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));

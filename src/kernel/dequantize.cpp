@@ -72,15 +72,14 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, R
   check(weight, rows, columns, out, dtype);
   if (n == 0) return;
   const Runs runs(weight);
-  const auto codes = static_cast<std::size_t>(weight.storage().codes);
-  const DequantizeKernel kernel = kernels.dequantize.to[codes][value_index(dtype)];
+  const Decode decode(kernels.dequantize, weight.storage(), dtype);
   const std::int64_t width = bits(dtype) / 8;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / n);
   for_each_chunk(executor, rows.end - rows.begin, chunk, [&](std::int64_t from, std::int64_t to) {
     char* place = static_cast<char*>(out) + from * n * width;
     for (std::int64_t i = rows.begin + from; i < rows.begin + to; ++i) {
       runs.cover(i * row + columns.begin, i * row + columns.end, [&](const Run& run) {
-        kernel(run, place);
+        decode(run, place);
         place += run.n * width;
       });
     }

@@ -51,15 +51,22 @@ std::string_view to_string(Isa isa) noexcept {
   return "avx512bf16";
 }
 
-std::vector<NamedKernels> runnable_kernels() {
+std::vector<NamedKernels> every_kernels() {
   std::vector<NamedKernels> tables{{"scalar", &kScalarKernels}};
 #if defined(__x86_64__)
-  if (cpu_features().runs_avx2()) tables.push_back({"avx2", &kAvx2Kernels});
-  if (cpu_features().runs_avx512()) tables.push_back({"avx512", &kAvx512Kernels});
-  if (cpu_features().runs_avx512() && cpu_features().avx512vbmi)
-    tables.push_back({"avx512+vbmi", &with_vbmi()});
-  if (cpu_features().runs_avx512bf16()) tables.push_back({"avx512bf16", &with_bf16()});
+  const CpuFeatures& cpu = cpu_features();
+  tables.push_back({"avx2", cpu.runs_avx2() ? &kAvx2Kernels : nullptr});
+  tables.push_back({"avx512", cpu.runs_avx512() ? &kAvx512Kernels : nullptr});
+  const bool vbmi = cpu.runs_avx512() && cpu.avx512vbmi;
+  tables.push_back({"avx512+vbmi", vbmi ? &with_vbmi() : nullptr});
+  tables.push_back({"avx512bf16", cpu.runs_avx512bf16() ? &with_bf16() : nullptr});
 #endif
+  return tables;
+}
+
+std::vector<NamedKernels> runnable_kernels() {
+  std::vector<NamedKernels> tables = every_kernels();
+  std::erase_if(tables, [](const NamedKernels& table) { return table.kernels == nullptr; });
   return tables;
 }
 

@@ -28,11 +28,14 @@ const Kernels& kernels();
 /// The same choice for a given text; "" asks for the best.
 const Kernels& kernels_named(std::string_view forced);
 
-/// Every table that this CPU can run, worst first, each with a name of its own: an instruction set
-/// may come in variants ("avx512", "avx512+vbmi"). For tests and benchmarks.
+/// Every table of this build, worst first, each with a name of its own: an instruction set may come
+/// in variants ("avx512", "avx512+vbmi"). Null where this CPU cannot run it. For tests and
+/// benchmarks.
 struct NamedKernels {
   std::string_view name;
   const Kernels* kernels;
 };
+std::vector<NamedKernels> every_kernels();
+/// Those that this CPU can run.
 std::vector<NamedKernels> runnable_kernels();
 }  // namespace stowage

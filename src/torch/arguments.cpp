@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/checked.h"
+
 namespace stowage::door {
 namespace {
 
@@ -78,8 +80,7 @@ void check_part(const char* where, const Part& part, const Argument& given) {
          rule() + dtype_text(part.dtype) + ", got " + dtype_text(given.dtype()));
   }
   if (!std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end())) {
-    fail(Code::invalid_argument,
-         rule() + to_string(part.shape) + ", got " + to_string(Shape(sizes)));
+    fail(Code::invalid_argument, rule() + to_string(part.shape) + ", got " + sizes_text(sizes));
   }
 }
 
@@ -109,6 +110,30 @@ std::span<const std::int64_t> sizes_of(AtenTensorHandle tensor) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &rank));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
   return {sizes, static_cast<std::size_t>(rank)};
+}
+
+std::string sizes_text(std::span<const std::int64_t> sizes) {
+  std::string text = "[";
+  for (const std::int64_t size : sizes) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
+  return text + "]";
+}
+
+std::int64_t product(const char* where, std::span<const std::int64_t> sizes) {
+  std::int64_t n = 1;
+  if (std::ranges::find(sizes, 0) != sizes.end()) return 0;
+  for (const std::int64_t size : sizes) {
+    const auto next = checked_mul(n, size);
+    if (!next) {
+      fail(Code::invalid_argument, std::string(where) +
+                                       ": the number of elements must fit 64 bits, got shape " +
+                                       sizes_text(sizes));
+    }
+    n = *next;
+  }
+  return n;
 }
 
 Owned take_tensor(StableIValue value) noexcept {
@@ -183,10 +208,18 @@ void ask_for_large_pages(void* data, std::size_t bytes) noexcept {
 
 Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
   static const std::int32_t cpu = aoti_torch_device_type_cpu();
-  std::array<std::int64_t, 64> strides;  // torch's own limit on the rank
+  Sizes made_strides(sizes.size());
+  const auto strides = made_strides.span();
   std::int64_t step = 1;
-  for (std::size_t i = sizes.size(); i-- > 0; step *= sizes[i] > 0 ? sizes[i] : 1) {
+  for (std::size_t i = sizes.size(); i-- > 0;) {
     strides[i] = step;
+    const auto next = checked_mul(step, std::max<std::int64_t>(sizes[i], 1));
+    if (!next) {
+      fail(Code::invalid_argument,
+           "stowage: the number of elements of a result must fit 64 bits, got shape " +
+               sizes_text(sizes));
+    }
+    step = *next;
   }
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),

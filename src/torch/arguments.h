@@ -95,6 +95,25 @@ std::int32_t torch_dtype(Dtype dtype);
 
 std::span<const std::int64_t> sizes_of(AtenTensorHandle tensor);
 
+/// Sizes that are made up here. torch has no limit on the rank; few dimensions need no allocation.
+class Sizes {
+ public:
+  explicit Sizes(std::size_t rank) : many_(rank > kFew ? rank : 0), rank_(rank) {}
+  std::span<std::int64_t> span() noexcept {
+    return {many_.empty() ? few_.data() : many_.data(), rank_};
+  }
+
+ private:
+  static constexpr std::size_t kFew = 8;
+  std::array<std::int64_t, kFew> few_;
+  std::vector<std::int64_t> many_;
+  std::size_t rank_;
+};
+/// "[2, 3]", of any rank.
+std::string sizes_text(std::span<const std::int64_t> sizes);
+/// Their product. Throws invalid_argument, naming `where`, when it does not fit 64 bits.
+std::int64_t product(const char* where, std::span<const std::int64_t> sizes);
+
 /// A tensor argument that was checked, and what ops ask of it, read once: it lies on the CPU, its
 /// memory is there, and it is contiguous (copied if it was not). The tensor must outlive this.
 class Argument {

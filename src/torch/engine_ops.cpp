@@ -29,6 +29,17 @@ Reads reads_of(const std::string& name) {
                   name + "'");
 }
 
+// A JSON list of names of weights and tensors.
+std::vector<std::string> names_of(const char* where, const std::string& text) {
+  const json list = json::parse(text, nullptr, false);
+  const auto is_text = [](const json& name) { return name.is_string(); };
+  if (!list.is_array() || !std::ranges::all_of(list, is_text)) {
+    throw Error(Code::invalid_argument,
+                std::string(where) + ": names must be a JSON list of strings, got '" + text + "'");
+  }
+  return list;
+}
+
 std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string& reads,
                          std::int64_t workers, double timeout, bool lock,
                          const std::string& mapped_only) {
@@ -43,32 +54,34 @@ std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string&
                               .workers = static_cast<int>(workers),
                               .timeout = timeout,
                               .lock = lock,
-                              .mapped_only = json::parse(mapped_only)};
+                              .mapped_only = names_of(kWhere, mapped_only)};
   return engines().add(std::make_shared<Engine>(*file_of(kWhere, file), options));
 }
 
-// `names`: a JSON list of weights and tensors, those that the file does not have are left out.
-std::vector<WeightId> ids_of(const Engine& engine, const std::string& names) {
+// Names that the file does not have are left out.
+std::vector<WeightId> ids_of(const Engine& engine, const std::vector<std::string>& names) {
   std::vector<WeightId> ids;
-  for (const json& name : json::parse(names))
-    if (const auto id = engine.find(name.get<std::string>())) ids.push_back(*id);
+  for (const std::string& name : names)
+    if (const auto id = engine.find(name)) ids.push_back(*id);
   return ids;
 }
 
 void engine_expect(std::int64_t handle, const std::string& names) {
-  const auto engine = engines().get("stowage::engine_expect", handle);
-  engine->expect(ids_of(*engine, names));
+  constexpr const char* kWhere = "stowage::engine_expect";
+  const auto engine = engines().get(kWhere, handle);
+  engine->expect(ids_of(*engine, names_of(kWhere, names)));
 }
 
 // Of `names`, the first that leave `ring` of the engine's `ram` bytes, and room for the largest of
 // the rest; returns how many. What is too large is passed over.
 std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int64_t ram,
                          std::int64_t ring) {
-  const auto engine = engines().get("stowage::engine_keep", handle);
+  constexpr const char* kWhere = "stowage::engine_keep";
+  const auto engine = engines().get(kWhere, handle);
   std::vector<WeightId> kept;
   std::int64_t left = ram - ring;
   const auto bytes = [&](WeightId id) { return static_cast<std::int64_t>(engine->bytes(id)); };
-  for (const WeightId id : ids_of(*engine, names)) {
+  for (const WeightId id : ids_of(*engine, names_of(kWhere, names))) {
     if (bytes(id) > left || bytes(id) == 0) continue;
     left -= bytes(id);
     kept.push_back(id);

@@ -39,8 +39,7 @@ void check_columns(const char* where, const char* name, std::span<const std::int
   }
   if (sizes.back() != shape[dim]) {
     fail(Code::invalid_argument, std::string(where) + ": " + name + " must be [..., " +
-                                     std::to_string(shape[dim]) + "], got " +
-                                     to_string(Shape(sizes)));
+                                     std::to_string(shape[dim]) + "], got " + sizes_text(sizes));
   }
 }
 
@@ -52,22 +51,20 @@ Argument bias_of(const char* where, AtenTensorHandle given, Dtype dtype, std::in
   }
   if (bias.sizes().size() != 1 || bias.sizes()[0] != rows) {
     fail(Code::invalid_argument, std::string(where) + ": bias must be [" + std::to_string(rows) +
-                                     "], got " + to_string(Shape(bias.sizes())));
+                                     "], got " + sizes_text(bias.sizes()));
   }
   return bias;
 }
 
 Owned result(std::span<const std::int64_t> like, std::int64_t last, Dtype dtype) {
-  std::array<std::int64_t, Shape::kMaxRank> sizes;
-  std::copy(like.begin(), like.end() - 1, sizes.begin());
-  sizes[like.size() - 1] = last;
-  return empty(std::span(sizes).first(like.size()), dtype);
+  Sizes sizes(like.size());
+  std::ranges::copy(like, sizes.span().begin());
+  sizes.span().back() = last;
+  return empty(sizes.span(), dtype);
 }
 
-std::int64_t leading(std::span<const std::int64_t> sizes) {
-  std::int64_t m = 1;
-  for (const std::int64_t size : sizes.first(sizes.size() - 1)) m *= size;
-  return m;
+std::int64_t leading(const char* where, std::span<const std::int64_t> sizes) {
+  return product(where, sizes.first(sizes.size() - 1));
 }
 
 // The arguments that the products share, off the stack: x, codes, scales, storage.
@@ -106,8 +103,8 @@ Owned multiply(const LinearCall& call) {
   if (call.bias) bias = bias_of(kWhere, call.bias->get(), x.dtype(), call.rows);
   if (call.exact) return exact_linear(call.x, held.weight(), call.bias, x.dtype());
   Owned y = result(sizes, call.rows, x.dtype());
-  const Product product{
-      x.data(), leading(sizes), x.dtype(), held.weight(), bias ? bias->data() : nullptr, memory(y)};
+  const Product product{x.data(),      leading(kWhere, sizes),        x.dtype(),
+                        held.weight(), bias ? bias->data() : nullptr, memory(y)};
   if (own_linear_is_faster(product)) {
     linear(product.x, product.m, product.dtype, product.weight, product.bias, product.y,
            &torch_executor());
@@ -143,7 +140,8 @@ Owned linear_grad_input_op(StableIValue* stack) {
   check_columns(kWhere, "g", sizes, given.codes.get(), 0, key);
   const Held held(kWhere, given.codes.get(), given.scale_span(), key, Shape{sizes.back(), columns});
   Owned gx = result(sizes, columns, g.dtype());
-  const Product product{g.data(), leading(sizes), g.dtype(), held.weight(), nullptr, memory(gx)};
+  const Product product{g.data(),  leading(kWhere, sizes), g.dtype(), held.weight(), nullptr,
+                        memory(gx)};
   if (plain<bool>(stack[5])) {
     exact_grad_input(product);
   } else if (product.m <= most_rows_of_own_kernel(g.dtype())) {

@@ -75,6 +75,12 @@ TEST_P(Keep, IsSaidBeforeTheFirstUse) {
   Engine engine(file_, {.ram = needs_.least, .reads = GetParam(), .workers = 0});
   EXPECT_STOWAGE_ERROR(engine.keep(std::vector{engine.size()}), invalid_argument,
                        "a weight's id must be below");
+  for (const WeightId none : {-1, engine.size()}) {
+    EXPECT_STOWAGE_ERROR(engine.name(none), invalid_argument, "a weight's id must be below");
+    EXPECT_STOWAGE_ERROR(engine.bytes(none), invalid_argument, "a weight's id must be below");
+    EXPECT_STOWAGE_ERROR(engine.acquire(none), invalid_argument, "a weight's id must be below");
+    EXPECT_STOWAGE_ERROR(engine.expect(std::vector{none}), invalid_argument, "must be below");
+  }
   use(engine, 0);
   EXPECT_STOWAGE_ERROR(engine.keep(std::vector{id(engine, 1)}), invalid_argument,
                        "before the first use");

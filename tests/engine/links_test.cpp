@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
 
 #include "engine/allocations.h"
 #include "expect_error.h"
@@ -38,6 +40,47 @@ TEST(Links, AreMeasuredOnceAndKept) {
   EXPECT_TRUE(measured);
   EXPECT_THAT(scratch.read("kept/links.json"), testing::HasSubstr("another"));
   unsetenv("STOWAGE_LINKS");
+}
+
+// Every value of the file in turn becomes a value of every other type.
+void mistype(nlohmann::json& json, const std::function<void()>& check) {
+  for (nlohmann::json& value : json) {
+    const nlohmann::json was = value;
+    for (const char* other : {"null", "true", "-3", "1.5", "\"text\"", "[]", "[1, {}]", "{}"}) {
+      value = nlohmann::json::parse(other);
+      check();
+    }
+    value = was;
+    if (value.is_structured()) mistype(value, check);
+  }
+}
+
+TEST(Links, OfAnotherHandAreAsIfMissing) {
+  const test::Scratch scratch;
+  const std::string path = scratch.path("links.json");
+  Links links{.key = "here", .disk = 0, .cached = 0, .memcpy = 3};
+  links.linear["nf4"] = {1, 2};
+  links.accelerators["cuda:0"] = {1, 2, 3, true};
+  engine::KeptLinks kept(path);
+  kept.set_machine("here", links);
+  kept.set_disk("here", "254:1", {5, 6});
+  kept.keep();
+  nlohmann::json good = nlohmann::json::parse(scratch.read("links.json"));
+  int illegible = 0;
+  mistype(good, [&] {
+    scratch.write("links.json", good.dump());
+    engine::KeptLinks read(path);
+    const auto machine = read.machine("here");
+    const auto disk = read.disk("here", "254:1");
+    if (!machine || !disk) ++illegible;
+    if (!machine) read.set_machine("here", links);
+    if (!disk) read.set_disk("here", "254:1", {5, 6});
+    read.keep();
+    engine::KeptLinks again(path);
+    ASSERT_TRUE(again.machine("here").has_value() && again.disk("here", "254:1").has_value())
+        << good.dump();
+  });
+  EXPECT_GT(illegible, 100);
 }
 
 TEST(Links, OfAPathThatIsNotThere) {

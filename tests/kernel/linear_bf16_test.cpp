@@ -14,16 +14,11 @@ namespace {
 
 constexpr std::int64_t kMostByScales = 3;  // rows of x for which values are not rounded one by one
 
-class LinearBf16On : public testing::TestWithParam<NamedKernels> {
+class LinearBf16On : public samples::EachIsa {
  protected:
-  const Kernels& kernels() const { return *GetParam().kernels; }
+  const Kernels& kernels() const { return table(); }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, LinearBf16On, testing::ValuesIn(runnable_kernels()),
-                         [](const auto& row) {
-                           std::string name(row.param.name);
-                           std::erase_if(name, [](char c) { return std::isalnum(c) == 0; });
-                           return name;
-                         });
+STOWAGE_FOR_EACH_ISA(LinearBf16On);
 
 constexpr const char* kFourBits[] = {"nf4",
                                      "fp4",

@@ -50,13 +50,15 @@ void run_fenced(const Kernels& kernels, Fenced::Against against, const char* sto
   EXPECT_EQ(std::memcmp(gx, gradient.data(), gradient.bytes.size()), 0) << storage;
 }
 
-TEST(LinearMemory, NothingOutsideTheArgumentsIsTouched) {
-  for (const auto& [name, kernels] : runnable_kernels())
-    for (const char* storage : kStorages)
-      for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
-        for (const std::int64_t m : {1, 3, 18})
-          for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
-            run_fenced(*kernels, against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
+using LinearMemoryOn = samples::EachIsa;
+STOWAGE_FOR_EACH_ISA(LinearMemoryOn);
+
+TEST_P(LinearMemoryOn, NothingOutsideTheArgumentsIsTouched) {
+  for (const char* storage : kStorages)
+    for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
+      for (const std::int64_t m : {1, 3, 18})
+        for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
+          run_fenced(table(), against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
 }
 
 TEST(LinearMemory, HoldsAtMostOneTileOfScratch) {
@@ -89,7 +91,7 @@ TEST(LinearMemory, OneRowAndTinyShapesTakeNoScratch) {
     }
 }
 
-TEST(LinearMemory, LeavesTheFloatingPointModeAsItWas) {
+TEST_P(LinearMemoryOn, LeavesTheFloatingPointModeAsItWas) {
 #if defined(__SSE__)
   constexpr unsigned kFlushToZero = 0x8040;
   // 2^-130 is subnormal: flushed, the product with 1 would be lost.
@@ -97,19 +99,17 @@ TEST(LinearMemory, LeavesTheFloatingPointModeAsItWas) {
   const void* parts[] = {&one};
   const Weight weight(parse_storage("f32"), {1, 1}, parts);
   const unsigned before = __builtin_ia32_stmxcsr();
-  for (const auto& [name, kernels] : runnable_kernels()) {
-    float y = 0, gx = 0, fixed = 0;
-    __builtin_ia32_ldmxcsr(before | kFlushToZero);
-    linear_with(*kernels, &tiny, 1, Dtype::f32, weight, nullptr, &y, inline_executor());
-    linear_grad_input_with(*kernels, &tiny, 1, Dtype::f32, weight, &gx, inline_executor());
-    linear_fixed_with(*kernels, &tiny, 1, weight, nullptr, &fixed, inline_executor());
-    const unsigned after = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr(before);
-    EXPECT_EQ(after & kFlushToZero, kFlushToZero);
-    EXPECT_EQ(y, tiny) << name;
-    EXPECT_EQ(gx, tiny) << name;
-    EXPECT_EQ(fixed, tiny) << name;
-  }
+  float y = 0, gx = 0, fixed = 0;
+  __builtin_ia32_ldmxcsr(before | kFlushToZero);
+  linear_with(table(), &tiny, 1, Dtype::f32, weight, nullptr, &y, inline_executor());
+  linear_grad_input_with(table(), &tiny, 1, Dtype::f32, weight, &gx, inline_executor());
+  linear_fixed_with(table(), &tiny, 1, weight, nullptr, &fixed, inline_executor());
+  const unsigned after = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(before);
+  EXPECT_EQ(after & kFlushToZero, kFlushToZero);
+  EXPECT_EQ(y, tiny);
+  EXPECT_EQ(gx, tiny);
+  EXPECT_EQ(fixed, tiny);
 #endif
 }
 

@@ -10,9 +10,9 @@
 namespace stowage::linear_test {
 namespace {
 
-class LinearOn : public testing::TestWithParam<NamedKernels> {
+class LinearOn : public samples::EachIsa {
  protected:
-  const Kernels& kernels() const { return *GetParam().kernels; }
+  const Kernels& kernels() const { return table(); }
 
   void check(const std::string& storage, Dtype dtype, std::int64_t m, std::int64_t n,
              std::int64_t k, Data data) const {
@@ -32,11 +32,7 @@ class LinearOn : public testing::TestWithParam<NamedKernels> {
                         exact(g, m, weight, nullptr, true), n, "gradient " + what);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, LinearOn, testing::ValuesIn(runnable_kernels()), [](const auto& row) {
-  std::string name(row.param.name);
-  std::erase_if(name, [](char c) { return std::isalnum(c) == 0; });
-  return name;
-});
+STOWAGE_FOR_EACH_ISA(LinearOn);
 
 TEST_P(LinearOn, EveryLengthUpToThreeVectorsAndOne) {
   for (const char* storage : kStorages)

@@ -60,8 +60,9 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
     runs = {name: start(name, tmp_path) for name in names}
     errors = {name: run.communicate()[1] for name, run in runs.items()}
     scalar = torch.load(tmp_path / "scalar")
+    lacking = [name for name in names if runs[name].returncode == 7]
     for name in names[1:]:
-        if runs[name].returncode == 7:
+        if name in lacking:
             continue
         assert runs[name].returncode == 0, errors[name][-2000:]
         found = torch.load(tmp_path / name)
@@ -75,3 +76,5 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
             unit = torch.finfo(got.dtype).eps
             error, scale = (got.double() - exact).abs().max(), exact.abs().max()
             assert error <= scale * (2 * unit + (0 if "float32" in key else 2.0**-8)), (name, key)
+    if lacking:
+        pytest.skip(f"equal where this CPU runs them; it lacks {', '.join(lacking)}")
