@@ -73,7 +73,7 @@ def _misaligned(t: Tensor, random: Random) -> Tensor:
     return torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].view(t.shape) if t.numel() else t
 
 
-def _released(t: Tensor, random: Random) -> Tensor:
+def released(t: Tensor, random: Random) -> Tensor:
     copy = t.clone()
     copy.untyped_storage().resize_(random.choice((0, 0, copy.untyped_storage().nbytes() // 2)))
     return copy
@@ -102,7 +102,7 @@ def _negated(t: Tensor, random: Random) -> Tensor:
 
 
 _TENSORS: tuple[Callable[[Tensor, Random], Tensor], ...] = (
-    _ranked, _resized, _longer, _expanded, _strided, _spread, _misaligned, _released, _noise,
+    _ranked, _resized, _longer, _expanded, _strided, _spread, _misaligned, released, _noise,
     _emptied, _negated,
     lambda t, r: t.to(r.choice(_DTYPES)),
     lambda t, r: t.view(r.choice([d for d in _DTYPES if d.itemsize == t.element_size()])),
@@ -118,8 +118,9 @@ _TENSORS: tuple[Callable[[Tensor, Random], Tensor], ...] = (
 
 
 def tensor(t: Tensor, random: Random) -> Tensor:
+    how = random.choice(_TENSORS)
     try:
-        return random.choice(_TENSORS)(t, random)
+        return how(t, random)
     except (RuntimeError, NotImplementedError):
         return t  # torch has no such form of it
 

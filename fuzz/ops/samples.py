@@ -284,5 +284,13 @@ NEVER_RIGHT: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "delayed_weight_scale": lambda s: (_T.long() - 9,),
 }
 SAMPLES |= NEVER_RIGHT | {"read_after": lambda s: (torch.ones(3), _T)}
+# They hand what they are given to ops of torch.
+IN_PYTHON = {
+    "_convolution",
+    "_convolution_grad_input",
+    "_grouped_linear",
+    "read_after",
+    *NEVER_RIGHT,
+}
 # What is left as it is, by op and argument: measuring a machine takes seconds.
 KEPT = {"links_measure": {"path", "anew"}}

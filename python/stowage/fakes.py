@@ -71,7 +71,8 @@ def _embedding(
 @torch.library.register_fake("stowage::amax")
 def _amax(values: Sequence[Tensor]) -> Tensor:
     _shapes.check_amax(values)
-    return values[0].new_empty(len(values), dtype=torch.float32)
+    where = values[0].device if values else "cpu"
+    return torch.empty(len(values), dtype=torch.float32, device=where)
 
 
 @torch.library.register_fake("stowage::measure")

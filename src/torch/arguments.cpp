@@ -159,6 +159,29 @@ TensorList take_list(const char* where, StableIValue value) {
   return out;
 }
 
+namespace {
+
+// Whether the storage reaches to the tensor's last element: FSDP, and others by resize_, free the
+// storage of a tensor that lives on, or a part of it.
+bool has_memory(AtenTensorHandle tensor, std::span<const std::int64_t> sizes, bool contiguous,
+                std::int64_t elements) {
+  if (elements == 0) return true;
+  std::int64_t* strides = nullptr;
+  std::int64_t bytes = 0, first = 0, last = elements - 1;
+  std::int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor, &bytes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor, &first));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+  if (!contiguous) {  // its sizes and strides fitted a storage once: no product can overflow
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+    last = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
+  }
+  return last < bytes / static_cast<std::int64_t>(aoti_torch_dtype_element_size(dtype)) - first;
+}
+
+}  // namespace
+
 Argument::Argument(const char* where, std::string_view name, AtenTensorHandle handle) {
   const auto refuse = [&](const char* rule) {
     fail(Code::invalid_argument, std::string(where) + ": " + std::string(name) + rule);
@@ -166,15 +189,16 @@ Argument::Argument(const char* where, std::string_view name, AtenTensorHandle ha
   if (!on_cpu(handle)) refuse(" must be on the CPU like the other arguments, got another device");
   sizes_ = sizes_of(handle);
   dtype_ = dtype_of(handle);
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &elements_));
   bool contiguous = false;
   TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(handle, &contiguous));
   TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(handle, &data_));
-  if (data_ == nullptr && elements() > 0) {
+  if (!has_memory(handle, sizes_, contiguous, elements_)) {
     refuse(" must have its memory, got a tensor whose storage was released");
   }
   // A view of a complex tensor's conjugate has memory that is not its value. Such a view steps over
   // the real parts; only one element alone can look contiguous.
-  if (!contiguous || elements() == 1) {
+  if (!contiguous || elements_ == 1) {
     AtenTensorHandle again = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle, &again));
     std::array<StableIValue, 1> stack{torch::stable::detail::from(Tensor(again))};
@@ -183,12 +207,6 @@ Argument::Argument(const char* where, std::string_view name, AtenTensorHandle ha
     copy_ = torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
     data_ = copy_->const_data_ptr();
   }
-}
-
-std::int64_t Argument::elements() const noexcept {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes_) n *= size;
-  return n;
 }
 
 namespace {

@@ -122,11 +122,12 @@ class Argument {
   const void* data() const noexcept { return data_; }
   Dtype dtype() const noexcept { return dtype_; }  // unknown for types that no op of ours takes
   std::span<const std::int64_t> sizes() const noexcept { return sizes_; }
-  std::int64_t elements() const noexcept;
+  std::int64_t elements() const noexcept { return elements_; }
 
  private:
   const void* data_ = nullptr;
   Dtype dtype_ = Dtype::unknown;
+  std::int64_t elements_ = 0;
   std::span<const std::int64_t> sizes_;
   std::optional<Tensor> copy_;
 };

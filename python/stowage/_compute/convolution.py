@@ -16,6 +16,7 @@ from torch._prims_common import suggest_memory_format
 
 from stowage._compute import blocks
 from stowage._compute.tiles import TILE, Resting, needs_tiles, resting, spans
+from stowage._errors import fail
 from stowage._tiers.bringing import where_x_is
 from stowage.registry import op
 from stowage.tensor import StowedTensor
@@ -103,8 +104,27 @@ def _convolution(
     return y
 
 
+def _check(x: Tensor, shape: Sequence[int], given: Options) -> None:
+    """What torch's own shape function takes for granted."""
+    spatial = len(shape) - 2
+    sizes = (given.stride, given.padding, given.dilation, given.output_padding)
+    if spatial < 1 or x.dim() not in (spatial + 1, spatial + 2) or given.groups < 1:
+        fail(
+            "invalid_argument",
+            f"stowage::_convolution: x and weight must be of one rank and groups at least 1, got "
+            f"{list(x.shape)}, {list(shape)} and {given.groups}",
+        )
+    if any(len(each) not in (1, spatial) for each in sizes):
+        fail(
+            "invalid_argument",
+            f"stowage::_convolution: stride, padding, dilation and output_padding must be 1 or "
+            f"{spatial} numbers, got {[list(each) for each in sizes]}",
+        )
+
+
 def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> Tensor:
     """An empty tensor of the shape and memory format of the dense convolution."""
+    _check(x, shape, given)
     where, weight = (torch.empty(tuple(s), dtype=x.dtype, device="meta") for s in (x.shape, shape))
     seen = aten.convolution(where, weight, None if bias is None else bias.to("meta"), *given)
     form = suggest_memory_format(x)
@@ -122,6 +142,13 @@ def _grad_input(
     *options: Any,
 ) -> Tensor:
     w, given = Resting(codes, scales, storage, shape, g.dtype), Options(*options)
+    _check(x, shape, given)
+    if g.dim() != x.dim():
+        fail(
+            "invalid_argument",
+            f"stowage::_convolution_grad_input: g must have {x.dim()} dimensions like x, got "
+            f"{list(g.shape)}",
+        )
     gx = torch.empty_like(x)
     for piece in _pieces(w, given.groups, given.transposed, _channel_bytes(gx)):
         sizes = (*given[:-1], piece.groups)

@@ -4,13 +4,15 @@ stowed. No other expert is read, and no graph keeps a dequantized one. Compiled 
 must not depend on values, have one op of ours for all groups."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage._errors import InvalidArgument
+from stowage._errors import InvalidArgument, fail
+from stowage._shapes import check_weight
 from stowage._storage import Storage
 from stowage._tiers.bringing import where_x_is
 from stowage.registry import function, op
@@ -125,6 +127,19 @@ def _grouped_mm(
 # --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
 
 
+_WHERE = "stowage::_grouped_linear"
+
+
+def _check(x: Tensor, shape: Sequence[int], offsets: Tensor, transposed: bool) -> None:
+    fits = len(shape) == 3 and x.dim() == 2 and offsets.dim() == 1
+    if not fits or x.shape[1] != shape[2 if transposed else 1] or len(offsets) != shape[0]:
+        fail(
+            "invalid_argument",
+            f"{_WHERE}: x [S, K], offsets [E] and a weight [E, O, K] or [E, K, O] must fit, got "
+            f"{list(x.shape)}, {list(offsets.shape)} and {list(shape)}",
+        )
+
+
 @where_x_is()
 def _by_groups(
     x: Tensor,
@@ -136,9 +151,15 @@ def _by_groups(
     transposed: bool,
     exact: bool,
 ) -> Tensor:
-    weight = wrap([codes, *scales], Storage.from_key(storage), tuple(shape), x.dtype, exact)
+    kind = Storage.from_key(storage)
+    _check(x, shape, offsets, transposed)
+    check_weight(_WHERE, kind, shape, codes, scales, x.dtype)
+    ends: list[int] = offsets.tolist()
+    if not all(0 <= a <= b <= len(x) for a, b in pairwise([0, *ends])):
+        fail("invalid_argument", f"{_WHERE}: offsets must ascend from 0 to {len(x)}, got {ends}")
+    weight = wrap([codes, *scales], kind, tuple(shape), x.dtype, exact)
     with torch.no_grad():
-        return _product(x, weight, offsets.tolist(), None, transposed)
+        return _product(x, weight, ends, None, transposed)
 
 
 def _fake(
@@ -151,6 +172,7 @@ def _fake(
     transposed: bool,
     _: bool,
 ) -> Tensor:
+    _check(x, shape, offsets, transposed)
     return x.new_empty((x.shape[0], shape[1] if transposed else shape[2]))
 
 

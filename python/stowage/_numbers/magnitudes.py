@@ -10,14 +10,15 @@ from torch import Tensor
 
 
 def amaxes(values: Sequence[Tensor]) -> Tensor:
-    """max |x| of each tensor, fp32 [count]: 0 for no values, the quiet NaN where there is one. One
-    or more tensors, on one device.
+    """max |x| of each tensor, fp32 [count]: 0 for no values, the quiet NaN where there is one. All
+    on one device.
 
     Reads each once and writes nothing: |x| of a large tensor is a copy, whose pages cost more. A
     maximum is exact in any dtype."""
     some = [v.detach() for v in values if v.numel()]
     if not some:
-        return torch.zeros(len(values), dtype=torch.float32, device=values[0].device)
+        where = values[0].device if values else "cpu"
+        return torch.zeros(len(values), dtype=torch.float32, device=where)
     if some[0].device.type != "cpu":
         found = torch.stack([n.to(torch.float32) for n in torch._foreach_norm(some, math.inf)])
     else:
