@@ -86,7 +86,7 @@ test-gpu: ## op tests on CUDA with the Python and torch (2.11 or newer) that sta
 bench: build ## kernels beside memcpy and read bandwidth, from one process
 	@$(BIN)/stowage bench
 
-fuzz: $(STAMPS)/build ## fuzz the parsers for a minute each (needs clang)
+fuzz: $(STAMPS)/test ## fuzz the parsers (needs clang) and the ops for a minute each
 	@tools/fuzz 60
 
 format: $(STAMPS)/test ## format C++ and Python in place

@@ -78,6 +78,11 @@ std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int
                          std::int64_t ring) {
   constexpr const char* kWhere = "stowage::engine_keep";
   const auto engine = engines().get(kWhere, handle);
+  if (ram < 0 || ring < 0) {
+    throw Error(Code::invalid_argument, std::string(kWhere) +
+                                            ": ram and ring must be at least 0, got " +
+                                            std::to_string(ram) + " and " + std::to_string(ring));
+  }
   std::vector<WeightId> kept;
   std::int64_t left = ram - ring;
   const auto bytes = [&](WeightId id) { return static_cast<std::int64_t>(engine->bytes(id)); };
