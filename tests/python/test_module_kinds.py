@@ -215,6 +215,12 @@ KINDS: dict[str, Kind] = {
     "LazyLinear": (lazy, sequence),
 }  # fmt: skip
 
+# Modules without modules: every storage is quick.
+CHEAP = (
+    "Linear", "Bilinear", "Embedding", "EmbeddingBag sum", "EmbeddingBag weights", "Conv1d",
+    "ConvTranspose2d", "LayerNorm matrix", "GroupNorm", "GRUCell", "PReLU",
+)  # fmt: skip
+
 
 def narrow_too(model: nn.Module, storage: str) -> dict[Any, str]:
     """Everything rests, biases and norms by rules of their own."""
@@ -254,10 +260,21 @@ def results(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> list[Te
     return [t.detach() for t in seen]
 
 
+def outcome(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> list[Tensor] | str:
+    """The results, or what torch says that it cannot: oneDNN has no bf16 LSTM on an old CPU."""
+    try:
+        return results(module, inputs, mode)
+    except RuntimeError as error:
+        return str(error)
+
+
 def check(kind: str, storage: str, exact: bool) -> None:
     module, twin, inputs = made(kind, storage, exact)
     for mode in MODES:
-        wanted, got = results(twin, inputs, mode), results(module, inputs, mode)
+        wanted, got = outcome(twin, inputs, mode), outcome(module, inputs, mode)
+        if isinstance(wanted, str) or isinstance(got, str):
+            assert mode == "autocast" and wanted == got, (storage, exact, mode, wanted, got)
+            continue
         assert len(wanted) == len(got)
         error = 3e-2 if mode == "autocast" else 1e-5
         for a, b in zip(wanted, got, strict=True):
@@ -281,8 +298,9 @@ def test_a_stowed_module_equals_its_dequantized_twin(kind: str) -> None:
     check(kind, "nf4", False)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [k if k in CHEAP else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS]
+)
 def test_a_stowed_module_equals_its_twin_in_every_storage(kind: str) -> None:
     for storage in EVERY:
         for exact in (True, False):

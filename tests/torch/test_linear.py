@@ -11,7 +11,7 @@ from stowage._storage import Storage
 
 SAMPLED = ("bf16", "f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "nf4:block64:nested")
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-11}
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 BATCHES = (1, 3, 16, 17, 65)  # our kernels, then tiles
 
 
