@@ -98,8 +98,8 @@ def test_products_keep_their_bound(values: str, form: str) -> None:
 @pytest.mark.parametrize("form", SHORT)
 @pytest.mark.parametrize("values", ["normal", "student", "cauchy", "outlier"])
 def test_the_error_of_a_result_is_at_most_twice_the_dense_one(values: str, form: str) -> None:
-    """In the root mean square over many, not element by element; and not where sums cancel or all weights
-    round alike, which only the bound above holds for."""
+    """In the root mean square over many, not element by element; and not where sums cancel or all
+    weights round alike, which only the bound above holds for."""
     torch.manual_seed(3)
     kind, weights = Storage(form), WEIGHTS[values]()
     codes, *scales = ops.quantize(weights, kind.key)
