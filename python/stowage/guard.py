@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from stowage import registry, requantize
-from stowage._errors import InvalidArgument, Unsupported
+from stowage import ops, registry, requantize
+from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._working import Working
-from stowage.tensor import StowedTensor, initialising
+from stowage.tensor import VALUE_DTYPES, StowedTensor, initialising, wrap
 from stowage.views import PACKED, Packed, StowedView, source
 
 aten = torch.ops.aten
@@ -189,17 +189,14 @@ def set_data(into: Tensor, values: Tensor) -> Any:
     """`into.data = values`: the values go into the weight, whose compute dtype follows them."""
     if type(into) is not StowedTensor:
         raise Unsupported("stowage: a view's .data cannot be replaced; copy_ into the view")
-    if into.shape != values.shape:
-        raise InvalidArgument(
-            f"stowage: .data of a stowed weight must keep its shape {list(into.shape)}, got "
-            f"{list(values.shape)}"
-        )
     if into._root is not None:
         raise Unsupported("stowage: a slice's .data cannot be replaced; copy_ into the slice")
     if type(values) is StowedTensor:
         return _adopt(into, values)
     if not values.is_floating_point():
         raise InvalidArgument(f"stowage: .data must be floating, got {values.dtype}")
+    if into.shape != values.shape:
+        return _adopt(into, _reshaped(into, values))
     if values.dtype is not into._dt:
         other = into._like(dtype=values.dtype)
         other._origin = into._origin
@@ -207,6 +204,18 @@ def set_data(into: Tensor, values: Tensor) -> Any:
     with torch.no_grad():
         registry.dispatch(aten.copy_.default, (into, values), {})
     return None
+
+
+def _reshaped(into: StowedTensor, values: Tensor) -> StowedTensor:
+    """What takes the place of a weight whose `.data` gets another shape: a table that grows."""
+    if rule := into._storage.misfit(values.shape):
+        raise InvalidArgument(f"stowage: .data: {rule}, got {list(values.shape)}")
+    wide = values if values.dtype in VALUE_DTYPES else values.float()
+    try:
+        parts = ops.quantize(wide.detach().contiguous(), into._storage.key)
+    except RuntimeError as error:
+        raise translated(error) from None
+    return wrap(parts, into._storage, tuple(values.shape), values.dtype, into._exact)
 
 
 def _adopt(into: StowedTensor, values: StowedTensor) -> None:

@@ -29,7 +29,6 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
     "squeeze_": lambda w: w.data[0:1].squeeze_(0),
     "set_": lambda w: w.data.set_(torch.zeros(3)),
     "out of a wrong shape": lambda w: torch.add(torch.zeros(3), 1, out=w.data),
-    "data = of a wrong shape": lambda w: setattr(w, "data", torch.zeros(3)),
     "data = of integers": lambda w: setattr(w, "data", torch.zeros(16, 64, dtype=torch.int32)),
     "data of a view =": lambda w: setattr(w.data[0], "data", torch.zeros(64)),
     "data of a slice =": lambda w: setattr(w.data[0:2], "data", torch.zeros(2, 64)),

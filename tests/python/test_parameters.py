@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -134,3 +135,34 @@ def test_tracing_records_the_op(trained: bool) -> None:
     assert torch.equal(traced(2 * X), layer(2 * X)) and "stowage::linear" in str(traced.graph)
     with pytest.raises(stowage.Unsupported, match="ONNX"):
         torch.onnx.export(layer, (X,), "/dev/null", dynamo=False)
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4", "f8_e4m3:tensor"])
+def test_data_may_get_another_shape(storage: str) -> None:
+    """As tables of a model grow by new tokens: `old.weight.data = new.weight.data`."""
+    layer = nn.Embedding(16, 64)
+    stowage.stow(layer, storage)
+    held, values = layer.weight, torch.randn(24, 64)
+    layer.weight.data = values
+    assert layer.weight is held and layer.weight.shape == (24, 64)
+    assert torch.equal(held.dequantize(), stowage.quantize(values, storage).dequantize())
+    assert torch.equal(layer(torch.tensor([20])), held.dequantize()[[20]])
+    layer.weight.data = stowage.quantize(values[:8], storage)
+    assert layer.weight.shape == (8, 64) and layer.weight.storage == held.storage
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_token_embeddings_are_resized(tied: bool) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    stowage.stow(model, "int8", skip=None)
+    rows = model.get_input_embeddings().weight.dequantize()
+    for count in (72, 60):
+        model.resize_token_embeddings(count, mean_resizing=False)
+        table = model.get_input_embeddings().weight
+        assert type(table) is stowage.StowedTensor and table.shape == (count, 64)
+        assert torch.allclose(table.dequantize()[:60], rows[:60], atol=1e-6)
+        assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, count)
