@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
+from forking import in_child
 from pretend_device import counted, counters, pinned
 from torch import nn
 
 import stowage
+from stowage._tiers.device import _tiers
 from stowage._tiers.link import TILE
 
 DEVICE = torch.device("pretend:0")
@@ -197,6 +201,40 @@ def test_from_a_disk_through_memory(storage: str | None, reads: str, tmp_path: P
         assert 0 < told.peak <= ram and told.device.peak <= told.device.ring <= limit
         stowage.onload(model)
         assert torch.equal(there(model), wanted)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_forked_child_has_a_ring_of_its_own(on_disk: bool, tmp_path: Path) -> None:
+    """At a moment when another thread has the tier's lock, and a unit of it."""
+    model = made("int8")
+    wanted = there(model)
+    where: dict[str, Any] = {"folder": tmp_path, "ram": "1MiB"} if on_disk else {}
+    with torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator=stays(model) + 2 * rest(model), **where)
+        model(X)
+    codes = list(weights(model)[0].parts.values())  # type: ignore[attr-defined]
+    tier = next(tier for tier in _tiers if tier.holds(codes[0]))
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tier.lend(codes), tier._lock:
+            taken.set()
+            over.wait()
+
+    def works() -> bool:
+        with torch.no_grad():
+            return torch.equal(model(X), wanted)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    try:
+        for _ in range(2):
+            in_child(works)
+    finally:
+        over.set()
+        holder.join()
+    assert works()
 
 
 @pytest.mark.parametrize("share", [0, 0.4, 1])

@@ -2,6 +2,8 @@
 """bench/python/offload.py, in a short form: it computes, and the process keeps to the budget."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,27 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench/python/offload.py"
+
+
+HALF = "half in memory, warm, of all in memory"
+READ = "us added to a use that is read, beyond the copy"
+NAMES = {
+    "cold, of O_DIRECT",
+    "memory, of what three layers take",
+    "warm, of all in memory",
+    "warm, beside torch.sum of the same bytes",
+    HALF,
+    "a report of each pass",
+    "inside a trace",
+    "us added to a use in memory",
+    READ,
+}
+
+
+def numbers(pattern: str, text: str) -> tuple[float, ...]:
+    found = re.search(pattern, text)
+    assert found, text
+    return tuple(map(float, found.groups()))
 
 
 @pytest.mark.slow
@@ -19,7 +42,16 @@ def test_the_offload_bench_runs_in_a_short_form(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     rows = {row["name"]: row for row in json.loads(ran.stdout)}
-    assert len(rows) == 9
-    ratios = [row["figure"] for name, row in rows.items() if not name.startswith("us added")]
-    assert all(figure > 0 for figure in ratios), "a difference of two times may be below 0"
+    assert set(rows) == NAMES
+    for name, row in rows.items():
+        assert math.isfinite(row["figure"]), name
+        if not name.startswith("us added"):  # a difference of two times may be below 0
+            assert row["figure"] > 0, name
+    # What is counted holds on any machine: bytes, and where weights were found.
     assert rows["memory, of what three layers take"]["figure"] < 1.25  # of 12 MiB, with the heap
+    held, size = numbers(r"held at most (\d+) MiB of (\d+)", rows[HALF]["detail"])
+    assert 0 < held <= size / 2 and size >= 8 * 4, "8 layers of 4 MiB"
+    kib, there = numbers(r"to copy (\d+) KiB, (\d+)% were there", rows[READ]["detail"])
+    assert 64 <= kib < 80 and there <= 100, "a layer of 256 x 256 codes"
+    (waiting,) = numbers(r"(\d+)% of it waiting", rows["cold, of O_DIRECT"]["detail"])
+    assert waiting <= 100
