@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from stowage import _torch
+
 _OLDEST_TORCH = (2, 11)
 
 
@@ -27,7 +29,7 @@ def _find() -> str:
 
 
 def _registered() -> bool:
-    return bool(torch._C._jit_get_schemas_for_operator("stowage::storage_key"))
+    return bool(_torch.jit_get_schemas_for_operator("stowage::storage_key"))
 
 
 def load() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
+from stowage import _torch
 from stowage._errors import fail
 from stowage._storage import Storage
 
@@ -31,7 +31,9 @@ def _check_dtype(where: str, name: str, dtype: torch.dtype, legal: Sequence[torc
 def _may_be_brought(x: Tensor, codes: Tensor) -> bool:
     """Whether a graph may have this: when it runs, the tier of a device brings what rests on the
     CPU, or the op says that nobody does."""
-    return isinstance(x, FakeTensor) and codes.device.type == "cpu" and x.device.type != "meta"
+    return (
+        isinstance(x, _torch.FakeTensor) and codes.device.type == "cpu" and x.device.type != "meta"
+    )
 
 
 def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:

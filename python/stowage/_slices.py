@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from stowage import _torch
 from stowage._storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor, rows_and_columns, wrap
 from stowage.views import Step, share
@@ -56,7 +57,7 @@ def _row(t: StowedTensor, index: int) -> StowedTensor | None:
 def _as_views(codes: Tensor) -> AbstractContextManager[object]:
     """Where slices of parts are views to autograd, which have the version of what they are a part
     of: a graph that keeps one sees writes to the weight."""
-    if type(codes) is not Tensor or codes.is_inference() or torch._C._len_torch_dispatch_stack():
+    if type(codes) is not Tensor or codes.is_inference() or _torch.len_torch_dispatch_stack():
         return nullcontext()
     return torch.overrides.enable_reentrant_dispatch()
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stowage import ops
+from stowage._torch import tree_leaves, tree_map_only
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED, Chain, Packed, Step, replay, source
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage import _torch
 from stowage._compute import direct, products
 from stowage._compute.rows import embedding
 from stowage._library import composite_forced
@@ -20,7 +21,7 @@ __all__ = ["embedding", "linear", "linear_grad_input"]
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_VIEWS = _torch.DispatchKeySet(_torch.DispatchKey.ADInplaceOrView)
 _WIDEN = torch.bfloat16 if composite_forced() else None  # no bf16 arithmetic in stock ops
 
 
@@ -83,7 +84,7 @@ def _not_a_view(product: Callable[..., Tensor], *args: Any) -> Tensor:
     it could not be written to in place, as in relu_(layer(x))."""
     if _compiling():
         return product(*args)
-    with torch._C._ExcludeDispatchKeyGuard(_VIEWS):
+    with _torch.ExcludeDispatchKeyGuard(_VIEWS):
         return product(*args)
 
 
@@ -162,9 +163,9 @@ def linear(
     exact: bool = False,
 ) -> Tensor:
     """x W^T + bias with gradients to x, bias and `weight` (give it only where it requires one)."""
-    if direct.unseen(x):
+    if _torch.unseen(x):
         return linear_unseen(x, codes, scales, storage, rows, bias, weight, exact)
-    if direct.transforming():
+    if _torch.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
     if _grad_enabled() and (
         x.requires_grad or weight is not None or (bias is not None and bias.requires_grad)
@@ -183,7 +184,7 @@ def linear_unseen(
     weight: Tensor | None,
     exact: bool,
 ) -> Tensor:
-    """linear, for x that is direct.unseen(); here `weight` may be one that needs no gradient."""
+    """linear, for x that is _torch.unseen(); here `weight` may be one that needs no gradient."""
     if _grad_enabled() and (
         x.requires_grad
         or (bias is not None and bias.requires_grad)
@@ -273,10 +274,10 @@ def linear_grad_input(
     exact: bool = False,
 ) -> Tensor:
     """g W, itself differentiable."""
-    if direct.transforming():
+    if _torch.transforming():
         return _LinearGradInputTransformed.apply(g, weight, codes, storage, columns, exact, *scales)
     if torch.is_grad_enabled() and (g.requires_grad or weight is not None):
         return _LinearGradInput.apply(g, weight, codes, storage, columns, exact, *scales)
-    if direct.unseen(g):
+    if _torch.unseen(g):
         return direct.linear_grad_input(g, codes, scales, storage, columns, exact)
     return products.linear_grad_input(g, codes, scales, storage, columns, exact)

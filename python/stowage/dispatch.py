@@ -9,9 +9,9 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stowage import guard, ops
+from stowage import _torch, guard, ops
 from stowage._compute import blocks, products
 from stowage._compute.autocast import rounds_by_autocast
 from stowage._slices import row, row_slice
@@ -35,7 +35,7 @@ def fallbacks(*, clear: bool = False) -> dict[str, int]:
 def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if guard.writes(called):
         return guard.write(called, args, kwargs)
-    if called._can_decompose():
+    if _torch.can_decompose(called)():
         # Composite operators (chunk, reshape, matmul) arrive whole in inference_mode and export.
         result = _decomposed(called, args, kwargs)
         if result is not NotImplemented:
@@ -48,13 +48,13 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As torch does it for plain tensors; where somebody traces, as torch traces."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+    key = _torch.DispatchKey.CompositeImplicitAutograd
+    if _torch.len_torch_dispatch_stack() or torch.compiler.is_compiling():
         return called.decompose(*args, **kwargs)
     # upsample, lstm and others have a Python twin for tracing, which rounds and checks differently.
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(called.name(), key):
+    if not _torch.dispatch_has_kernel_for_dispatch_key(called.name(), key):
         return NotImplemented
-    return called._op_dk(key, *args, **kwargs)
+    return _torch.op_of_key(called)(key, *args, **kwargs)
 
 
 # --- the same weight in another place or form -----------------------------------------------------
@@ -78,7 +78,7 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A Parameter or a buffer stays stowed in another compute dtype, all else becomes plain."""
     t = args[0]
     dtype = kwargs.get("dtype") or t.dtype
-    is_held = getattr(t, "_is_param", False) or getattr(t, "_stays", False)
+    is_held = isinstance(t, nn.Parameter) or getattr(t, "_stays", False)
     if type(t) is not StowedTensor or not (
         dtype == t.dtype
         or (is_held and dtype.is_floating_point and not rounds_by_autocast(t, dtype))

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from stowage import autograd, guard, ops
+from stowage import _torch, autograd, guard, ops
 from stowage._callers import module_of, nearest
 from stowage._compute import direct
 from stowage._compute.autocast import rounds_twice
@@ -27,8 +27,8 @@ from stowage.views import StowedView, matrix
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
-_unseen, _direct_linear = direct.unseen, direct.linear
+_any_autocast = _torch.is_any_autocast_enabled
+_unseen, _direct_linear = _torch.unseen, direct.linear
 _one_scale, _CPU = direct.linear_one_scale, direct.CPU
 
 
@@ -47,7 +47,7 @@ def _autocast(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device)
 
 
-@function(torch._C._nn.linear)
+@function(_torch.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
         return NotImplemented
@@ -159,7 +159,7 @@ def _embedding(
 def _thaw(parameter: Any) -> Any:
     """Refuses to train a frozen parameter, whose codes cannot take an optimizer's steps. Not a
     tensor: nn.Parameter(w) asks for the gradient of one, and that is how to look at it."""
-    if not isinstance(parameter, StowedTensor) or not getattr(parameter, "_is_param", False):
+    if not isinstance(parameter, StowedTensor) or not isinstance(parameter, nn.Parameter):
         return NotImplemented
     if parameter.requires_grad or parameter._origin is not None or _compiling():
         return NotImplemented
@@ -219,7 +219,7 @@ def _written(cast: Callable[..., Any]) -> Callable[..., Any]:
         if not _any_autocast() or _compiling():
             return NotImplemented
         off = torch.autocast(self.device.type, enabled=False)
-        with off, torch._C.DisableTorchFunctionSubclass():
+        with off, _torch.DisableTorchFunctionSubclass():
             return cast(self, *args, **kwargs)
 
     return call

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from stowage import ops, registry, requantize
+from stowage import _torch, ops, registry, requantize
 from stowage._errors import InvalidArgument, Unsupported, translated
+from stowage._torch import tree_map_only
 from stowage._working import Working
 from stowage.tensor import VALUE_DTYPES, StowedTensor, initialising, wrap
 from stowage.views import PACKED, Packed, StowedView, source
@@ -43,13 +43,13 @@ _ACCUMULATES = re.compile(
 
 def writes(called: Any) -> bool:
     """Whether an operator changes any of its arguments."""
-    return called._schema.is_mutable or called._schema.name in _UNMARKED
+    return _torch.schema(called).is_mutable or _torch.schema(called).name in _UNMARKED
 
 
 def _accumulates(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if _ACCUMULATES.match(called._schema.name) or "reduce" in called._overloadname:
+    if _ACCUMULATES.match(_torch.schema(called).name) or "reduce" in _torch.overload_name(called):
         return True
-    for i, argument in enumerate(called._schema.arguments):
+    for i, argument in enumerate(_torch.schema(called).arguments):
         if argument.name == "accumulate":  # of index_put_ and put_
             return bool(kwargs.get("accumulate", args[i] if i < len(args) else False))
     return False
@@ -61,7 +61,7 @@ _BY_VALUE = {"aten::embedding_renorm_"}  # writes those rows that it finds too l
 
 def _addressed(called: Any) -> bool:
     """Whether an operator writes some elements only of what it is given to write."""
-    name, arguments = called._schema.name, called._schema.arguments
+    name, arguments = _torch.schema(called).name, _torch.schema(called).arguments
     if not name.startswith("aten::") or not name.endswith("_"):
         return False
     return name == "aten::fill_diagonal_" or any(a.name in _ADDRESSES for a in arguments)
@@ -87,7 +87,7 @@ def _dye(called: Any, zeros: Tensor, args: tuple[Any, ...], kwargs: dict[str, An
             return given
         return torch.full(given.shape, dye, dtype=zeros.dtype, device=zeros.device)
 
-    known = called._schema.arguments
+    known = _torch.schema(called).arguments
     rest = [dyed(a, given) for a, given in zip(known[1:], args[1:], strict=False)]
     called(zeros, *rest, **{a.name: dyed(a, kwargs[a.name]) for a in known if a.name in kwargs})
 
@@ -98,8 +98,8 @@ def _refuse(called: Any, why: str) -> NoReturn:
 
 def _written(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
     """The stowed tensors among the arguments that the schema marks as written."""
-    marked = list(args[slice(*_STATISTICS)]) if called._schema.name in _UNMARKED else []
-    for i, argument in enumerate(called._schema.arguments):
+    marked = list(args[slice(*_STATISTICS)]) if _torch.schema(called).name in _UNMARKED else []
+    for i, argument in enumerate(_torch.schema(called).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name, args[i] if i < len(args) else None)
             marked += value if isinstance(value, (list, tuple)) else [value]
@@ -123,7 +123,7 @@ def _current(t: Packed) -> StowedTensor:
 def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator that writes. Raises Unsupported or InvalidArgument, with nothing changed."""
     written = _written(called, args, kwargs)
-    name = called._schema.name
+    name = _torch.schema(called).name
     if any(type(source(t)[0]._parts()[0]) is not Tensor for t in written):
         _refuse(called, "write to a stowed weight inside a compiled graph, where nothing checks it")
     if written and torch.Tag.inplace_view in called.tags:
@@ -220,7 +220,7 @@ def _reshaped(into: StowedTensor, values: Tensor) -> StowedTensor:
 
 def _adopt(into: StowedTensor, values: StowedTensor) -> None:
     """Makes `into` an alias of `values`, as the setter of plain tensors does."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with _torch.DisableTorchFunctionSubclass():
         Tensor.data.__set__(into, values)  # type: ignore[attr-defined]
     into._storage, into._dt, into._exact = values._storage, values._dt, values._exact
     into._root, into._trail = values._root, values._trail

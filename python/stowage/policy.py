@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, StowageError
 from stowage._model.declared import UncastPlaces, WidePlaces, adapter_paths
 from stowage._model.patterns import Pattern, check, label, matches, near_misses
@@ -26,7 +26,7 @@ Candidates = tuple[Storage | None, ...]
 
 # Parts that PEFT adds to the path of what it wraps.
 _WRAPPERS = frozenset({"base_layer", "original_module"})
-WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _ConvNd)
+WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _torch.ConvNd)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from stowage import _torch
 from stowage._errors import translated
 
 Handler = Callable[..., Any]
@@ -18,7 +19,7 @@ FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return 
 OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
 ROW_OPS: dict[Any, Handler] = {}  # the same, of rows that are spread over processes (_shard/)
 _DEFAULT = "default"
-_dynamo_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_dynamo_callback = _torch.get_eval_frame_callback
 
 
 def function(*keys: Any) -> Callable[[Handler], Handler]:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor, Replicate
 
+from stowage import _torch
 from stowage._errors import BadFile, InvalidArgument
 from stowage._files.source import octets
 from stowage._model.weights import written
@@ -74,7 +75,7 @@ def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return _torch.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:

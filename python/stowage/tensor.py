@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage import _torch, ops, registry
 from stowage import _trails as trails
-from stowage import ops, registry
 from stowage._errors import InvalidArgument, translated
 from stowage._mapped import carried, copied
 from stowage._storage import Storage, StorageName, check_parts
@@ -32,7 +32,7 @@ _OWN = frozenset(
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
 _handler_of = registry.FUNCTIONS.get
 # A kernel that is handed the empty memory of a wrapper must raise, not write to address 0.
-_guard_memory = getattr(torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
+_guard_memory = _torch.set_throw_on_mutable_data_ptr
 
 
 def wrap(
@@ -45,7 +45,7 @@ def wrap(
     offset: int | torch.SymInt = 0,
 ) -> "StowedTensor":
     """A stowed tensor around `parts`, unchecked."""
-    w: StowedTensor = torch.Tensor._make_wrapper_subclass(
+    w: StowedTensor = _torch.make_wrapper_subclass(
         StowedTensor,
         shape,
         strides=_contiguous_strides(shape) if offset else None,
@@ -256,7 +256,7 @@ class StowedTensor(Tensor):
             result = handler(*args, **kwargs) if kwargs else handler(*args)
             if result is not NotImplemented:
                 return result
-        with torch._C.DisableTorchFunctionSubclass():
+        with _torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs) if kwargs else func(*args)
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops, registry
+from stowage import _torch, ops, registry
 from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ class StowedView(Tensor):
 
     @staticmethod
     def __new__(cls, weight: StowedTensor, chain: Chain, like: Tensor) -> "StowedView":
-        view = torch.Tensor._make_wrapper_subclass(
+        view = _torch.make_wrapper_subclass(
             cls,
             like.shape,
             strides=like.stride(),
@@ -85,7 +85,7 @@ class StowedView(Tensor):
         return ops.embedding(row, codes, scales, kind, shape, weight._dt)[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        steps = ".".join(step.op._schema.name.removeprefix("aten::") for step in self._chain)
+        steps = ".".join(_torch.schema(step.op).name.removeprefix("aten::") for step in self._chain)
         return f"StowedView({list(self.shape)}, {self.dtype}, {steps} of {self._weight!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -155,7 +155,7 @@ def outside_inference(make: Callable[[], Any]) -> Any:
 
 def share(view: Tensor, of: Tensor) -> Tensor:
     """Tells autograd and functionalization that `view` shares the memory of `of`."""
-    torch._functionalize_unsafe_set(view, of)
+    _torch.functionalize_unsafe_set(view, of)
     return view
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stowage import _torch
 from stowage.tensor import StowedTensor
 
 
@@ -21,14 +22,14 @@ def rounds_by_autocast(weight: StowedTensor, dtype: torch.dtype) -> bool:
     if not weight._exact or not rounds_twice(weight.dtype, dtype):
         return False
     device = weight.device.type
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+    with _torch.RestorePythonTLSSnapshot():
         return torch.is_autocast_enabled(device) and dtype is torch.get_autocast_dtype(device)
 
 
 def with_autocast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handlers run with autocast off. Here the state of the caller comes back, so that the result
     is that of dense arguments bit for bit."""
-    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+    if _torch.len_torch_dispatch_stack() or torch.compiler.is_compiling():
         return called(*args, **kwargs)
-    with torch._C._RestorePythonTLSSnapshot(), torch.no_grad():  # type: ignore[attr-defined]
+    with _torch.RestorePythonTLSSnapshot(), torch.no_grad():
         return called(*args, **kwargs)

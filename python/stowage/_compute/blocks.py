@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from stowage import ops
+from stowage import _torch, ops
 from stowage._library import composite_forced
 from stowage._tiers.bringing import brought, device_of, lender_of
+from stowage._torch import tree_leaves, tree_map_only
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED, StowedView, replay
 
 # Under which the hooks stand in a module's dictionaries. Not torch's running numbers: those of an
 # unpickled module may be given to another hook again, and a name finds the hook without a handle.
 _HOOK = "stowage.block"
-_functorch_active = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
+_functorch_active = _torch.functorch_active
+_modes = _torch.len_torch_dispatch_stack
 _compiling = torch.compiler.is_compiling
 
 
@@ -34,7 +34,7 @@ class _Widened:
 
     def __init__(self, parts: Sequence[Tensor], versions: list[int], values: Tensor) -> None:
         self.parts, self.versions, self.values = parts, versions, values
-        self.version = values._version
+        self.version = _torch.version(values)
 
 
 class _Scope:
@@ -75,14 +75,14 @@ def widened(
         return None
     parts = (codes, *scales)
     try:
-        versions = [part._version for part in parts]
+        versions = [_torch.version(part) for part in parts]
     except RuntimeError:  # made in inference_mode: a write to it could not be seen
         return None
     key = (*(part.data_ptr() for part in parts), storage, dtype, *shape)
     for scope in reversed(scopes):
         found = scope.widened.get(key)
         if found is not None:
-            if found.versions == versions and found.version == found.values._version:
+            if found.versions == versions and found.version == _torch.version(found.values):
                 return found.values
             del scope.widened[key]
     with torch.inference_mode(False):  # else it had no version
@@ -143,8 +143,8 @@ def _close(block: nn.Module, args: Any, result: Any) -> None:
 
 
 def _hooks(block: nn.Module) -> tuple[OrderedDict[Any, Any], OrderedDict[Any, Any]]:
-    pre: Any = block._forward_pre_hooks
-    return pre, block._forward_hooks  # type: ignore[return-value]
+    pre: Any = _torch.pre_hooks(block)
+    return pre, _torch.hooks(block)
 
 
 def mark(block: nn.Module) -> None:
@@ -153,12 +153,12 @@ def mark(block: nn.Module) -> None:
     pre, post = _hooks(block)
     pre[_HOOK], post[_HOOK] = _open, _close
     pre.move_to_end(_HOOK, last=False)  # before hooks that may raise
-    block._forward_hooks_always_called[_HOOK] = True  # type: ignore[index]
+    _torch.hooks_always_called(block)[_HOOK] = True
 
 
 def unmark(block: nn.Module) -> None:
-    for hooks in (*_hooks(block), block._forward_hooks_always_called):
-        hooks.pop(_HOOK, None)  # type: ignore[call-overload]
+    for hooks in (*_hooks(block), _torch.hooks_always_called(block)):
+        hooks.pop(_HOOK, None)
 
 
 def is_block(module: nn.Module) -> bool:

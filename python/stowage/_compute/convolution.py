@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
+from stowage import _torch
 from stowage._compute import blocks
 from stowage._compute.tiles import TILE, Resting, needs_tiles, resting, spans
 from stowage._errors import fail
@@ -127,7 +127,7 @@ def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Opt
     _check(x, shape, given)
     where, weight = (torch.empty(tuple(s), dtype=x.dtype, device="meta") for s in (x.shape, shape))
     seen = aten.convolution(where, weight, None if bias is None else bias.to("meta"), *given)
-    form = suggest_memory_format(x)
+    form = _torch.suggest_memory_format(x)
     return torch.empty(seen.shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 

@@ -10,38 +10,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
-from torch.compiler import is_dynamo_compiling
 
-from stowage import ops
+from stowage import _torch, ops
 from stowage._compute.products import grad_input_in_block, linear_in_block
 
-CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_functorch_active = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_tracing = torch._C._is_tracing
-_linear = ops.linear._handle.redispatch_boxed
-linear_one_scale = torch.ops.stowage._linear.default._handle.redispatch_boxed
-_linear_grad_input = ops.linear_grad_input._handle.redispatch_boxed
-
-
-def transforming() -> bool:
-    """Under torch.func, or inside forward_ad.dual_level()."""
-    return _functorch_active() or forward_ad._current_level >= 0
-
-
-def unseen(x: Tensor) -> bool:
-    """Nothing above the CPU kernel would see an op on x, except autograd."""
-    return (
-        not is_dynamo_compiling()
-        and type(x) is Tensor
-        and x.is_cpu
-        and not _functorch_active()
-        and forward_ad._current_level < 0
-        and not _modes()
-        and not profiler._is_profiler_enabled
-        and not _tracing()
-    )
+CPU = _torch.DispatchKeySet(_torch.DispatchKey.CPU)
+_linear = _torch.handle(ops.linear).redispatch_boxed
+linear_one_scale = _torch.handle(torch.ops.stowage._linear.default).redispatch_boxed
+_linear_grad_input = _torch.handle(ops.linear_grad_input).redispatch_boxed
 
 
 def linear(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, fail
 from stowage._shapes import check_weight
 from stowage._storage import Storage
@@ -107,7 +108,7 @@ def _found(
     return found if fits and out_dtype in (None, weight.dtype) else None
 
 
-@function(torch._grouped_mm)
+@function(_torch.grouped_mm)
 def _grouped_mm(
     left: Tensor,
     right: Tensor,

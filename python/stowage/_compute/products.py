@@ -7,13 +7,12 @@ follow torch in what strides do, too.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from stowage import ops
+from stowage import _torch, ops
 from stowage._compute.blocks import widened
 
-_stock_linear = torch._C._nn.linear
+_stock_linear = _torch.linear
 
 
 def strides_count(x: Tensor) -> bool:

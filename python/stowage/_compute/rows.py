@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._compute import direct
+from stowage import _torch, ops
 from stowage._library import composite_forced
 
 # Arguments of the Functions: weight, ids, codes, storage, shape, padding, by_frequency, *scales.
@@ -74,8 +73,8 @@ def embedding(
     by_frequency: bool = False,
 ) -> Tensor:
     """Rows of W with a gradient to `weight` (give it only where it requires one)."""
-    if weight is None or not (torch.is_grad_enabled() or direct.transforming()):
+    if weight is None or not (torch.is_grad_enabled() or _torch.transforming()):
         return ops.embedding(ids, codes, scales, storage, shape, out)
-    function = _EmbeddingTransformed if direct.transforming() else _Embedding
+    function = _EmbeddingTransformed if _torch.transforming() else _Embedding
     given = (weight, ids, codes, storage, shape, padding, by_frequency)
     return function.apply(*given, *scales)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 
 # What parameters are made from when nothing is computed: random values come to the meta device, ...
@@ -96,7 +96,9 @@ class _WithoutWeights(TorchFunctionMode):
         here = asked is None or torch.device(asked).type in ("cpu", "meta")
         if func in _RANDOM or (func in _EMPTY and not here):
             kwargs["device"] = "meta"
-        elif func in _EMPTY or (func in _device_constructors() and here and asked is not None):
+        elif func in _EMPTY or (
+            func in _torch.device_constructors() and here and asked is not None
+        ):
             kwargs["device"] = "cpu"
         made = func(*args, **kwargs)
         if func in _EMPTY and made.nbytes:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import ops
+from stowage import _torch, ops
 from stowage._errors import InvalidArgument
 from stowage._files.flat import DISK_NAMES
 from stowage._model.declared import WidePlaces, adapter_paths
@@ -126,7 +126,7 @@ def _reader(
 def own_class(model: nn.Module) -> str:
     """The name of its class, which FSDP2 replaces by one of its own below it."""
     kind = type(model)
-    sharded = hasattr(model, "_get_fsdp_state") and len(kind.__bases__) == 2
+    sharded = _torch.fsdp_state(model) is not None and len(kind.__bases__) == 2
     return kind.__bases__[1].__name__ if sharded else kind.__name__
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage._maps.budgets import Device, Limits, max_memory, names
 from stowage._maps.sizes import Dtype, Unit, children, largest_layers, module_sizes
 from stowage._maps.ties import size_with_ties, tied_names, tied_outside
@@ -203,7 +204,7 @@ def parts_of(unit: Unit, model: nn.Module) -> list[Unit]:
     kept = [
         (own, tensor)
         for own, tensor in module.named_buffers(recurse=False)
-        if own not in module._non_persistent_buffers_set
+        if own not in _torch.non_persistent(module)
     ]
     every: list[tuple[str, nn.Module | torch.Tensor]] = [
         *module.named_parameters(recurse=False),

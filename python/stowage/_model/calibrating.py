@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage._model.stowing import Making, from_values
 from stowage._model.trials import source
 from stowage._model.weights import Held, Site, buffers
 from stowage._storage import Storage
+from stowage._torch import tree_leaves
 from stowage.tensor import StowedTensor
 
 Calibration = Callable[[nn.Module], object] | Iterable[Any]
@@ -196,7 +197,7 @@ def _square(y: torch.Tensor) -> float:
 def _instead(site: Site, values: torch.Tensor) -> Iterator[None]:
     """Lets one place of the model hold `values` for a moment."""
     held = getattr(site.module, site.attribute)
-    parameter = site.attribute in site.module._parameters
+    parameter = site.attribute in _torch.parameters(site.module)
     new = nn.Parameter(values, requires_grad=False) if parameter else values
     setattr(site.module, site.attribute, new)
     try:
@@ -231,11 +232,10 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     scaled = [module for module, _ in modes if getattr(module, "max_norm", None) is not None]
     kept += [tensor for module in scaled for tensor in module.parameters(recurse=False)]
     saved = [(tensor, tensor.detach().clone()) for tensor in kept if not tensor.is_meta]
-    places = [(module, dict(module._buffers)) for module, _ in modes]
+    places = [(module, dict(_torch.buffers(module))) for module, _ in modes]
     devices = {t.device for t in model.parameters() if t.device.type == "cuda"}
     compiled = any(
-        type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None)
-        for m, _ in modes
+        type(m).__name__ == "OptimizedModule" or _torch.compiled_call(m) for m, _ in modes
     )
     try:
         with ExitStack() as stack, torch.no_grad():
@@ -249,7 +249,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         for module, held in places:
-            module._buffers.update(held)
+            _torch.buffers(module).update(held)
         for tensor, values in saved:
             if not torch.equal(tensor, values):
                 with torch.no_grad():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from stowage import _torch
 from stowage._compute import blocks as _blocks
 from stowage._errors import InvalidArgument
 from stowage._model.input_cast import INPUT_CASTS, cast_inputs
@@ -151,7 +152,7 @@ def _outermost(pattern: Pattern, model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _holds(module: nn.Module) -> bool:
-    return any(isinstance(p, StowedTensor) for p in module._parameters.values())
+    return any(isinstance(p, StowedTensor) for p in _torch.parameters(module).values())
 
 
 def _refuse(text: str) -> None:
@@ -161,7 +162,7 @@ def _refuse(text: str) -> None:
 # --- how one weight works, for the report ---------------------------------------------------------
 
 _ROWS = (nn.Embedding, nn.EmbeddingBag)
-_IN_TILES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, *_ROWS)
+_IN_TILES = (nn.Linear, nn.Bilinear, _torch.ConvNd, *_ROWS)
 
 
 def block_paths(model: nn.Module) -> list[str]:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from stowage import _torch
+from stowage._torch import tree_leaves, tree_map_only
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED
 
@@ -38,7 +39,7 @@ def _running() -> list[_Given]:
 
 
 def _compute(module: nn.Module) -> torch.dtype | None:
-    for parameter in module._parameters.values():
+    for parameter in _torch.parameters(module).values():
         if isinstance(parameter, StowedTensor):
             return parameter.dtype
     return None
@@ -77,15 +78,15 @@ def _restore(module: nn.Module, args: Any, result: Any) -> Any:
 def cast_inputs(module: nn.Module, how: str) -> None:
     """Gives `module` the hooks of one of INPUT_CASTS, in place of those it had. They are functions
     of this file: they are copied and pickled with it."""
-    module._forward_pre_hooks.pop(_HOOK, None)  # type: ignore[call-overload]
-    module._forward_pre_hooks_with_kwargs.pop(_HOOK, None)  # type: ignore[call-overload]
-    module._forward_hooks.pop(_HOOK, None)  # type: ignore[call-overload]
-    module._forward_hooks_always_called.pop(_HOOK, None)  # type: ignore[call-overload]
+    _torch.pre_hooks(module).pop(_HOOK, None)
+    _torch.pre_hooks_with_kwargs(module).pop(_HOOK, None)
+    _torch.hooks(module).pop(_HOOK, None)
+    _torch.hooks_always_called(module).pop(_HOOK, None)
     if how == "never":
         return
     before = _to_compute if how == "compute" else _note_and_cast
-    module._forward_pre_hooks[_HOOK] = before  # type: ignore[index]
-    module._forward_pre_hooks_with_kwargs[_HOOK] = True  # type: ignore[index]
+    _torch.pre_hooks(module)[_HOOK] = before
+    _torch.pre_hooks_with_kwargs(module)[_HOOK] = True
     if how == "restore":
-        module._forward_hooks[_HOOK] = _restore  # type: ignore[index]
-        module._forward_hooks_always_called[_HOOK] = True  # type: ignore[index]
+        _torch.hooks(module)[_HOOK] = _restore
+        _torch.hooks_always_called(module)[_HOOK] = True

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from stowage import _torch
 from stowage._model.weights import LAZY, Held, Site
 from stowage._storage import Storage
 
@@ -24,7 +23,7 @@ def cannot_rest(held: Held) -> str:
         return ""  # a problem to be told, not a reason to pass over it
     if not tensor.is_floating_point():
         return f"{str(tensor.dtype).removeprefix('torch.')} values"
-    if getattr(tensor, "_is_flat_param", False) or getattr(tensor, "_fsdp_flattened", False):
+    if _torch.in_flat_parameter(tensor):
         return "FullyShardedDataParallel keeps it in a flat parameter of its own"
     return next(filter(None, map(_forbidden, held.sites)), "")
 
@@ -36,18 +35,18 @@ def _forbidden(site: Site) -> str:
         return "a scripted or traced module takes plain tensors only"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "each forward writes it (max_norm)"
-    if isinstance(module, _NormBase) and attribute.startswith("running_"):
+    if isinstance(module, _torch.NormBase) and attribute.startswith("running_"):
         return "a forward in training writes it (running statistics)"
-    if attribute in module._buffers and _iterates(module, attribute):
+    if attribute in _torch.buffers(module) and _iterates(module, attribute):
         return "a forward in training writes it (spectral norm)"
     return ""
 
 
 def _iterates(module: nn.Module, buffer: str) -> bool:
     """Whether it is a vector of a power iteration, of the old or the new spectral norm."""
-    if isinstance(module, _SpectralNorm):
+    if isinstance(module, _torch.SpectralNorm):
         return True
-    hooks = module._forward_pre_hooks.values()
+    hooks = _torch.pre_hooks(module).values()
     names = [hook.name for hook in hooks if isinstance(hook, SpectralNorm)]
     return buffer in {f"{name}_{vector}" for name in names for vector in "uv"}
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage._mapped import ensure_writable, note_copies
 from stowage.tensor import StowedTensor
 
@@ -49,7 +50,7 @@ class Held:
 
     @property
     def is_buffer(self) -> bool:
-        return all(site.attribute in site.module._buffers for site in self.sites)
+        return all(site.attribute in _torch.buffers(site.module) for site in self.sites)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ def buffers(model: nn.Module) -> list[Held]:
 
 def is_persistent(held: Held) -> bool:
     """Whether a buffer goes into `state_dict()`."""
-    return any(s.attribute not in s.module._non_persistent_buffers_set for s in held.sites)
+    return any(s.attribute not in _torch.non_persistent(s.module) for s in held.sites)
 
 
 def values(model: nn.Module) -> Iterator[Held]:

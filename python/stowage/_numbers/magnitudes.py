@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stowage import _torch
+
 
 def amaxes(values: Sequence[Tensor]) -> Tensor:
     """max |x| of each tensor, fp32 [count]: 0 for no values, the quiet NaN where there is one. All
@@ -20,7 +22,7 @@ def amaxes(values: Sequence[Tensor]) -> Tensor:
         where = values[0].device if values else "cpu"
         return torch.zeros(len(values), dtype=torch.float32, device=where)
     if some[0].device.type != "cpu":
-        found = torch.stack([n.to(torch.float32) for n in torch._foreach_norm(some, math.inf)])
+        found = torch.stack([n.to(torch.float32) for n in _torch.foreach_norm(some, math.inf)])
     else:
         low, high = zip(*map(torch.aminmax, some), strict=True)
         found = torch.maximum(-_as_one(low), _as_one(high)).abs()

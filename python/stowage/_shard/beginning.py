@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from stowage import _torch
 from stowage._errors import Unsupported
 from stowage._shard.fragments import amaxes, largest_of, row_parts, rows_fragment
 from stowage._shard.rows import StowedRows
+from stowage._torch import tree_map_only
 
 
 def initialising(rows: StowedRows) -> bool:
@@ -47,7 +48,7 @@ def initialise(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Runs an operator that writes on exact values, and makes the records from them: all processes
     must do so alike, since scales may depend on all rows."""
     written: list[tuple[StowedRows, Tensor]] = []
-    for i, argument in enumerate(called._schema.arguments):
+    for i, argument in enumerate(_torch.schema(called).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = kwargs.get(argument.name, args[i] if i < len(args) else None)

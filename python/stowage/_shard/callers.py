@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stowage import _torch
 from stowage._callers import above, module_of, nearest
 from stowage._errors import Unsupported
 from stowage._shard.resharding import RESHARD
@@ -84,7 +85,7 @@ def asked_by(frame: FrameType | None, function: str) -> FrameType | None:
 def name_of(frame: FrameType | None, parameter: Any = None) -> str:
     """What the caller of `fully_shard` or `parallelize_module` may know the weight by."""
     if parameter is not None:
-        info = parameter._module_info
+        info = _torch.module_info(parameter)
         return f"{info.param_name} of {type(info.module).__name__}: "
     for each in above(frame):
         if module_of(each) == _PLAN and "module_path" in each.f_locals:

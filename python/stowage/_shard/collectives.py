@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stowage import _torch
 from stowage._files.source import octets
 from stowage._shard.operators import together
 from stowage._shard.pieces import is_tagged, join_columns, tagged
@@ -87,6 +88,5 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def enter_autograd_wrapper() -> None:
     """torch has this operator only once its functional collectives were imported."""
-    import torch.distributed._functional_collectives  # noqa: F401
-
+    _ = _torch.functional_collectives
     row_op(functional._wrap_tensor_autograd.default)(_gathered)

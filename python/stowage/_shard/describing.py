@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._shard.groups import shard_dim
 from stowage._shard.resharding import groups_of
 from stowage._shard.rows import StowedRows
@@ -30,7 +31,7 @@ def is_spread(tensor: Tensor) -> bool:
 
 def local_of(tensor: Tensor) -> Tensor:
     """What this process holds: of a DTensor its local tensor, of fp8 training the plain values."""
-    local: Any = getattr(tensor, "_local_tensor", tensor)
+    local: Any = _torch.local_of(tensor)
     return getattr(local, "plain_value", local)
 
 
@@ -51,7 +52,7 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
     if not is_spread(tensor):
         return Piece(local, "whole", None, None)
     spread: Any = tensor
-    inner = spread._local_tensor
+    inner = _torch.local_tensor(spread)
     text = _rows_text(spread)
     if text == "whole":
         return Piece(local, text, None, None)
@@ -67,12 +68,10 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
 
 
 def _rows_text(spread: Any) -> str:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     dims = {d for place in spread.placements if (d := shard_dim(place)) is not None}
     if not dims:
         return "whole"
-    sizes, offsets = compute_local_shape_and_global_offset(
+    sizes, offsets = _torch.compute_local_shape_and_global_offset(
         spread.shape, spread.device_mesh, spread.placements
     )
     texts = []

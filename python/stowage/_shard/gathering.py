@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage._errors import FileError
 from stowage._model.weights import Held, written
 from stowage._shard.describing import is_spread, local_of
@@ -20,7 +21,7 @@ T = TypeVar("T")
 def reshard(model: nn.Module) -> None:
     """Lets FSDP2's modules hold their own rows again, as they do between two steps."""
     for module in model.modules():
-        if hasattr(module, "_get_fsdp_state"):
+        if _torch.fsdp_state(module) is not None:
             sharded: Any = module
             sharded.reshard()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._shard.beginning import follow, initialise, initialising, takes_over
 from stowage._shard.callers import (
@@ -24,6 +24,7 @@ from stowage._shard.callers import (
 from stowage._shard.pieces import is_tagged, rows_misfit, untagged
 from stowage._shard.rows import StowedRows, rows_that_fit
 from stowage._shard.whole import Whole
+from stowage._torch import tree_map_only
 from stowage.dispatch import counted_fallbacks
 from stowage.guard import writes
 from stowage.registry import row_op
@@ -40,7 +41,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"stowage: {called} would write to rows of a resting weight that is spread over "
             "processes; write before it is sharded, or load a checkpoint"
         )
-    if called._can_decompose():
+    if _torch.can_decompose(called)():
         result = called.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result

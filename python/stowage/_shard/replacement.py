@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from stowage import _torch
 from stowage._errors import Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.rows import StowedRows
@@ -46,7 +47,7 @@ def widened(model: nn.Module) -> list[str]:
         + _text(parameter)
         for path, module in model.named_modules()
         for name, storage in module.__dict__.get(_RESTED, {}).items()
-        if (parameter := module._parameters.get(name)) is not None
+        if (parameter := _torch.parameters(module).get(name)) is not None
         and is_spread(parameter)
         and not _rests(parameter)
     ]
@@ -54,13 +55,13 @@ def widened(model: nn.Module) -> list[str]:
 
 def _rests(spread: Any) -> bool:
     """Whether a DTensor holds records, or a whole weight at rest."""
-    local: Tensor = spread._local_tensor
+    local: Tensor = _torch.local_tensor(spread)
     whole = isinstance(local, StowedTensor) and local.shape == spread.shape
     return whole or isinstance(local, StowedRows)
 
 
 def _text(spread: Any) -> str:
-    local = spread._local_tensor
+    local = _torch.local_tensor(spread)
     kind = "a slice" if isinstance(local, StowedTensor) else f"plain {local.dtype} values"
     return f"{kind} {list(local.shape)} of {list(spread.shape)}"
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from stowage import _torch
+
 RESHARD = (
     "reshard_after_forward must be True or False for modules whose weights travel in a form of "
     "their own, which torch cannot spread over a smaller mesh, got an int"
@@ -16,17 +18,14 @@ def reshard_problems(model: nn.Module) -> list[str]:
     problems = []
     for name, module in model.named_modules():
         for group in groups_of(module):
-            parts = (parameter._sharded_local_tensor for parameter in group.fsdp_params)
+            parts = (_torch.sharded_local_tensor(parameter) for parameter in group.fsdp_params)
             own = any(hasattr(part, "fsdp_pre_all_gather") for part in parts)
-            if own and group._use_post_forward_mesh:
+            if own and _torch.use_post_forward_mesh(group):
                 problems.append(f"{name or type(module).__name__}: {RESHARD}")
     return problems
 
 
 def groups_of(module: nn.Module) -> list[Any]:
     """What FSDP2 gathers together for this module."""
-    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
-    if (groups := getattr(state, "_fsdp_param_groups", None)) is not None:
-        return list(groups)
-    group = getattr(state, "_fsdp_param_group", None)  # torch 2.11 has at most one
-    return [group] if group else []
+    state = _torch.fsdp_state(module)
+    return [] if state is None else _torch.fsdp_groups(state)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import registry
+from stowage import _torch, registry
 from stowage._errors import Unsupported
 from stowage._shard.pieces import rows_misfit, shared_of
 from stowage._shard.records import decode, encode
@@ -20,7 +20,7 @@ from stowage._shard.whole import Whole
 from stowage._storage import Storage
 from stowage.tensor import StowedTensor, wrap
 
-_preserve_versions: Any = getattr(torch.autograd, "_unsafe_preserve_version_counter")  # noqa: B009
+_preserve_versions = _torch.unsafe_preserve_version_counter
 
 
 class StowedRows(Tensor):
@@ -51,7 +51,7 @@ class StowedRows(Tensor):
     ) -> "StowedRows":
         given = source if records is None else records
         assert given is not None
-        rows: StowedRows = torch.Tensor._make_wrapper_subclass(
+        rows: StowedRows = _torch.make_wrapper_subclass(
             cls,
             (count if records is None else records.shape[0], *whole.shape[1:]),
             dtype=whole.dtype,
@@ -197,7 +197,7 @@ class StowedRows(Tensor):
             parts = [records.new_empty(sizes, dtype=dtype) for _, dtype, sizes in layout]
             weight = wrap([*parts, *shared], whole.storage, shape, param_dtype, whole.exact)
         else:
-            out = getattr(out, "_local_tensor", out)  # a DTensor under tensor parallelism
+            out = _torch.local_of(out)  # a DTensor under tensor parallelism
             parts = out._parts()[: whole.geometry.in_rows]
             out._seat([*parts, *shared], out.shape)  # a load or a move may have replaced these
         # Graphs that have saved the parts see the very bytes that they have saved.
@@ -235,7 +235,7 @@ class StowedRows(Tensor):
         facts = [*facts[:3], self.first, *facts[3:]]
         return _rebuild, (self._records, self._shared(), storage.name, *facts)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = _torch.disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

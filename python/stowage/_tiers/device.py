@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage import _torch
 from stowage._errors import OutOfMemory
 from stowage._tiers.counting import DeviceReport
 from stowage._tiers.following import Following
@@ -35,16 +36,17 @@ def _aliases(parts: Sequence[Tensor]) -> list[Tensor]:
 Facts = tuple[tuple[Any, ...], ...]
 
 
+def _version(part: Tensor) -> int | None:
+    return None if part.is_inference() else _torch.version(part)
+
+
 def facts_of(parts: Sequence[Tensor]) -> Facts:
     """What changes whenever the bytes, or the way to see them, may have changed."""
-    return tuple(
-        (*_place(p), p.nbytes, p.dtype, tuple(p.shape), None if p.is_inference() else p._version)
-        for p in parts
-    )
+    return tuple((*_place(p), p.nbytes, p.dtype, tuple(p.shape), _version(p)) for p in parts)
 
 
 def _place(part: Tensor) -> tuple[int, int]:
-    return part.untyped_storage()._cdata, int(part.storage_offset())
+    return _torch.cdata(part.untyped_storage()), int(part.storage_offset())
 
 
 def unit_bytes(parts: Iterable[Tensor]) -> int:
@@ -99,12 +101,14 @@ class DeviceTier:
         _tiers.add(self)
 
     def holds(self, codes: Tensor) -> bool:
-        return codes.untyped_storage()._cdata in self._storages
+        return _torch.cdata(codes.untyped_storage()) in self._storages
 
     def refresh(self) -> None:
         with self._lock:
             found = self._weights()
-            self._storages = {p.untyped_storage()._cdata for parts, _ in found for p in parts}
+            self._storages = {
+                _torch.cdata(p.untyped_storage()) for parts, _ in found for p in parts
+            }
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
+from stowage import _torch
 from stowage._errors import OutOfMemory, Unsupported
 from stowage._mapped import is_borrowed
 from stowage._memory import new_copy
@@ -162,7 +163,7 @@ def _move(held: Held, device: torch.device, swap: Swap, plain: list[tuple[Tensor
         plain.append((tensor, tensor.detach().to(device)))
         return
     there = tensor._like([part.to(device) for part in tensor._parts()])
-    there.__dict__.update({k: v for k, v in tensor._extras().items() if k != "_is_param"})
+    there.__dict__.update({k: v for k, v in tensor._extras().items() if k != _torch.IS_PARAMETER})
     swap.put(held, there if held.is_buffer else nn.Parameter(there, tensor.requires_grad))
 
 
@@ -170,7 +171,7 @@ def _replace(tensor: Tensor, values: Tensor) -> None:
     """Gives a plain parameter or buffer other memory; its object stays, so that optimizers and ties
     go on holding it."""
     grad, tensor.grad = tensor.grad, None
-    if torch._has_compatible_shallow_copy_type(tensor, values):
+    if _torch.has_compatible_shallow_copy_type(tensor, values):
         tensor.data = values
     else:  # as Module.to() does for devices that torch does not know
         if isinstance(tensor, nn.Parameter):
@@ -185,8 +186,8 @@ def _hook(model: nn.Module, devices: Devices, places: Places) -> None:
     """Every module that computes elsewhere than its surroundings moves its inputs; where there are
     several devices, so do the modules between them. Elements of a Sequential or ModuleList leave
     their outputs where they are, for the next one; others give them back."""
-    model._forward_pre_hooks[_ATTRIBUTE] = _Begin(devices)  # type: ignore[index]
-    model._forward_pre_hooks_with_kwargs[_ATTRIBUTE] = True  # type: ignore[index]
+    _torch.pre_hooks(model)[_ATTRIBUTE] = _Begin(devices)
+    _torch.pre_hooks_with_kwargs(model)[_ATTRIBUTE] = True
     modules = dict(model.named_modules(remove_duplicate=False))
     mapped = [n for name in places.mapped() if name in modules for n in _called(name, modules)]
     inside = tuple(f"{name}." for name in mapped)
@@ -231,7 +232,7 @@ def place_new(module: nn.Module, device: torch.device) -> None:
     """Moves plain tensors that came to a model later, as adapters do, to where they compute."""
     device = device_given(module) or device
     if device != CPU:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        for tensor in (*_torch.parameters(module).values(), *_torch.buffers(module).values()):
             plain = tensor is not None and not isinstance(tensor, StowedTensor)
             if plain and tensor is not None and tensor.device == CPU:
                 _replace(tensor, tensor.detach().to(device))
@@ -272,7 +273,7 @@ def detach_devices(model: nn.Module) -> None:
     for tensor, here in plain:
         _replace(tensor, here)
     compute_anywhere(model)
-    pre: tuple[Any, Any] = model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs
+    pre: tuple[Any, Any] = _torch.pre_hooks(model), _torch.pre_hooks_with_kwargs(model)
     for hooks in pre:
         hooks.pop(_ATTRIBUTE, None)
     del model.__dict__[_ATTRIBUTE]

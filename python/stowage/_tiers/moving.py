@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage.views import PACKED
 
 _HOOK = "stowage.device"
@@ -111,23 +112,23 @@ def compute_on(module: nn.Module, device: torch.device, back: str) -> None:
     """Makes the inputs of `module` come to `device`. Its outputs go `back` to where the first of
     them was: "always", "cpu" (only where that was the CPU) or "never"."""
     came = None if back == "never" else _Came()
-    pre: Any = module._forward_pre_hooks
+    pre: Any = _torch.pre_hooks(module)
     pre[_HOOK] = _Before(device, came)
-    module._forward_pre_hooks_with_kwargs[_HOOK] = True  # type: ignore[index]
+    _torch.pre_hooks_with_kwargs(module)[_HOOK] = True
     if came is not None:
-        post: Any = module._forward_hooks
+        post: Any = _torch.hooks(module)
         post[_HOOK] = _After(came, back == "cpu")
-        module._forward_hooks_always_called[_HOOK] = True  # type: ignore[index]
+        _torch.hooks_always_called(module)[_HOOK] = True
 
 
 def compute_anywhere(model: nn.Module) -> None:
     """Undoes `compute_on` in all of a model."""
     for module in model.modules():
         every: list[Any] = [
-            module._forward_pre_hooks,
-            module._forward_pre_hooks_with_kwargs,
-            module._forward_hooks,
-            module._forward_hooks_always_called,
+            _torch.pre_hooks(module),
+            _torch.pre_hooks_with_kwargs(module),
+            _torch.hooks(module),
+            _torch.hooks_always_called(module),
         ]
         for hooks in every:
             hooks.pop(_HOOK, None)
@@ -135,5 +136,5 @@ def compute_anywhere(model: nn.Module) -> None:
 
 def device_given(module: nn.Module) -> torch.device | None:
     """Where `compute_on` makes a module compute."""
-    found: Any = module._forward_pre_hooks.get(_HOOK)  # type: ignore[call-overload]
+    found: Any = _torch.pre_hooks(module).get(_HOOK)
     return None if found is None else found.device

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, raise_problems
 from stowage._numbers.stochastic import key_of
 from stowage._shard.beginning import put
@@ -63,7 +64,7 @@ class Job(NamedTuple):
 
 def local_of(tensor: Any) -> Any:
     """What this process has of a tensor."""
-    return getattr(tensor, "_local_tensor", tensor)
+    return _torch.local_of(tensor)
 
 
 def rests(tensor: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage._errors import raise_problems
 from stowage.training import history, parallel  # noqa: F401  it looks at what modules come to hold
 from stowage.training.layers import Layer, Roster
@@ -79,7 +80,7 @@ def _chosen(
         id(parameter)
         for name, module in modules
         if not _linear(module) or (filter is not None and not filter(module, name))
-        for parameter in module._parameters.values()
+        for parameter in _torch.parameters(module).values()
     }
     return [(n, m) for n, m in modules if _linear(m) and id(m.weight) not in others]
 

@@ -3,9 +3,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from stowage import _torch
 from stowage.training.layers import Layer
 from stowage.training.linear import linear
 
@@ -28,17 +28,17 @@ class Float8Weight(Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         """torch's cache on disk would give what another version of this code computes."""
-        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-
-        raise BypassAOTAutogradCache("float8 weights of stowage are traced through its own code")
+        raise _torch.BypassAOTAutogradCache(
+            "float8 weights of stowage are traced through its own code"
+        )
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch._C._nn.linear:
+        if func is _torch.linear:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             if isinstance(weight, Float8Weight) and weight.dim() == 2:
                 return linear(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
+        with _torch.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_map
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._shard.records import Geometry, geometry
 from stowage._shard.records import encode as encode_rows
 from stowage._storage import Storage
+from stowage._torch import tree_map
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer
 from stowage.training.products import Cast, cast
@@ -82,7 +82,7 @@ class GatheredWeight(Float8Weight):
         number: Tensor | None = None,
         requires_grad: bool = False,
     ) -> "GatheredWeight":
-        self: GatheredWeight = torch.Tensor._make_wrapper_subclass(
+        self: GatheredWeight = _torch.make_wrapper_subclass(
             cls,
             (records.shape[0], geometry.columns),
             dtype=dtype,
@@ -147,7 +147,7 @@ class GatheredWeight(Float8Weight):
                 return source._like(source.shape[0])
             if func is aten.as_strided.default and args[1][1] == source.shape[1]:
                 return source._like(args[1][0])
-        if func._schema.is_mutable and type(source) is GatheredWeight:
+        if _torch.schema(func).is_mutable and type(source) is GatheredWeight:
             raise Unsupported(
                 f"stowage: {func} must write to the shard of weight {source._layer.name}, got "
                 "its gathered fp8 copy"
@@ -170,9 +170,9 @@ def receive(records: Tensor, facts: Facts, dtype: torch.dtype, out: Any) -> Any:
     if facts.scale is None:
         _check_rows(records, facts)
     if out is not None:
-        out = getattr(out, "_local_tensor", out)  # a DTensor under tensor parallelism
+        out = _torch.local_of(out)  # a DTensor under tensor parallelism
         if facts.scale is not None:
-            with _unsafe_preserve_version_counter(out._scale):
+            with _torch.unsafe_preserve_version_counter(out._scale):
                 out._scale.copy_(facts.scale)
         return None
     layer, scale, geometry, wide, number = facts

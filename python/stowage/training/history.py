@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage.training.recipes import Recipe
 from stowage.training.scales import scale_of
 
@@ -37,7 +38,7 @@ def clear(module: nn.Module) -> None:
 
 def _state(module: nn.Module) -> Tensor:
     buffer = module.get_buffer(BUFFER)  # which tensor parallelism makes a DTensor, whole everywhere
-    state: Tensor = getattr(buffer, "_local_tensor", buffer).view(torch.float32)
+    state: Tensor = _torch.local_of(buffer).view(torch.float32)
     return state
 
 
@@ -81,7 +82,7 @@ def roll(modules: Sequence[nn.Module], amax: Tensor, recipe: Recipe) -> Tensor:
     scale = torch.where(torch.isfinite(top) & (top > 0), scale, old)
     rolled = torch.cat([scale[..., None], torch.full_like(amax, -1)[..., None], moved], -1)
     rolled = torch.where((amax == -1)[..., None], state, rolled)
-    torch._foreach_copy_(states, [*rolled.unbind()])
+    _torch.foreach_copy_(states, [*rolled.unbind()])
     return rolled[..., _SCALE]
 
 
@@ -91,5 +92,5 @@ def reset_history(model: nn.Module) -> None:
     Call it after `to_empty` of a model that was converted on the meta device.
     """
     for module in model.modules():
-        if BUFFER in module._buffers:
+        if BUFFER in _torch.buffers(module):
             clear(module)

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage.training.origin import KEPT, Origin
 
 
 def origin_of(parameter: Any) -> Origin | None:
     """The origin of a weight; of one that is spread over processes, that of the rows here."""
-    local = getattr(parameter, "_local_tensor", parameter)
+    local = _torch.local_of(parameter)
     found = getattr(local, "_origin", None)
     return found if isinstance(found, Origin) else None
 

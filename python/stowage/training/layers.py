@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage.training.checking import check
 from stowage.training.cutting import WHOLE, Cut
 from stowage.training.recipes import Recipe
@@ -21,7 +22,7 @@ Watched = tuple[tuple["weakref.ref[Tensor]", int], ...]  # parameters, each with
 
 def watched(*parameters: Tensor) -> Watched:
     """Parameters through which compiled graphs, such as an optimizer's, write uncounted."""
-    return tuple([(weakref.ref(p), p._version) for p in parameters if not p.is_inference()])
+    return tuple([(weakref.ref(p), _torch.version(p)) for p in parameters if not p.is_inference()])
 
 
 class Stamp:
@@ -49,7 +50,9 @@ class Stamp:
 
     def _written_by_graphs(self) -> bool:
         found = ((reference(), version) for reference, version in self._watched)
-        return any(tensor is not None and tensor._version != version for tensor, version in found)
+        return any(
+            tensor is not None and _torch.version(tensor) != version for tensor, version in found
+        )
 
     def copied(self) -> "Stamp":
         """For other memory that holds the same values."""
@@ -118,11 +121,11 @@ class Layer:
         parameter: Any = self.module.weight
         if type(parameter) is kind:
             return parameter, None
-        if type(getattr(parameter, "_local_tensor", None)) is kind:
+        if type(_torch.local_of(parameter)) is kind:
             self._shard = parameter
         if self._shard is None:
             return None, None
-        return self._shard._local_tensor, self._shard
+        return _torch.local_tensor(self._shard), self._shard
 
     @property
     def parallel(self) -> bool:

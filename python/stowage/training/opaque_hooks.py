@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, Unsupported
 
 _modules: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_NEEDED = ("_pre_forward_hook_handle", "_post_forward_hook_handle", "_fsdp_param_groups")
 
 
 def opaque_hooks(model: nn.Module) -> nn.Module:
@@ -31,15 +31,17 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
     one tensor. Raises InvalidArgument where `model` or nothing in it is sharded, Unsupported where
     torch has changed what this stands on.
     """
-    sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
-    states = [(module, module._get_fsdp_state()) for module in sharded]
+    sharded: list[Any] = [m for m in model.modules() if _torch.fsdp_state(m) is not None]
+    states = [(module, _torch.fsdp_state(module)) for module in sharded]
     if not states or states[0][0] is not model or len(states) < 2:
         raise InvalidArgument("opaque_hooks: model and modules in it must be sharded, they are not")
     for module, state in states:
-        if not all(hasattr(state, name) for name in _NEEDED) or len(state._modules) != 1:
+        for needed in (_torch.pre_forward_handle, _torch.post_forward_handle):
+            needed(state)
+        if (count := len(_torch.fsdp_modules(state))) != 1:
+            name = type(module).__name__
             raise Unsupported(
-                f"opaque_hooks: {type(module).__name__} must be sharded alone, by the FSDP2 of "
-                f"torch 2.13, got torch {torch.__version__}"
+                f"opaque_hooks: {name} must be sharded alone, got a group of {count} modules"
             )
     inner = states[1:]
     for module, state in inner:
@@ -52,21 +54,21 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
 
 
 def _replace_hooks(module: Any, state: Any) -> None:
-    state._pre_forward_hook_handle.remove()
-    state._post_forward_hook_handle.remove()
-    for parameter in (p for group in state._fsdp_param_groups for p in group.fsdp_params):
-        if (layer := getattr(parameter._sharded_local_tensor, "_layer", None)) is not None:
+    _torch.pre_forward_handle(state).remove()
+    _torch.post_forward_handle(state).remove()
+    for parameter in (p for group in _torch.fsdp_groups(state) for p in group.fsdp_params):
+        if (layer := getattr(_torch.sharded_local_tensor(parameter), "_layer", None)) is not None:
             layer.gathered_in_graph = True
     number = next(_numbers)
     _modules[number] = module
     # a tensor, so that one graph serves all equal blocks
     module._opaque_number = torch.tensor(number, device="cpu")
-    policy, forward = state._mp_policy, type(module).forward
+    policy, forward = _torch.mp_policy(state), type(module).forward
     cast = policy.param_dtype if policy.cast_forward_inputs else None
 
     def hooked(self: Any, first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if cast is not None:
-            first, args, kwargs = torch.utils._pytree.tree_map(
+            first, args, kwargs = _torch.tree_map(
                 lambda x: x.to(cast) if isinstance(x, Tensor) and x.is_floating_point() else x,
                 (first, args, kwargs),
             )
@@ -86,19 +88,19 @@ def _replace_hooks(module: Any, state: Any) -> None:
 def _hold_gathered(inner: list[Any]) -> None:
     """The modules hold the parameters that a gather fills, which takes one the first time."""
     for module, state in inner:
-        for parameter in (p for group in state._fsdp_param_groups for p in group.fsdp_params):
+        for parameter in (p for group in _torch.fsdp_groups(state) for p in group.fsdp_params):
             if not hasattr(parameter, "_unsharded_param"):
                 module.unshard()
                 module.reshard()
-            parameter._setattr_on_modules(parameter._unsharded_param)
+            _torch.set_on_modules(parameter)(_torch.unsharded_param(parameter))
 
 
 def _hold_shards(inner: list[Any]) -> None:
     """Modules that were not called hold their shards again."""
-    for group in (group for _, state in inner for group in state._fsdp_param_groups):
+    for group in (group for _, state in inner for group in _torch.fsdp_groups(state)):
         if not group.is_unsharded:
             for parameter in group.fsdp_params:
-                parameter._setattr_on_modules(parameter.sharded_param)
+                _torch.set_on_modules(parameter)(parameter.sharded_param)
 
 
 # --- the nodes: what they return is a copy, since results of operators must not be their inputs ---
@@ -106,14 +108,14 @@ def _hold_shards(inner: list[Any]) -> None:
 
 def _state(number: Tensor) -> tuple[nn.Module, Any]:
     module: Any = _modules[int(number)]
-    return module, module._get_fsdp_state()
+    return module, _torch.fsdp_state(module)
 
 
 @torch.library.custom_op("stowage::before_block", mutates_args=())
 def _before_block(first: Tensor, module: Tensor) -> Tensor:
     found, state = _state(module)
     with torch.no_grad():
-        state._pre_forward(found, (), {})
+        _torch.pre_forward(state)(found, (), {})
     return first.clone()
 
 
@@ -121,13 +123,13 @@ def _before_block(first: Tensor, module: Tensor) -> Tensor:
 def _behind_block(result: Tensor, module: Tensor) -> Tensor:
     found, state = _state(module)
     with torch.no_grad():
-        state._post_forward(found, (), None)
+        _torch.post_forward(state)(found, (), None)
     return result.clone()
 
 
 @torch.library.custom_op("stowage::before_backward_of_block", mutates_args=())
 def _before_backward(gradient: Tensor, module: Tensor) -> Tensor:
-    _state(module)[1]._pre_backward(gradient)
+    _torch.pre_backward(_state(module)[1])(gradient)
     return gradient.clone()
 
 

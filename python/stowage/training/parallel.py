@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from stowage import _torch
 from stowage._errors import InvalidArgument, Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.groups import shard_dim
@@ -30,11 +31,11 @@ def _registered(module: nn.Module, name: str, parameter: Any) -> None:
     the weight of a float8 layer prepares its module. FSDP2's, which rests padded, needs nothing."""
     if parameter is None or not is_spread(parameter):
         return
-    local, old = parameter._local_tensor, module._parameters.get(name)
+    local, old = _torch.local_tensor(parameter), _torch.parameters(module).get(name)
     if isinstance(local, Float8Weight):
         if type(local) is TrainedWeight and local._padded is None:
             _prepare(module, local._layer, parameter)
-    elif isinstance(getattr(old, "_local_tensor", old), Float8Weight):
+    elif isinstance(_torch.local_of(old), Float8Weight):
         raise Unsupported(
             f"stowage: {name} of {type(module).__name__} in fp8 must stay so where it is spread "
             f"over processes, got a DTensor of plain {local.dtype} values"
@@ -68,10 +69,10 @@ def _prepare(module: nn.Module, layer: Any, parameter: Any) -> None:
 register_module_parameter_registration_hook(_registered)
 
 
-@torch._dynamo.disable(reason="tensor-parallel float8 layers run between graphs")
+@torch.compiler.disable(reason="tensor-parallel float8 layers run between graphs")
 def _forward(module: nn.Linear, input: Tensor) -> Tensor:
     weight: Any = module.weight
-    if hasattr(getattr(weight, "_local_tensor", None), "_layer"):
+    if hasattr(_torch.local_of(weight), "_layer"):
         return distributed_linear(input, weight, module.bias)
     return nn.functional.linear(input, weight, module.bias)
 
@@ -81,7 +82,7 @@ def distributed_linear(input: Any, weight: Any, bias: Any) -> Tensor:
     Partial where its columns are. The bias is added in high precision."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    layer = weight._local_tensor._layer
+    layer = _torch.local_tensor(weight)._layer
     mesh, (place,) = weight.device_mesh, weight.placements
     if not isinstance(input, DTensor) or input.device_mesh != mesh:
         raise InvalidArgument(
@@ -96,7 +97,7 @@ def distributed_linear(input: Any, weight: Any, bias: Any) -> Tensor:
     }[shard_dim(place)]
     x = input.redistribute(placements=[x_place]).to_local(grad_placements=[g_place])
     # in inference mode a view of the local weight, which to_local() takes, would be plain values
-    w = weight.to_local() if torch.is_grad_enabled() else weight._local_tensor
+    w = weight.to_local() if torch.is_grad_enabled() else _torch.local_tensor(weight)
     y = linear(x, w, cut=layer.cut)
     shape = torch.Size([*input.shape[:-1], weight.shape[0]])
     stride = torch.empty(shape, device="meta").stride()

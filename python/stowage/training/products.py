@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
+from stowage import _torch, ops
 from stowage._storage import Storage
 from stowage.training.scales import largest
 
@@ -87,7 +87,7 @@ def product(a: Cast, b: Cast, dtype: torch.dtype, fast: bool = False) -> Tensor:
 
 
 def _on_device(a: Cast, b: Cast, dtype: torch.dtype) -> bool:
-    """Whether torch._scaled_mm has kernels for this: a GPU with fp8, sizes by 16."""
+    """Whether _torch.scaled_mm has kernels for this: a GPU with fp8, sizes by 16."""
     if a.codes.device.type != "cuda" or torch.version.hip:
         return False
     by_rows = a.factor.dim() == 2 or b.factor.dim() == 2
@@ -107,6 +107,6 @@ def _scaled(a: Cast, b: Cast, dtype: torch.dtype, fast: bool) -> Tensor:
         left = left.expand(a.codes.shape[0], 1).contiguous()
         right = right.expand(1, b.codes.shape[1]).contiguous()
     columns = b.codes.t().contiguous().t()
-    return torch._scaled_mm(
+    return _torch.scaled_mm(
         a.codes.contiguous(), columns, left, right, out_dtype=dtype, use_fast_accum=fast
     )

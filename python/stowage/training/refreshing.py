@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage._shard.groups import groups_of
 from stowage.training import history
@@ -51,8 +52,8 @@ def refresh_scales(model: nn.Module) -> None:
     """
     found: dict[int, Layer] = {}
     for module in model.modules():
-        weight: Any = module._parameters.get("weight")
-        layer = getattr(getattr(weight, "_local_tensor", weight), "_layer", None)
+        weight: Any = _torch.parameters(module).get("weight")
+        layer = getattr(_torch.local_of(weight), "_layer", None)
         if isinstance(layer, Layer):
             found[id(layer)] = layer
     refresh(list(found.values()))
@@ -73,7 +74,7 @@ def _in_groups(layers: list[Layer]) -> dict[tuple[Any, ...], list[_Weight]]:
     """The weights whose scales this rank must find, by the groups that they are spread over."""
     found: dict[tuple[Any, ...], list[_Weight]] = {}
     known: dict[Any, tuple[Any, ...]] = {}
-    with torch._C.DisableTorchFunctionSubclass():  # plain facts, of thousands of wrappers
+    with _torch.DisableTorchFunctionSubclass():  # plain facts, of thousands of wrappers
         for layer in layers:
             resting, sharded = layer.resting(TrainedWeight)
             if resting is None:
@@ -122,10 +123,9 @@ def _row_amax(weight: _Weight) -> Tensor:
 
 
 def _first_row(weight: _Weight) -> int:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     whole = weight.sharded
-    _, offsets = compute_local_shape_and_global_offset(
+    _, offsets = _torch.compute_local_shape_and_global_offset(
         whole.shape, whole.device_mesh, whole.placements
     )
     return int(offsets[0])

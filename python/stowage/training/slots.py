@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage._numbers.stochastic import key_of
 from stowage._shard.groups import groups_of
@@ -44,7 +45,7 @@ class Slot:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.shown = _like(local_of(self.master).detach(), self.master)
-        self.version = local_of(self.shown)._version
+        self.version = _torch.version(local_of(self.shown))
         if origin_of(self.parameter) is None:  # a pickle leaves the count of writes out
             self.writes = _counted(self.parameter, self.name).writes
 
@@ -75,16 +76,16 @@ class Slot:
         """Takes the values of a checkpoint. Its own memory, given back as it was, is no news
         (accelerate does that); torch.distributed.checkpoint has loaded into it by then."""
         given, mine = local_of(master), local_of(self.shown)
-        if given.data_ptr() != mine.data_ptr() or mine._version != self.version:
+        if given.data_ptr() != mine.data_ptr() or _torch.version(mine) != self.version:
             if self.origin.state == KEPT:  # it may be the master's memory
                 self.origin.clear("when MasterOptimizer loaded its masters")
             self.shown.copy_(master)
-            self.version, self.loaded = mine._version, True
+            self.version, self.loaded = _torch.version(mine), True
         self.casts = casts
 
     def settle(self) -> None:
         """Master and weight are the same, but for rounding."""
-        self.writes, self.version = self.origin.writes, local_of(self.shown)._version
+        self.writes, self.version = self.origin.writes, _torch.version(local_of(self.shown))
 
     def job(self, seed: int | None, via: torch.dtype | None) -> Job:
         """The next cast."""

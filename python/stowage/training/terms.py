@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 
 
@@ -99,9 +100,9 @@ class Home:
     def __call__(self, module: Any, inputs: Any) -> None:
         for origin in list(self.origins):
             origin.clear('at the first forward, as until="first_forward" asked')
-        for key, hook in list(module._forward_pre_hooks.items()):
+        for key, hook in list(_torch.pre_hooks(module).items()):
             if hook is self:
-                del module._forward_pre_hooks[key]
+                del _torch.pre_hooks(module)[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Home:
         return memo.setdefault(id(self), Home())

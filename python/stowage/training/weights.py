@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_iter, tree_map
+from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
+from stowage._torch import tree_iter, tree_map
 from stowage.training import delayed, gathered
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp
@@ -44,7 +45,7 @@ class TrainedWeight(Float8Weight):
         number: Tensor | None = None,
         requires_grad: bool = False,
     ) -> "TrainedWeight":
-        self: TrainedWeight = torch.Tensor._make_wrapper_subclass(
+        self: TrainedWeight = _torch.make_wrapper_subclass(
             cls,
             value.shape,
             strides=value.stride(),
@@ -143,8 +144,8 @@ class TrainedWeight(Float8Weight):
         result = weight_of(self._value.detach().clone(), layer, self._padded)
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)
-        if getattr(self, "_is_param", False):
-            result._is_param = True
+        if isinstance(self, nn.Parameter):
+            _torch.mark_parameter(result)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result
@@ -152,7 +153,7 @@ class TrainedWeight(Float8Weight):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Files hold the plain values, so that they need no class of ours."""
         plain: Tensor = self._value.detach()
-        if getattr(self, "_is_param", False):
+        if isinstance(self, nn.Parameter):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
@@ -163,7 +164,7 @@ class TrainedWeight(Float8Weight):
         kwargs = kwargs or {}
         plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
         result = func(*plain_args, **plain_kwargs)
-        if func._schema.is_mutable:
+        if _torch.schema(func).is_mutable:
             return _written(func, args, kwargs, result)
         source = args[0] if args else None
         if type(source) is not TrainedWeight:
@@ -189,14 +190,14 @@ def _alias(func: Any, source: TrainedWeight, args: tuple[Any, ...], result: Any)
     if not isinstance(result, Tensor):
         return result
     same_rows = func is not aten.slice.Tensor or len(args) < 2 or args[1] == 0
-    padded = source._padded if same_rows and "split" not in func._schema.name else None
+    padded = source._padded if same_rows and "split" not in _torch.schema(func).name else None
     return source._like(result, source._stamp, padded)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Counts the write, and gives back what the caller gave, not the plain values in it."""
     given: dict[int, TrainedWeight] = {}
-    for place, argument in enumerate(func._schema.arguments):
+    for place, argument in enumerate(_torch.schema(func).arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage.tensor import StowedTensor
 
 _TRUE = ("1", "true", "t", "yes", "y", "on")
@@ -71,7 +72,7 @@ def _register_there(module: nn.Module, name: str, param: nn.Parameter | None) ->
     wanted = getattr(_local, "wanted", None)
     # One that is there already may be tied: it stays the same object.
     if param is not None and wanted and param.device != wanted[-1]:
-        module._parameters[name] = _moved(param, wanted[-1])
+        _torch.parameters(module)[name] = _moved(param, wanted[-1])
 
 
 def _moved(param: nn.Parameter, device: torch.device) -> nn.Parameter:

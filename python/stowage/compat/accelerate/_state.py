@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage import _torch
 from stowage._model.casts import is_cast_of_itself
 from stowage._tiers.writes import has_places
 from stowage.compat.accelerate._maps import same_device
@@ -58,16 +59,16 @@ def align_module_device(
         where = torch.device(execution_device)
         if not same_device(tensor.device, where):
             there = nn.Parameter(tensor.detach().to(where), requires_grad=tensor.requires_grad)
-            moved[name] = (tensor, there, (there._version, there.data_ptr()))
-            module._parameters[name] = there
+            moved[name] = (tensor, there, (_torch.version(there), there.data_ptr()))
+            _torch.parameters(module)[name] = there
     try:
         yield
     finally:
         for name, (home, there, state) in moved.items():
-            now = module._parameters.get(name)
-            module._parameters[name] = home
+            now = _torch.parameters(module).get(name)
+            _torch.parameters(module)[name] = home
             if now is None or now.is_meta:
                 continue
-            if now is not there or (now._version, now.data_ptr()) != state:
+            if now is not there or (_torch.version(now), now.data_ptr()) != state:
                 with torch.no_grad():
                     home.copy_(now)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._quantize import quantize
@@ -38,11 +39,11 @@ def get_non_persistent_buffers(
     module: nn.Module, recurse: bool = False, fqns: bool = False
 ) -> set[str]:
     """Names of buffers that are not in `state_dict()`: their own, or dotted ones with `fqns`."""
-    found = set(module._non_persistent_buffers_set)
+    found = set(_torch.non_persistent(module))
     if recurse:
         for path, part in module.named_modules():
             inside = f"{path}." if fqns and path else ""
-            found |= {inside + name for name in part._non_persistent_buffers_set}
+            found |= {inside + name for name in _torch.non_persistent(part)}
     return found
 
 
@@ -67,7 +68,7 @@ def set_module_tensor_to_device(
     """
     path, _, name = tensor_name.rpartition(".")
     holder = module.get_submodule(path)
-    if name not in holder._parameters and name not in holder._buffers:
+    if name not in _torch.parameters(holder) and name not in _torch.buffers(holder):
         raise InvalidArgument(
             f"stowage: {tensor_name!r} must be a parameter or a buffer of {type(holder).__name__}, "
             "it has none of that name"
@@ -106,15 +107,15 @@ def _value(given: Any, old: Tensor, name: str, dtype: torch.dtype | None) -> Ten
 
 
 def _put(holder: nn.Module, name: str, old: Tensor, new: Tensor) -> None:
-    if name in holder._buffers:
-        holder._buffers[name] = new
+    if name in _torch.buffers(holder):
+        _torch.buffers(holder)[name] = new
         return
     if new is old or (new.device == old.device and new.data_ptr() == old.data_ptr() != 0):
         return  # it is there already
     if type(old).__name__ in _QUANTIZED and not isinstance(new, type(old)):
         carried = {k: v for k, v in old.__dict__.items() if k != "_is_hf_initialized"}
         made = cast(Any, type(old))(new, requires_grad=old.requires_grad, **carried)
-        holder._parameters[name] = made.to(new.device)
+        _torch.parameters(holder)[name] = made.to(new.device)
         return
     learns = old.requires_grad and (new.is_floating_point() or new.is_complex())
-    holder._parameters[name] = nn.Parameter(new, requires_grad=learns)
+    _torch.parameters(holder)[name] = nn.Parameter(new, requires_grad=learns)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stowage import _torch
 from stowage._storage import NESTED_BLOCK
 from stowage.compat.bitsandbytes import _weight, functional
 from stowage.compat.bitsandbytes._peer import is_ours
@@ -140,7 +141,7 @@ def register() -> None:
         return
     library = torch.library.Library(_PEER, "FRAGMENT")
     for name, (schema, function) in _OPS.items():
-        if not torch._C._jit_get_schemas_for_operator(f"{_PEER}::{name}"):
+        if not _torch.jit_get_schemas_for_operator(f"{_PEER}::{name}"):
             library.define(name + schema)
             library.impl(name, function, "CompositeImplicitAutograd")
             if name in _WITH_OUT:
@@ -153,7 +154,7 @@ def register() -> None:
 def withdraw() -> None:
     """Takes our ops away again."""
     while _libraries:
-        _libraries.pop()._destroy()
+        _torch.destroy(_libraries.pop())()
 
 
 class _Finder:

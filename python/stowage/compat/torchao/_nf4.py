@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from stowage import registry
+from stowage import _torch, registry
 from stowage._errors import InvalidArgument
 from stowage._quantize import quantize
 from stowage.tensor import StowedTensor
@@ -197,9 +197,9 @@ _to_of_stowage = registry.FUNCTIONS[Tensor.to]
 def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Who names a dtype gets a plain tensor, for the own dtype too, as from torchao. A parameter
     stays at rest: `module.to(dtype)` asks it in the same words."""
-    held = getattr(self, "_is_param", False) or getattr(self, "_stays", False)
+    held = isinstance(self, nn.Parameter) or getattr(self, "_stays", False)
     if _whole(self) is not None and not held:
-        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, non_blocking, layout = _torch.parse_to(*args, **kwargs)
         if dtype is self.dtype:
             return self.dequantize().to(device, None, non_blocking, memory_format=layout)
     return _to_of_stowage(self, *args, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import InvalidArgument
 from stowage.compat.bitsandbytes import functional
 from stowage.compat.bitsandbytes._state import QuantState
@@ -40,7 +41,7 @@ class Params4bit(nn.Parameter):
         **kwargs: Any,
     ) -> Any:
         held = torch.empty(0) if data is None else data.detach()
-        self = torch.Tensor._make_subclass(cls, held, requires_grad)
+        self = _torch.make_subclass(cls, held, requires_grad)
         self.blocksize = 64 if blocksize is None else blocksize
         self.compress_statistics = bool(compress_statistics)
         self.quant_type = quant_type
@@ -105,7 +106,7 @@ class Params4bit(nn.Parameter):
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Quantizes on the first move to a device; a dtype changes only values that are not
         quantized yet."""
-        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, non_blocking, _ = _torch.parse_to(*args, **kwargs)
         if not self.bnb_quantized:
             if device is None or device.type == "meta":
                 return self._twin(super().to(*args, **kwargs), self.quant_state)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stowage import _torch
 from stowage._errors import StowageError
 from stowage.compat.bitsandbytes import _weight, functional
 from stowage.compat.bitsandbytes._peer import forwarded
@@ -80,6 +81,7 @@ class _FourBit(nn.Module):
             self.weight.quant_state = state
         return quantized(self.weight)
 
+    @_torch.overrides
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """Moves the weight with its state; torch would move the codes alone."""
         held = self.weight
@@ -94,6 +96,7 @@ class _FourBit(nn.Module):
                 held.__dict__.update(moved.__dict__)
         return super()._apply(fn, recurse)
 
+    @_torch.overrides
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
@@ -102,6 +105,7 @@ class _FourBit(nn.Module):
             for name, part in self.quant_state.as_dict(packed=True).items():
                 destination[f"{prefix}weight.{name}"] = part if keep_vars else part.detach()
 
+    @_torch.overrides
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],

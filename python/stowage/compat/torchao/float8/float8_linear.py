@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from stowage import _torch
 from stowage.compat.torchao.float8.config import Float8LinearConfig
 from stowage.compat.torchao.float8.float8_linear_utils import convert_to_float8_training
 from stowage.training.float8_weight import Float8Weight
@@ -15,7 +16,7 @@ __all__ = ["Float8Linear"]
 class _Converted(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         weight = getattr(instance, "weight", None)
-        local = getattr(weight, "_local_tensor", weight)
+        local = _torch.local_of(weight)
         return isinstance(instance, nn.Linear) and isinstance(local, Float8Weight)
 
 
