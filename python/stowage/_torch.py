@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every private name of torch that the package uses, and what it says where a torch lacks one.
 
-A name is looked up when it is first needed, and stays in this module's globals: core modules bind
-theirs when they are imported, so that a torch without one fails at `import stowage`; what a corner
-needs is read as `_torch.name`, so that only that corner fails. Operators of aten are no private
-names: torch keeps their schemas. What code of torch is known by on the stack: `_shard/callers.py`.
+What the core needs is looked up at once, so that a torch without it fails at `import stowage`; what
+a corner needs when it is first read as `_torch.name`, so that only that corner fails. Operators are
+no private names: torch keeps their schemas. `_shard/callers.py` knows code of torch on the stack.
 """
 
 import sys
@@ -20,8 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from stowage._errors import Unsupported
 
 # A name's own path, and what the package does by it. Here it is called without `_` before it.
-_NAMES = {
-    # --- bound by the core when it is imported ---
+_CORE = {
     "torch.Tensor._make_wrapper_subclass": "a weight that rests is a tensor",
     "torch._C.DispatchKey": "calls that nothing watches go to the kernel",
     "torch._C.DispatchKeySet": "calls that nothing watches go to the kernel",
@@ -31,12 +29,15 @@ _NAMES = {
     "torch._C._disabled_torch_function_impl": "rows of a weight take functions as plain tensors do",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "operators are known that decompose",
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "a compiler that watches is known",
+    "torch._C._get_tracing_state": "a tracer is known",
     "torch._C._is_any_autocast_enabled": "autocast is known",
     "torch._C._is_tracing": "a tracer is known",
     "torch._C._jit_get_schemas_for_operator": "operators are known that are registered already",
     "torch._C._len_torch_dispatch_stack": "modes are known that watch operators",
     "torch._C._nn.linear": "linear is known when it is called",
     "torch._C._set_throw_on_mutable_data_ptr": "a write to a weight without memory raises",
+    "torch._functionalize_unsafe_set": "a view shows what a compiled graph wrote",
+    "torch._grouped_mm": "grouped products are known when they are called",
     "torch._prims_common.suggest_memory_format": "a convolution knows the layout of its input",
     "torch._subclasses.FakeTensor": "tensors of a tracer are known",
     "torch.autograd._unsafe_preserve_version_counter": "a gather counts as no write",
@@ -47,17 +48,16 @@ _NAMES = {
     "torch.utils._pytree.tree_leaves": "tensors among arguments are found",
     "torch.utils._pytree.tree_map": "tensors among arguments are replaced",
     "torch.utils._pytree.tree_map_only": "tensors among arguments are replaced",
-    # --- needed by corners ---
+}
+_CORNERS = {
     "torch.Tensor._make_subclass": "bitsandbytes' parameters are tensors",
     "torch._C._RestorePythonTLSSnapshot": "the autocast of a caller is known",
     "torch._C._nn._parse_to": "arguments of `to` are read",
     "torch._foreach_copy_": "scales of delayed scaling are kept",
     "torch._foreach_norm": "largest magnitudes are found",
-    "torch._functionalize_unsafe_set": "a view shows what a compiled graph wrote",
     "torch._functorch._aot_autograd.autograd_cache.BypassAOTAutogradCache": (
         "compiled float8 training stays out of caches"
     ),
-    "torch._grouped_mm": "grouped products are known when they are called",
     "torch._has_compatible_shallow_copy_type": "a parameter moves between devices in place",
     "torch._scaled_mm": "float8 is multiplied on a device",
     "torch.distributed._functional_collectives": "torch has the operators that gather",
@@ -70,6 +70,7 @@ _NAMES = {
     "torch.nn.Module._save_to_state_dict": "a bitsandbytes layer writes its state",
     "torch.utils._device._device_constructors": "factories of tensors are known",
 }
+_NAMES = _CORE | _CORNERS
 _PATHS = {path.rpartition(".")[2].lstrip("_"): path for path in _NAMES}
 _READERS: dict[str, str] = {}  # private attributes of torch's objects, and what is done by each
 
@@ -102,6 +103,10 @@ def _found(path: str) -> Any:
                 raise  # of a package that torch wants, not of torch
             raise lacks(path, _NAMES[path]) from None
     return found
+
+
+for _name in [n for n, path in _PATHS.items() if path in _CORE]:
+    __getattr__(_name)
 
 
 def overrides(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +203,11 @@ def fsdp_groups(state: Any) -> list[Any]:
     return list(_param_groups(state))
 
 
+def was_gathered(parameter: Any) -> bool:
+    """Whether FSDP2 has made the tensor that a gather of this parameter fills."""
+    return hasattr(parameter, "_unsharded_param")
+
+
 def in_flat_parameter(tensor: Tensor) -> bool:
     """Whether FSDP1 keeps it in a flat parameter of its own, or it is one."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -214,9 +224,9 @@ def in_flat_parameter(tensor: Tensor) -> bool:
 functorch_active = _found("torch._C._are_functorch_transforms_active")
 len_torch_dispatch_stack = _found("torch._C._len_torch_dispatch_stack")
 is_tracing = _found("torch._C._is_tracing")
-for _module, _name in ((forward_ad, "_current_level"), (profiler, "_is_profiler_enabled")):
-    if not hasattr(_module, _name):
-        raise lacks(f"{_module.__name__}.{_name}", "a mode is known that watches products")
+for _module, _attribute in ((forward_ad, "_current_level"), (profiler, "_is_profiler_enabled")):
+    if not hasattr(_module, _attribute):
+        raise lacks(f"{_module.__name__}.{_attribute}", "a mode is known that watches products")
 
 
 def transforming() -> bool:

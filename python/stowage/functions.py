@@ -88,7 +88,7 @@ def _seen_linear(x: Tensor, weight: StowedTensor, bias: Tensor | None, matrix: M
     if _compiling() and _exporting():
         return NotImplemented
     codes, scales, key, rows, exact = matrix[:5]
-    if torch._C._get_tracing_state():  # which records an op, and no autograd Function
+    if _torch.get_tracing_state():  # which records an op, and no autograd Function
         if torch.onnx.is_in_onnx_export():
             raise Unsupported(
                 "stowage: ONNX has no operator for weights that rest; export a plain copy of the "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stowage import _torch, ops, registry
 from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
@@ -188,7 +188,7 @@ def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if chain == (TRANSPOSE,):
             return alias(weight)
         op, args = aten.t.default, ()
-    if getattr(weight, "_is_param", False) and not weight.requires_grad:
+    if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         weight = alias(weight)  # module.to() puts another weight into a Parameter's place
     with torch.inference_mode(False):
         like = _meta(weight)

@@ -44,11 +44,8 @@ def sharder() -> FrameType | None:
         return frame
     for library in _LIBRARIES:
         if name.startswith(library) and (missing := _missing(library)):
-            raise Unsupported(
-                f"stowage: {frame.f_code.co_name} of {name} asks for a piece of a resting weight, "
-                f"and torch {torch.__version__} has no {missing}, by which sharding is known; take "
-                "a torch that this release names, or stowage.unstow the model first"
-            )
+            asked = f"{frame.f_code.co_name} of {name} asks for a piece of a resting weight"
+            raise _torch.lacks(missing, f"sharding is known, and {asked}")
     return None
 
 
@@ -69,6 +66,8 @@ def fsdp_parameter(frame: FrameType | None) -> Any:
     for each in above(frame):
         if module_of(each) == _FSDP_PARAMETER and hasattr(each.f_locals.get("self"), "mesh_info"):
             return each.f_locals["self"]
+        if each.f_code.co_name == SHARDS_ONE and "mesh_info" not in each.f_code.co_names:
+            raise _torch.lacks("FSDPParam.mesh_info", "the mesh is known over which FSDP2 shards")
         if not module_of(each).startswith(_SHARDS):
             return None
     return None
@@ -95,6 +94,8 @@ def name_of(frame: FrameType | None, parameter: Any = None) -> str:
 
 def check_reshard(parameter: Any) -> None:
     """Of FSDP2; DTensor has no such meshes."""
-    after, mesh = (getattr(parameter, f"{name}mesh_info", None) for name in ("post_forward_", ""))
+    if parameter is None:
+        return
+    after, mesh = _torch.post_forward_mesh_info(parameter), _torch.mesh_info(parameter)
     if after is not None and after is not mesh and after != mesh:
         raise Unsupported(f"stowage: {RESHARD}{HALF_DONE}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage import _torch
+from stowage._torch import foreach_copy_
 from stowage.training.recipes import Recipe
 from stowage.training.scales import scale_of
 
@@ -82,7 +83,7 @@ def roll(modules: Sequence[nn.Module], amax: Tensor, recipe: Recipe) -> Tensor:
     scale = torch.where(torch.isfinite(top) & (top > 0), scale, old)
     rolled = torch.cat([scale[..., None], torch.full_like(amax, -1)[..., None], moved], -1)
     rolled = torch.where((amax == -1)[..., None], state, rolled)
-    _torch.foreach_copy_(states, [*rolled.unbind()])
+    foreach_copy_(states, [*rolled.unbind()])
     return rolled[..., _SCALE]
 
 

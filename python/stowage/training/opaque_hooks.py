@@ -89,7 +89,7 @@ def _hold_gathered(inner: list[Any]) -> None:
     """The modules hold the parameters that a gather fills, which takes one the first time."""
     for module, state in inner:
         for parameter in (p for group in _torch.fsdp_groups(state) for p in group.fsdp_params):
-            if not hasattr(parameter, "_unsharded_param"):
+            if not _torch.was_gathered(parameter):
                 module.unshard()
                 module.reshard()
             _torch.set_on_modules(parameter)(_torch.unsharded_param(parameter))

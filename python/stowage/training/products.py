@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import _torch, ops
+from stowage import ops
 from stowage._storage import Storage
+from stowage._torch import scaled_mm
 from stowage.training.scales import largest
 
 _CODES = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
@@ -87,7 +88,7 @@ def product(a: Cast, b: Cast, dtype: torch.dtype, fast: bool = False) -> Tensor:
 
 
 def _on_device(a: Cast, b: Cast, dtype: torch.dtype) -> bool:
-    """Whether _torch.scaled_mm has kernels for this: a GPU with fp8, sizes by 16."""
+    """Whether scaled_mm has kernels for this: a GPU with fp8, sizes by 16."""
     if a.codes.device.type != "cuda" or torch.version.hip:
         return False
     by_rows = a.factor.dim() == 2 or b.factor.dim() == 2
@@ -107,6 +108,6 @@ def _scaled(a: Cast, b: Cast, dtype: torch.dtype, fast: bool) -> Tensor:
         left = left.expand(a.codes.shape[0], 1).contiguous()
         right = right.expand(1, b.codes.shape[1]).contiguous()
     columns = b.codes.t().contiguous().t()
-    return _torch.scaled_mm(
+    return scaled_mm(
         a.codes.contiguous(), columns, left, right, out_dtype=dtype, use_fast_accum=fast
     )
