@@ -23,6 +23,7 @@ _CORE = {
     "torch.Tensor._make_wrapper_subclass": "a weight that rests is a tensor",
     "torch._C.DispatchKey": "calls that nothing watches go to the kernel",
     "torch._C.DispatchKeySet": "calls that nothing watches go to the kernel",
+    "torch._C.DisableTorchFunction": "functions run on the tensors they are given",
     "torch._C.DisableTorchFunctionSubclass": "functions run on the tensors they are given",
     "torch._C._ExcludeDispatchKeyGuard": "a gradient is computed below views",
     "torch._C._are_functorch_transforms_active": "transforms of torch.func are known",
@@ -36,6 +37,7 @@ _CORE = {
     "torch._C._len_torch_dispatch_stack": "modes are known that watch operators",
     "torch._C._nn.linear": "linear is known when it is called",
     "torch._C._set_throw_on_mutable_data_ptr": "a write to a weight without memory raises",
+    "torch._foreach_norm": "largest magnitudes are found",
     "torch._functionalize_unsafe_set": "a view shows what a compiled graph wrote",
     "torch._grouped_mm": "grouped products are known when they are called",
     "torch._prims_common.suggest_memory_format": "a convolution knows the layout of its input",
@@ -54,7 +56,6 @@ _CORNERS = {
     "torch._C._RestorePythonTLSSnapshot": "the autocast of a caller is known",
     "torch._C._nn._parse_to": "arguments of `to` are read",
     "torch._foreach_copy_": "scales of delayed scaling are kept",
-    "torch._foreach_norm": "largest magnitudes are found",
     "torch._functorch._aot_autograd.autograd_cache.BypassAOTAutogradCache": (
         "compiled float8 training stays out of caches"
     ),

@@ -126,7 +126,6 @@ CORNERS: dict[str, Callable[[], object]] = {
     ),
     "_parse_to": _moved,
     "_foreach_copy_": _imported("stowage.training"),
-    "_foreach_norm": _called("stowage._numbers.magnitudes", "amaxes", [torch.ones(4)]),
     "BypassAOTAutogradCache": _hashed,
     "_has_compatible_shallow_copy_type": _called(
         "stowage._tiers.devices", "_replace", torch.ones(1), torch.ones(1)

@@ -62,7 +62,7 @@ class _WithoutWeights(TorchFunctionMode):
             return None
         made: nn.Parameter | None = parameter.__dict__.get(_STAND_IN)
         if made is None and self.is_empty(parameter):
-            with torch._C.DisableTorchFunction():
+            with _torch.DisableTorchFunction():
                 made = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
             made.__dict__.update(parameter.__dict__)
             parameter.__dict__[_STAND_IN] = made  # for a second place: a tie
@@ -76,9 +76,9 @@ class _WithoutWeights(TorchFunctionMode):
     def drop_unwritten(self, model: nn.Module) -> None:
         """Buffers that nobody has written have no values: they must come from the file."""
         for module in model.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer._version == 0 and self.is_empty(buffer):
-                    module._buffers[name] = buffer.to("meta")
+            for name, buffer in _torch.buffers(module).items():
+                if buffer is not None and _torch.version(buffer) == 0 and self.is_empty(buffer):
+                    _torch.buffers(module)[name] = buffer.to("meta")
 
     def __torch_function__(
         self,
@@ -109,6 +109,7 @@ class _WithoutWeights(TorchFunctionMode):
 def build(factory: Callable[[], nn.Module]) -> nn.Module:
     """Calls `factory`; the parameters of the model are on the meta device, where initializing them
     costs nothing, and its computed buffers have values."""
+    _torch.device_constructors()  # where a torch has none, that is no error of the factory
     try:
         with _WithoutWeights() as without:
             model = factory()
