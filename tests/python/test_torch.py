@@ -108,6 +108,7 @@ def told() -> dict[str, list[str]]:
     return {each[0]: each[1:] for each in map(json.loads, ended.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CORE)
 def test_without_a_name_of_the_core_nothing_is_imported(
     told: dict[str, list[str]], path: str
@@ -115,6 +116,7 @@ def test_without_a_name_of_the_core_nothing_is_imported(
     assert told[path] == ["import", "Unsupported", str(_torch.lacks(path, _torch._NAMES[path]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CORNERS)
 def test_without_a_name_of_a_corner_that_corner_says_so(
     told: dict[str, list[str]], path: str
@@ -122,6 +124,7 @@ def test_without_a_name_of_a_corner_that_corner_says_so(
     assert told[path] == ["corner", "Unsupported", str(_torch.lacks(path, _torch._NAMES[path]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward_ad._current_level", "profiler._is_profiler_enabled"])
 def test_without_a_flag_of_the_hot_path_nothing_is_imported(
     told: dict[str, list[str]], name: str
