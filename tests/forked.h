@@ -15,6 +15,13 @@ namespace stowage::test {
 
 inline bool is_child = false;
 
+/// Of a sanitizer that has its own heap, threads may hold locks that stay locked in a child.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kForksBesideThreads = false;
+#else
+inline constexpr bool kForksBesideThreads = true;
+#endif
+
 enum class End { at_once, by_exit };  // _exit(), or exit() with all that it destroys
 
 /// How the child ended that ran `body`: "" where that was true, and the child ended by itself
