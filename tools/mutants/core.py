@@ -8,8 +8,10 @@ from pathlib import Path
 
 _SOURCES = ("CMakeLists.txt", "cmake", "include", "src", "tests", "version.txt", "fuzz", "python")
 # Not joined: a change compiles its own file again, and not those of the whole layer.
-_OPTIONS = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1",
-            "-DSTOWAGE_JOIN=OFF", "-DSTOWAGE_BUILD_TESTS=ON", "-DSTOWAGE_BUILD_TORCH=OFF")  # fmt: skip
+_OPTIONS = (
+    "-GNinja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1", "-DSTOWAGE_JOIN=OFF",
+    "-DSTOWAGE_BUILD_TESTS=ON", "-DSTOWAGE_BUILD_TORCH=OFF",
+)  # fmt: skip
 
 
 class Core:
