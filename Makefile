@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo test test-quick test-all test-cpus test-peers test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo test test-quick test-all test-cpus test-peers test-torches test-gpu bench fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ test-cpus: build $(STAMPS)/test ## the tests at each level of instruction sets, 
 
 test-peers: build $(STAMPS)/test ## peers' own test suites with the facades in their place
 	@$(BIN)/python tools/test_peers
+
+TORCHES ?= 2.11.0 2.12.0
+test-torches: build $(STAMPS)/test ## the wheel under other torches (TORCHES="2.11.0 2.12.0", 0.5 GB each)
+	@$(BIN)/python tools/test_torches $(TORCHES)
 
 test-gpu: ## op tests on CUDA with the Python and torch (2.11 or newer) that stand here
 	@PYTHON=$(PYTHON) tools/test_gpu
