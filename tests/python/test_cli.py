@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -170,3 +171,12 @@ def test_python_loads_what_is_packed(tmp_path: Path) -> None:
         if isinstance(weight, stowage.StowedTensor):
             plain, other = weight.dequantize(), other.dequantize()
         assert torch.equal(plain, other), name
+
+
+def test_the_page_names_every_option_of_every_command() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
+    for command in ("inspect", "pack", "unpack", "verify", "plan", "report", "bench"):
+        assert f"\nstowage {command} " in page
+        options = set(re.findall(r"--[a-z][a-z-]*", run(command, "--help")))
+        unnamed = [o for o in options if not re.search(rf"{o}(?![a-z-])", page)]
+        assert "--help" in options and not unnamed, (command, unnamed)

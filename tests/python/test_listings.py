@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python listing of docs/ is run: here, or by the test that is named for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stowage
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = "test_listings.py"
+
+# Page: the file that runs each listing, in their order. The card's listing and those of sharding
+# name what a single process lacks; what they call is run by the named tests, on other models.
+RUN_BY = {
+    "adapters": [HERE, HERE],
+    "compat": [HERE] * 7,
+    "kept-init": ["training/test_kept_sharded.py"],
+    "offload": ["test_offloading.py", HERE, "test_offloading_maps.py"],
+    "planning": [HERE],
+    "recipes": ["test_recipes.py", "test_pretend.py"],
+    "sharding": ["test_sharding.py"],
+    "tensor": [HERE],
+    "working": [HERE],
+}
+
+
+def listings(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(), re.S | re.M)
+
+
+def test_every_listing_has_a_test() -> None:
+    counts = {page.stem: len(listings(page.stem)) for page in ROOT.glob("docs/*.md")}
+    assert {page: n for page, n in counts.items() if n} == {p: len(t) for p, t in RUN_BY.items()}
+    tests = {name for names in RUN_BY.values() for name in names}
+    assert not [name for name in tests if not (ROOT / "tests/python" / name).exists()]
+
+
+@pytest.mark.slow
+def test_the_listings_of_plans(tmp_path: Path) -> None:
+    """In one process: the rates of the machine are measured once."""
+    code = listings("planning")[0] + listings("offload")[1]
+    around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=around)
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout and (tmp_path / "plan.html").exists()
+
+
+def test_the_listing_of_tensors() -> None:
+    (code,) = listings("tensor")
+    names = {"stowage": stowage, "torch": torch, "tensor": torch.randn(64, 64)}
+    exec(code, names)
+    weight = names["w"]
+    assert isinstance(weight, stowage.StowedTensor)
+    assert weight.storage == "nf4:block64" and set(weight.parts) == {"codes", "absmax"}
+
+
+def test_the_listing_of_blocks() -> None:
+    class DecoderLayer(nn.Sequential):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "transformer_blocks": nn.ModuleList([nn.Linear(32, 32)]),
+            "vision": nn.ModuleList([nn.Linear(32, 32)]),
+            "decoder": DecoderLayer(nn.Linear(32, 32)),
+        }
+    )
+    (code,) = listings("working")
+    exec(code, {"stowage": stowage, "model": model, "DecoderLayer": DecoderLayer})
+    report = stowage.report(model)
+    working = {row.name: row.working for row in report.rows if row.name.endswith("weight")}
+    assert working["decoder.0.weight"] == working["vision.0.weight"] == "block"
+
+
+@pytest.mark.slow
+def test_the_listings_of_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    stowage.stow(model, "nf4")
+    config = peft.LoraConfig(target_modules=["0", "2"], r=4, init_lora_weights=False)
+    names = {"peft": peft, "model": model, "config": config}
+    for code in listings("adapters"):
+        exec(code, names)
+    assert not [n for n, _ in names["plain_base"].named_parameters() if "lora" in n]  # type: ignore[attr-defined]
+
+
+def test_what_a_facade_is_imported_as_is_there() -> None:
+    """The lines marked `# after`: their modules, and the names that they take out of them."""
+    found = 0
+    for code in listings("compat"):
+        for line in re.findall(r"^(.*?)  # after$", code, re.M):
+            found += 1
+            module, names = re.fullmatch(
+                r"(?:from|import) (stowage\.compat[\w.]+)(?: as \w+| import (.*))", line
+            ).groups()  # type: ignore[union-attr]
+            loaded = importlib.import_module(module)
+            assert not [n for n in (names or "").split(", ") if n and not hasattr(loaded, n)]
+    assert found == 6
