@@ -94,7 +94,7 @@ def test_the_listings_of_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = {"peft": peft, "model": model, "config": config}
     for code in listings("adapters"):
         exec(code, names)
-    assert not [n for n, _ in names["plain_base"].named_parameters() if "lora" in n]  # type: ignore[attr-defined]
+    assert not [n for n, _ in names["plain_base"].named_parameters() if "lora" in n]
 
 
 def test_what_a_facade_is_imported_as_is_there() -> None:

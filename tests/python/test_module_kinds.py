@@ -5,8 +5,10 @@ weights, with exact=True bit for bit, in each mode; docs/modules.md is the table
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,3 +267,26 @@ def test_fast_paths_of_torch_are_equal_to_rounding(kind: str) -> None:
     torch.backends.mha.set_fastpath_enabled(True)
     with torch.inference_mode():
         assert torch.allclose(module(*inputs), twin(*inputs), atol=1e-5)
+
+
+def test_the_page_names_only_kinds_that_are_tested() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/modules.md").read_text()
+    table = page.split("|---|---|---|\n", 1)[1].split("\n\n", 1)[0]
+    words = {w for line in table.splitlines() for w in re.findall(r"\w+", line.split("|")[1])}
+    named = {w for w in words if isinstance(getattr(nn, w, None), type)} - {"Transformer"}
+    tested = {word for kind in KINDS for word in re.findall(r"[A-Za-z]+(?:\dd)?", kind)}
+    assert len(named) > 10 and named <= tested | {"BatchNorm", "ParameterList", "ParameterDict"}, (
+        named - tested
+    )
+
+
+@pytest.mark.parametrize("kind", ["EmbeddingBag sum", "Bilinear", "Conv2d", "GRUCell", "RNN"])
+def test_kinds_that_the_page_says_are_not_widened_whole(kind: str) -> None:
+    module, _, inputs = made(kind, "int8:row", exact=False)
+    biases = [n for n, p in module.named_parameters() if p.dim() < 2]
+    stowage.unstow(module)
+    weights = {n: "int8:row" for n, _ in module.named_parameters() if n not in biases}
+    stowage.stow(module, weights)
+    stowage.fallbacks(clear=True)
+    results(module, inputs, "eager")
+    assert not stowage.fallbacks(clear=True)
