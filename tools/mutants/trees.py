@@ -25,11 +25,20 @@ class Tree:
         for other in installed.iterdir():
             if other.name != "__pycache__" and not (self.package / other.name).exists():
                 (self.package / other.name).symlink_to(other)
+        self._originals: dict[str, str] = {}  # of what is changed; the checkout may move meanwhile
         # Compiled once: whoever changes a source removes what was compiled of it.
         mode = compileall.py_compile.PycInvalidationMode.UNCHECKED_HASH
         compileall.compile_dir(self.package, quiet=1, invalidation_mode=mode)
 
-    def write(self, name: str, text: str) -> None:
+    def change(self, name: str, text: str) -> None:
+        self._originals[name] = (self.package / name).read_text()
+        self._write(name, text)
+
+    def restore(self) -> None:
+        while self._originals:
+            self._write(*self._originals.popitem())
+
+    def _write(self, name: str, text: str) -> None:
         path = self.package / name
         path.write_text(text)
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
