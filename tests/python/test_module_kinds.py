@@ -285,7 +285,9 @@ def test_kinds_that_the_page_says_are_not_widened_whole(kind: str) -> None:
     module, _, inputs = made(kind, "int8:row", exact=False)
     biases = [n for n, p in module.named_parameters() if p.dim() < 2]
     stowage.unstow(module)
-    weights = {n: "int8:row" for n, _ in module.named_parameters() if n not in biases}
+    weights: dict[Any, str] = {
+        n: "int8:row" for n, _ in module.named_parameters() if n not in biases
+    }
     stowage.stow(module, weights)
     stowage.fallbacks(clear=True)
     results(module, inputs, "eager")
