@@ -191,7 +191,10 @@ TEST_F(Pack, AFolderKeepsItsConfigurationAndTokenizer) {
   write_text(path("in/pytorch_model.bin.index.json"), "{}");
   write_text(path("in/.hidden.json"), "{}");
   expect_ok({"pack", "in", "a/b/out", "--storage", "int8"});
-  EXPECT_EQ(read_text(path("a/b/out/config.json")), "{\"model_type\":  \"llama\"}");
+  json config = json::parse(read_text(path("a/b/out/config.json")));
+  EXPECT_EQ(config["quantization_config"]["format"], "int-quantized");
+  config.erase("quantization_config");
+  EXPECT_EQ(config, json::parse(R"({"model_type": "llama"})"));
   EXPECT_TRUE(fs::exists(path("a/b/out/tokenizer.json")));
   EXPECT_EQ(std::distance(fs::directory_iterator(path("a/b/out")), {}), 3);
 }
@@ -214,9 +217,11 @@ TEST_F(Pack, ForBitsandbytesWritesItsConfiguration) {
   EXPECT_EQ(quantization["bnb_4bit_use_double_quant"], true);
   EXPECT_EQ(quantization["bnb_4bit_compute_dtype"], "bfloat16");
   EXPECT_EQ(quantization["llm_int8_skip_modules"], json({"lm_head"}));
-  // Packed again for everyone, the key would make transformers look for what is not there.
+  // Packed again, the old key would make transformers look for what is not there.
   expect_ok({"pack", "out", "again", "--storage", "int8"});
-  EXPECT_FALSE(json::parse(read_text(path("again/config.json"))).contains("quantization_config"));
+  const json again = json::parse(read_text(path("again/config.json")))["quantization_config"];
+  EXPECT_EQ(again["quant_method"], "compressed-tensors");
+  EXPECT_EQ(again["format"], "int-quantized");
 }
 
 #if !defined(__SANITIZE_ADDRESS__)  // its shadow counts as private memory
