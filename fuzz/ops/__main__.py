@@ -114,7 +114,8 @@ def has_memory(t: Any) -> bool:
 def run_one(index: int, options: argparse.Namespace, counts: Counter[str]) -> None:
     import torch
     from bending import bent
-    from samples import IN_PYTHON, KEPT, SAMPLES, Scene
+    from samples import IN_PYTHON, KEPT, SAMPLES
+    from scenes import Scene
 
     random = Random(f"{options.seed} {index}")
     torch.manual_seed(random.getrandbits(62))
@@ -160,7 +161,7 @@ def table(counts: Counter[str]) -> dict[str, tuple[int, int, bool]]:
 
 def child(options: argparse.Namespace) -> int:
     import torch
-    from samples import prepare
+    from scenes import prepare
 
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):  # the sanitizer bounds allocations itself
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import torch
-from samples import COMPUTE, STORAGES, VALUES
+from scenes import COMPUTE, STORAGES, VALUES
 from torch import Tensor
 
 from stowage._storage import Storage

@@ -111,7 +111,8 @@ TEST_P(Shortages, OfEachRequestInTurn) {
   std::set<std::string> refused;
   std::int64_t held_before = held();
   int quiet = 0;
-  for (std::int64_t nth = 0; quiet < 3; ++nth) {
+  std::int64_t nth = 0;
+  for (; quiet < 3; ++nth) {
     std::string failed;
     bool good = false;
     {
@@ -126,7 +127,9 @@ TEST_P(Shortages, OfEachRequestInTurn) {
     quiet = failed.empty() ? quiet + 1 : 0;  // readers ask at times of their own
   }
   EXPECT_EQ(entries("/proc/self/task"), threads);
-  EXPECT_LE(held() - held_before, static_cast<std::int64_t>(refused.size()));  // names in the set
+  // The names in the set, and what readers that come and go leave to the next ones; a leak on one
+  // path would be of every round that takes it.
+  EXPECT_LT(held() - held_before, nth / 8) << nth << " rounds";
   EXPECT_TRUE(refused.contains("malloc") && refused.contains("pthread_create") &&
               refused.contains("madvise") && refused.contains("fstat"));
   EXPECT_EQ(refused.contains("preadv"), GetParam() >= Reads::buffered);

@@ -77,7 +77,9 @@ class _WithoutWeights(TorchFunctionMode):
         """Buffers that nobody has written have no values: they must come from the file."""
         for module in model.modules():
             for name, buffer in _torch.buffers(module).items():
-                if buffer is not None and _torch.version(buffer) == 0 and self.is_empty(buffer):
+                if buffer is None or buffer.is_inference():  # which does not count its writes
+                    continue
+                if _torch.version(buffer) == 0 and self.is_empty(buffer):
                     _torch.buffers(module)[name] = buffer.to("meta")
 
     def __torch_function__(
