@@ -110,7 +110,7 @@ class Scene:
 
 
 def prepare() -> None:
-    """The files and documents that calls share. Set STOWAGELINKS first: nothing is measured."""
+    """The files and documents that calls share. Set STOWAGE_LINKS first: nothing is measured."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({f"m{i}": torch.nn.Linear(64, 40) for i in range(3)})
     stowage.stow(model, {"m0.*": "f8_e4m3:row", "m1.*": "nf4:block64:nested"})
@@ -122,7 +122,7 @@ def prepare() -> None:
     rates = {"disk": 1e9, "cached": 2e9}
     machine = {"links": {k: v for k, v in LINKS.items() if k != "key"}, "disks": {disk: rates}}
     kept = {"stowage_links": 1, "machines": {ops.text(ops.machine_key()): machine}}
-    Path(os.environ["STOWAGELINKS"]).write_text(json.dumps(kept))
+    Path(os.environ["STOWAGE_LINKS"]).write_text(json.dumps(kept))
     Scene.plan = ops.text(ops.plan_make(request(None), json.dumps(LINKS)))
 
 
