@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """frozen_linear: the values of nn.Linear after the same seed, never a float copy of the weight."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,11 @@ def test_from_meta(storage: str, tmp_path: Path) -> None:
     layer.load_state_dict(made.state_dict())
     assert same(layer.weight, made.weight) and torch.equal(layer.bias, made.bias)
     stowage.save(made, tmp_path)
-    loaded = stowage.load(lambda: stowage.frozen_linear(*size, storage, device="meta"), tmp_path)
-    assert same(loaded.weight, made.weight)
+    for device in ("meta", None):
+        factory = partial(stowage.frozen_linear, *size, storage, device=device)
+        loaded = stowage.load(factory, tmp_path)
+        assert same(loaded.weight, made.weight) and torch.equal(loaded.bias, made.bias)
+        assert not loaded.weight.requires_grad
 
 
 def test_no_float_copy_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:

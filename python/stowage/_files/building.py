@@ -33,6 +33,14 @@ _DRAWS = frozenset(
 _STAND_IN = "_stowage_stand_in"
 
 
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Those that have the memory of a tensor: itself, or what rests within it."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _parts(getattr(tensor, name))]
+
+
 class _WithoutWeights(TorchFunctionMode):
     """Puts random tensors, and parameters that are uninitialised, on the meta device, and all else
     on the CPU, also inside `with torch.device("meta")`: buffers are mostly computed, and no file
@@ -64,14 +72,18 @@ class _WithoutWeights(TorchFunctionMode):
         if made is None and self.is_empty(parameter):
             with _torch.DisableTorchFunction():
                 made = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-            made.__dict__.update(parameter.__dict__)
+            made.__dict__.update(parameter.__dict__ | made.__dict__)  # its own parts stay
             parameter.__dict__[_STAND_IN] = made  # for a second place: a tie
-            del self._empty[parameter.untyped_storage().data_ptr()]
+            for part in _parts(parameter):
+                self._empty.pop(part.untyped_storage().data_ptr(), None)
         return made
 
     def is_empty(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in memory that was asked for without content, written or not."""
-        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._empty
+        if tensor.device.type != "cpu":
+            return False
+        parts = [part for part in _parts(tensor) if part.nbytes]
+        return bool(parts) and all(p.untyped_storage().data_ptr() in self._empty for p in parts)
 
     def drop_unwritten(self, model: nn.Module) -> None:
         """Buffers that nobody has written have no values: they must come from the file."""

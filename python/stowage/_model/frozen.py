@@ -38,7 +38,8 @@ def frozen_linear(
     """
     layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=dtype)
     kind = Storage(storage).for_values(layer.weight.dtype)
-    where = torch.get_default_device() if device is None else torch.device(device)
+    # Where random values come to: to meta in a factory that `load` calls.
+    where = torch.rand(0, device=device).device
     compute, shape = layer.weight.dtype, (out_features, in_features)
     if rule := kind.misfit(shape):
         raise InvalidArgument(f"stowage.frozen_linear: {rule}, got {list(shape)}")
