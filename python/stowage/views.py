@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage import _torch, ops, registry
+from stowage._errors import InvalidArgument
 from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
 
 aten = torch.ops.aten
@@ -182,8 +183,9 @@ def alias(t: StowedTensor) -> StowedTensor:
 def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a view op returns for a stowed tensor: a guarded view, or a list of them."""
     weight, chain = (t._weight, t._chain) if isinstance(t, StowedView) else (t, ())
-    if op is aten.as_strided.default:  # its offsets count from the start of the weight
+    if op is aten.as_strided.default:  # it counts from the start of the whole weight
         weight, chain = (weight if weight._root is None else weight._root), ()
+        args, kwargs = _from_start(t, weight, *args, **kwargs), {}
     if op in _TRANSPOSES and t.dim() == 2 and _swaps(op, args):
         if chain == (TRANSPOSE,):
             return alias(weight)
@@ -205,8 +207,27 @@ def view_along(weight: StowedTensor, chain: Chain) -> Tensor:
     return _view(weight, chain, replay(chain, _meta(weight)), weight)
 
 
+def _from_start(
+    t: Packed, root: StowedTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> tuple[Any, ...]:
+    """Arguments of as_strided: without an offset it begins where its tensor does."""
+    offset = t.storage_offset() if storage_offset is None else storage_offset
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=False))
+    if all(size) and not 0 <= offset <= last < root.numel():
+        raise InvalidArgument(
+            f"as_strided: a view must stay inside the {root.numel()} elements of its weight, got "
+            f"size {list(size)}, stride {list(stride)}, storage_offset {offset}"
+        )
+    return size, stride, offset
+
+
 def _meta(weight: StowedTensor) -> Tensor:
-    return torch.empty(weight.shape, dtype=weight._dt, device="meta")
+    """Without memory, but where `weight` lies in the whole that it may be a slice of."""
+    offset = weight.storage_offset()
+    if type(offset) is int and not offset:
+        return torch.empty(weight.shape, dtype=weight._dt, device="meta")
+    start = torch.empty(offset + weight.numel(), dtype=weight._dt, device="meta")
+    return start.as_strided(weight.shape, weight.stride(), offset)
 
 
 def _view(weight: StowedTensor, chain: Chain, like: Tensor, of: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of random programs: what rests in it, and the dense twin that it is compared with."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import stowage
+from stowage import StowedTensor
+
+IDS = torch.tensor([[1, 5, 0, 7], [2, 2, 3, 23]])
+WIDTH, WORDS = 64, 32
+
+
+class Net(nn.Module):
+    """One of each: a table tied to a head, a matrix, a convolution, a bare matrix, a trained norm,
+    an adapter, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.bare = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+        self.down = nn.Linear(WIDTH, 4, bias=False)
+        self.up = nn.Linear(4, WIDTH, bias=False)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("shift", torch.linspace(-1, 1, WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(self.first(self.embed(ids)) + self.shift)
+        h = h + self.up(self.down(h))
+        h = self.conv(h.transpose(1, 2)).transpose(1, 2)
+        return self.head(torch.tanh(h @ self.bare))
+
+
+TRAINED = ("norm", "down", "up")
+
+
+def put_to_rest(model: nn.Module, storage: str, exact: bool, buffers: bool) -> None:
+    rules: dict[str, str | None] = {f"{name}*": None for name in TRAINED}
+    rules |= {"bare": storage}
+    if "torchao" in storage:
+        rules |= {"conv*": None}  # it holds no more than two dimensions
+    if buffers:
+        rules |= {"shift": "bf16"}
+    stowage.stow(model, storage, rules=rules, exact=exact, buffers=buffers)
+
+
+def built(seed: int, dtype: torch.dtype, storage: str, exact: bool, buffers: bool) -> Net:
+    torch.manual_seed(seed)
+    model = Net().to(dtype)
+    put_to_rest(model, storage, exact, buffers)
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, StowedTensor):
+            parameter.requires_grad_(name.startswith(TRAINED))
+    return model
+
+
+def dense_twin(model: Net) -> Net:
+    """A plain model of the values that `model` has now."""
+    twin = Net().to(model.norm.weight.dtype)
+    with torch.no_grad():
+        pairs = [*model.named_parameters(), *model.named_buffers()]
+        into = dict([*twin.named_parameters(), *twin.named_buffers()])
+        for name, value in pairs:
+            plain = value.dequantize() if isinstance(value, StowedTensor) else value
+            into[name].copy_(plain)
+            into[name].requires_grad_(value.requires_grad)
+    return twin
+
+
+def near(got: Tensor, wanted: Tensor, exact: bool, what: str) -> None:
+    if exact:
+        assert torch.equal(got, wanted), f"{what} must be those of the dense twin, bit for bit"
+        return
+    bound = {torch.float32: 1e-4, torch.bfloat16: 0.25}[got.dtype]  # of other values: 1.4
+    off = float((got.float() - wanted.float()).norm())
+    assert off <= bound * float(wanted.float().norm()) + 1e-5, f"{what} are off by {off}"
+
+
+def resting(model: nn.Module) -> dict[str, StowedTensor]:
+    every = [*model.named_parameters(), *model.named_buffers()]
+    return {name: t for name, t in every if isinstance(t, StowedTensor)}
+
+
+def look(module: nn.Module, inputs: object, output: Tensor) -> None:
+    """A hook that only looks."""
+
+
+def copied(model: Net, how: str, where: Path, other: Net) -> Net:
+    """The same model in other memory; `other` is one of the same form, for files."""
+    if how == "deepcopy":
+        return copy.deepcopy(model)
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(model))
+    if how == "torch.save":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+    stowage.save(model, where)
+    return stowage.load(other.to(model.norm.weight.dtype), where)
+
+
+def forked(model: Net, wanted: Tensor) -> int:
+    """A child that ends with 0 where the model computes the same there."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        with torch.inference_mode():
+            torch.set_num_threads(1)
+            near(model(IDS), wanted, False, "outputs in a child")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def write_under_graphs(model: Net) -> None:
+    """Writes weights between a forward and its backward, which must raise then."""
+    x = torch.randn(2, WIDTH, 5, dtype=model.norm.weight.dtype, requires_grad=True)
+    for module, given in ((model.first, x.transpose(1, 2)), (model.conv, x)):
+        out = module(given)
+        with torch.no_grad():
+            try:
+                module.weight.copy_(module.weight.dequantize() * 0.5)
+            except stowage.StowageError:
+                continue
+        try:
+            out.sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error
+        else:
+            raise AssertionError("a backward used a weight that was written since its forward")
