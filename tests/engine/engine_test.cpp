@@ -269,8 +269,9 @@ TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
   ::fdatasync(descriptor);
   const auto reads_as = [&](uid_t user) {
     return in_child([&] {
-      if (::setuid(user) != 0) return false;
-      const Engine engine(File::open(folder), {.ram = 1 << 24, .workers = 0});
+      // From inside: the folder of temporary files may be closed to others.
+      if (::chdir(folder.c_str()) != 0 || ::setuid(user) != 0) return false;
+      const Engine engine(File::open("model.safetensors"), {.ram = 1 << 24, .workers = 0});
       ::_exit(16 + static_cast<int>(engine.report().reads));
     });
   };
