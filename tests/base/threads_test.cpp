@@ -91,9 +91,7 @@ TEST(Pool, UsesSeveralThreads) {
 }
 
 TEST(Pool, DefaultExecutorWorksInAForkedChild) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
-#endif
+  if (!test::kForksBesideThreads) GTEST_SKIP() << test::kNoForks;
   std::atomic<int> calls = 0;
   default_executor().for_each(64, [&](std::int64_t) { ++calls; });
   const pid_t child = fork();
@@ -110,9 +108,7 @@ TEST(Pool, DefaultExecutorWorksInAForkedChild) {
 }
 
 TEST(Pool, OfAParentWorksAndEndsInAForkedChild) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
-#endif
+  if (!test::kForksBesideThreads) GTEST_SKIP() << test::kNoForks;
   auto pool = make_pool(4);
   const auto sum = [&] {
     std::atomic<int> calls = 0;
@@ -128,7 +124,6 @@ TEST(Pool, OfAParentWorksAndEndsInAForkedChild) {
     EXPECT_EQ(test::in_child(end_first, end), "");
     EXPECT_EQ(test::in_child([&] { return sum() == 64 && test::in_child(use_and_end) == ""; }), "");
   }
-  if (!test::kForksBesideThreads) return;  // the sanitizer's heap keeps locks of lost threads
   std::atomic<bool> over = false;
   std::jthread busy([&] {
     while (!over) sum();
@@ -138,9 +133,7 @@ TEST(Pool, OfAParentWorksAndEndsInAForkedChild) {
 }
 
 TEST(Pool, ATaskThatForksIsAnErrorInTheChild) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
-#endif
+  if (!test::kForksBesideThreads) GTEST_SKIP() << test::kNoForks;
   const auto pool = make_pool(4);
   const std::thread::id caller = std::this_thread::get_id();
   pid_t child = -1;

@@ -57,9 +57,7 @@ bool opens_another(const File& file) {
 class Forks : public testing::TestWithParam<Reads> {
  protected:
   void SetUp() override {
-    // A reader that is in the heap when its process forks leaves the child a lock that never opens;
-    // and TSan cannot follow threads that start after a fork.
-    if (!kForksBesideThreads) GTEST_SKIP() << "the sanitizer's heap keeps locks of lost threads";
+    if (!kForksBesideThreads) GTEST_SKIP() << kNoForks;
   }
   Scratch scratch_;
   File file_ = File::open(write_model(scratch_, {.weights = kForkedWeights}));
