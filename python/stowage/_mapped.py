@@ -4,7 +4,6 @@ mapped in a forked process too, which would see it."""
 
 import copy
 from collections.abc import Callable
-from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -56,12 +55,10 @@ def _of_octets(octets: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) ->
     return torch.frombuffer(octets, dtype=torch.uint8).clone().view(dtype).view(shape)
 
 
-def carried(part: Tensor) -> Any:
-    """What a pickle has of a part. To a process that is being spawned torch hands the memory itself
-    over, which would take mapped memory out of its file here: its bytes go."""
-    if is_borrowed(part) and get_spawning_popen() is not None:
-        return _Octets(part)
-    return part.detach()  # without what compilers note on it
+def sent(part: Tensor) -> Any:
+    """What goes to another process. torch hands the memory itself over, which would take mapped
+    memory out of its file here: its bytes go."""
+    return _Octets(part) if is_borrowed(part) else part.detach()
 
 
 def ensure_writable(part: Tensor) -> None:

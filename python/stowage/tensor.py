@@ -9,7 +9,8 @@ their nn.Parameter. What functions and operators do with it: functions.py, dispa
 import copy
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from stowage import _torch, ops, registry
 from stowage import _trails as trails
 from stowage._errors import InvalidArgument, translated
-from stowage._mapped import carried, copied
+from stowage._mapped import copied, sent
 from stowage._storage import Storage, StorageName, check_parts
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
@@ -217,8 +218,11 @@ class StowedTensor(Tensor):
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self._reduced(protocol, Tensor.detach)  # without what compilers note on parts
+
+    def _reduced(self, protocol: Any, given: Callable[[Tensor], Any]) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
-        parts = [carried(part) for part in self._parts()]
+        parts = [given(part) for part in self._parts()]
         if self._plain:  # torch.save (2) keeps ties; a copy.copy (4) must not be an alias
             own = protocol > 2 or self._parts()[0].dtype is not self._dt
             return torch.nn.Parameter, (self.dequantize() if own else parts[0], self.requires_grad)
@@ -264,6 +268,10 @@ class StowedTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return registry.dispatch(func, args, kwargs or {})
+
+
+# What queues, pipes and processes that are spawned pickle with; it asks by type.
+ForkingPickler.register(StowedTensor, lambda weight: weight._reduced(2, sent))
 
 
 def _rebuild(

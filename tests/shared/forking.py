@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from offloadable import ONE_WEIGHT, Model, X, made
@@ -181,8 +182,24 @@ def process(method: str, model: nn.Module, wanted: torch.Tensor) -> None:
     assert code == 0, f"{method}: {code}"
 
 
+def answer_queued(models: Any, wanted: torch.Tensor) -> None:
+    answer(models.get(), wanted)
+
+
+def queue(method: str, model: nn.Module, wanted: torch.Tensor) -> None:
+    context = torch.multiprocessing.get_context(method)
+    models = context.Queue()
+    started = context.Process(target=answer_queued, args=(models, wanted))
+    started.start()
+    models.put(model)
+    started.join(200)
+    code = started.exitcode
+    started.kill()
+    assert code == 0, f"queue, {method}: {code}"
+
+
 def workers(folder: Path) -> None:
-    """DataLoader's workers, and multiprocessing's."""
+    """DataLoader's workers, and multiprocessing's, that get the model at their start or later."""
     model, wanted = offloaded(folder, "int8", ONE_WEIGHT)
     for context in ("fork", *sys.argv[3:]):
         assert same(model, wanted)
@@ -196,6 +213,7 @@ def workers(folder: Path) -> None:
         rows = list(loader)
         assert len(rows) == 6 and all(torch.equal(row, wanted) for row in rows)
         process(context, model, wanted)
+        queue(context, model, wanted)
         before = stowage.engine_report(model)
         assert same(model, wanted)
         uses = stowage.engine_report(model).since(before).acquired
