@@ -217,10 +217,9 @@ class StowedTensor(Tensor):
             result.grad = copy.deepcopy(self.grad, memo)
         return result
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return self._reduced(protocol, Tensor.detach)  # without what compilers note on parts
-
-    def _reduced(self, protocol: Any, given: Callable[[Tensor], Any]) -> tuple[Any, ...]:
+    def __reduce_ex__(
+        self, protocol: Any, given: Callable[[Tensor], Any] = Tensor.detach
+    ) -> tuple[Any, ...]:
         facts = (self._storage.name, tuple(self.shape), self._dt, self._exact, self.requires_grad)
         parts = [given(part) for part in self._parts()]
         if self._plain:  # torch.save (2) keeps ties; a copy.copy (4) must not be an alias
@@ -271,7 +270,7 @@ class StowedTensor(Tensor):
 
 
 # What queues, pipes and processes that are spawned pickle with; it asks by type.
-ForkingPickler.register(StowedTensor, lambda weight: weight._reduced(2, sent))
+ForkingPickler.register(StowedTensor, lambda weight: weight.__reduce_ex__(2, sent))
 
 
 def _rebuild(
