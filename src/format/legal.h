@@ -11,6 +11,8 @@ namespace stowage {
 inline constexpr std::int32_t kMinBlock = 2, kMaxBlock = 1 << 20;
 /// N of `block<N>` for 4-bit codes: bitsandbytes' sizes, the powers of two in this range.
 inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
+/// N of `block<N>` for nf4:torchao: the powers of two from here to kMaxBlock4.
+inline constexpr std::int32_t kMinBlockTorchao = 16;
 /// Block scales of nf4:torchao that share a factor: the powers of two in this range.
 inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
 /// Block scales that share one fp32 in a nested storage.

@@ -135,7 +135,7 @@ bool is_power_within(std::int32_t n, std::int32_t least, std::int32_t most) noex
 bool is_legal_torchao(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return storage.codes == Codes::nf4 && s.kind == Kind::block && s.nested &&
-         s.type <= ScaleType::of_values && is_power_within(s.block, kMinBlock4, kMaxBlock4) &&
+         s.type <= ScaleType::of_values && is_power_within(s.block, kMinBlockTorchao, kMaxBlock4) &&
          is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
 }
 
@@ -195,8 +195,9 @@ std::string legal_storages() {
   }
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
          "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
-         std::to_string(kMaxBlock4) + "; M: a power of two from " +
-         std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) + ")";
+         std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
+         "; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
+         std::to_string(kMaxScalerBlock) + ")";
 }
 
 // bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-54 block

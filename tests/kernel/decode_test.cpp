@@ -20,6 +20,8 @@ constexpr const char* kOwn[] = {"nf4:torchao:f32",
                                 "nf4:torchao:f16",
                                 "nf4:torchao:f64",
                                 "nf4:torchao:block32:scaler1:bf16",
+                                "nf4:torchao:block16:scaler2:f32",
+                                "nf4:torchao:block16:scaler1:bf16",
                                 "nf4:torchao:block128:scaler4:f64"};
 // Rows of odd length cut blocks and bytes.
 const Shape kShapes[] = {{128, 384}, {16384, 3}, {49152}};

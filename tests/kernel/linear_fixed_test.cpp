@@ -36,7 +36,7 @@ TEST_P(LinearFixedOn, IsTheStatedOrderOnAnyNumberOfThreads) {
   const auto pool = make_pool(3);
   std::vector<std::string> storages(std::begin(kStorages), std::end(kStorages));
   for (const char* type : {"f32", "bf16", "f16", "f64"})
-    storages.push_back(std::string("nf4:torchao:block32:scaler2:") + type);
+    storages.push_back(std::string("nf4:torchao:block16:scaler2:") + type);
   for (const std::string& storage : storages)
     for (const auto& [m, n, k] : sizes)
       for (const Data data : {Data::normal, Data::adversarial}) {

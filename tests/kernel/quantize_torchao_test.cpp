@@ -27,7 +27,8 @@ Parts quantized(const Kernels& table, const Bytes& values, Dtype dtype, const Sh
 TEST_P(QuantizeTorchao, EveryDtypeBlockAndKindOfValues) {
   for (const char* name :
        {"nf4:torchao:f32", "nf4:torchao:bf16", "nf4:torchao:f16", "nf4:torchao:f64",
-        "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block4096:scaler2:f16"}) {
+        "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block16:scaler2:f16",
+        "nf4:torchao:block4096:scaler2:f16"}) {
     const Storage storage = parse_storage(name);
     const Shape shape{2, 16384};
     for (const Dtype in : kValueTypes)

@@ -28,7 +28,7 @@ FOUR = [
     for n in (32, 64, 128)
     for nested in ("", ":nested")
 ]
-TORCHAO = ["nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block32:scaler2:f32"]
+TORCHAO = ["nf4:torchao:block16:scaler1:bf16", "nf4:torchao:block32:scaler2:f32"]
 STORAGES = [*EIGHT, *FOUR, *TORCHAO]
 MORE = [(7,), (1, 1), (1, 96), (5, 96), (3, 130), (8, 64), (1, 4, 24), (4, 3, 2, 2)]
 SHAPES = [

@@ -28,7 +28,7 @@ except NotImplementedError:
 assert stowage.info()["instruction_set"].startswith(isa)
 found = {}
 storages = "f8_e4m3 f8_e5m2:row int8 int8:block48 nf4 nf4:block64:nested fp4"
-for storage in f"{storages} nf4:torchao:block32:scaler1 nf4:torchao:block32:scaler2:bf16".split():
+for storage in f"{storages} nf4:torchao:block16:scaler1 nf4:torchao:block32:scaler2:bf16".split():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         torch.manual_seed(0)
         embed, layer = nn.Embedding(48, 72), nn.Linear(72, 40)

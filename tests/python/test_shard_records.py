@@ -142,7 +142,7 @@ def test_a_process_encodes_and_decodes_its_rows_alone(name: str, world: int) -> 
 
 
 def test_torchao_records() -> None:
-    storage = Storage("nf4:torchao:block64:scaler4:bf16")
+    storage = Storage("nf4:torchao:block16:scaler4:bf16")
     for shape in [(4, 64), (8, 96), (12, 64), (2, 1024), (256, 3)]:
         parts = random_parts(storage, shape)
         records = encode(parts, storage, shape, 0, shape[0])

@@ -60,7 +60,7 @@ def test_losses_with_uneven_and_empty_shards(world: int) -> None:
 
 @pytest.mark.slow
 def test_torchao_storage() -> None:
-    check_losses(4, [("nf4:torchao:block64:scaler4", (12, 64), {})])
+    check_losses(4, [("nf4:torchao:block16:scaler4", (12, 64), {})])
 
 
 @pytest.mark.nightly

@@ -94,7 +94,16 @@ def test_equal_bytes_on_a_million_blocks(same_mean) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 def test_equal_bytes_in_other_sizes_and_orders(same_mean, dtype) -> None:
-    for block, scaler in ((32, 1), (32, 2), (64, 1), (128, 256), (256, 16), (4096, 4)):
+    for block, scaler in (
+        (16, 1),
+        (16, 2),
+        (32, 1),
+        (32, 2),
+        (64, 1),
+        (128, 256),
+        (256, 16),
+        (4096, 4),
+    ):
         step = block * scaler
         x = blocks("normal", dtype, max(4, 2 * step // 64), 5).reshape(-1)
         check(x, block, scaler)  # one dimension

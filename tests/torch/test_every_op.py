@@ -14,7 +14,8 @@ from stowage import composite, ops
 from stowage._compute import convolution, grouped
 from stowage._storage import Storage
 
-TORCHAO = [f"nf4:torchao:block32:scaler2:{t}" for t in ("f32", "bf16", "f16", "f64")]
+TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
+TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]
 EVERY = [
     "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "f8_e4m3:tensor", "f8_e4m3:row", "f8_e5m2:row2",
     "f8_e4m3:block32", "f8_e5m2:block7", "int8:tensor", "int8:row", "int8:row2", "int8:block5",

@@ -12,7 +12,12 @@ from torch import Tensor
 from stowage import composite, ops
 from stowage._storage import Storage
 
-NAMES = ("nf4:torchao", "nf4:torchao:block32:scaler1", "nf4:torchao:block128:scaler4")
+NAMES = (
+    "nf4:torchao",
+    "nf4:torchao:block16:scaler2",
+    "nf4:torchao:block32:scaler1",
+    "nf4:torchao:block128:scaler4",
+)
 OWN = ("f32", "bf16", "f16", "f64")
 OUTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

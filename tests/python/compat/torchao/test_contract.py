@@ -91,7 +91,7 @@ def test_values_by_the_class() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(64, 1), (32, 2), (64, 256)])
+@pytest.mark.parametrize("sizes", [(16, 1), (16, 2), (64, 1), (32, 2), (64, 256)])
 def test_same_parts_for_all_block_sizes(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     x = weight(dtype, 2 * math.prod(sizes) * 64)
     for shape in ((-1,), (64, -1)):
@@ -101,8 +101,9 @@ def test_same_parts_for_all_block_sizes(sizes: tuple[int, int], dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_products(dtype: torch.dtype) -> None:
-    mine, peer = both(weight(dtype, 32 * 32).view(32, 32), 32, 2)
+@pytest.mark.parametrize("block", [16, 32])
+def test_same_products(block: int, dtype: torch.dtype) -> None:
+    mine, peer = both(weight(dtype, 32 * 32).view(32, 32), block, 2)
     x = torch.randn(3, 32, dtype=dtype)
     close = dict(rtol=2e-2, atol=8e-2) if dtype is not torch.float32 else dict(rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
@@ -174,9 +175,9 @@ def test_shapes_are_refused_by_both(shape: tuple[int, ...]) -> None:
         ours.to_nf4(x)
 
 
-@pytest.mark.parametrize("block", [48, 8192])
+@pytest.mark.parametrize("block", [8, 48, 8192])
 def test_other_sizes_of_blocks_are_refused(block: int) -> None:
     x = torch.randn(block * 16)
     assert theirs.to_nf4(x, block, 2).block_size == block
-    with pytest.raises(ValueError, match="a power of two from 32 to 4096"):
+    with pytest.raises(ValueError, match="a power of two from 32 to 4096, for nf4:torchao from 16"):
         ours.to_nf4(x, block, 2)
