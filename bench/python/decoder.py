@@ -4,11 +4,13 @@
 24 layers, hidden 2048, feed-forward 5632, 32000 words, heads apart: 1.2e9 random weights, bf16.
 Every form holds the same weights and runs in turn with all others in one process: a prompt of 128
 tokens, then single tokens with its cache. Peers that are not installed are left out and said so.
-Embedding and head stay bf16 in every form. Run: python bench/python/decoder.py [--json]
+Embedding and head stay bf16 in every form. What it prints is what README.md holds, to be pasted
+there from one run on a quiet machine. Run: python bench/python/decoder.py [--json]
 """
 
 import argparse
 import copy
+import datetime
 import importlib.util
 import json
 import statistics
@@ -16,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -188,6 +191,38 @@ def measure(models: dict[str, nn.Module], tokens: int, rounds: int, words: int) 
     ]
 
 
+def machine() -> str:
+    """The CPU by its name and numbers, and the instruction set of our kernels on it."""
+    facts = dict(
+        (part.strip() for part in line.split(":", 1))
+        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    )
+    numbers = f"family {facts['cpu family']}, model {facts['model']}"
+    return f"{facts['model name']} ({numbers}; `{stowage.info()['instruction_set']}`)"
+
+
+def table(rows: list[Row], given: argparse.Namespace) -> list[str]:
+    """What README.md holds, to be pasted whole: where it ran, and a row for each form."""
+    threads = "one thread" if given.threads == 1 else f"{given.threads} threads"
+    lines = [
+        f"{machine()}, {threads}, torch {torch.__version__}, {datetime.date.today()}; "
+        f"{given.layers} layers of {given.hidden}, median of {given.rounds} rounds:",
+        "",
+        f"| at rest | MiB | of dense | 1 token, ms | speed | {given.tokens} tokens, ms | speed "
+        "| error of logits |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        own = r.name.removeprefix("stowage ")
+        name = own if own == r.name else f"`{own}`"
+        lines.append(
+            f"| {name} | {r.rest_bytes / 2**20:.0f} | {r.rest_bytes / rows[0].rest_bytes:.2f} "
+            f"| {r.decode_ms:.0f} | {r.decode_x_dense:.2f} | {r.prompt_ms:.0f} "
+            f"| {r.prompt_x_dense:.2f} | {r.relative_error:.3f} |"
+        )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -205,15 +240,7 @@ def main() -> None:
     if given.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
-    print(
-        f"{'form':28s} {'at rest':>9s} {'1 token':>16s} {f'{given.tokens} tokens':>17s}   relative"
-    )
-    print(f"{'':28s} {'MiB':>9s} {'ms':>9s} {'x dense':>6s} {'ms':>9s} {'x dense':>7s}      error")
-    for r in rows:
-        print(
-            f"{r.name:28s} {r.rest_bytes / 2**20:9.1f} {r.decode_ms:9.1f} {r.decode_x_dense:6.2f} "
-            f"{r.prompt_ms:9.1f} {r.prompt_x_dense:7.2f} {r.relative_error:10.3f}"
-        )
+    print("\n".join(table(rows, given)))
 
 
 if __name__ == "__main__":
