@@ -223,3 +223,13 @@ def test_addmm_counts_alpha_and_beta(kwargs: dict[str, float], storage: str) -> 
                 wanted = torch.addmm(dense, x, w.dequantize().t(), **kwargs)
                 got = torch.addmm(bias, x, w.t(), **kwargs)
                 assert torch.allclose(got, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("size", [(64,), (1,), (), (1, 64), (5, 1), (5, 64)])
+def test_addmm_takes_each_bias_that_broadcasts(size: tuple[int, ...], transposed: bool) -> None:
+    w, x, bias = stowage.quantize(torch.randn(64, 64), "int8"), torch.randn(5, 64), torch.rand(size)
+    given, dense = (t.t() if transposed else t for t in (w, w.dequantize()))
+    stowage.fallbacks(clear=True)
+    assert torch.allclose(torch.addmm(bias, x, given), torch.addmm(bias, x, dense), atol=1e-4)
+    assert stowage.fallbacks() == {}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a write to some rows does to codes and scales: only what it must."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,8 @@ def test_block_shared_with_other_rows_refuses_what_does_not_fit(storage: str, co
     before = w.dequantize()
     with pytest.raises(stowage.Unsupported, match="shares scales"):
         w[3] = 100.0
+    with pytest.raises(stowage.Unsupported, match="shares scales"):
+        w.index_fill_(0, torch.tensor([3]), 100.0)  # of the whole weight, but no whole write
     assert torch.equal(w.dequantize(), before)
     w.fill_(100.0)
     assert torch.equal(w.dequantize(), torch.full((8, columns), 100.0))
@@ -77,6 +81,46 @@ def test_tensor_scale_is_kept_or_the_write_refused(storage: str) -> None:
         w[2] = 100.0
     w.fill_(100.0)
     assert torch.allclose(w.dequantize(), torch.tensor(100.0))
+
+
+def test_a_kept_scale_reaches_to_the_last_value_that_it_holds() -> None:
+    w = stowage.quantize(torch.tensor([[448.0] * 4, [1.0] * 4]), "f8_e4m3:tensor")
+    last = torch.tensor(448 * (1 + 2.0**-20))  # what fp32 products of a rounded scale may exceed
+    w[1] = last
+    assert torch.equal(w.dequantize()[1], torch.full((4,), 448.0))
+    with pytest.raises(stowage.Unsupported, match="within"):
+        w[1] = last.nextafter(torch.tensor(math.inf))
+
+
+@pytest.mark.parametrize("storage", ["f8_e4m3", "bf16"])
+def test_values_that_are_not_finite_at_rest_may_stay(storage: str) -> None:
+    w = weight(storage, 4, 64)
+    w.parts["codes"].view(torch.uint8 if storage == "f8_e4m3" else torch.int16)[1, 2] = (
+        0x7F if storage == "f8_e4m3" else 0x7FC0
+    )
+    wanted = w.dequantize() * 2
+    assert int(wanted.isnan().sum()) == 1
+    w.mul_(2)  # the whole weight
+    assert torch.equal(w.dequantize().nan_to_num(7.0), wanted.nan_to_num(7.0))
+    w[1].mul_(2)
+    wanted[1] *= 2
+    assert torch.equal(w.dequantize().nan_to_num(7.0), wanted.nan_to_num(7.0))
+    with pytest.raises(stowage.InvalidArgument, match="must be finite"):
+        w[2, 0] = math.nan
+
+
+@pytest.mark.parametrize("storage", ["int8", "int8:tensor", "nf4"])
+def test_only_what_accumulates_must_change_more_than_rounding_does(storage: str) -> None:
+    w = weight(storage, 4, 64)
+    wanted = w.dequantize() + 1e-6
+    with pytest.raises(stowage.Unsupported, match="rounding step"):
+        w.add_(1e-6)
+    with pytest.raises(stowage.Unsupported, match="rounding step"):
+        w[1].add_(1e-6)
+    w[1] = wanted[1]
+    assert torch.allclose(w.dequantize(), wanted, atol=1e-5)
+    w.copy_(wanted)
+    assert torch.allclose(w.dequantize(), wanted, atol=1e-5)
 
 
 def test_nested_scales_take_the_smallest_that_holds_the_block() -> None:

@@ -75,11 +75,9 @@ def roll(modules: Sequence[nn.Module], amax: Tensor, recipe: Recipe) -> Tensor:
     top = moved.amax(-1) if recipe.rule == "max" else amax
     facts: dict[str, Any] = {"margin": recipe.margin, "pow2": recipe.pow2}
     scale = torch.empty_like(old)
-    for roles, target in ((slice(0, 2), recipe.forward), (slice(2, 3), recipe.backward)):
-        before = old[:, roles]
-        scale[:, roles] = scale_of(
-            top[:, roles], target, recipe.scale_mode, previous=before, **facts
-        )
+    targets = (slice(GRADIENT), recipe.forward), (slice(GRADIENT, None), recipe.backward)
+    for roles, target in targets:
+        scale[:, roles] = scale_of(top[:, roles], target, recipe.scale_mode, **facts)
     scale = torch.where(torch.isfinite(top) & (top > 0), scale, old)
     rolled = torch.cat([scale[..., None], torch.full_like(amax, -1)[..., None], moved], -1)
     rolled = torch.where((amax == -1)[..., None], state, rolled)

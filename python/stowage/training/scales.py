@@ -78,14 +78,12 @@ def scale_of(
     margin: int = 0,
     pow2: bool = False,
     source: torch.dtype = torch.float32,
-    previous: Tensor | None = None,
 ) -> Tensor:
     """The fp32 scales of values whose largest magnitudes are `amax` (fp32, any shape).
 
     torchao: F / max(amax, 1e-12) in fp64, rounded to fp32; inf gives 0 and NaN gives NaN.
-    te: F / amax in fp32, over 2^margin; amax 0, inf or NaN gives `previous`, or 1 without one, and
-    an infinite quotient the largest value of `source`, the dtype of the values (with `previous`:
-    of fp32).
+    te: F / amax in fp32, over 2^margin; amax 0, inf or NaN gives 1, and an infinite quotient the
+    largest value of `source`, the dtype of the values.
     `pow2` rounds down to a power of two. Raises InvalidArgument for an unknown mode.
     """
     if mode == "torchao":
@@ -95,10 +93,9 @@ def scale_of(
     elif mode == "te":
         scale = torch.full_like(amax, largest(target)) / amax
         scale = scale / 2.0**margin if margin else scale
-        most = torch.finfo(torch.float32 if previous is not None else source).max
-        scale = torch.where(torch.isinf(scale), torch.full_like(scale, most), scale)
-        other = torch.ones_like(scale) if previous is None else previous
-        scale = torch.where((amax == 0) | ~torch.isfinite(amax), other, scale)
+        most = torch.full_like(scale, torch.finfo(source).max)
+        scale = torch.where(torch.isinf(scale), most, scale)
+        scale = torch.where((amax == 0) | ~torch.isfinite(amax), torch.ones_like(scale), scale)
     else:
         raise InvalidArgument(f"scale_of: mode must be one of {', '.join(SCALE_MODES)}, got {mode}")
     return power_of_two(scale) if pow2 else scale

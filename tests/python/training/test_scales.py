@@ -82,17 +82,15 @@ def test_nan_gives_nan_in_one_mode_and_one_in_the_other() -> None:
     assert scale_of(floats([0x7FC00000]), E4M3, "te").tolist() == [1.0]
 
 
-def test_te_keeps_the_previous_scale_and_halves_by_the_margin() -> None:
+def test_te_gives_one_without_an_amax_and_halves_by_the_margin() -> None:
     amax = torch.tensor([0.0, math.inf, math.nan, 2.0])
-    found = scale_of(amax, E4M3, "te", margin=3, previous=torch.tensor(7.0))
-    assert found.tolist() == [7.0, 7.0, 7.0, 28.0]
+    assert scale_of(amax, E4M3, "te", margin=3).tolist() == [1.0, 1.0, 1.0, 28.0]
 
 
 def test_te_caps_an_infinite_scale_at_the_largest_value_of_the_source() -> None:
     tiny = floats([1])
     assert scale_of(tiny, E4M3, "te", source=torch.float16).tolist() == [65504.0]
-    previous = torch.ones(1)
-    assert bits(scale_of(tiny, E4M3, "te", source=torch.float16, previous=previous)) == [0x7F7FFFFF]
+    assert bits(scale_of(tiny, E4M3, "te")) == [0x7F7FFFFF]
 
 
 def test_powers_of_two_are_exact_for_every_exponent() -> None:
