@@ -10,7 +10,11 @@ namespace {
 
 class Env : public testing::Test {
  protected:
-  void TearDown() override {
+  Env() { unset(); }  // whatever the tests run under
+  void TearDown() override { unset(); }
+
+ private:
+  static void unset() {
     unsetenv("STOWAGE_THREADS");
     unsetenv("STOWAGE_FORCE_ISA");
   }
@@ -27,7 +31,6 @@ TEST_F(Env, TableHasOneRowForEachVariableInOrder) {
 }
 
 TEST_F(Env, UnsetReadsAsEmpty) {
-  unsetenv("STOWAGE_THREADS");
   EXPECT_EQ(threads(), 0);
   EXPECT_EQ(force_isa(), "");
 }
