@@ -109,7 +109,7 @@ class Unwritten(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(4))
         self.register_buffer("statistics", torch.empty(4))
-        self.register_buffer("drawn", torch.empty(4).normal_(), persistent=False)
+        self.register_buffer("drawn", torch.randn(4), persistent=False)
 
 
 def test_buffers_that_nobody_wrote_must_come_from_the_file(tmp_path: Path) -> None:

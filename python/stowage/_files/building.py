@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,11 +25,6 @@ _INITIALIZERS = frozenset(
     for name in ("normal", "uniform", "zero", "fill", "copy", "add", "sub", "mul", "div", "clamp")
 )
 
-
-_DRAWS = frozenset(
-    {torch.Tensor.normal_, torch.Tensor.uniform_}
-    | {f for n, f in vars(nn.init).items() if n.endswith(("normal_", "uniform_", "orthogonal_"))}
-)
 _STAND_IN = "_stowage_stand_in"
 
 
@@ -39,6 +34,31 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     return [part for name in names for part in _parts(getattr(tensor, name))]
+
+
+def _tensors(*values: Any) -> Iterator[torch.Tensor]:
+    """Those among arguments or results: themselves, or in a list or tuple, as indices are."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _without_values(made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call gave, on the meta device where an argument is there and has no values.
+
+    torch computes shapes only for a call of which any argument is on the meta device; where another
+    lies in memory, results are memory without content, and what should be written stays as it was.
+    """
+    given = list(_tensors(*args, *kwargs.values()))
+    in_memory = [tensor for tensor in given if not tensor.is_meta]
+    if not in_memory or len(in_memory) == len(given):
+        return made
+    written = _tensors(*args[:1]) if made is None else _tensors(made)
+    if any(tensor is other for tensor in written for other in in_memory):
+        raise RuntimeError("values are written from a tensor that has none")
+    return _torch.tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)
 
 
 class _WithoutWeights(TorchFunctionMode):
@@ -104,11 +124,14 @@ class _WithoutWeights(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in _INITIALIZERS or getattr(func, "__module__", "") == "torch.nn.init":
             target = args[0] if args else kwargs["tensor"]
-            if target.is_meta or (func in _DRAWS and self.is_empty(target)):
-                return target  # nothing is computed from what is drawn
+            if target.is_meta:
+                return target
         asked = kwargs.get("device")
         here = asked is None or torch.device(asked).type in ("cpu", "meta")
-        if func in _RANDOM or (func in _EMPTY and not here):
+        if func in _RANDOM:
+            if next(_tensors(*args, *kwargs.values()), None) is None:  # no mean, no `out`
+                kwargs["device"] = "meta"
+        elif func in _EMPTY and not here:
             kwargs["device"] = "meta"
         elif func in _EMPTY or (
             func in _torch.device_constructors() and here and asked is not None
@@ -117,7 +140,7 @@ class _WithoutWeights(TorchFunctionMode):
         made = func(*args, **kwargs)
         if func in _EMPTY and made.nbytes:
             self._empty[made.untyped_storage().data_ptr()] = made.untyped_storage()
-        return made
+        return _without_values(made, args, kwargs)
 
 
 def build(factory: Callable[[], nn.Module]) -> nn.Module:
