@@ -40,6 +40,7 @@ _CORE = {
     "torch._foreach_norm": "largest magnitudes are found",
     "torch._functionalize_unsafe_set": "a view shows what a compiled graph wrote",
     "torch._grouped_mm": "grouped products are known when they are called",
+    "torch._has_compatible_shallow_copy_type": "a parameter moves with what was noted on it",
     "torch._prims_common.suggest_memory_format": "a convolution knows the layout of its input",
     "torch._subclasses.FakeTensor": "tensors of a tracer are known",
     "torch.autograd._unsafe_preserve_version_counter": "a gather counts as no write",
@@ -59,7 +60,6 @@ _CORNERS = {
     "torch._functorch._aot_autograd.autograd_cache.BypassAOTAutogradCache": (
         "compiled float8 training stays out of caches"
     ),
-    "torch._has_compatible_shallow_copy_type": "a parameter moves between devices in place",
     "torch._scaled_mm": "float8 is multiplied on a device",
     "torch.distributed._functional_collectives": "torch has the operators that gather",
     "torch.distributed.fsdp._common_utils.FSDP_FLATTENED": "parameters of FSDP1 are known",

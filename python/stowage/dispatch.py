@@ -92,8 +92,6 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     moved = t._like([called(part, **where) for part in t._parts()], dtype=dtype)
     moved._stays, moved._plain = t._stays, t._plain
-    if isinstance(t, nn.Parameter):  # for the Parameter that module.to() makes
-        moved._carried = {k: v for k, v in t._extras().items() if k != "_is_param"}
     moved._origin = t._origin and t._origin.at(moved.device)
     return moved
 

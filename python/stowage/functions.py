@@ -232,6 +232,16 @@ for _cast in (Tensor.to, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_
 # --- memory that a stowed weight does not have ----------------------------------------------------
 
 
+@function(_torch.has_compatible_shallow_copy_type)
+def _move(held: Tensor, values: Tensor) -> Any:
+    """What `Module.to()` and its like ask before they put a Parameter that is made of `values` in
+    the place of `held`, which goes on having what others noted on it."""
+    if isinstance(held, StowedTensor) and isinstance(values, StowedTensor):
+        notes = held._extras()
+        values._carried = {name: notes[name] for name in notes if name != _torch.IS_PARAMETER}
+    return NotImplemented
+
+
 @function(Tensor.data.__set__)  # type: ignore[attr-defined]
 def _set_data(into: Tensor, values: Tensor) -> Any:
     return guard.set_data(into, values)

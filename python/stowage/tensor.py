@@ -78,7 +78,7 @@ class StowedTensor(Tensor):
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
     _of: "StowedTensor | None" = None  # what this is an alias of, through detach() or .data
-    _carried: Mapping[str, Any] | None = None  # what others noted on it, for its next alias
+    _carried: Mapping[str, Any] | None = None  # notes of others, for the next alias alone
     _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(

@@ -172,8 +172,9 @@ def alias(t: StowedTensor) -> StowedTensor:
         result._of = t if t._of is None else t._of
         if t._plain:
             result._plain = True
-        if t._carried:
+        if t._carried is not None:
             result.__dict__.update(t._carried)
+            t._carried = None
         share(result, t)
         return result
 

@@ -78,14 +78,43 @@ def test_a_refused_requires_grad_changes_no_parameter() -> None:
     assert model.requires_grad_(False) is model
 
 
-def test_what_was_noted_on_a_parameter_survives_moves() -> None:
-    layer = nn.Linear(64, 8)
-    stowage.stow(layer, {"weight": "int8"})
-    layer.weight.note, layer.bias.note = ["kept"], ["kept"]
-    for move in (layer.bfloat16, layer.double, lambda: layer.to("meta")):
-        move()
-        assert layer.weight.note == ["kept"] and isinstance(layer.weight, nn.Parameter)
-    assert not hasattr(layer.weight.detach(), "note") and not hasattr(layer.bias.detach(), "note")
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(8, 64), nn.Linear(64, 8)
+        self.head.weight = self.table.weight
+
+
+MOVES: dict[str, Callable[[nn.Module], object]] = {
+    "another dtype": lambda m: m.bfloat16(),
+    "the same dtype": lambda m: m.float(),
+    "the same device": lambda m: m.cpu(),
+    "all the same": lambda m: m.to("cpu", torch.float32),
+    "twice": lambda m: m.half().float(),
+    "type": lambda m: m.type(torch.float64),
+    "to_empty": lambda m: m.to_empty(device="cpu"),
+    "share_memory": lambda m: m.share_memory(),
+    "apply": lambda m: m._apply(torch.clone),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_was_noted_on_a_parameter_survives_moves(move: str) -> None:
+    stowed, dense = Tied(), Tied()
+    stowage.stow(stowed, {"table.weight": "int8"})
+    for model in (stowed, dense):
+        for parameter in model.parameters():
+            parameter.note = ["kept"]
+        held = model.table.weight
+        MOVES[move](model)
+        assert model.head.weight is model.table.weight is held
+        assert all(p.note == ["kept"] for p in model.parameters())
+        assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+        for other in (held.detach(), held.data, held.clone(), nn.Parameter(held, False)):
+            assert not hasattr(other, "note")
+    stowed.to("meta")  # where a plain one becomes another Parameter, without
+    weight = stowed.table.weight
+    assert isinstance(weight, stowage.StowedTensor) and weight.note == ["kept"]
 
 
 KEEPERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

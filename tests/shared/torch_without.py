@@ -127,9 +127,6 @@ CORNERS: dict[str, Callable[[], object]] = {
     "_parse_to": _moved,
     "_foreach_copy_": _imported("stowage.training"),
     "BypassAOTAutogradCache": _hashed,
-    "_has_compatible_shallow_copy_type": _called(
-        "stowage._tiers.devices", "_replace", torch.ones(1), torch.ones(1)
-    ),
     "_scaled_mm": _imported("stowage.training"),
     "FSDP_FLATTENED": _stowed,
     "compute_local_shape_and_global_offset": _described,
