@@ -3,7 +3,14 @@
 
 from stowage import composite, fakes  # noqa: F401  they complete the ops
 from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
-from stowage._compute import bags, convolution, gathers, joining, transforms  # noqa: F401  tables
+from stowage._compute import (  # noqa: F401  tables
+    bags,
+    batches,
+    convolution,
+    gathers,
+    joining,
+    transforms,
+)
 from stowage._compute import flops as _flops  # noqa: F401  it tells torch what products count
 from stowage._compute.grouped import grouped_linear
 from stowage._errors import (

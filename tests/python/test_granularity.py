@@ -2,6 +2,7 @@
 """The arguments `working` and `blocks`: what they choose, show and refuse."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,63 @@ def test_the_report_names_the_mode() -> None:
     )
     rows = stowage.stow(model, {"*weight*": "int8"})
     assert rows["conv.weight"].working == "tile" and "tile" in str(rows)
-    assert rows["gru.weight_ih_l0"].working == "whole"
+    assert rows["gru.weight_ih_l0"].working == "tile"
     assert rows["table.weight"].working == "rows"
     assert rows["mha.in_proj_weight"].working == "tile, else whole"
     assert stowage.stow(model, "int8", working="layer")["conv.weight"].working == "layer"
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "Linear": (lambda: nn.Linear(16, 16), (2, 5, 16)),
+    "Conv1d": (lambda: nn.Conv1d(16, 16, 3), (2, 16, 5)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(16, 16, 3), (2, 16, 5, 5)),
+    "Bilinear": (lambda: Twice(nn.Bilinear(16, 16, 4)), (2, 16)),
+    "Embedding": (lambda: Ids(nn.Embedding(16, 16)), (2, 5)),
+    "EmbeddingBag": (lambda: Ids(nn.EmbeddingBag(16, 16)), (2, 5)),
+    "RNNCell": (lambda: nn.RNNCell(16, 16), (2, 16)),
+    "GRUCell": (lambda: nn.GRUCell(16, 16), (2, 16)),
+    "LSTMCell": (lambda: nn.LSTMCell(16, 16), (2, 16)),
+    "RNN": (lambda: nn.RNN(16, 16, 2), (5, 2, 16)),
+    "RNN, batch first": (lambda: nn.RNN(16, 16, 2, batch_first=True), (2, 5, 16)),
+    "GRU": (lambda: nn.GRU(16, 16, bidirectional=True), (5, 2, 16)),
+    "GRU, batch first": (lambda: nn.GRU(16, 16, batch_first=True), (2, 5, 16)),
+    "LSTM": (lambda: nn.LSTM(16, 16), (5, 2, 16)),
+    "LSTM, batch first": (lambda: nn.LSTM(16, 16, batch_first=True), (2, 5, 16)),
+    "LSTM, projected": (lambda: nn.LSTM(16, 16, proj_size=8, batch_first=True), (2, 5, 16)),
+}
+
+
+class Twice(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x, x)
+
+
+class Ids(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x.abs().long() % 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_report_is_right_about_what_is_widened(kind: str, dtype: torch.dtype) -> None:
+    make, size = KINDS[kind]
+    module = make().to(dtype)
+    report = stowage.stow(module, {"*weight*": "int8"})
+    modes = {row.working for row in report.rows} - {""}
+    for grad in (False, True):
+        stowage.fallbacks(clear=True)
+        x = torch.randn(size, dtype=dtype, requires_grad=grad and "Embedding" not in kind)
+        try:
+            result = module(x)
+        except RuntimeError as error:
+            if "does not support bf16" in str(error).lower() or "not implemented" in str(error):
+                pytest.skip(str(error))  # by this CPU, of a dense module too
+            raise
+        if x.requires_grad:
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+        if modes != {"tile, else whole"}:
+            widened = stowage.fallbacks(clear=True)
+            assert bool(widened) == (modes == {"whole"}), (modes, widened)
 
 
 def test_stow_again_and_unstow() -> None:

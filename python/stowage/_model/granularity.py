@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from stowage import _torch
@@ -162,7 +163,8 @@ def _refuse(text: str) -> None:
 # --- how one weight works, for the report ---------------------------------------------------------
 
 _ROWS = (nn.Embedding, nn.EmbeddingBag)
-_IN_TILES = (nn.Linear, nn.Bilinear, _torch.ConvNd, *_ROWS)
+_OF_MATRICES = (nn.Linear, nn.RNN, nn.GRU, nn.LSTM, nn.RNNCellBase)  # f64: stock products
+_IN_TILES = (*_OF_MATRICES, nn.Bilinear, _torch.ConvNd, *_ROWS)
 
 
 def block_paths(model: nn.Module) -> list[str]:
@@ -172,7 +174,7 @@ def block_paths(model: nn.Module) -> list[str]:
 
 def mode_of(held: Held, blocks: list[str]) -> str:
     """rows of a table, else tile, layer or block; `tile, else whole` where the module's own code
-    decides, since only products go by tiles; whole where torch has no op that would."""
+    decides, since only products go by tiles; whole where torch has one op for all products."""
     if not isinstance(held.tensor, StowedTensor):
         return ""
     if all(isinstance(site.module, _ROWS) for site in held.sites):
@@ -180,7 +182,11 @@ def mode_of(held: Held, blocks: list[str]) -> str:
     if held.tensor._exact:
         under = any(name.startswith(path) for name in held.names for path in blocks)
         return "block" if under else "layer"
-    if all(isinstance(site.module, _IN_TILES) for site in held.sites):
-        return "tile"
-    kinds = (nn.RNNBase, nn.RNNCellBase)
-    return "whole" if isinstance(held.sites[0].module, kinds) else "tile, else whole"
+    modules, dtype = [site.module for site in held.sites], held.tensor.dtype
+    if dtype is torch.float64 and any(isinstance(module, _OF_MATRICES) for module in modules):
+        return "whole"
+    if any(isinstance(module, nn.LSTM) and not module.proj_size for module in modules):
+        # oneDNN, or the library of a device, takes all steps at once.
+        taken = held.tensor.is_cpu and dtype in (torch.float32, torch.bfloat16)
+        return "whole" if taken and torch.backends.mkldnn.enabled else "tile, else whole"
+    return "tile" if all(isinstance(m, _IN_TILES) for m in modules) else "tile, else whole"
