@@ -4,6 +4,7 @@ names in files, error codes, environment variables."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from stowage import _errors
 from stowage._storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 README, FORMATS, NUMBERS = "README.md", "docs/formats.md", "docs/numbers.md"
 CODES = ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8", "nf4", "nf4:torchao", "fp4")
 KINDS = ("none", "tensor", "row", "row2", "block<N>")
@@ -235,3 +237,40 @@ def test_every_variable_is_on_its_page() -> None:
             read |= set(re.findall(r"\"(STOWAGE_\w+)\"", text)) - {"STOWAGE_API"}
             read |= set(re.findall(r"\$\((STOWAGE_\w+|TORCH_INDEX_URL)\)", text))
     assert read and not [name for name in sorted(read) if f"`{name}`" not in page]
+
+
+FOLDERS = "src|tests|python|tools|include|examples|bench|fuzz|cmake|requirements"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Files of the tree, targets of make, options of the benches, and public names of Python."""
+    text = page.read_text()
+    named = re.findall(rf"`(?:\.\./)?((?:{FOLDERS})/[\w./*-]+)`", text)
+    named += [f"include/stowage/{name}" for name in re.findall(r"`stowage/(\w+\.h)`", text)]
+    assert not [name for name in named if not list(ROOT.glob(name.rstrip("/")))]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert not [name for name in re.findall(r"`make ([a-z-]+)", text) if name not in targets]
+    for script, rest in re.findall(r"python ((?:bench|examples)/[\w/]+\.py)(.*)", text):
+        source = (ROOT / script).read_text()
+        command = rest.split("`", 1)[0]
+        options = re.findall(r"--([a-z-]+)", command)
+        missing = [o for o in options if not re.search(rf"[\"'](--)?{o}[\"']", source)]
+        assert not missing, (script, missing)
+    for dotted in set(re.findall(r"\bstowage((?:\.[A-Za-z_]\w*)+)\(", text)):
+        assert found(dotted[1:].split(".")), f"stowage{dotted}"
+
+
+def found(path: list[str]) -> bool:
+    """Whether `stowage.<path>` is there, as an attribute or a module."""
+    here, name = stowage, "stowage"
+    for part in path:
+        name += f".{part}"
+        if not hasattr(here, part):
+            try:
+                here = importlib.import_module(name)
+            except ImportError:
+                return False
+        else:
+            here = getattr(here, part)
+    return True

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stowage import _torch
 from stowage._errors import InvalidArgument
+from stowage._storage import Identity
 from stowage._torch import tree_iter, tree_map
 from stowage.training import delayed, gathered
 from stowage.training.float8_weight import Float8Weight
@@ -66,6 +67,15 @@ class TrainedWeight(Float8Weight):
     def plain_value(self) -> Tensor:
         """The values in high precision, the same memory: what files hold."""
         return self._value
+
+    def storage(self) -> Identity:
+        """That of the values: writers of files ask for it, to see what is tied."""
+        storage = self._value.untyped_storage()
+        return Identity(storage.data_ptr(), storage.nbytes() // self.itemsize)
+
+    def data_ptr(self) -> int:
+        """Where the values lie. A write there is not counted, as none that torch does not see."""
+        return self._value.data_ptr()
 
     @property
     def travels(self) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import stowage
 from stowage.integrations import safetensors as integration
+from stowage.training import convert_float8
 
 STORAGES = ["f8_e4m3:row", "int8:tensor", "int8:block32", "nf4:nested", "fp4", "bf16"]
 
@@ -90,6 +91,33 @@ def test_save_model_and_load_model(storage: str, into: str | None, tmp_path: Pat
         for name in ("table.weight", "body.weight", "head.weight"):
             wanted[name] = stowage.quantize(wanted[name], into).dequantize()
     same(dense(other), wanted)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "rowwise"])
+def test_weights_of_fp8_training(recipe: str, tmp_path: Path) -> None:
+    """Plain values under their names, ties as those of plain weights."""
+
+    def trained(seed: int) -> Net:
+        model = net(None, seed, tied=False)
+        model.add_module("again", nn.Linear(64, 64))
+        model.again.weight = model.body.weight
+        return convert_float8(model, recipe)
+
+    model, other = trained(0), trained(1)
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match=r"share memory.*(again|body)\.weight"):
+        files.save_file(state, tmp_path / "tied")
+    del state["again.weight"]
+    wanted = {name: getattr(value, "plain_value", value) for name, value in state.items()}
+    files.save_file(state, tmp_path / "file")
+    same(files.load_file(tmp_path / "file"), wanted)
+    files.save_model(model, str(tmp_path / "model"))
+    files.load_model(other, tmp_path / "model")
+    assert other.again.weight is other.body.weight
+    assert torch.equal(other(IDS), model(IDS))
+    model.save_pretrained(tmp_path / "hub")
+    found = files.load_file(tmp_path / "hub" / "model.safetensors")
+    same(found, {name: wanted[name.replace("again.weight", "body.weight")] for name in found})
 
 
 def test_weights_that_lie_in_a_mapped_file(tmp_path: Path) -> None:
