@@ -274,3 +274,26 @@ def found(path: list[str]) -> bool:
         else:
             here = getattr(here, part)
     return True
+
+
+MAP_GUARD, GEMM, BUDGET = "base/map_guard.h", "torch/gemm.cpp", "python/stowage/_model/budget.py"
+CONSTANTS = [  # what a page says, and where the number is decided
+    ("dispatch", r"Results of (\d+) MiB", "kernel/stream.h", r"kStreamBytes = \S+\{(\d+)\} << 20"),
+    ("dispatch", r"fp32 (\d+) at a time", "kernel/runs.h", r"kExpandedScales = (\d+)"),
+    ("benchmarks", r"expanded (\d+) at a time", "kernel/runs.h", r"kExpandedScales = (\d+)"),
+    ("numbers", r"up to (\d+) rows of fp32", GEMM, r"!= Dtype::bf16\) return (\d+)"),
+    ("numbers", r"up to (\d+) of bf16", GEMM, r"return fast \? (\d+)"),
+    ("numbers", r"of bf16 \((\d+) by 4-bit", GEMM, r"kMostInBf16 = (\d+)"),
+    ("working", r"at most (\d+) MiB of one weight", GEMM, r"kTileBytes = \S+\{(\d+)\} << 20"),
+    ("choosing", r"Up to (\d+) weights", BUDGET, r"_EXACT_UNITS = (\d+)"),
+    ("formats", r"At most (\d+) files are mapped", MAP_GUARD, r"kMostMappings = (\d+)"),
+]
+
+
+@pytest.mark.parametrize("constant", CONSTANTS, ids=lambda c: f"{c[0]}-{c[1][:12]}")
+def test_numbers_of_pages_are_those_of_the_code(constant: tuple[str, str, str, str]) -> None:
+    page, said, source, decided = constant
+    path = ROOT / source if source.startswith("python") else ROOT / "src" / source
+    here = re.search(said, (ROOT / f"docs/{page}.md").read_text())
+    there = re.search(decided, path.read_text())
+    assert here and there and here[1] == there[1]
