@@ -265,6 +265,8 @@ def main() -> None:
         row = run(name, float(share), Path(folder), args.gib, args.passes, int(beside))
         print(json.dumps(asdict(row)))
         return
+    if not any(args.only in name for name in cases(args.gib)):
+        parser.error(f"--only must be part of one of {', '.join(cases(args.gib))}")
     rows = measure(args)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
