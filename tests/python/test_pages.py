@@ -297,3 +297,18 @@ def test_numbers_of_pages_are_those_of_the_code(constant: tuple[str, str, str, s
     here = re.search(said, (ROOT / f"docs/{page}.md").read_text())
     there = re.search(decided, path.read_text())
     assert here and there and here[1] == there[1]
+
+
+def test_versions_of_peers_are_those_of_the_tests() -> None:
+    pinned = {}
+    for name in ("test", "peers"):
+        text = (ROOT / f"requirements/{name}.txt").read_text()
+        pinned |= dict(re.findall(r"^([\w-]+)==(\S+)$", text, re.M))
+    seen = 0
+    for page in (p for p in PAGES if p.name not in ("decisions.md", "CHANGELOG.md")):
+        for name, version in re.findall(r"\b([A-Za-z]+) (\d+\.\d+(?:\.\d+)?)\b", page.read_text()):
+            wanted = pinned.get(name.lower())
+            if wanted is not None:
+                seen += 1
+                assert f"{wanted}.".startswith(f"{version}."), (page.name, name, version)
+    assert seen >= 10
