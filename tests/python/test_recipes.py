@@ -8,9 +8,13 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+from torch import nn
+
+import stowage
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/recipes.md").read_text()
@@ -30,6 +34,25 @@ def test_a_model_twice_the_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and "measured" in done.stdout
     assert "Predicted beside measured" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_every_command_runs(tmp_path: Path) -> None:
+    """In the order of the page, in a folder that holds a model and what a pass took."""
+    path = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json"), "PATH": path}
+    linears = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    stowage.save(linears, tmp_path / "model")
+    (tmp_path / "measured.json").write_text('{"seconds": 0.5, "peak": {"ram": 4096}}')
+    found = re.findall(r"^`?(stowage (?:pack|plan|report|inspect|verify) [^`\n]+)", PAGE, re.M)
+    assert len(found) == 5
+    for line in found:
+        done = subprocess.run(
+            line.split(), cwd=tmp_path, capture_output=True, text=True, env=around
+        )
+        assert done.returncode == 0 and done.stdout, (line, done.stderr)
+    written = {"packed", "plan.json", "plan.html", "report.html"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_every_python_block_is_run_somewhere() -> None:
