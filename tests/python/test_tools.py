@@ -111,8 +111,8 @@ LONG_BODY = "  f(1);\n" * 60
     ("files", "complaint"),
     [
         ({"src/base/a.cpp": "// x\n" * 501}, "501 lines, cap 500"),
+        ({"python/stowage/a.py": "# x\n" * 501}, "501 lines, cap 500"),
         ({"include/stowage/a.h": "// x\n" * 201}, "201 lines, cap 200"),
-        ({"python/stowage/a.py": "# x\n" * 301}, "301 lines, cap 300"),
         ({"src/base/a.cpp": "namespace a {\nint f(int x) {\n" + LONG_BODY + "}\n}\n"}, "of 62"),
         ({"src/base/a.cpp": "class A {\n  void f() const {\n" + LONG_BODY + "}\n};\n"}, "of 62"),
         ({"python/stowage/a.py": "def f():\n" + "    g()\n" * 60}, "of 61, cap 60"),
