@@ -57,7 +57,7 @@ class Scene:
 
     def matrix(self) -> tuple[Storage, int, int]:
         """A storage and sizes of a matrix that it holds."""
-        kind, wide = self.storage(), self.random.random() < 0.02
+        kind, wide = self.storage(), self.random.random() < 0.01
         rows, columns = self.random.randint(1, 40), self.random.randint(1, 140)
         if wide:  # more than a tile
             rows, columns = self.random.choice(((1100, 1000), (2000, 1088), (3, 4500)))

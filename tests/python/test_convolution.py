@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import stowage
 from stowage import ops
 from stowage._compute import convolution, tiles
+from stowage._storage import Storage
 
 # Cut by the small tile below: within a group, into whole groups, by rows and by columns.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -199,3 +200,48 @@ def test_opcheck(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for op, args in calls:
         given = [a.detach() if isinstance(a, Tensor) else a for a in args]
         torch.library.opcheck(op, tuple(given))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_what_torch_refuses_is_refused(transposed: bool, groups: int) -> None:
+    """Channels are taken in pieces, so that nothing but a check sees too many of them."""
+    key, shape = Storage("int8:row").key, [4, 2, 3]
+    codes, *scales = ops.quantize(torch.randn(shape), key)
+    weight = ops.dequantize(codes, scales, key, shape, torch.float32)
+    options = ([1], [1], [1], transposed, [0], groups)
+    taken = 0
+    for sizes in ((2, 2, 9), (2, 4, 9), (2, 5, 9), (2, 8, 9), (2, 8, 0), (0, 4, 9), (4, 9)):
+        x = torch.randn(sizes)
+        for bias in (None, *(torch.randn(s) for s in ([], [1], [2], [3], [4], [8], [4, 1]))):
+            try:
+                wanted = torch.ops.aten.convolution(x, weight, bias, *options)
+            except RuntimeError:
+                with pytest.raises(RuntimeError, match=r"^\[invalid_argument\]|[Kk]ernel size"):
+                    convolution.convolution(x, codes, scales, key, shape, bias, *options)
+                continue
+            got = convolution.convolution(x, codes, scales, key, shape, bias, *options)
+            assert torch.equal(got, wanted)
+            g = torch.randn(wanted.shape)
+            weighed = (codes, scales, key, shape)
+            assert convolution.grad_input(g, x, *weighed, *options).shape == x.shape
+            wider = torch.cat([g, g], 1)
+            with pytest.raises(RuntimeError, match="g must be"):
+                convolution.grad_input(wider, x, *weighed, *options)
+            taken += 1
+    assert taken
+
+
+def test_a_layer_refuses_more_channels_than_it_has() -> None:
+    """The defect: the first ones were taken, and a longer bias was cut."""
+    layer, _, x = pair("1d transposed", "int8")
+    with pytest.raises(RuntimeError, match="must have 24 channels"):
+        layer(torch.cat([x, x], 1))
+
+
+@pytest.mark.parametrize("size", [-1, 2**40, 2**63 - 1])
+def test_sizes_that_no_tensor_has(size: int) -> None:
+    layer, _, x = pair("1d", "int8")
+    layer.padding = (size,)
+    with pytest.raises(RuntimeError, match="at least 0 and below"):
+        layer(x)

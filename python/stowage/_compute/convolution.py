@@ -8,7 +8,7 @@ transposed), and no sum is cut. The gradient to the input is the other of the tw
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from stowage.views import PACKED
 
 aten = torch.ops.aten
 _LEAST_CHANNELS = 32  # fewer make a convolution slow: then pieces of the result may exceed a tile
+_LARGEST = 1 << 40  # of a stride, padding or dilation: sums of sizes with it are numbers of 64 bits
 _ARGUMENTS = (
     "Tensor codes, Tensor[] scales, int storage, int[] shape, {}SymInt[] stride, SymInt[] padding, "
     "SymInt[] dilation, bool transposed, SymInt[] output_padding, int groups) -> Tensor"
@@ -104,27 +105,40 @@ def _convolution(
     return y
 
 
-def _check(x: Tensor, shape: Sequence[int], given: Options) -> None:
-    """What torch's own shape function takes for granted."""
-    spatial = len(shape) - 2
+def _check(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> None:
+    """What torch's own shape function takes for granted, and what pieces of channels would hide."""
+    spatial, groups = len(shape) - 2, given.groups
     sizes = (given.stride, given.padding, given.dilation, given.output_padding)
-    if spatial < 1 or x.dim() not in (spatial + 1, spatial + 2) or given.groups < 1:
-        fail(
-            "invalid_argument",
-            f"stowage::_convolution: x and weight must be of one rank and groups at least 1, got "
-            f"{list(x.shape)}, {list(shape)} and {given.groups}",
+    if spatial < 1 or x.dim() != len(shape) or groups < 1 or shape[0] % groups:
+        _fail(
+            "x and weight must be of one rank, of 3 or more, and groups at least 1 and divide the "
+            f"weight's rows, got {list(x.shape)}, {list(shape)} and {groups}"
         )
+    channels = (shape[0], shape[1] * groups)
+    results, sources = reversed(channels) if given.transposed else channels
+    if x.shape[1] != sources:
+        _fail(f"x must have {sources} channels, got {list(x.shape)}")
+    if bias is not None and tuple(bias.shape) != (results,):
+        _fail(f"the bias must be [{results}], got {list(bias.shape)}")
     if any(len(each) not in (1, spatial) for each in sizes):
-        fail(
-            "invalid_argument",
-            f"stowage::_convolution: stride, padding, dilation and output_padding must be 1 or "
-            f"{spatial} numbers, got {[list(each) for each in sizes]}",
+        _fail(
+            f"stride, padding, dilation and output_padding must be 1 or {spatial} numbers, got "
+            f"{[list(each) for each in sizes]}"
         )
+    if not all(0 <= n < _LARGEST for each in sizes for n in each):
+        _fail(
+            "stride, padding, dilation and output_padding must be at least 0 and below 2**40, got "
+            f"{[list(each) for each in sizes]}"
+        )
+
+
+def _fail(what: str) -> NoReturn:
+    fail("invalid_argument", f"stowage::_convolution: {what}")
 
 
 def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> Tensor:
     """An empty tensor of the shape and memory format of the dense convolution."""
-    _check(x, shape, given)
+    _check(x, shape, bias, given)
     where, weight = (torch.empty(tuple(s), dtype=x.dtype, device="meta") for s in (x.shape, shape))
     seen = aten.convolution(where, weight, None if bias is None else bias.to("meta"), *given)
     form = _torch.suggest_memory_format(x)
@@ -142,13 +156,9 @@ def _grad_input(
     *options: Any,
 ) -> Tensor:
     w, given = Resting(codes, scales, storage, shape, g.dtype), Options(*options)
-    _check(x, shape, given)
-    if g.dim() != x.dim():
-        fail(
-            "invalid_argument",
-            f"stowage::_convolution_grad_input: g must have {x.dim()} dimensions like x, got "
-            f"{list(g.shape)}",
-        )
+    like = _like_stock(x, shape, None, given)
+    if g.shape != like.shape:
+        _fail(f"g must be {list(like.shape)} like the result, got {list(g.shape)}")
     gx = torch.empty_like(x)
     for piece in _pieces(w, given.groups, given.transposed, _channel_bytes(gx)):
         sizes = (*given[:-1], piece.groups)
