@@ -21,6 +21,8 @@ __all__ = ["embedding", "linear", "linear_grad_input"]
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+# Codes that a backward kept stay wrapped when the transform around its forward has ended (vjp).
+_wrapped = _torch.is_functorch_wrapped_tensor
 _VIEWS = _torch.DispatchKeySet(_torch.DispatchKey.ADInplaceOrView)
 _WIDEN = torch.bfloat16 if composite_forced() else None  # no bf16 arithmetic in stock ops
 
@@ -163,7 +165,7 @@ def linear(
     exact: bool = False,
 ) -> Tensor:
     """x W^T + bias with gradients to x, bias and `weight` (give it only where it requires one)."""
-    if _torch.unseen(x):
+    if _torch.unseen(x) and not _wrapped(codes):
         return linear_unseen(x, codes, scales, storage, rows, bias, weight, exact)
     if _torch.transforming():
         return _LinearTransformed.apply(x, bias, weight, codes, storage, rows, exact, *scales)
@@ -278,6 +280,6 @@ def linear_grad_input(
         return _LinearGradInputTransformed.apply(g, weight, codes, storage, columns, exact, *scales)
     if torch.is_grad_enabled() and (g.requires_grad or weight is not None):
         return _LinearGradInput.apply(g, weight, codes, storage, columns, exact, *scales)
-    if _torch.unseen(g):
+    if _torch.unseen(g) and not _wrapped(codes):
         return direct.linear_grad_input(g, codes, scales, storage, columns, exact)
     return products.linear_grad_input(g, codes, scales, storage, columns, exact)

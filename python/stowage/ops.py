@@ -7,7 +7,7 @@ import ctypes
 
 import torch
 
-from stowage import _library  # noqa: F401  registers the ops
+from stowage import _library, _torch  # noqa: F401  the first registers the ops
 
 _ops = torch.ops.stowage
 
@@ -72,4 +72,6 @@ def report_html(report: str, plan: str, measured: str) -> torch.Tensor:
 
 def text(given: torch.Tensor) -> str:
     """What an op gave as bytes: torch never frees what one returns as str."""
+    while _torch.is_functorch_wrapped_tensor(given):  # a transform of torch.func wraps results
+        given = _torch.get_unwrapped(given)
     return ctypes.string_at(given.data_ptr(), given.nbytes).decode()

@@ -233,3 +233,21 @@ def test_addmm_takes_each_bias_that_broadcasts(size: tuple[int, ...], transposed
     stowage.fallbacks(clear=True)
     assert torch.allclose(torch.addmm(bias, x, given), torch.addmm(bias, x, dense), atol=1e-4)
     assert stowage.fallbacks() == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("storage", ["bf16", "f8_e4m3:row", "nf4:block64:nested"])
+def test_a_pullback_outlives_its_transform(storage: str, exact: bool, mode: type) -> None:
+    """The defect: codes that vjp had wrapped reached the kernel, which reads memory."""
+    model = Mlp()
+    stowage.stow(model, storage, exact=exact)
+    twin = plain(model)
+    x, g = torch.randn(2, 5, 64).unbind()
+
+    def second(module: nn.Module) -> Tensor:
+        return torch.func.vjp(lambda v: torch.func.vjp(module, v)[1](g)[0], x)[1](x)[0]
+
+    with mode():
+        for pull in (lambda module: torch.func.vjp(module, x)[1](g)[0], second):
+            assert torch.allclose(pull(model), pull(twin), atol=1e-4)

@@ -117,6 +117,16 @@ def _hashed() -> object:
     return Float8Weight._stable_hash_for_caching(None)  # type: ignore[arg-type]
 
 
+def _read_under_grad() -> object:
+    from stowage import ops
+
+    def told(x: torch.Tensor) -> torch.Tensor:
+        assert "version" in ops.text(ops.info())
+        return x.sum()
+
+    return torch.func.grad(told)(torch.ones(1))
+
+
 CORNERS: dict[str, Callable[[], object]] = {
     "_make_subclass": _called(
         "stowage.compat.bitsandbytes.nn", "Params4bit", torch.ones(64, 64), False
@@ -124,6 +134,7 @@ CORNERS: dict[str, Callable[[], object]] = {
     "_RestorePythonTLSSnapshot": _called(
         "stowage._compute.autocast", "with_autocast", torch.add, (torch.ones(1), 1), {}
     ),
+    "get_unwrapped": _read_under_grad,
     "_parse_to": _moved,
     "_foreach_copy_": _imported("stowage.training"),
     "BypassAOTAutogradCache": _hashed,

@@ -147,3 +147,23 @@ def test_info() -> None:
     assert list(facts) == ["version", "commit", "instruction_set", "torch", "threads", "missing"]
     assert facts["torch"] == torch.__version__ and facts["threads"] == torch.get_num_threads()
     assert re.fullmatch(r"\d+\.\d+\.\d+", facts["version"])
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "functionalize", "grad of vmap"])
+def test_texts_are_read_under_transforms(transform: str) -> None:
+    """A transform wraps what an op returns, and the wrapper has no memory."""
+    wanted = stowage.ops.text(stowage.ops.info())
+    x, seen = torch.ones(2, 3), []
+
+    def told(x: torch.Tensor) -> torch.Tensor:
+        seen.append(stowage.ops.text(stowage.ops.info()))
+        return x.sum()
+
+    {
+        "grad": lambda: torch.func.grad(told)(x),
+        "vmap": lambda: torch.func.vmap(told)(x),
+        "jvp": lambda: torch.func.jvp(told, (x,), (x,)),
+        "functionalize": lambda: torch.func.functionalize(told)(x),
+        "grad of vmap": lambda: torch.func.grad(lambda x: torch.func.vmap(told)(x).sum())(x),
+    }[transform]()
+    assert seen == [wanted]
