@@ -59,6 +59,20 @@ std::unordered_map<std::string_view, std::uint64_t> bytes_in_memory(const std::v
   return bytes;
 }
 
+// In whole pages, wherever in a file that is not written yet its parts will begin.
+std::uint64_t most_in_memory(const PlanUnit& unit) {
+  if (unit.stays) return (unit.rest + kPage - 1) / kPage * kPage;
+  const auto pages = [](std::uint64_t bytes) {
+    return bytes == 0 ? 0 : (bytes + 2 * kPage - 2) / kPage * kPage;
+  };
+  if (!is_widened(unit)) return pages(unit.rest);
+  const Layout parts = layout(parse_storage(unit.storage), unit.shape);
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < parts.count; ++i)
+    bytes += pages(static_cast<std::uint64_t>(parts.parts[static_cast<std::size_t>(i)].bytes));
+  return bytes;
+}
+
 // What values have that rest so: those of a plain float its own, others are dequantized to f32.
 Dtype values_of(const PlanUnit& unit) {
   for (const auto& [name, dtype] :
@@ -116,11 +130,11 @@ void convert(std::vector<PlanUnit>& units, const Storage& storage) {
 }
 
 void complete(PlanUnit& unit) {
-  if (unit.bytes == 0) unit.bytes = (unit.rest + kPage - 1) / kPage * kPage;
   const bool floating = unit.storage == "f32" || unit.storage == "bf16" || unit.storage == "f16";
   const bool moves =
       is_widened(unit) || (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);
   unit.stays = !moves;
+  if (unit.bytes == 0) unit.bytes = most_in_memory(unit);
   if (unit.stays) unit.rows = false;
 }
 

@@ -10,7 +10,6 @@
 namespace stowage::engine {
 namespace {
 
-constexpr std::uint64_t kGap = 64 << 10;   // bytes of others that cost less to read than a seek
 constexpr std::uint64_t kPiece = 1 << 20;  // several reads of this size are in flight for one unit
 
 constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
@@ -38,7 +37,7 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
     Window window{parts[i]->shard, down(parts[i]->offset), 0};
     std::size_t last = i;
     for (; last < parts.size() && parts[last]->shard == window.shard; ++last) {
-      if (last > i && down(parts[last]->offset) > window.end + kGap) break;
+      if (last > i && down(parts[last]->offset) > window.end) break;  // pages of others between
       window.end = std::max(window.end, up(parts[last]->offset + parts[last]->bytes));
     }
     for (; i < last; ++i)

@@ -14,7 +14,6 @@ from stowage._errors import InvalidArgument
 from stowage._tiers.engine import EngineOptions
 from stowage.planning import Plan, Unit
 
-_EDGES = 16 << 10  # bytes around codes and scales that a read of whole pages brings
 Planned = Plan | str | os.PathLike[str]
 
 
@@ -69,15 +68,12 @@ def carried_by_engine(where: str, plan: Plan) -> EngineOptions:
             "model that stowage.load(..., mmap=True) gives, and the same folder"
         )
     keep, ring = _kept(plan), plan.ring.get("ram", 0)
-    return EngineOptions(_room(plan, keep, ring), keep=_names(keep), ring=ring)
+    return EngineOptions(_room(keep, ring), keep=_names(keep), ring=ring)
 
 
-def _room(plan: Plan, kept: list[Unit], ring: int) -> int:
-    """Bytes of the engine: what the plan counts, and the edges of pages that come along where the
-    limit leaves room for them."""
-    spare = int(plan.facts["limits"]["ram"]) - plan.predicted.peak.get("ram", 0)
-    edges = _EDGES * len(kept)
-    return sum(unit.bytes for unit in kept) + ring + max(0, min(spare, edges))
+def _room(kept: list[Unit], ring: int) -> int:
+    """Bytes of the engine."""
+    return sum(unit.bytes for unit in kept) + ring
 
 
 def _kept(plan: Plan) -> list[Unit]:
@@ -98,7 +94,7 @@ def carried(where: str, plan: Plan, model: nn.Module) -> Carried:
     places = _places(plan, model, home)
     # What the map names is beside the engine's memory.
     kept = [u for u in keep if not any(_inside(u.name, at) for at in places)]
-    size = _room(plan, kept, ring)
+    size = _room(kept, ring)
     tile = plan.facts["tiles"].get(home, 0) + plan.facts["activations"]
     limit = plan.facts["limits"]["accelerators"][home] - tile
     return Carried(size if streamed else None, home, limit, places, _names(kept), ring)
