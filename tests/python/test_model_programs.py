@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs over a stowed model and its dense twin: forwards, gradients, steps, state dicts,
-copies, casts, files, offload and forks in any order, under any mode.
+copies, casts, files, offload, plans, forks, compiled graphs and torch.func, in any order and mode.
 
 STOWAGE_PROGRAM_STEPS=100000 runs that many steps (`make test-all`); a failure prints the program
 and how to run it again.
@@ -8,31 +8,29 @@ and how to run it again.
 
 from __future__ import annotations
 
-import gc
 import os
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
+from program_graphs import Graphs
 from program_models import (
+    EXACT,
+    FORWARD,
     IDS,
     Net,
     built,
     copied,
     dense_twin,
-    forked,
     look,
     near,
     put_to_rest,
     resting,
     write_under_graphs,
 )
-from programs import EXACT_MODES, MODES, bytes_of, run, same_bytes
-from torch import nn
+from program_tiers import Tiers
+from programs import MODES, bytes_of, run, same_bytes
 
 import stowage
 
@@ -42,22 +40,10 @@ STORAGES = [
     "nf4:block32", "nf4", "fp4", "nf4:block64:nested", "nf4:torchao:block32:scaler4",
 ]  # fmt: skip
 SEEDS = st.integers(0, 1000)
-EXACT = st.sampled_from(EXACT_MODES)
-FORWARD = st.sampled_from(sorted({*EXACT_MODES} - {"device meta"}))
 
 
-class Models(RuleBasedStateMachine):
-    """A stowed model; its twin is made from it again whenever something is compared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="programs-"))
-        self.folders = 0
-
-    def teardown(self) -> None:
-        self.__dict__.pop("model", None)
-        gc.collect()
-        shutil.rmtree(self.folder, ignore_errors=True)
+class Models(Tiers, Graphs):
+    """What becomes of a model's values."""
 
     @initialize(
         seed=SEEDS,
@@ -70,17 +56,9 @@ class Models(RuleBasedStateMachine):
         self, seed: int, dtype: torch.dtype, storage: str, exact: bool, buffers: bool
     ) -> None:
         self.made = (seed, dtype, storage, exact, buffers)
-        self.exact, self.offloaded, self.written = exact, False, False
-        self._take(built(*self.made))
-        self.optimizer = torch.optim.SGD(self._trained(), lr=1e-3)
-
-    def _take(self, model: Net) -> None:
-        """Goes on with this model; the bytes that it has now are those that it must have."""
-        self.model = model
-        self.held = {name: bytes_of(weight) for name, weight in resting(model).items()}
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
+        self.exact, self.offloaded = exact, False
+        self.take(built(*self.made))
+        self.make_optimizer()
 
     # --- use ----------------------------------------------------------------------------------
 
@@ -100,17 +78,7 @@ class Models(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["plain", "functions", "default device", "anomaly", "saved hooks"]))
     def gradients(self, mode: str) -> None:
-        twin = dense_twin(self.model)
-        self.model.zero_grad()
-        with MODES[mode]():
-            self.model(IDS).float().square().mean().backward()
-            twin(IDS).float().square().mean().backward()
-        wanted = dict(twin.named_parameters())
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                near(parameter.grad, wanted[name].grad, False, f"gradients of {name}")
-            else:
-                assert parameter.grad is None
+        self.check_gradients(mode, self.model)
 
     @rule(scaled=st.booleans(), clip=st.booleans())
     def step(self, scaled: bool, clip: bool) -> None:
@@ -129,20 +97,13 @@ class Models(RuleBasedStateMachine):
             if parameter.requires_grad:
                 near(parameter.detach(), wanted[name].detach(), False, f"{name} after a step")
 
-    @rule(mode=FORWARD)
-    def functional(self, mode: str) -> None:
-        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        with MODES[mode]():
-            got = torch.func.functional_call(self.model, state, (IDS,))
-        near(got, dense_twin(self.model)(IDS), self.exact, "outputs of functional_call")
-
     @rule()
     def stale_graph(self) -> None:
         """A backward whose weight was written since must raise, as it does on dense weights."""
         if self.offloaded:
             return
         write_under_graphs(self.model)
-        self._take(self.model)
+        self.take(self.model)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -164,7 +125,7 @@ class Models(RuleBasedStateMachine):
         for name, weight in resting(self.model).items():
             wanted = stowage.quantize(values[name].detach(), weight.storage)
             assert same_bytes(bytes_of(weight), bytes_of(wanted)), name
-        self._take(self.model)
+        self.take(self.model)
 
     @rule(how=st.sampled_from(["torch", "stowage", "assign"]))
     def own_state(self, how: str) -> None:
@@ -181,7 +142,7 @@ class Models(RuleBasedStateMachine):
             assert before == [id(p) for p in self.model.parameters()]
         else:
             self.model.head.weight = self.model.embed.weight  # torch assigns each name by itself
-            self.optimizer = torch.optim.SGD(self._trained(), lr=1e-3)
+            self.make_optimizer()
 
     @rule(how=st.sampled_from(["deepcopy", "pickle", "torch.save", "file"]))
     def copied(self, how: str) -> None:
@@ -189,19 +150,15 @@ class Models(RuleBasedStateMachine):
         wanted = dense_twin(self.model)(IDS)
         hooks = len(self.model._forward_hooks)
         kept = self.model
-        where = self._folder()
-        self._take(copied(self.model, how, where, built(*self.made)))
+        where = self.new_folder()
+        self.take(copied(self.model, how, where, built(*self.made)))
         hooks = 0 if how == "file" else hooks
         assert self.model.head.weight is self.model.embed.weight, f"{how} unties"
         assert len(self.model._forward_hooks) == hooks
         near(self.model(IDS), wanted, self.exact, f"outputs after {how}")
         self.offloaded = self.offloaded and how == "deepcopy"
-        self.optimizer = torch.optim.SGD(self._trained(), lr=1e-3)
+        self.make_optimizer()
         del kept
-
-    def _folder(self) -> Path:
-        self.folders += 1
-        return self.folder / str(self.folders)
 
     @rule(dtype=st.sampled_from([torch.float32, torch.bfloat16]), how=st.booleans())
     def cast(self, dtype: torch.dtype, how: bool) -> None:
@@ -214,7 +171,7 @@ class Models(RuleBasedStateMachine):
         for name, weight in resting(self.model).items():
             assert weight.dtype == dtype, name
         assert all(p.note == "mine" for p in self.model.parameters()), "attributes vanished"
-        self.optimizer = torch.optim.SGD(self._trained(), lr=1e-3)
+        self.make_optimizer()
 
     @rule()
     def thaw(self) -> None:
@@ -232,38 +189,6 @@ class Models(RuleBasedStateMachine):
         if len(self.model._forward_hooks) < 2:
             self.model.register_forward_hook(look)
 
-    # --- tiers --------------------------------------------------------------------------------
-
-    @precondition(lambda self: not self.offloaded)
-    @rule(reads=st.sampled_from(["mapped", "buffered", "automatic"]))
-    def offload(self, reads: str) -> None:
-        wanted = self.model(IDS)
-        try:
-            stowage.offload(self.model, ram="128KiB", folder=self._folder(), reads=reads)
-        except stowage.InvalidArgument as error:
-            assert "ram" in str(error)  # too little for this storage
-            return
-        self.offloaded = True
-        near(self.model(IDS), wanted, self.exact, "outputs after offload")
-
-    @precondition(lambda self: self.offloaded)
-    @rule()
-    def onload(self) -> None:
-        stowage.onload(self.model)
-        self.offloaded = False
-
-    @precondition(lambda self: self.offloaded)
-    @rule(ram=st.sampled_from(["96KiB", "256KiB", "1MiB"]))
-    def rebudget(self, ram: str) -> None:
-        stowage.rebudget(self.model, ram)
-
-    @rule()
-    def fork(self) -> None:
-        """A child computes the same."""
-        wanted = self.model(IDS).detach()
-        child = forked(self.model, wanted)
-        assert os.waitpid(child, 0)[1] == 0, "a forked child failed"
-
     @rule()
     def rest_again(self) -> None:
         """Plain and at rest again: fp32 values give their codes back."""
@@ -276,7 +201,7 @@ class Models(RuleBasedStateMachine):
         assert all(torch.equal(plain[name], value) for name, value in values.items())
         put_to_rest(self.model, self.made[2], *self.made[3:])
         assert before.keys() == resting(self.model).keys()
-        self._take(self.model)
+        self.take(self.model)
 
     @invariant()
     def holds(self) -> None:

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of random programs: what rests in it, and the dense twin that it is compared with."""
+"""The model of random programs: what rests in it, the dense twin that it is compared with, and what
+every machine over it has."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
+from programs import EXACT_MODES, MODES, bytes_of
 from torch import Tensor, nn
 
 import stowage
@@ -17,6 +25,8 @@ from stowage import StowedTensor
 
 IDS = torch.tensor([[1, 5, 0, 7], [2, 2, 3, 23]])
 WIDTH, WORDS = 64, 32
+EXACT = st.sampled_from(EXACT_MODES)
+FORWARD = st.sampled_from(sorted({*EXACT_MODES} - {"device meta"}))
 
 
 class Net(nn.Module):
@@ -143,3 +153,49 @@ def write_under_graphs(model: Net) -> None:
             assert "modified by an inplace operation" in str(error), error
         else:
             raise AssertionError("a backward used a weight that was written since its forward")
+
+
+class ModelProgram(RuleBasedStateMachine):
+    """A stowed model; its twin is made from it again whenever something is compared."""
+
+    model: Net
+    exact: bool
+    offloaded: bool
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="programs-"))
+        self.folders = 0
+
+    def teardown(self) -> None:
+        self.__dict__.pop("model", None)
+        gc.collect()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def new_folder(self) -> Path:
+        self.folders += 1
+        return self.folder / str(self.folders)
+
+    def take(self, model: Net) -> None:
+        """Goes on with this model; the bytes that it has now are those that it must have."""
+        self.model = model
+        self.held = {name: bytes_of(weight) for name, weight in resting(model).items()}
+
+    def make_optimizer(self) -> None:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=1e-3)
+
+    def check_gradients(self, mode: str, call: Callable[[Tensor], Tensor]) -> None:
+        """Those of `call`, which is the model in some form, are the twin's."""
+        twin = dense_twin(self.model)
+        self.model.zero_grad()
+        with MODES[mode]():
+            call(IDS).float().square().mean().backward()
+            twin(IDS).float().square().mean().backward()
+        wanted = dict(twin.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                near(parameter.grad, wanted[name].grad, False, f"gradients of {name}")
+            else:
+                assert parameter.grad is None
