@@ -147,8 +147,9 @@ TEST(Plan, RefusesNamingTheThreeLargestTermsAndWhatWouldDo) {
   const auto plan = [&](std::uint64_t ram) {
     return make_plan("m", units, {.ram = ram, .activations = 16 * kMiB}, made_links());
   };
-  // The head of 64 MiB, activations of 16 MiB, a tile of 4 MiB, two norms of a page.
-  const std::uint64_t needed = (64 + 16 + 4) * kMiB + 2 * 4096;
+  // The head of 64 MiB, which may begin within a page, activations of 16 MiB, a tile of 4 MiB, two
+  // norms of a page.
+  const std::uint64_t needed = (64 + 16 + 4) * kMiB + 3 * 4096;
   EXPECT_STOWAGE_ERROR(plan(80 * kMiB), invalid_argument,
                        "plan: ram must be at least " + std::to_string(needed) +
                            " bytes (84.01 MiB), got 83886080; it has to hold the largest weight, "

@@ -34,7 +34,7 @@ from programs import MODES, bytes_of, run, same_bytes
 
 import stowage
 
-STEPS = int(os.environ.get("STOWAGE_PROGRAM_STEPS", "300"))
+STEPS = int(os.environ.get("STOWAGE_PROGRAM_STEPS", "240"))
 STORAGES = [
     "bf16", "f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row", "f8_e4m3:block32", "int8", "int8:tensor",
     "nf4:block32", "nf4", "fp4", "nf4:block64:nested", "nf4:torchao:block32:scaler4",

@@ -95,7 +95,7 @@ class Graphs(ModelProgram):
             torch._dynamo.reset()
             self.compiled_model = torch.compile(self.model, backend=backend, dynamic=False)
             self.seen = self.model
-        if backward:
+        if backward and mode not in ("no_grad", "inference"):
             self.check_gradients(mode, self.compiled_model)
             return
         with MODES[mode]():
