@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mincore() tells who may write to a file, or owns it, which pages are in memory; everybody else
-// hears that all of them are (Linux 5.2 on). cachestat() refuses those. A read that must not wait
-// (RWF_NOWAIT) tells everybody who may read: it fails where it would have to go to the disk.
+// hears that all of them are (Linux 5.2 on). A read that must not wait (RWF_NOWAIT) tells everybody
+// who may read: it fails where it would have to go to the disk.
 #include "base/residency.h"
 
 #include <fcntl.h>

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from offloadable import X, made
 
@@ -28,3 +33,61 @@ def test_memory_can_be_locked_and_waits_bounded(tmp_path: Path) -> None:
     stowage.onload(model)
     gc.collect()
     assert locked() == before
+
+
+# A disk whose blocks are larger than a page: it refuses what begins at 4 KiB, at the first read.
+LARGE_BLOCKS = r"""
+#include <cerrno>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/uio.h>
+
+extern "C" ssize_t preadv(int descriptor, const iovec* to, int count, off_t offset) {
+  if (::fcntl(descriptor, F_GETFL) & O_DIRECT) {
+    errno = EINVAL;
+    return -1;
+  }
+  static const auto read = reinterpret_cast<decltype(&::preadv)>(::dlsym(RTLD_NEXT, "preadv"));
+  return read(descriptor, to, count, offset);
+}
+extern "C" ssize_t preadv64(int descriptor, const iovec* to, int count, off_t offset) {
+  return preadv(descriptor, to, count, offset);
+}
+"""
+CHILD = """
+import sys, stowage, torch
+from offloadable import X, made
+model, whole = made("int8"), made("int8")
+stowage.offload(model, ram="256KiB", folder=sys.argv[1], reads="direct")
+begun = stowage.engine_report(model).reads
+assert torch.equal(model(X), whole(X))
+print(begun, stowage.engine_report(model).reads, str(stowage.engine_report(model)).split()[0])
+stowage.rebudget(model, "1MiB")
+assert torch.equal(model(X), whole(X))
+print(stowage.engine_report(model).reads)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_report_says_how_bytes_come(refuses: bool, tmp_path: Path) -> None:
+    """Direct reads of whole pages that a disk refuses: the cache serves, and the report says so."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no compiler")
+    library = tmp_path / "large_blocks.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", library, "-ldl"]
+    subprocess.run(command, input=LARGE_BLOCKS, text=True, check=True)
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = {**os.environ, "PYTHONPATH": path, **({"LD_PRELOAD": library} if refuses else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, tmp_path / "m"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *later = done.stdout.split()
+    if first != "direct":
+        pytest.skip("this file system knows no direct reads")
+    assert set(later) == ({"buffered"} if refuses else {"direct"})
