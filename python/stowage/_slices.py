@@ -14,16 +14,18 @@ from stowage.tensor import StowedTensor, rows_and_columns, wrap
 from stowage.views import Step, share
 
 aten = torch.ops.aten
+_OF_ONE = {"row2": "row", "row": "tensor"}  # the scaling of one index of dim 0
 
 
 def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
     """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it."""
-    with _as_views(t._parts()[0]):
-        parts = _row_parts(t, first, last)
+    own = t._parts()
+    with _as_views(own[0]):
+        parts = _row_parts(t, own, first, last)
     if parts is None:
         return None
     step = Step(aten.slice.Tensor, (0, first, last))
-    return _slice_of(t, step, parts, t._storage, (last - first, *t.shape[1:]), first)
+    return _slice_of(t, own, step, parts, t._storage, (last - first, *t.shape[1:]), first)
 
 
 def row(t: StowedTensor, index: int) -> StowedTensor | None:
@@ -31,27 +33,27 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
 
     Its scales are those of a weight with a dimension less: row for row2, tensor for row.
     """
-    with _as_views(t._parts()[0]):
-        return _row(t, index)
-
-
-def _row(t: StowedTensor, index: int) -> StowedTensor | None:
-    storage = t._storage
-    parts = _row_parts(t, index, index + 1) if t.dim() > 2 else None
-    if parts is None:
+    own, storage = t._parts(), t._storage
+    if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(own[0]):
         return None
-    if storage.bits != 4:
-        parts[0] = parts[0][0]
-    if storage.bits == 8 and storage.kind == "block":
-        if math.prod(t.shape[2:]) % storage.block:
-            return None
-        parts[1] = parts[1].view(t.shape[1], -1)
-    elif storage.kind == "row2":
-        parts[1], storage = parts[1][0], Storage(f"{storage.codes}:row")
-    elif storage.kind == "row":
-        parts[1], storage = parts[1].view(()), Storage(f"{storage.codes}:tensor")
-    step = Step(aten.select.int, (0, index))
-    return _slice_of(t, step, parts, storage, t.shape[1:], index)
+    with _as_views(own[0]):
+        if storage.bits == 4:
+            each = math.prod(t.shape[1:])
+            parts = _flat_slices(t, own, index * each, (index + 1) * each, index + 1 == t.shape[0])
+            if parts is None:
+                return None
+        elif storage.kind == "block":
+            if math.prod(t.shape[2:]) % storage.block:
+                return None
+            parts = [own[0][index], own[1][index].view(t.shape[1], -1)]
+        elif storage.kind in ("none", "tensor"):
+            parts = [own[0][index], *own[1:]]
+        else:
+            scale = own[1][index]
+            parts = [own[0][index], scale.view(()) if storage.kind == "row" else scale]
+    if storage.kind in _OF_ONE:
+        storage = Storage(f"{storage.codes}:{_OF_ONE[storage.kind]}")
+    return _slice_of(t, own, Step(aten.select.int, (0, index)), parts, storage, t.shape[1:], index)
 
 
 def _as_views(codes: Tensor) -> AbstractContextManager[object]:
@@ -59,11 +61,20 @@ def _as_views(codes: Tensor) -> AbstractContextManager[object]:
     of: a graph that keeps one sees writes to the weight."""
     if type(codes) is not Tensor or codes.is_inference() or _torch.len_torch_dispatch_stack():
         return nullcontext()
-    return torch.overrides.enable_reentrant_dispatch()
+    # What torch.overrides.enable_reentrant_dispatch() is, without its generator of 1.3 us.
+    restored: AbstractContextManager[object] = _torch.RestorePythonTLSSnapshot()
+    return restored
+
+
+def _may_be_written(codes: Tensor) -> bool:
+    """Memory that may be read-only has no slices, since a write moves it (guard.py): such as torch
+    did not allocate, but for what torch.load reads."""
+    return codes.untyped_storage().resizable() or hasattr(codes, "_stowage_writable")
 
 
 def _slice_of(
     t: StowedTensor,
+    own: list[Tensor],
     step: Step,
     parts: list[Tensor],
     storage: Storage,
@@ -74,39 +85,36 @@ def _slice_of(
     result = wrap(parts, storage, shape, t._dt, t._exact, offset=offset)
     result._root = t if t._root is None else t._root
     result._trail = (*t._trail, step)
-    if hasattr(t._parts()[0], "_stowage_writable"):
+    if hasattr(own[0], "_stowage_writable"):
         parts[0]._stowage_writable = True  # type: ignore[attr-defined]
     share(result, t)
     return result
 
 
-def _row_parts(t: StowedTensor, first: int, last: int) -> list[Tensor] | None:
+def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> list[Tensor] | None:
     """Slices of the parts that hold rows [first, last), if there are such.
 
     4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
-    Memory that may be read-only has none, since a write moves it (guard.py): such as torch did not
-    allocate, but for what torch.load reads.
     """
+    codes, *scales = own
     rows, columns = rows_and_columns(t.shape)
-    codes, *scales = t._parts()
-    kind = t._storage.kind
-    if not (t.dim() and 0 <= first <= last <= rows):
-        return None
-    if not codes.untyped_storage().resizable() and not hasattr(codes, "_stowage_writable"):
+    if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(codes)):
         return None
     if t._storage.bits == 4:
-        return _flat_slices(t, first * columns, last * columns, last == rows)
-    if kind in ("none", "tensor"):
+        return _flat_slices(t, own, first * columns, last * columns, last == rows)
+    if t._storage.kind in ("none", "tensor"):
         return [codes[first:last], *scales]
     return [codes[first:last], scales[0][first:last]]
 
 
-def _flat_slices(t: StowedTensor, start: int, stop: int, to_end: bool) -> list[Tensor] | None:
+def _flat_slices(
+    t: StowedTensor, own: list[Tensor], start: int, stop: int, to_end: bool
+) -> list[Tensor] | None:
     block, nested = t._storage.block, t._storage.nested
     edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
     if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
         return None
-    codes, absmax, *rest = t._parts()
+    codes, absmax, *rest = own
     parts = [codes[start // 2 : (stop + 1) // 2], absmax[start // block : -(-stop // block)]]
     if nested:
         group, *shared = rest

@@ -291,7 +291,10 @@ def _rebuild(
 
 
 def _contiguous_strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * shape[dim]
+    return strides
 
 
 def initialising(weight: StowedTensor) -> bool:
