@@ -9,7 +9,7 @@
 namespace stowage {
 inline namespace v0 {
 
-enum class Code { invalid_argument, bad_file, io, unsupported, out_of_memory, cuda };
+enum class Code { invalid_argument, bad_file, io, unsupported, out_of_memory, cuda, out_of_range };
 
 /// "invalid_argument", "bad_file", ...: how a code is written in messages that cross a language.
 STOWAGE_API const char* to_string(Code code) noexcept;

@@ -65,7 +65,7 @@ struct Values {
 /// the positive quiet NaN where there is one. Reads each value once, whatever the arrays' sizes.
 STOWAGE_API void amax(std::span<const Values> arrays, float* out, Executor* executor = nullptr);
 
-/// out[i] = row ids[i], for i < n, in `dtype`. Throws invalid_argument for an id outside [0, rows).
+/// out[i] = row ids[i], for i < n, in `dtype`. Throws out_of_range for an id outside [0, rows).
 STOWAGE_API void embedding(const Weight& weight, const std::int64_t* ids, std::int64_t n, void* out,
                            Dtype dtype, Executor* executor = nullptr);
 

@@ -18,6 +18,7 @@ from stowage._errors import (
     FileError,
     InvalidArgument,
     OutOfMemory,
+    OutOfRange,
     StowageError,
     Unsupported,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "InvalidArgument",
     "Measured",
     "OutOfMemory",
+    "OutOfRange",
     "Plan",
     "Report",
     "Row",

@@ -44,6 +44,7 @@ _CLASSES: dict[str, type[StowageError]] = {
     "unsupported": Unsupported,
     "out_of_memory": OutOfMemory,
     "cuda": StowageError,
+    "out_of_range": OutOfRange,
 }
 
 
@@ -54,8 +55,7 @@ def translated(error: RuntimeError) -> RuntimeError:
     if not bracket or not code.startswith("[") or code[1:] not in _CLASSES:
         return error
     # The dispatcher may add a trace of C++ frames to the text of an exception.
-    kind = OutOfRange if message.startswith("embedding: ids must lie") else _CLASSES[code[1:]]
-    return kind(message.partition("\nException raised from ")[0])
+    return _CLASSES[code[1:]](message.partition("\nException raised from ")[0])
 
 
 def fail(code: str, message: str) -> NoReturn:

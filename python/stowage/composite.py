@@ -154,7 +154,7 @@ def embedding(
     low, high = (int(v) for v in torch.aminmax(flat))
     if low < 0 or high >= rows:
         wrong = low if low < 0 else high
-        fail("invalid_argument", f"{where}: ids must be in [0, {rows}), got {wrong}")
+        fail("out_of_range", f"{where}: ids must be in [0, {rows}), got {wrong}")
     lines = result.view(-1, length) if length else result
     for span in rounding.spans(flat.numel() if length else 0, length):
         values = codec.pick((codes, *scales), kind, shape, flat[span])

@@ -21,6 +21,8 @@ const char* to_string(Code code) noexcept {
       return "out_of_memory";
     case Code::cuda:
       return "cuda";
+    case Code::out_of_range:
+      return "out_of_range";
   }
   return "unknown";
 }

@@ -33,10 +33,7 @@ std::vector<Unit> device_units_of(const File& file) {
 
 DeviceLink::DeviceLink(std::shared_ptr<Engine> host, std::shared_ptr<Device> device,
                        std::size_t units, std::span<std::byte> memory)
-    : host_(std::move(host)),
-      device_(std::move(device)),
-      reads_(host_->report().reads),
-      uses_(units) {
+    : host_(std::move(host)), device_(std::move(device)), uses_(units) {
   if (!memory.empty() && device_->pin(memory.data(), memory.size())) pinned_ = memory.data();
 }
 

@@ -23,7 +23,7 @@ class DeviceLink : public Link {
              std::span<std::byte> memory);
   ~DeviceLink() override;
 
-  Reads reads() const noexcept override { return reads_; }
+  Reads reads() const noexcept override { return host_->report().reads; }
   bool moves() const noexcept override { return true; }
   bool can_borrow() const noexcept override { return false; }
   std::byte* memory(std::uint64_t bytes) override;
@@ -41,7 +41,6 @@ class DeviceLink : public Link {
 
   const std::shared_ptr<Engine> host_;
   const std::shared_ptr<Device> device_;
-  const Reads reads_;
   void* pinned_ = nullptr;  // of the host
   void* memory_ = nullptr;  // of the device
   const std::uint64_t process_ = process_generation();

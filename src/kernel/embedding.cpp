@@ -22,9 +22,9 @@ void check(const Weight& weight, const std::int64_t* ids, std::int64_t n, const 
                     (ids == nullptr ? " and null" : ""));
   for (std::int64_t i = 0; i < n; ++i)
     if (ids[i] < 0 || ids[i] >= weight.rows())
-      throw Error(Code::invalid_argument, "embedding: ids must lie in [0, " +
-                                              std::to_string(weight.rows()) + "), got " +
-                                              std::to_string(ids[i]) + " at " + std::to_string(i));
+      throw Error(Code::out_of_range, "embedding: ids must lie in [0, " +
+                                          std::to_string(weight.rows()) + "), got " +
+                                          std::to_string(ids[i]) + " at " + std::to_string(i));
   if (out == nullptr && n != 0 && weight.row_elements() != 0)
     throw Error(Code::invalid_argument, "embedding: out must not be null");
 }

@@ -24,6 +24,7 @@ TEST(Error, EveryCodeHasItsName) {
   EXPECT_STREQ(to_string(Code::unsupported), "unsupported");
   EXPECT_STREQ(to_string(Code::out_of_memory), "out_of_memory");
   EXPECT_STREQ(to_string(Code::cuda), "cuda");
+  EXPECT_STREQ(to_string(Code::out_of_range), "out_of_range");
 }
 
 }  // namespace

@@ -65,9 +65,9 @@ TEST(EmbeddingErrors, NameTheId) {
   const Weight weight(parse_storage("f8_e4m3"), {2, 3}, std::vector<const void*>{codes});
   float out[6];
   const std::int64_t high[] = {0, 2}, low[] = {-1};
-  EXPECT_STOWAGE_ERROR(embedding(weight, high, 2, out, Dtype::f32), invalid_argument,
+  EXPECT_STOWAGE_ERROR(embedding(weight, high, 2, out, Dtype::f32), out_of_range,
                        "embedding: ids must lie in [0, 2), got 2 at 1");
-  EXPECT_STOWAGE_ERROR(embedding(weight, low, 1, out, Dtype::f32), invalid_argument, "got -1 at 0");
+  EXPECT_STOWAGE_ERROR(embedding(weight, low, 1, out, Dtype::f32), out_of_range, "got -1 at 0");
   EXPECT_STOWAGE_ERROR(embedding(weight, nullptr, 1, out, Dtype::f32), invalid_argument, "null");
   EXPECT_STOWAGE_ERROR(embedding(weight, high, -1, out, Dtype::f32), invalid_argument, "n = -1");
   EXPECT_STOWAGE_ERROR(embedding(weight, high, 1, nullptr, Dtype::f32), invalid_argument, "null");
