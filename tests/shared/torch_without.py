@@ -102,9 +102,9 @@ def _described() -> object:
 
 
 def _moved() -> object:
-    from stowage.compat.torchao.dtypes.nf4tensor import to_nf4
+    from stowage.compat.bitsandbytes.nn import Params4bit
 
-    return to_nf4(torch.ones(128, 128)).to(torch.float64)
+    return Params4bit(torch.ones(64, 64), False).to("cpu", torch.float64)
 
 
 def _built() -> object:

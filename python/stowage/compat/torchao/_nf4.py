@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch, registry
+from stowage import registry
 from stowage._errors import InvalidArgument
 from stowage._quantize import quantize
 from stowage.tensor import StowedTensor
@@ -199,7 +199,7 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
     stays at rest: `module.to(dtype)` asks it in the same words."""
     held = isinstance(self, nn.Parameter) or getattr(self, "_stays", False)
     if _whole(self) is not None and not held:
-        device, dtype, non_blocking, layout = _torch.parse_to(*args, **kwargs)
-        if dtype is self.dtype:
-            return self.dequantize().to(device, None, non_blocking, memory_format=layout)
+        named = (*args, kwargs.get("dtype"), kwargs.get("other"))  # a tensor names its own
+        if any(getattr(n, "dtype", n) is self.dtype for n in named):
+            return self.dequantize().to(*args, **kwargs)
     return _to_of_stowage(self, *args, **kwargs)
