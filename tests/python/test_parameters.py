@@ -122,7 +122,21 @@ KEEPERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(16, 16, 3), (2, 16, 9)),
     "attention": (lambda: Attention(nn.MultiheadAttention(16, 4)), (3, 2, 16)),
     "linear": (lambda: nn.Linear(16, 16), (2, 16)),
+    "bilinear": (lambda: Twice(nn.Bilinear(16, 16, 8)), (2, 16)),
+    "gru": (lambda: First(nn.GRU(16, 16, batch_first=True)), (3, 2, 16)),
+    "lstm": (lambda: First(nn.LSTM(16, 16, proj_size=8)), (3, 2, 16)),
+    "gru cell": (lambda: nn.GRUCell(16, 16), (3, 16)),
 }
+
+
+class Twice(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x, x)
+
+
+class First(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x)[0]
 
 
 class Attention(nn.Sequential):
@@ -134,7 +148,7 @@ class Attention(nn.Sequential):
 def test_a_module_moves_while_a_graph_keeps_its_weight(kind: str) -> None:
     make, size = KEEPERS[kind]
     module, x = make(), torch.randn(size, requires_grad=True)
-    stowage.stow(module, "int8")
+    stowage.stow(module, {"*weight*": "int8"})
     module(x).sum().backward()
     wanted, x.grad = x.grad, None
     result = module(x)
