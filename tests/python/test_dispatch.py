@@ -240,6 +240,8 @@ def test_addmm_takes_each_bias_that_broadcasts(size: tuple[int, ...], transposed
 @pytest.mark.parametrize("storage", ["bf16", "f8_e4m3:row", "nf4:block64:nested"])
 def test_a_pullback_outlives_its_transform(storage: str, exact: bool, mode: type) -> None:
     """The defect: codes that vjp had wrapped reached the kernel, which reads memory."""
+    if mode is torch.inference_mode and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11 keeps nothing for a Function under vjp in inference mode")
     model = Mlp()
     stowage.stow(model, storage, exact=exact)
     twin = plain(model)
