@@ -148,11 +148,9 @@ def _lines(
 
 
 def _values(weight: StowedTensor, parts: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Rows of the weight in fp32, [n, columns]."""
+    """Rows of the weight in fp32, [n, columns]. A scalar has none: a write to it is whole."""
     codes, *scales = parts
     kind, shape = weight._storage.key, weight.shape
-    if not weight.dim():
-        return _dense(weight, parts).view(1, 1)
     rows = ops.embedding(index, codes, scales, kind, shape, torch.float32)
     return rows.view(len(index), rows_and_columns(shape)[1])
 

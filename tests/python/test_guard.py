@@ -287,3 +287,26 @@ def test_write_with_shared_scales_is_near_or_refused(storage: str, form: str) ->
     if form not in RECIPES:
         step = plain.abs().amax() * (0.2 if "4:" in storage else 0.07)
         assert (after - plain)[changed].abs().max() <= step
+
+
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_a_reduction_writes_what_it_is_told_to(reduce: str) -> None:
+    """Rows 1 and 3, from a source whose every value counts in all reductions."""
+    w = stowage.quantize(values(), "int8")
+    wanted = w.dequantize()
+    index = torch.tensor([1, 3])[:, None].expand(2, COLUMNS)
+    source = values(4, 2, COLUMNS).abs() + 4
+    source = -source if reduce == "amin" else source
+    for each in (w, wanted):
+        each.scatter_reduce_(0, index, source, reduce)
+    assert torch.equal(w.dequantize(), stowage.quantize(wanted, "int8").dequantize())
+
+
+def test_an_operator_of_somebody_else_may_write_all_it_is_given() -> None:
+    """Whatever it calls its arguments."""
+    library = torch.library.Library("somebodys", "DEF")
+    library.define("clear_(Tensor(a!) x, Tensor index) -> Tensor(a!)")
+    library.impl("clear_", lambda x, index: x.zero_(), "CompositeExplicitAutograd")
+    w = stowage.quantize(values(), "int8")
+    torch.ops.somebodys.clear_(w, torch.tensor([1]))
+    assert not w.dequantize().any()

@@ -148,6 +148,40 @@ def test_optimizers_are_refused(kind: type, options: dict[str, bool]) -> None:
     assert torch.equal(layer.weight.dequantize(), parameter("int8").dequantize())
 
 
+@pytest.mark.parametrize("view", [lambda w: w, lambda w: w[0:2], lambda w: w[:, 0]])
+@torch.no_grad()
+def test_what_is_trained_is_refused_through_any_view(view: Callable[[Tensor], Tensor]) -> None:
+    w, frozen = parameter("int8", trained=True), parameter("int8").data
+    early = view(frozen)
+    frozen.requires_grad_()
+    for t in (view(w), view(frozen), early):
+        with pytest.raises(stowage.Unsupported, match="train a stowed weight in place"):
+            t.add_(1)
+    for each in (w, frozen):
+        assert torch.equal(each.dequantize(), parameter("int8").dequantize())
+        view(each).fill_(0.5)  # which loses no step
+        assert torch.allclose(view(each).dequantize(), torch.tensor(0.5), atol=0.02)
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4"])
+def test_data_of_another_shape_is_taken_if_the_storage_holds_it(storage: str) -> None:
+    w, values = parameter(storage), torch.randn(24, 64)
+    with pytest.raises(stowage.InvalidArgument, match="must be floating"):
+        w.data = values.int()
+    w.data = values
+    assert torch.equal(w.dequantize(), stowage.quantize(values, storage).dequantize())
+
+
+def test_data_of_a_shape_that_the_storage_cannot_hold_is_refused() -> None:
+    w = nn.Parameter(stowage.quantize(torch.randn(256, 64), "nf4:torchao"), requires_grad=False)
+    before = w.dequantize()
+    with pytest.raises(stowage.InvalidArgument, match=r"\.data: a weight .*got \[256, 65\]"):
+        w.data = torch.randn(256, 65)
+    assert torch.equal(w.dequantize(), before)
+    w.data = torch.randn(512, 64)
+    assert w.shape == (512, 64)
+
+
 def test_same_values_may_always_be_written() -> None:
     for storage in ("nf4", "int8", "nf4:block64:nested", "f8_e4m3:tensor"):
         w = parameter(storage)

@@ -37,6 +37,7 @@ def edits() -> Any:
          {"pass; z += '…'; g()", "x.y = 'é'; pass; g()", "x.y = 'é'; z += '…'; pass"}),
         ("raise E(a == b)", set()),
         ("assert a == b", set()),
+        ("x = zip(a, b, strict=True)", set()),
     ],
 )  # fmt: skip
 def test_each_kind_of_change_is_made(edits: Any, source: str, changes: set[str]) -> None:

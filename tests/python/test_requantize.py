@@ -172,6 +172,9 @@ def test_scalars_and_vectors() -> None:
     w = stowage.quantize(torch.tensor(0.75), "f8_e4m3")
     w.fill_(0.5)
     assert float(w.dequantize()) == 0.5
+    for written, value in ((True, 0.25), (False, 0.125)):
+        w.masked_fill_(torch.tensor(written), value)
+        assert float(w.dequantize()) == 0.25
     v = stowage.quantize(torch.arange(8.0), "int8:tensor")
     v[2] = 7.0
     assert torch.allclose(v.dequantize()[2], torch.tensor(7.0))

@@ -85,6 +85,19 @@ def test_the_same_values_are_no_write_and_stale_scales_end(storage: str) -> None
     assert bytes_of(w) == bytes_of(stowage.quantize(torch.zeros(w.shape), storage))
 
 
+@pytest.mark.parametrize("storage", ["int8:tensor", "f8_e4m3:row", "nf4", "nf4:block64:nested"])
+def test_a_weight_of_the_same_form_is_copied_byte_for_byte(storage: str) -> None:
+    w, x = (stowage.quantize(drawn(storage, seed, 1.0), storage) for seed in (1, 2))
+    for row in x[1:]:
+        row.zero_()  # no values are left that its scales could be computed from
+    w.copy_(x)
+    assert bytes_of(w) == bytes_of(x)
+    row = stowage.quantize(drawn(storage, 3, 1.0)[1:2], storage)
+    w.copy_(row)  # of another shape: its values, broadcast
+    wanted = stowage.quantize(row.dequantize().expand(ROWS, COLUMNS).contiguous(), storage)
+    assert bytes_of(w) == bytes_of(wanted)
+
+
 def test_a_row_that_keeps_its_value_counts_as_written_in_a_slice() -> None:
     w = stowage.quantize(drawn("nf4", 1, 1000.0), "nf4")
     x = drawn("nf4", 2, 1.0)

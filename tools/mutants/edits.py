@@ -77,7 +77,7 @@ class _Finder:
     # --- what each kind of node can become ----------------------------------------------------
 
     def walk(self, node: ast.AST, function: str) -> None:
-        if isinstance(node, _SILENT):
+        if isinstance(node, _SILENT) or _states(node):
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for decorator in node.decorator_list:
@@ -124,7 +124,7 @@ class _Finder:
                 self.put(function, node, str(value + 1))
             case ast.Call(keywords=keywords):
                 given = sorted([*node.args, *keywords], key=lambda n: (n.lineno, n.col_offset))
-                for keyword in (k for k in keywords if k.arg and len(given) > 1):
+                for keyword in (k for k in keywords if k.arg and len(given) > 1 and not _states(k)):
                     self.without(function, given, given.index(keyword))
             case ast.Set(elts=several) if len(several) > 1:
                 for i in range(len(several)):
@@ -137,6 +137,11 @@ class _Finder:
     def segment(self, node: ast.AST) -> str:
         start, end = self.span(node)
         return self.text[start:end]
+
+
+def _states(node: ast.AST) -> bool:
+    """zip(..., strict=True) asserts that as many are given."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def _symbol(op: ast.AST) -> str:
