@@ -31,7 +31,7 @@ _UNMARKED = {
     "aten::miopen_batch_norm",
     "aten::batch_norm_update_stats",
 }
-_STATISTICS = (3, 5)  # arguments of those: running mean and variance
+_STATISTICS = ("running_mean", "running_var")  # arguments of those
 # What adds to the values that are there, so that rounding can swallow a small step.
 _ACCUMULATES = re.compile(
     r"aten::_?(foreach_|fused_)?"
@@ -98,9 +98,12 @@ def _refuse(called: Any, why: str) -> NoReturn:
 
 def _written(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Packed]:
     """The stowed tensors among the arguments that the schema marks as written."""
-    marked = list(args[slice(*_STATISTICS)]) if _torch.schema(called).name in _UNMARKED else []
-    for i, argument in enumerate(_torch.schema(called).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+    schema = _torch.schema(called)
+    marked: list[Any] = []
+    unmarked = _STATISTICS if schema.name in _UNMARKED else ()
+    for i, argument in enumerate(schema.arguments):
+        is_write = argument.alias_info is not None and argument.alias_info.is_write
+        if is_write or argument.name in unmarked:
             value = kwargs.get(argument.name, args[i] if i < len(args) else None)
             marked += value if isinstance(value, (list, tuple)) else [value]
     return [t for t in marked if isinstance(t, PACKED)]

@@ -64,6 +64,24 @@ TEST_P(ReadFaults, AnErrorNamesTheFileTheByteAndWhatTheSystemSaid) {
   expect_all_right();
 }
 
+// Nobody else may take it meanwhile: there would be none when it is asked for again.
+TEST_P(ReadFaults, WhatIsKeptKeepsItsRoomWhenItsReadFails) {
+  for (const int at : {1, 4}) {
+    FaultyReader reader;
+    const std::uint64_t kept = engine_->units()[static_cast<std::size_t>(id(at))].bytes;
+    const OverReader engine(file_, options(kept + needs_.least), reader);
+    engine->keep(std::vector{id(at)});
+    EXPECT_EQ(engine->report().held, kept);
+    reader.fail_from = 0;
+    EXPECT_STOWAGE_ERROR(engine->acquire(id(at)), io, "Input/output error");
+    EXPECT_EQ(engine->report().held, kept);
+    reader.fail_until = 0;
+    for (int i = 0; i < kFaultyWeights; ++i)
+      EXPECT_TRUE(same_bytes(engine->acquire(id(i)).weight(), file_.weight(weight_name(i)))) << i;
+    EXPECT_LE(engine->report().peak, kept + needs_.least);
+  }
+}
+
 // Whichever read fails, somebody is told or nobody needed it.
 TEST_P(ReadFaults, AnyOneReadMayFail) {
   std::vector<WeightId> order;

@@ -165,11 +165,13 @@ def test_what_is_trained_is_refused_through_any_view(view: Callable[[Tensor], Te
 
 @pytest.mark.parametrize("storage", ["int8", "nf4"])
 def test_data_of_another_shape_is_taken_if_the_storage_holds_it(storage: str) -> None:
-    w, values = parameter(storage), torch.randn(24, 64)
-    with pytest.raises(stowage.InvalidArgument, match="must be floating"):
-        w.data = values.int()
-    w.data = values
-    assert torch.equal(w.dequantize(), stowage.quantize(values, storage).dequantize())
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        w, values = parameter(storage), torch.randn(24, 64).to(dtype)
+        with pytest.raises(stowage.InvalidArgument, match="must be floating"):
+            w.data = values.int()
+        w.data = values
+        wanted = stowage.quantize(values.float(), storage).dequantize()
+        assert w.dtype == dtype and torch.equal(w.dequantize(torch.float32), wanted)
 
 
 def test_data_of_a_shape_that_the_storage_cannot_hold_is_refused() -> None:
@@ -180,6 +182,61 @@ def test_data_of_a_shape_that_the_storage_cannot_hold_is_refused() -> None:
     assert torch.equal(w.dequantize(), before)
     w.data = torch.randn(512, 64)
     assert w.shape == (512, 64)
+
+
+def test_a_result_that_is_near_what_was_there_is_no_step() -> None:
+    w = parameter("int8")
+    values = w.dequantize() + 1e-6
+    torch.add(values, 1e-6, out=w.data)
+    assert torch.allclose(w.dequantize(), values, atol=1e-5)
+    with pytest.raises(stowage.Unsupported, match="rounding step"):
+        torch.add(w.data, 1e-6, out=w.data)
+
+
+NORMS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    **{
+        name: lambda x, mean, var, name=name: getattr(torch.ops.aten, name)(
+            x, None, None, mean, var, True, 0.1, 1e-5
+        )
+        for name in ("native_batch_norm", "_native_batch_norm_legit")
+    },
+    **{
+        name: lambda x, mean, var, name=name: getattr(torch.ops.aten, name)(
+            x, x[0], None, mean, var, True, 0.1, 1e-5
+        )
+        for name in ("cudnn_batch_norm", "miopen_batch_norm")
+    },
+    "batch_norm": lambda x, mean, var: F.batch_norm(x, mean, var, training=True),
+    "by name": lambda x, mean, var: F.batch_norm(
+        x, running_mean=mean, running_var=var, training=True
+    ),
+    "update_stats": lambda x, mean, var: torch.batch_norm_update_stats(x, mean, var, 0.1),
+}
+
+
+@pytest.mark.parametrize("form", NORMS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_running_statistics_are_never_lost(form: str, mode: Callable[[], object]) -> None:
+    """Their schemas do not say that they write; each of the two may rest."""
+    w, plain = parameter("int8"), torch.ones(64)
+    for given in ((w.data[0], plain), (plain, w.data[0])):
+        with pytest.raises(stowage.Unsupported, match="running statistics"), mode():  # type: ignore[attr-defined]
+            NORMS[form](torch.randn(3, 64), *given)
+    assert torch.equal(plain, torch.ones(64))
+    assert torch.equal(w.dequantize(), parameter("int8").dequantize())
+
+
+def test_a_write_through_an_alias_is_seen_in_both() -> None:
+    w, alias = parameter("int8"), parameter("int8")
+    alias.data = w
+    before = w._version
+    alias.fill_(0.5)
+    assert w._version > before and torch.allclose(w.dequantize(), torch.tensor(0.5))
+
+
+def test_a_plain_tensor_may_take_the_shape() -> None:
+    w, plain = parameter(), torch.zeros(16 * 64)
+    assert plain.resize_as_(w).shape == w.shape
 
 
 def test_same_values_may_always_be_written() -> None:

@@ -58,6 +58,22 @@ int fail_each_call(const Scratch& folder, int error, std::uint64_t shard_bytes) 
   }
 }
 
+TEST(WriterFault, AFullDiskIsNoticedBeforeAnythingIsMade) {
+  const Scratch folder;
+  constexpr std::int64_t kPetabyte = std::int64_t{1} << 50;
+  const Fault none(-1, 0);
+  for (const std::uint64_t shard_bytes : {std::uint64_t{1} << 40, std::uint64_t{1} << 60}) {
+    WriterOptions options;
+    options.shard_bytes = shard_bytes;
+    const std::vector<Declaration> large{
+        {.name = "a", .dtype = Dtype::u8, .shape = {kPetabyte}, .dtype_name = {}}};
+    EXPECT_STOWAGE_ERROR(Writer(folder.path("m.safetensors"), large, options), io,
+                         "bytes of space, got ");
+  }
+  EXPECT_EQ(Fault::calls(), 0);
+  EXPECT_TRUE(folder.names().empty());
+}
+
 TEST(WriterFault, ANewFileLeavesNothingWhenAnyCallFails) {
   for (const int error : {ENOSPC, EIO}) {
     const Scratch folder;

@@ -113,6 +113,14 @@ def test_pickles_leave_it_out(move: Callable[[Any], Any]) -> None:
     assert not has_init_value(back.weight) and has_init_value(layer.weight)
 
 
+def test_a_weight_without_one_takes_the_data_of_one_that_has() -> None:
+    layer = one()
+    other = torch.nn.Parameter(stowage.quantize(torch.zeros(3, 4), "int8"), requires_grad=False)
+    other.data = layer.weight
+    assert torch.equal(other.dequantize(), layer.weight.dequantize())
+    assert has_init_value(layer.weight) and not has_init_value(other)
+
+
 def test_deep_copies_have_a_state_of_their_own() -> None:
     layer = one()
     other = copy.deepcopy(layer)
