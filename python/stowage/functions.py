@@ -120,7 +120,7 @@ def _product(x: Tensor, w: StowedTensor, transposed: bool) -> Any:
         raise translated(error) from None
 
 
-@function(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@function(torch.matmul, Tensor.matmul, Tensor.__matmul__)
 def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
     found = matrix(other)
     if found is None or kwargs or type(input) is not Tensor or input.dim() < 1:
@@ -130,6 +130,11 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
     if input.shape[-1] != other.shape[0]:
         return NotImplemented
     return _product(input, *found)
+
+
+@function(torch.mm, Tensor.mm)
+def _mm(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
+    return _matmul(input, other, **kwargs) if input.dim() == 2 else NotImplemented
 
 
 @function(F.embedding)

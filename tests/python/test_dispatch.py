@@ -253,3 +253,37 @@ def test_a_pullback_outlives_its_transform(storage: str, exact: bool, mode: type
     with mode():
         for pull in (lambda module: torch.func.vjp(module, x)[1](g)[0], second):
             assert torch.allclose(pull(model), pull(twin), atol=1e-4)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "x W^T": lambda w, x, z: x.mm(w.t()),
+    "z W": lambda w, x, z: z.mm(w),
+    "W x^T": lambda w, x, z: w.mm(x.t()),
+    "W^T z^T": lambda w, x, z: w.t().mm(z.t()),
+}
+MISFITS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "x W": lambda w, x, z: x.mm(w),
+    "W z^T": lambda w, x, z: w.mm(z.t()),
+    "3 x 2": lambda w, x, z: x[None].mm(w.t()),
+    "2 x 3": lambda w, x, z: w.mm(x.t()[None]),
+    "1 x 2": lambda w, x, z: x[0].mm(w.t()),
+    "addmm": lambda w, x, z: torch.addmm(torch.zeros(48), z, w.t()),
+    "addmm 3 x 2": lambda w, x, z: torch.addmm(torch.zeros(48), x[None], w.t()),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("storage", ["int8", "nf4"])
+def test_matrix_products_need_no_dense_weight(storage: str, mode: Callable[[], object]) -> None:
+    w, x, z = stowage.quantize(torch.randn(48, 64), storage), torch.randn(5, 64), torch.randn(5, 48)
+    stowage.fallbacks(clear=True)
+    with mode():  # type: ignore[attr-defined]
+        for product in PRODUCTS.values():
+            assert torch.allclose(product(w, x, z), product(w.dequantize(), x, z), atol=1e-4)
+        assert stowage.fallbacks() == {}
+        for product in MISFITS.values():
+            with pytest.raises(RuntimeError) as wanted:
+                product(w.dequantize(), x, z)
+            with pytest.raises(RuntimeError) as got:
+                product(w, x, z)
+            assert str(got.value) == str(wanted.value)
