@@ -59,6 +59,8 @@ class Core:
                 done = subprocess.run(run, **both, timeout=self.limits.get(target, 600))
             except subprocess.TimeoutExpired:
                 return False
+            if " 0 tests " in log.read_text(errors="replace"):
+                raise SystemExit(f"mutate: {program} has no tests {some!r}")
             # The first run, of sources as they are, says how long the others may take.
             self.limits.setdefault(target, 60 + 10 * (time.monotonic() - began))
             return done.returncode == 0
