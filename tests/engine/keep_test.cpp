@@ -64,6 +64,7 @@ TEST_P(Keep, MayBeEverythingButOne) {
   for (WeightId unit = 0; unit < engine.size(); ++unit)
     if (unit != id(engine, 0)) most.push_back(unit);
   EXPECT_STOWAGE_ERROR(engine.keep(most), invalid_argument, "the budget must hold what is kept");
+  ASSERT_FALSE(HasFailure());  // without room for the last one its use would wait for ever
   std::erase(most, id(engine, 5));
   engine.keep(most);
   for (int pass = 0; pass < 4; ++pass)

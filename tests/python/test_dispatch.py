@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import stowage
+from stowage import dispatch
+from stowage.training import init_value, quantized_init
 
 MODES = [torch.no_grad, torch.enable_grad, torch.inference_mode]
 
@@ -287,3 +289,22 @@ def test_matrix_products_need_no_dense_weight(storage: str, mode: Callable[[], o
             with pytest.raises(RuntimeError) as got:
                 product(w, x, z)
             assert str(got.value) == str(wanted.value)
+
+
+def test_pinned_is_what_has_every_part_pinned() -> None:
+    """torch asks only where there is an accelerator."""
+    w = stowage.quantize(torch.randn(48, 64), "int8")
+    parts = [*w.parts.values()]
+    for t in (w, w.t()):
+        for plain in (None, *parts):
+            found = dispatch._is_pinned(lambda part, plain=plain: part is not plain, (t,), {})
+            assert found == (plain is None)
+
+
+def test_what_rests_is_copied_into_the_exact_value_of_a_weight_that_is_being_made() -> None:
+    source = stowage.quantize(torch.randn(8, 16), "f8_e4m3:tensor")
+    with quantized_init("f8_e4m3:tensor", preserve_init=True):
+        layer = nn.Linear(16, 8)
+        with torch.no_grad():
+            layer.weight.copy_(source)
+    assert torch.equal(init_value(layer.weight), source.dequantize())

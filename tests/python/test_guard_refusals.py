@@ -165,7 +165,7 @@ def test_what_is_trained_is_refused_through_any_view(view: Callable[[Tensor], Te
 
 @pytest.mark.parametrize("storage", ["int8", "nf4"])
 def test_data_of_another_shape_is_taken_if_the_storage_holds_it(storage: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float8_e4m3fn):
         w, values = parameter(storage), torch.randn(24, 64).to(dtype)
         with pytest.raises(stowage.InvalidArgument, match="must be floating"):
             w.data = values.int()
