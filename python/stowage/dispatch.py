@@ -195,7 +195,7 @@ def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rows, each = t.shape[0], sizes
         if each <= 0:
             return NotImplemented
-        sizes = [min(each, rows - first) for first in range(0, rows, each)]
+        sizes = [min(each, rows - first) for first in range(0, max(rows, 1), each)]
     if sum(sizes) != t.shape[0]:
         return NotImplemented
     return outside_inference(lambda: _pieces(t, list(sizes)))

@@ -95,3 +95,32 @@ def test_clones_and_moves_are_weights_of_their_own() -> None:
     for rows in (w[2:4].clone(), moved.weight.data):
         rows.fill_(100.0)  # its own scale
         assert torch.equal(w.dequantize(), before)
+
+
+CUTS: list[Callable[[Tensor], Any]] = [
+    lambda t: t[0:0].split(5),
+    lambda t: t[0:0].split(0),
+    lambda t: t[0:0].chunk(3),
+    lambda t: t[0:0].split([]),
+    lambda t: t[0:0].split([0, 0]),
+    lambda t: t[0:0].tensor_split(3),
+    lambda t: t[0:0].unbind(),
+    lambda t: t[:, 0:0].split(3, 1),
+    lambda t: t.split(0),
+    lambda t: t.split([]),
+]
+
+
+def sizes(cut: Callable[[Tensor], Any], t: Tensor) -> Any:
+    try:
+        return [tuple(piece.shape) for piece in cut(t)]
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("storage", ["bf16", "f8_e4m3:row", *SHARED])
+def test_pieces_of_nothing(storage: str) -> None:
+    dense = torch.randn(8, 64)
+    weight = stowage.quantize(dense, storage)
+    for cut in CUTS:
+        assert sizes(cut, weight) == sizes(cut, dense)
