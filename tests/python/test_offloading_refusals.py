@@ -90,7 +90,7 @@ def test_twice_and_never(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reads", ["mapped", "buffered", "direct"])
 def test_a_file_that_is_cut_short_is_an_error_not_the_end(reads: str, tmp_path: Path) -> None:
     model = made()
-    stowage.offload(model, ram="140KiB", folder=tmp_path, reads=reads)
+    stowage.offload(model, ram="100KiB", folder=tmp_path, reads=reads)
     x = torch.randn(2, 256)
     with torch.inference_mode():
         model(x)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made
+from offloadable import KINDS, ONE_INT8, ONE_WEIGHT, RAM, Model, X, made
 from torch import nn
 
 import stowage
@@ -127,7 +127,7 @@ def test_a_copy_writes_for_itself(tmp_path: Path) -> None:
 
 def test_a_report_of_one_pass(tmp_path: Path) -> None:
     model = made("int8").requires_grad_(False)
-    stowage.offload(model, ram=ONE_WEIGHT, folder=tmp_path, reads="buffered")
+    stowage.offload(model, ram=ONE_INT8, folder=tmp_path, reads="buffered")
     model(X)
     before = stowage.engine_report(model)
     model(X)

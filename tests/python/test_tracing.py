@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from offloadable import ONE_WEIGHT, X, made
+from offloadable import ONE_INT8, ONE_WEIGHT, X, made
 
 import stowage
 
@@ -24,7 +24,7 @@ def events(path: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_spans_waits_and_counters(tmp_path: Path) -> None:
     model = made("int8")
-    given = {"ram": ONE_WEIGHT, "reads": "buffered", "workers": 0}
+    given = {"ram": ONE_INT8, "reads": "buffered", "workers": 0}
     stowage.offload(model, folder=tmp_path / "w", **given)  # type: ignore[arg-type]
     model(X)
     before = stowage.engine_report(model)

@@ -14,6 +14,7 @@ import stowage
 X = torch.linspace(-1, 1, 3 * 160).reshape(3, 160)
 RAM = "1MiB"
 ONE_WEIGHT = 160 * 160 * 4 + (1 << 14)  # with the pages at its edges
+ONE_INT8 = 160 * 160 + (1 << 14)  # of codes and scales
 
 
 class Model(nn.Module):

@@ -136,13 +136,23 @@ def _fail(what: str) -> NoReturn:
     fail("invalid_argument", f"stowage::_convolution: {what}")
 
 
-def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> Tensor:
-    """An empty tensor of the shape and memory format of the dense convolution."""
+def _stock_shape(
+    x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options
+) -> torch.Size:
+    """Of the result of the dense convolution."""
     _check(x, shape, bias, given)
     where, weight = (torch.empty(tuple(s), dtype=x.dtype, device="meta") for s in (x.shape, shape))
-    seen = aten.convolution(where, weight, None if bias is None else bias.to("meta"), *given)
+    seen: Tensor = aten.convolution(
+        where, weight, None if bias is None else bias.to("meta"), *given
+    )
+    return seen.shape
+
+
+def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> Tensor:
+    """An empty tensor of the shape and memory format of the dense convolution."""
     form = _torch.suggest_memory_format(x)
-    return torch.empty(seen.shape, dtype=x.dtype, device=x.device, memory_format=form)
+    made = _stock_shape(x, shape, bias, given)
+    return torch.empty(made, dtype=x.dtype, device=x.device, memory_format=form)
 
 
 @where_x_is(at=2)
@@ -156,9 +166,8 @@ def _grad_input(
     *options: Any,
 ) -> Tensor:
     w, given = Resting(codes, scales, storage, shape, g.dtype), Options(*options)
-    like = _like_stock(x, shape, None, given)
-    if g.shape != like.shape:
-        _fail(f"g must be {list(like.shape)} like the result, got {list(g.shape)}")
+    if g.shape != (wanted := _stock_shape(x, shape, None, given)):
+        _fail(f"g must be {list(wanted)} like the result, got {list(g.shape)}")
     gx = torch.empty_like(x)
     for piece in _pieces(w, given.groups, given.transposed, _channel_bytes(gx)):
         sizes = (*given[:-1], piece.groups)
