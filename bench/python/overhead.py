@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import stowage
-from stowage import ops
+from stowage._ops import library
 
 LAYERS, SLICES, SIZE, ROUNDS = 200, 10, 16, 25
 STORAGE = "f8_e4m3:row"
@@ -48,7 +48,7 @@ def _calls(x: torch.Tensor) -> dict[str, Call]:
 
     stock, stowed = ([layer(stow) for _ in range(LAYERS)] for stow in (False, True))
     operands = [
-        ops.quantize(made.weight.detach(), weight.weight._storage.key)
+        library.quantize(made.weight.detach(), weight.weight._storage.key)
         for made, weight in zip(stock, stowed, strict=True)
     ]
     matrices = [(codes, [scale]) for codes, scale in operands]
@@ -56,7 +56,7 @@ def _calls(x: torch.Tensor) -> dict[str, Call]:
 
     def bare(part: slice) -> None:
         for codes, scales in matrices[part]:
-            ops.linear(x, codes, scales, key, SIZE, None)
+            library.linear(x, codes, scales, key, SIZE, None)
 
     def function(weights: list[torch.Tensor]) -> Call:
         def call(part: slice) -> None:

@@ -12,7 +12,7 @@ import torch
 from scenes import COMPUTE, STORAGES, VALUES
 from torch import Tensor
 
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 _HUGE = (2**31 - 1, 2**31, 2**40, 2**50, 2**62, 2**63 - 1)
 _EDGES = (0, 1, 2, 3, 7, 8, 9, 64, 257, -1, -2, *_HUGE, *(-h for h in _HUGE), -(2**63))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from scenes import COMPUTE, LINKS, MEASURED, NAMES, REPORT, STORAGES, VALUES, Scene, request
 
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 
 def _quantize(s: Scene) -> tuple[Any, ...]:
@@ -83,12 +83,12 @@ def _grouped(s: Scene) -> tuple[Any, ...]:
 
 
 def _trace_start(s: Scene) -> tuple[Any, ...]:
-    s.closers.append(ops.trace_stop)
+    s.closers.append(library.trace_stop)
     return (64,)
 
 
 def _trace_stop(s: Scene) -> tuple[Any, ...]:
-    ops.trace_start(8)
+    library.trace_start(8)
     return ()
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import stowage.training  # has ops of its own
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 STORAGES = (
     "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "f8_e4m3:tensor", "f8_e4m3:row", "f8_e5m2:row2",
@@ -66,7 +66,7 @@ class Scene:
         return kind, rows, columns
 
     def weight(self, kind: Storage, *shape: int) -> tuple[Tensor, list[Tensor]]:
-        codes, *scales = ops.quantize(torch.randn(shape), kind.key)
+        codes, *scales = library.quantize(torch.randn(shape), kind.key)
         return codes, scales
 
     def batch(self) -> tuple[int, ...]:
@@ -77,14 +77,14 @@ class Scene:
         return tuple(self.random.sample(sizes, len(sizes)))
 
     def file(self) -> int:
-        handle: int = ops.file_open(self.written)
-        self.closers.append(lambda: ops.file_close(handle))
+        handle: int = library.file_open(self.written)
+        self.closers.append(lambda: library.file_close(handle))
         return handle
 
     def engine(self) -> int:
         file, mode = self.file(), self.random.choice(("automatic", "mapped", "buffered", "direct"))
-        handle: int = ops.engine_open(file, 1 << 20, mode, self.random.choice((0, 0, 0, 2)))
-        self.closers.append(lambda: ops.engine_close(handle))
+        handle: int = library.engine_open(file, 1 << 20, mode, self.random.choice((0, 0, 0, 2)))
+        self.closers.append(lambda: library.engine_close(handle))
         return handle
 
     def declaration(self) -> str:
@@ -98,14 +98,14 @@ class Scene:
         return str(path)
 
     def writer(self) -> int:
-        handle: int = ops.writer_open(self.path(), self.declaration())
-        self.closers.append(lambda: ops.writer_discard(handle))
+        handle: int = library.writer_open(self.path(), self.declaration())
+        self.closers.append(lambda: library.writer_discard(handle))
         return handle
 
     def finished(self) -> int:
         handle = self.writer()
-        ops.writer_write(handle, "a", torch.zeros(12, dtype=torch.uint8))
-        ops.writer_write(handle, "b", torch.zeros(5, dtype=torch.uint8))
+        library.writer_write(handle, "a", torch.zeros(12, dtype=torch.uint8))
+        library.writer_write(handle, "b", torch.zeros(5, dtype=torch.uint8))
         return handle
 
 
@@ -121,9 +121,9 @@ def prepare() -> None:
     disk = f"{os.major(where)}:{os.minor(where)}"
     rates = {"disk": 1e9, "cached": 2e9}
     machine = {"links": {k: v for k, v in LINKS.items() if k != "key"}, "disks": {disk: rates}}
-    kept = {"stowage_links": 1, "machines": {ops.text(ops.machine_key()): machine}}
+    kept = {"stowage_links": 1, "machines": {library.text(library.machine_key()): machine}}
     Path(os.environ["STOWAGE_LINKS"]).write_text(json.dumps(kept))
-    Scene.plan = ops.text(ops.plan_make(request(None), json.dumps(LINKS)))
+    Scene.plan = library.text(library.plan_make(request(None), json.dumps(LINKS)))
 
 
 def request(path: str | None) -> str:

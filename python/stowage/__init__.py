@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
-from stowage import composite, fakes  # noqa: F401  they complete the ops
 from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
 from stowage._compute import (  # noqa: F401  tables
     bags,
@@ -13,7 +12,12 @@ from stowage._compute import (  # noqa: F401  tables
 )
 from stowage._compute import flops as _flops  # noqa: F401  it tells torch what products count
 from stowage._compute.grouped import grouped_linear
-from stowage._errors import (
+from stowage._model.frozen import frozen_linear
+from stowage._model.masters import drop_master
+from stowage._model.rows import Report, Row
+from stowage._model.sizes import nbytes
+from stowage._ops import composite, fakes  # noqa: F401  they complete the ops
+from stowage._ops.errors import (
     BadFile,
     FileError,
     InvalidArgument,
@@ -22,11 +26,7 @@ from stowage._errors import (
     StowageError,
     Unsupported,
 )
-from stowage._info import info
-from stowage._model.frozen import frozen_linear
-from stowage._model.masters import drop_master
-from stowage._model.rows import Report, Row
-from stowage._model.sizes import nbytes
+from stowage._ops.info import info
 from stowage._quantize import quantize
 from stowage._shard import (  # they tell tensors how to be sharded, and modules what to refuse
     replacement,  # noqa: F401

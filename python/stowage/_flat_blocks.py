@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stowage._errors import Unsupported
-from stowage._numbers import codec4, torchao
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage._ops.errors import Unsupported
+from stowage._ops.numbers import four_bit, torchao
+from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor, rows_and_columns
 
 
@@ -81,7 +81,7 @@ def encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) ->
 def _block_scales(parts: Sequence[Tensor], storage: Storage, which: Tensor) -> Tensor:
     if storage.dialect == "torchao":
         return torchao.block_scales(parts, storage, which).to(torch.float32)
-    return codec4.block_scales(parts, slice(0, parts[1].numel()))[which]
+    return four_bit.block_scales(parts, slice(0, parts[1].numel()))[which]
 
 
 def _nibbles(wanted: Tensor, scales: Tensor, tail: Tensor, storage: Storage) -> Tensor:
@@ -91,7 +91,7 @@ def _nibbles(wanted: Tensor, scales: Tensor, tail: Tensor, storage: Storage) -> 
         return torchao.encode(torchao.rounded(quotients, storage), storage)
     floor = scales.clamp(min=1e-38)
     scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
-    return codec4.encode4(scaled.clamp(-1, 1), storage).view_as(wanted)
+    return four_bit.encode4(scaled.clamp(-1, 1), storage).view_as(wanted)
 
 
 def _owned(which: Tensor, lines: Rows, weight: StowedTensor, block: int) -> Tensor:

@@ -4,9 +4,9 @@
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument, translated
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.storage import Storage
 from stowage.tensor import StowedTensor, wrap
 from stowage.views import PACKED
 
@@ -41,7 +41,7 @@ def quantize(
         values = values.dequantize(torch.float32)
     try:
         kind = kind.for_values(values.dtype)
-        parts = ops.quantize(values.contiguous(), kind.key, keep_nonfinite)
+        parts = library.quantize(values.contiguous(), kind.key, keep_nonfinite)
     except RuntimeError as error:
         raise translated(error) from None
     return wrap(parts, kind, tuple(values.shape), dtype, exact)

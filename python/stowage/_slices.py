@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage._ops import _torch
+from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage.tensor import StowedTensor, rows_and_columns, wrap
 from stowage.views import Step, share
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._torch import tree_leaves, tree_map_only
+from stowage._ops import library
+from stowage._ops._torch import tree_leaves, tree_map_only
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED, Chain, Packed, Step, replay, source
 
@@ -146,4 +146,4 @@ def _dequantized(weight: StowedTensor, first: int, last: int) -> Tensor:
         return weight.dequantize()[first:last] if weight.dim() else weight.dequantize()
     codes, *scales = weight._parts()
     ids = torch.arange(first, last, device=codes.device)
-    return ops.embedding(ids, codes, scales, weight._storage.key, weight.shape, weight._dt)
+    return library.embedding(ids, codes, scales, weight._storage.key, weight.shape, weight._dt)

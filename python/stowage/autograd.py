@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch
 from stowage._compute import direct, products
 from stowage._compute.rows import embedding
-from stowage._library import composite_forced
+from stowage._ops import _torch
+from stowage._ops.library import composite_forced
 
 __all__ = ["embedding", "linear", "linear_grad_input"]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage import ops
-from stowage._errors import raise_problems
 from stowage._files.flat import DISK_NAMES, flatten, label_all
 from stowage._files.real_values import (
     RealValues,
@@ -27,6 +25,8 @@ from stowage._files.real_values import (
 from stowage._files.writing import buffer_dtypes, declared, ties, write
 from stowage._model.casts import is_plain, plain_values
 from stowage._model.weights import Held, written
+from stowage._ops import library
+from stowage._ops.errors import raise_problems
 from stowage._shard.describing import is_spread
 from stowage._shard.gathering import by_the_first, together
 from stowage.tensor import StowedTensor
@@ -87,7 +87,7 @@ def save(
     def write_files() -> None:
         flat = _flat(every)
         weights = [_weight_facts(held) for held in every if _is_declared(held)]
-        said = ops.text(ops.quantization_config(json.dumps(weights)))
+        said = library.text(library.quantization_config(json.dumps(weights)))
         with described_anew(model, where, json.loads(said) if said else None):
             write(
                 where / FILE,

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch, guard, ops
+from stowage import guard
 from stowage._compute import blocks, products
 from stowage._compute.autocast import rounds_by_autocast
+from stowage._ops import _torch, library
 from stowage._slices import row, row_slice
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, Matrix, StowedTensor, initialising
@@ -280,7 +281,7 @@ def _embedding(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if type(w) is not StowedTensor or w.dim() != 2 or w._dt not in VALUE_DTYPES:
         return NotImplemented
     codes, *scales = w._parts()
-    return ops.embedding(ids, codes, scales, w._storage.key, w.shape, w._dt)
+    return library.embedding(ids, codes, scales, w._storage.key, w.shape, w._dt)
 
 
 @op(aten.copy_.default)

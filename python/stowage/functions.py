@@ -15,12 +15,13 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from stowage import _torch, autograd, guard, ops
+from stowage import autograd, guard
 from stowage._callers import module_of, nearest
 from stowage._compute import direct
 from stowage._compute.autocast import rounds_twice
 from stowage._compute.products import strides_count
-from stowage._errors import Unsupported, translated
+from stowage._ops import _torch, library
+from stowage._ops.errors import Unsupported, translated
 from stowage.registry import function
 from stowage.tensor import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage.views import StowedView, matrix
@@ -94,7 +95,7 @@ def _seen_linear(x: Tensor, weight: StowedTensor, bias: Tensor | None, matrix: M
                 "stowage: ONNX has no operator for weights that rest; export a plain copy of the "
                 "model (stowage.unstow)"
             )
-        return ops.linear(x, codes, scales, key, rows, bias, exact)
+        return library.linear(x, codes, scales, key, rows, bias, exact)
     trained = weight if _grad_enabled() and weight.requires_grad else None
     return autograd.linear(x, codes, scales, key, rows, bias, trained, exact)
 
@@ -153,7 +154,7 @@ def _embedding(
         return NotImplemented
     codes, scales, key = weight._matrix[:3]
     try:
-        return ops.embedding(input, codes, scales, key, weight.shape, weight._dt)
+        return library.embedding(input, codes, scales, key, weight.shape, weight._dt)
     except RuntimeError as error:
         raise translated(error) from None
 

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from stowage import _torch, ops, registry, requantize
-from stowage._errors import InvalidArgument, Unsupported, translated
-from stowage._torch import tree_map_only
+from stowage import registry, requantize
+from stowage._ops import _torch, library
+from stowage._ops._torch import tree_map_only
+from stowage._ops.errors import InvalidArgument, Unsupported, translated
 from stowage._working import Working
 from stowage.tensor import VALUE_DTYPES, StowedTensor, initialising, wrap
 from stowage.views import PACKED, Packed, StowedView, source
@@ -215,7 +216,7 @@ def _reshaped(into: StowedTensor, values: Tensor) -> StowedTensor:
         raise InvalidArgument(f"stowage: .data: {rule}, got {list(values.shape)}")
     wide = values if values.dtype in VALUE_DTYPES else values.float()
     try:
-        parts = ops.quantize(wide.detach().contiguous(), into._storage.key)
+        parts = library.quantize(wide.detach().contiguous(), into._storage.key)
     except RuntimeError as error:
         raise translated(error) from None
     return wrap(parts, into._storage, tuple(values.shape), values.dtype, into._exact)

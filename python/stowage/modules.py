@@ -8,7 +8,6 @@ import os
 import torch
 from torch import nn
 
-from stowage._errors import StowageError, raise_problems
 from stowage._model.calibrating import Calibration
 from stowage._model.casts import is_cast_of_itself
 from stowage._model.choosing import Limits
@@ -21,7 +20,8 @@ from stowage._model.stowing import Loss, Making, from_values, relabelled, unfit
 from stowage._model.unstowing import restored
 from stowage._model.weights import Held, Swap
 from stowage._model.weights import buffers as buffers_of
-from stowage._storage import Storage
+from stowage._ops.errors import StowageError, raise_problems
+from stowage._ops.storage import Storage
 from stowage.policy import Choice, Policy, Rules, Wish
 from stowage.skips import Skip
 from stowage.tensor import StowedTensor

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import ops
-from stowage._errors import FileError, InvalidArgument, translated
 from stowage._model.sizes import byte_count
+from stowage._ops import library
+from stowage._ops.errors import FileError, InvalidArgument, translated
 from stowage._plans.maps import collapsed
 from stowage._plans.units import units_of
 from stowage._tiers.measuring import Measured, figures_of
@@ -76,7 +76,7 @@ class Plan:
 
     def __init__(self, text: str, where: str = "plan") -> None:
         """`text`: JSON as docs/planning.md has it. Raises BadFile for what is no plan."""
-        self._text = _called(ops.plan_read, text, where)
+        self._text = _called(library.plan_read, text, where)
         self.facts: dict[str, Any] = json.loads(self._text)
 
     @cached_property
@@ -127,12 +127,12 @@ class Plan:
             "order": [unit["name"] for unit in facts["units"]],
         }
         links = json.dumps(facts["machine"]["links"] | {"key": facts["machine"]["key"]})
-        return Plan(_called(ops.plan_make, json.dumps(request), links))
+        return Plan(_called(library.plan_make, json.dumps(request), links))
 
     def check(self, source: Source) -> None:
         """Raises InvalidArgument, naming the difference, unless `source` (a model, or the path of
         one) has the weights that the plan was made for, resting as it says."""
-        _called(ops.plan_check, self._text, json.dumps(_described(source)))
+        _called(library.plan_check, self._text, json.dumps(_described(source)))
 
     def check_machine(self) -> None:
         """Raises InvalidArgument, naming both, unless the plan's rates are those of this machine:
@@ -169,7 +169,7 @@ class Plan:
         it as `stowage.measured` gave it) is shown beside what was predicted."""
         given = {"seconds": seconds, "peak": dict(peak or {}), "bytes": dict(bytes or {})}
         figures = given if measured is None else figures_of(measured)
-        _write(path, _called(ops.plan_html, self._text, json.dumps(figures)))
+        _write(path, _called(library.plan_html, self._text, json.dumps(figures)))
 
     def compare(self, measured: Measured | Mapping[str, Any]) -> Comparison:
         """Beside what a pass took: `stowage.measured`'s, or its figures ("seconds", and what is
@@ -178,14 +178,14 @@ class Plan:
         Raises InvalidArgument where no pass was measured.
         """
         figures = figures_of(measured)
-        text = _called(ops.plan_compare, self._text, json.dumps(figures))
+        text = _called(library.plan_compare, self._text, json.dumps(figures))
         return Comparison(self.predicted.seconds, float(figures["seconds"]), text)
 
     def to_json(self) -> str:
         return self._text
 
     def __str__(self) -> str:
-        return _called(ops.plan_text, self._text)
+        return _called(library.plan_text, self._text)
 
     def __repr__(self) -> str:
         model = self.facts["model"]
@@ -236,18 +236,18 @@ def plan(
         "works_on_cpu": works_on_cpu,
         "order": list(order) or [unit["name"] for unit in described["units"]],
     }
-    return Plan(_called(ops.plan_make, json.dumps(request), json.dumps(dict(rates))))
+    return Plan(_called(library.plan_make, json.dumps(request), json.dumps(dict(rates))))
 
 
 def machine_key() -> str:
     """CPU, cores, memory and kernel of this machine, in words."""
-    return _called(ops.machine_key)
+    return _called(library.machine_key)
 
 
 def measured_links(path: str | os.PathLike[str] = ".", *, anew: bool = False) -> dict[str, Any]:
     """What this machine, and the disk that `path` lies on, move and multiply: bytes per second. It
     is measured once, for some seconds, and kept (docs/env.md); `anew` measures in any case."""
-    rates: dict[str, Any] = json.loads(_called(ops.links_measure, os.fspath(path), anew))
+    rates: dict[str, Any] = json.loads(_called(library.links_measure, os.fspath(path), anew))
     return rates
 
 
@@ -281,7 +281,7 @@ def _called(op: Any, *arguments: Any) -> str:
         given = op(*arguments)
     except RuntimeError as error:
         raise translated(error) from None
-    return ops.text(given) if given is not None else ""
+    return library.text(given) if given is not None else ""
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:

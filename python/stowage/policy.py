@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, StowageError
 from stowage._model.declared import UncastPlaces, WidePlaces, adapter_paths
 from stowage._model.patterns import Pattern, check, label, matches, near_misses
 from stowage._model.resting import cannot_rest, is_narrow, too_narrow
 from stowage._model.weights import Held, Site, buffers, parameters
-from stowage._storage import Storage
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, StowageError
+from stowage._ops.storage import Storage
 from stowage.skips import HEADS, NO_SKIPS, Skip, Skips, contained
 
 # What a weight may rest as: one storage, None (plain), or several of them to choose from.

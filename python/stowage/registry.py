@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from stowage import _torch
-from stowage._errors import translated
+from stowage._ops import _torch
+from stowage._ops.errors import translated
 
 Handler = Callable[..., Any]
 

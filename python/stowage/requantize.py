@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument, Unsupported, translated
 from stowage._flat_blocks import Rows, encode_blocks, refuse
-from stowage._mapped import ensure_writable
-from stowage._numbers import codec
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, Unsupported, translated
+from stowage._ops.memory import ensure_writable
+from stowage._ops.numbers import scaled
+from stowage._ops.storage import Storage
 from stowage.tensor import VALUE_DTYPES, StowedTensor, rows_and_columns
 
 _SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
@@ -59,7 +59,7 @@ def first_parts(values: Tensor, storage: Storage) -> list[Tensor]:
     """Parts of a weight that is being initialised: of zeros as long as some value is not finite,
     since memory may hold anything until all of it is written."""
     try:
-        return ops.quantize(values.contiguous(), storage.key)
+        return library.quantize(values.contiguous(), storage.key)
     except RuntimeError as error:
         if torch.stack(torch.aminmax(values)).isfinite().all():
             raise translated(error) from None
@@ -121,7 +121,7 @@ def _encode_whole(
     quantizing twice may round twice."""
     wide = new if new.dtype in VALUE_DTYPES else new.float()
     kept = not bool(wide.isfinite().all())  # it held them before, or plan() had refused
-    fresh = ops.quantize(wide.contiguous(), weight._storage.key, kept)
+    fresh = library.quantize(wide.contiguous(), weight._storage.key, kept)
     if changed:
         return fresh
     before, after = (_dense(weight, each).view(torch.int32) for each in (parts, fresh))
@@ -130,7 +130,7 @@ def _encode_whole(
 
 def _dense(weight: StowedTensor, parts: Sequence[Tensor]) -> Tensor:
     codes, *scales = parts
-    return ops.dequantize(codes, scales, weight._storage.key, weight.shape, torch.float32)
+    return library.dequantize(codes, scales, weight._storage.key, weight.shape, torch.float32)
 
 
 def _lines(
@@ -151,7 +151,7 @@ def _values(weight: StowedTensor, parts: Sequence[Tensor], index: Tensor) -> Ten
     """Rows of the weight in fp32, [n, columns]. A scalar has none: a write to it is whole."""
     codes, *scales = parts
     kind, shape = weight._storage.key, weight.shape
-    rows = ops.embedding(index, codes, scales, kind, shape, torch.float32)
+    rows = library.embedding(index, codes, scales, kind, shape, torch.float32)
     return rows.view(len(index), rows_and_columns(shape)[1])
 
 
@@ -160,7 +160,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
     if storage.kind == "none":
         return _encode_casts(weight, parts, lines)
     if not lines.rest:
-        return ops.quantize(lines.values.view(weight.shape), storage.key)
+        return library.quantize(lines.values.view(weight.shape), storage.key)
     if storage.bits == 4:
         return encode_blocks(weight, parts, lines)
     codes, scale = (part.clone() for part in parts)
@@ -168,9 +168,9 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         reach = float(scale) * storage.largest * _SLACK
         if float(lines.values.abs().amax()) > reach:
             refuse(weight, f"values within +-{reach:.6g}")
-        fresh = [codec.encode8(lines.values, scale, storage)]
+        fresh = [scaled.encode8(lines.values, scale, storage)]
     else:
-        fresh = ops.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
+        fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
         scale[lines.rows] = fresh[1]
     codes[lines.rows] = fresh[0].view(-1, *weight.shape[1:])
     return [codes, scale]
@@ -180,7 +180,7 @@ def _encode_casts(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) ->
     codes = parts[0].clone()
     flat = codes.view(rows_and_columns(weight.shape))
     values = torch.where(lines.changed, lines.values, 0.0)
-    (fresh,) = ops.quantize(values, weight._storage.key)
+    (fresh,) = library.quantize(values, weight._storage.key)
     flat[lines.rows] = torch.where(lines.changed, fresh, flat[lines.rows])
     return [codes]
 

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor, Replicate
 
-from stowage import _torch
-from stowage._errors import BadFile, InvalidArgument
-from stowage._files.source import octets
 from stowage._model.weights import written
+from stowage._ops import _torch
+from stowage._ops.errors import BadFile, InvalidArgument
+from stowage._ops.memory import octets
 from stowage._shard.gathering import reshard
 from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import join_columns, take_columns

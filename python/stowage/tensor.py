@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch, ops, registry
 from stowage import _trails as trails
-from stowage._errors import InvalidArgument, translated
-from stowage._mapped import copied, sent
-from stowage._storage import Storage, StorageName, check_parts
+from stowage import registry
+from stowage._ops import _torch, library
+from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.memory import copied, sent
+from stowage._ops.storage import Storage, StorageName, check_parts
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -167,7 +168,7 @@ class StowedTensor(Tensor):
         direct = out if out in VALUE_DTYPES else torch.float32
         codes, *scales = self._parts()
         try:
-            values = ops.dequantize(codes, scales, self._storage.key, self.shape, direct)
+            values = library.dequantize(codes, scales, self._storage.key, self.shape, direct)
         except RuntimeError as error:
             raise translated(error) from None
         return values if out is direct else values.to(out)

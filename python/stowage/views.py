@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch, ops, registry
-from stowage._errors import InvalidArgument
+from stowage import registry
+from stowage._ops import _torch, library
+from stowage._ops.errors import InvalidArgument
 from stowage.tensor import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
 
 aten = torch.ops.aten
@@ -83,7 +84,7 @@ class StowedView(Tensor):
         codes, *scales = weight._parts()
         row = torch.full((1,), index % weight.shape[0], device=codes.device)
         kind, shape = weight._storage.key, weight.shape
-        return ops.embedding(row, codes, scales, kind, shape, weight._dt)[0]
+        return library.embedding(row, codes, scales, kind, shape, weight._dt)[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         steps = ".".join(_torch.schema(step.op).name.removeprefix("aten::") for step in self._chain)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemas of all ops. Fakes and gradients are in Python (fakes.py, autograd.py): a shape
+// The schemas of all ops. Fakes and gradients are in Python (_ops/fakes.py, autograd.py): a shape
 // function written in stable-ABI C++ would fix symbolic sizes without a word.
 #include <torch/csrc/stable/library.h>
 

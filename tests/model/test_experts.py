@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 transformers = pytest.importorskip("transformers")
 

@@ -25,8 +25,8 @@ from mergeable import (
 from torch import nn
 
 import stowage
-from stowage._numbers import stochastic
-from stowage._storage import Storage
+from stowage._ops.numbers import stochastic
+from stowage._ops.storage import Storage
 from stowage.tensor import StowedTensor
 
 peft = pytest.importorskip("peft")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 from stowage.tensor import StowedTensor
 
 peft = pytest.importorskip("peft")

@@ -15,7 +15,7 @@ from pretend_device import counted, counters
 from torch import nn
 
 import stowage
-from stowage._mapped import is_borrowed
+from stowage._ops.memory import is_borrowed
 from stowage.compat import accelerate
 from stowage.compat.accelerate.hooks import (
     AlignDevicesHook,

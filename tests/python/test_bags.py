@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stowage
-from stowage import ops
 from stowage._compute import tiles as _tiles
+from stowage._ops import library
 
 STORAGES = ["f8_e4m3", "int8", "nf4", "nf4:block64:nested", "bf16"]
 IDS, OFFSETS = torch.tensor([1, 40, 2, 2, 4, 1, 1]), torch.tensor([0, 3, 3, 5])
@@ -41,7 +41,7 @@ def widened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return call
 
     for name in ("dequantize", "embedding"):
-        monkeypatch.setattr(ops, name, watched(getattr(ops, name)))
+        monkeypatch.setattr(library, name, watched(getattr(library, name)))
     return seen
 
 

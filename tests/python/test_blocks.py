@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import stowage
-from stowage import ops
 from stowage._compute import blocks as _blocks
-from stowage._library import composite_forced
+from stowage._ops import library
+from stowage._ops.library import composite_forced
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not composite_forced())
 
@@ -66,14 +66,14 @@ def nothing_open() -> Iterator[None]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often the codes at an address were widened by way of a scope."""
     seen: Counter[int] = Counter()
-    op = ops.dequantize
+    op = library.dequantize
 
     def call(codes: Tensor, *args: Any) -> Tensor:
         seen[codes.data_ptr()] += 1
         out: Tensor = op(codes, *args)
         return out
 
-    monkeypatch.setattr(ops, "dequantize", call)
+    monkeypatch.setattr(library, "dequantize", call)
     return seen
 
 

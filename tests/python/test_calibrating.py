@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import stowage
 from stowage._model.calibrating import output_errors
 from stowage._model.weights import Held, parameters
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 INT8, NF4, BF16 = Storage("int8"), Storage("nf4"), Storage("bf16")
 

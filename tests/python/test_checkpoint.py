@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import ops
+from stowage._ops import library
 from stowage.tensor import StowedTensor
 
 STORAGES = [
@@ -295,5 +295,5 @@ def test_a_plain_state_is_quantized_to_what_the_model_has() -> None:
     stowage.load_state_dict(model, values.state_dict())
     assert model.body.weight.storage == "int8:row" and model.body.weight._exact
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}  # the model's, as in torch
-    codes = ops.quantize(values.body.weight.detach(), model.body.weight._storage.key)[0]
+    codes = library.quantize(values.body.weight.detach(), model.body.weight._storage.key)[0]
     assert torch.equal(model.body.weight.parts["codes"], codes)

@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stowage import ops
+    from stowage._ops import library as ops
 
     path = stowage.save(make(), tmp_path)
     before = path.read_bytes()

@@ -74,7 +74,7 @@ def test_the_first_that_is_good_enough_is_taken() -> None:
     for i, errors in enumerate(table):
         fits = [storage for storage, error in zip(LIST, errors, strict=True) if error <= 0.05]
         row, count = report[f"{i}.weight"], LIST.index(fits[0]) + 1
-        assert row.storage == stowage._storage.Storage(fits[0]).name
+        assert row.storage == stowage._ops.storage.Storage(fits[0]).name
         assert row.relative_error == pytest.approx(errors[count - 1], rel=1e-6)
         assert row.reason.count(",") == count - 1  # none after it was tried
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import stowage
-from stowage import ops
+from stowage._ops import library
 
 # Sizes that are equal in the first call would be taken for one size.
 SHAPES = [(b, t) for b in (2, 3) for t in (5, 7, 11, 16, 40)]
@@ -181,10 +181,10 @@ def test_ops_bring_no_value_to_the_host(storage: str) -> None:
     with FakeTensorMode() as mode:  # has no values to bring
         parts = [mode.from_tensor(p) for p in weight.parts.values()]
         x, key = torch.empty(5, 72), weight._storage.key
-        assert ops.linear(x, parts[0], parts[1:], key, 40, None).shape == (5, 40)
+        assert library.linear(x, parts[0], parts[1:], key, 40, None).shape == (5, 40)
         g = torch.empty(5, 40)
-        assert ops.linear_grad_input(g, parts[0], parts[1:], key, 72).shape == (5, 72)
-        dense = ops.dequantize(parts[0], parts[1:], key, (40, 72), torch.float32)
-        rows = ops.embedding(torch.empty(3, dtype=torch.int64), parts[0], parts[1:], key,
+        assert library.linear_grad_input(g, parts[0], parts[1:], key, 72).shape == (5, 72)
+        dense = library.dequantize(parts[0], parts[1:], key, (40, 72), torch.float32)
+        rows = library.embedding(torch.empty(3, dtype=torch.int64), parts[0], parts[1:], key,
                              (40, 72), torch.float32)  # fmt: skip
         assert dense.shape == (40, 72) and rows.shape == (3, 72)

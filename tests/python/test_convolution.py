@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage import ops
 from stowage._compute import convolution, tiles
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 # Cut by the small tile below: within a group, into whole groups, by rows and by columns.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -109,14 +109,14 @@ def widened(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[
     seen: list[int] = []
 
     def watch(name: str) -> None:
-        op = getattr(ops, name)
+        op = getattr(library, name)
 
         def call(*args: Any) -> Tensor:
             out: Tensor = op(*args)
             seen.append(out.numel())
             return out
 
-        patch.setattr(ops, name, call)
+        patch.setattr(library, name, call)
 
     with monkeypatch.context() as patch:
         watch("dequantize")
@@ -207,8 +207,8 @@ def test_opcheck(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_torch_refuses_is_refused(transposed: bool, groups: int) -> None:
     """Channels are taken in pieces, so that nothing but a check sees too many of them."""
     key, shape = Storage("int8:row").key, [4, 2, 3]
-    codes, *scales = ops.quantize(torch.randn(shape), key)
-    weight = ops.dequantize(codes, scales, key, shape, torch.float32)
+    codes, *scales = library.quantize(torch.randn(shape), key)
+    weight = library.dequantize(codes, scales, key, shape, torch.float32)
     options = ([1], [1], [1], transposed, [0], groups)
     taken = 0
     for sizes in ((2, 2, 9), (2, 4, 9), (2, 5, 9), (2, 8, 9), (2, 8, 0), (0, 4, 9), (4, 9)):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="stock ops have no bf16 products")
 

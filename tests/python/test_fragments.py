@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import stowage
-from stowage._numbers.stochastic import quantize as round_stochastically
+from stowage._ops.numbers.stochastic import quantize as round_stochastically
+from stowage._ops.storage import Storage
 from stowage._shard import fragments
 from stowage._shard.fragments import Fragment, amaxes, row_parts, rows_fragment, whole_parts
 from stowage._shard.records import encode
-from stowage._storage import Storage
 
 STORAGES = [
     "f32", "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "f8_e4m3:row2",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 STORAGES = ["f8_e4m3", "f8_e5m2:row", "int8", "int8:block48", "nf4", "nf4:block64:nested", "bf16"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 STORAGES = ["f8_e4m3", "int8:row2", "f8_e4m3:row", "int8:block32", "nf4", "nf4:block64:nested"]
 EXPERTS, OUT, IN = 4, 256, 64  # 256 rows of 64: where nested scales may be cut

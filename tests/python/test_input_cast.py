@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import stowage
-from stowage._library import composite_forced
 from stowage._model import input_cast as _input_cast
+from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="models of bf16 need the kernels")
 BF16, F32 = torch.bfloat16, torch.float32

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="no instruction set to choose")
 

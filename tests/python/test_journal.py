@@ -14,8 +14,8 @@ import torch
 from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made
 
 import stowage
-from stowage._errors import FileError
 from stowage._model.sizes import memory
+from stowage._ops.errors import FileError
 from stowage._tiers.journal import Journal
 
 

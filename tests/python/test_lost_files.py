@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import ops
+from stowage._ops import library
 
 
 class Model(nn.Module):
@@ -94,14 +94,14 @@ def test_a_compiled_model_raises_too(tmp_path: Path) -> None:
 def test_a_load_of_lost_bytes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening and the reading."""
     path = saved(tmp_path)
-    size, opened = path.stat().st_size, ops.file_open
+    size, opened = path.stat().st_size, library.file_open
 
     def open_and_cut(name: str) -> int:
         handle: int = opened(name)
         cut(path, size - 8192)
         return handle
 
-    monkeypatch.setattr(ops, "file_open", open_and_cut)
+    monkeypatch.setattr(library, "file_open", open_and_cut)
     model = Model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(stowage.BadFile, match=r"got \d+ bytes for \d+"):
@@ -122,21 +122,21 @@ def test_saving_lost_bytes_raises(tmp_path: Path) -> None:
 def test_a_deleted_or_replaced_file_stays(tmp_path: Path) -> None:
     path = saved(tmp_path)
     model = stowage.load(Model, tmp_path, mmap=True)
-    handle = ops.file_open(str(path))
+    handle = library.file_open(str(path))
     wanted = model(IDS)
     (tmp_path / "other").write_bytes(b"short")
     (tmp_path / "other").rename(path)
     assert torch.equal(model(IDS), wanted)
     path.unlink()
     assert torch.equal(model(IDS), wanted)
-    ops.file_check(handle)
-    ops.file_close(handle)
+    library.file_check(handle)
+    library.file_close(handle)
 
 
 CHILD = """
 import faulthandler, mmap, os, sys, tempfile
 import torch, stowage
-from stowage import ops
+from stowage._ops import library as ops
 faulthandler.enable()
 ops.file_close(ops.file_open(sys.argv[1]))  # the first mapping
 with tempfile.TemporaryFile() as file:

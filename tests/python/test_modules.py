@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import ops
-from stowage._library import composite_forced
+from stowage._ops import library
+from stowage._ops.library import composite_forced
 from stowage.tensor import StowedTensor
 
 STORAGES = [
@@ -113,7 +113,7 @@ def test_values_are_quantized_from_the_given_dtype() -> None:
     model = nn.Linear(64, 16, bias=False)
     model.weight.data.copy_(weight)
     stowage.stow(model, "int8", compute_dtype=torch.bfloat16)
-    codes, scale = ops.quantize(weight, model.weight._storage.key)
+    codes, scale = library.quantize(weight, model.weight._storage.key)
     assert torch.equal(model.weight.parts["codes"], codes)
     assert torch.equal(model.weight.parts["scale"], scale)
 
@@ -185,7 +185,7 @@ def test_a_weight_that_rests_keeps_its_storage_unless_asked() -> None:
     values = model.body.weight.dequantize(torch.float32)
     stowage.stow(model, "int8", restow=True)
     assert model.body.weight.storage == "int8:row"
-    codes = ops.quantize(values, model.body.weight._storage.key)[0]
+    codes = library.quantize(values, model.body.weight._storage.key)[0]
     assert torch.equal(model.body.weight.parts["codes"], codes)
     assert model.lm_head.weight is model.embed.weight
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import stowage
-from stowage import ops
 from stowage._model import stowing
+from stowage._ops import library
 from stowage.tensor import StowedTensor
 
 
@@ -82,7 +82,7 @@ def test_any_exception_leaves_the_model_as_it_was(
 ) -> None:
     model = model_with_buffer()
     before = {name: (p, p.clone(), p.dtype) for name, p in model.named_parameters()}
-    real, calls = ops.quantize, []
+    real, calls = library.quantize, []
 
     def quantize(*args: Any) -> Any:
         calls.append(args)
@@ -90,7 +90,7 @@ def test_any_exception_leaves_the_model_as_it_was(
             raise error
         return real(*args)
 
-    monkeypatch.setattr(stowing.ops, "quantize", quantize)
+    monkeypatch.setattr(stowing.library, "quantize", quantize)
     with pytest.raises(type(error)):
         stowage.stow(model, "int8", compute_dtype=torch.bfloat16)
     assert len(calls) == 3

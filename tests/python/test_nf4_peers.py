@@ -9,7 +9,7 @@ import nf4_peers
 import pytest
 import torch
 
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 OURS = {"nf4", "nested", "torchao form"}
 

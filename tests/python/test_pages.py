@@ -15,8 +15,8 @@ from safetensors import safe_open
 from torch import nn
 
 import stowage
-from stowage import _errors
-from stowage._storage import Storage
+from stowage._ops import errors
+from stowage._ops.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
@@ -212,14 +212,14 @@ def test_the_codes_of_errors() -> None:
     codes = re.search(r"enum class Code \{ ([\w, ]+) \}", header)
     rows = table("docs/errors.md", "code | when | in Python")
     assert codes and [quoted(row[0])[0] for row in rows] == codes[1].split(", ")
-    named = {_errors.StowageError}
+    named = {errors.StowageError}
     for code, _, where in rows:
         kinds = {getattr(stowage, name) for name in re.findall(r"`stowage\.(\w+)`", where)}
-        assert _errors._CLASSES[quoted(code)[0]] in kinds
+        assert errors._CLASSES[quoted(code)[0]] in kinds
         for kind, base in re.findall(r"`stowage\.(\w+)` \(an? `(\w+)`", where):
             assert issubclass(getattr(stowage, kind), __builtins__[base])  # type: ignore[index]
         named |= kinds
-    every = {k for k in vars(_errors).values() if isinstance(k, type) and issubclass(k, Exception)}
+    every = {k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)}
     assert named == every
     assert all(issubclass(kind, RuntimeError) for kind in every)
 

@@ -24,7 +24,7 @@ from granularity import (
 from peaks import Peak
 
 import stowage
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="the pool belongs to the kernels")
 SCRIPT = Path(__file__).resolve().parents[2] / "bench/python/granularity.py"

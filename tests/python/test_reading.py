@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import stowage
-from stowage import ops
 from stowage._files import ahead
 from stowage._files.ahead import Extent, ReadAhead
 from stowage._files.source import FileSource
+from stowage._ops import library
 
 
 def names() -> list[str]:
@@ -41,8 +41,8 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
             reached.set()
 
     dropped: list[tuple[int, str]] = []
-    monkeypatch.setattr(ops, "file_populate", populate)
-    monkeypatch.setattr(ops, "file_drop", lambda file, name: dropped.append((file, name)))
+    monkeypatch.setattr(library, "file_populate", populate)
+    monkeypatch.setattr(library, "file_drop", lambda file, name: dropped.append((file, name)))
     monkeypatch.setattr(ahead, "WINDOW", 6 << 20)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]

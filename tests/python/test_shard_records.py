@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stowage._ops.storage import Storage
 from stowage._shard.records import decode, encode, geometry
-from stowage._storage import Storage
 
 STORAGES = (
     "nf4",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 STORAGES = ["nf4", "fp4:block128", "nf4:block64:nested"]
 State = dict[str, Any]

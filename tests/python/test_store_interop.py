@@ -10,8 +10,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 # Every dtype that safetensors 0.8 can save from torch, and how the header spells it.
 DTYPES = {
@@ -54,10 +54,10 @@ def some_tensors() -> dict[str, torch.Tensor]:
 
 
 def read_all(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, bytes]]:
-    file = ops.file_open(str(path))
-    facts = {t["name"]: t for t in json.loads(ops.text(ops.file_describe(file)))["tensors"]}
-    content = {name: ops.file_read(file, name).numpy().tobytes() for name in facts}
-    ops.file_close(file)
+    file = library.file_open(str(path))
+    facts = {t["name"]: t for t in json.loads(library.text(library.file_describe(file)))["tensors"]}
+    content = {name: library.file_read(file, name).numpy().tobytes() for name in facts}
+    library.file_close(file)
     return facts, content
 
 
@@ -65,11 +65,11 @@ def copy(source: Path, target: Path, shard_bytes: int = 0) -> None:
     """Write every tensor of a file again, by its header alone."""
     facts, content = read_all(source)
     declared = {"tensors": list(facts.values()), "shard_bytes": shard_bytes}
-    writer = ops.writer_open(str(target), json.dumps(declared))
+    writer = library.writer_open(str(target), json.dumps(declared))
     for name, data in content.items():
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
-        ops.writer_write(writer, name, tensor)
-    ops.writer_finish(writer)
+        library.writer_write(writer, name, tensor)
+    library.writer_finish(writer)
 
 
 def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
@@ -161,15 +161,15 @@ def test_reads_what_bitsandbytes_wrote(
     values = torch.randn(64, 256, dtype=torch.bfloat16)
     saved = bitsandbytes_weight(storage, quant_storage, values)
     safetensors.torch.save_file(saved, tmp_path / "m.safetensors")
-    file = ops.file_open(str(tmp_path / "m.safetensors"))
-    (weight,) = json.loads(ops.text(ops.file_describe(file)))["weights"]
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    (weight,) = json.loads(library.text(library.file_describe(file)))["weights"]
     assert (weight["name"], weight["storage"]) == ("weight", name)
     assert (weight["shape"], weight["compute"]) == ([64, 256], "BF16")
-    ours = ops.quantize(values, storage.key, False)
+    ours = library.quantize(values, storage.key, False)
     for part, mine in zip(weight["parts"], ours, strict=True):
         if "quant_state" not in part and "nested_quant_map" not in part:
-            assert ops.file_read(file, part).numpy().tobytes() == raw(mine), part
-    ops.file_close(file)
+            assert library.file_read(file, part).numpy().tobytes() == raw(mine), part
+    library.file_close(file)
 
 
 def test_refuses_what_safetensors_refuses(tmp_path: Path) -> None:
@@ -187,4 +187,4 @@ def test_refuses_what_safetensors_refuses(tmp_path: Path) -> None:
         with pytest.raises(safetensors.SafetensorError):
             safetensors.torch.load_file(path)
         with pytest.raises(Exception, match=r"m\.safetensors.* must .*\[[a-z_]+\]"):
-            ops.file_open(str(path))
+            library.file_open(str(path))

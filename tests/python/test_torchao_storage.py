@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._errors import InvalidArgument, Unsupported
-from stowage._storage import Storage
+from stowage._ops.errors import InvalidArgument, Unsupported
+from stowage._ops.storage import Storage
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAMES = ("f32", "bf16", "f16", "f64")

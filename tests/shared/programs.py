@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import stowage
 from stowage import StowedTensor
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 View = Callable[[Tensor], Tensor]
 STEPS = 30  # of one program

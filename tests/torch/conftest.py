@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage._library import composite_forced
+from stowage._ops.library import composite_forced
 
 STORAGES = (
     "f32",

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage import composite, ops
-from stowage._storage import Storage
+from stowage._ops import composite, library
+from stowage._ops.storage import Storage
 
 KIND = Storage("int8:row")
 
 
 @pytest.fixture(params=["kernels", "composite"])
 def linear(request: pytest.FixtureRequest):
-    return ops.linear if request.param == "kernels" else composite.linear
+    return library.linear if request.param == "kernels" else composite.linear
 
 
 def weight(kind: Storage = KIND, rows: int = 8, columns: int = 64) -> tuple[Tensor, list[Tensor]]:
-    codes, *scales = ops.quantize(torch.randn(rows, columns), kind.key)
+    codes, *scales = library.quantize(torch.randn(rows, columns), kind.key)
     return codes, scales
 
 
@@ -58,29 +58,32 @@ def test_linear(linear, args, text) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: ops.quantize(X.long(), KIND.key), "x must be"),
-        (lambda: ops.quantize(torch.tensor(1.0), KIND.key), "at least 1 dimension"),
-        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [8, 65], _B), r"codes must be \[8, 65\]"),
-        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [8, 64], torch.int32), "out must be"),
-        (lambda: ops.dequantize(CODES, SCALES, KIND.key, [-8, 64], _B), "negative"),
-        (lambda: ops.embedding(X, CODES, SCALES, KIND.key, [8, 64], _B), "ids must be"),
+        (lambda: library.quantize(X.long(), KIND.key), "x must be"),
+        (lambda: library.quantize(torch.tensor(1.0), KIND.key), "at least 1 dimension"),
         (
-            lambda: ops.embedding(torch.tensor([8]), CODES, SCALES, KIND.key, [8, 64], _B),
+            lambda: library.dequantize(CODES, SCALES, KIND.key, [8, 65], _B),
+            r"codes must be \[8, 65\]",
+        ),
+        (lambda: library.dequantize(CODES, SCALES, KIND.key, [8, 64], torch.int32), "out must be"),
+        (lambda: library.dequantize(CODES, SCALES, KIND.key, [-8, 64], _B), "negative"),
+        (lambda: library.embedding(X, CODES, SCALES, KIND.key, [8, 64], _B), "ids must be"),
+        (
+            lambda: library.embedding(torch.tensor([8]), CODES, SCALES, KIND.key, [8, 64], _B),
             r"\[0, 8\), got 8",
         ),
         (
-            lambda: ops.embedding(torch.tensor([-1]), CODES, SCALES, KIND.key, [8, 64], _B),
+            lambda: library.embedding(torch.tensor([-1]), CODES, SCALES, KIND.key, [8, 64], _B),
             r"\[0, 8\), got -1",
         ),
         (
-            lambda: ops.linear_grad_input(X, CODES, SCALES, KIND.key, 64),
+            lambda: library.linear_grad_input(X, CODES, SCALES, KIND.key, 64),
             r"g must be \[\.\.\., 8\], got \[3, 64\]",
         ),
-        (lambda: ops.amax([X, X.long()]), "x must be float64, float32, .*got int64"),
+        (lambda: library.amax([X, X.long()]), "x must be float64, float32, .*got int64"),
         (lambda: composite.amax([X, X.long()]), "x must be one of .*got int64"),
-        (lambda: ops.amax([X.to("meta"), X]), "x must be on (meta|the CPU)"),
-        (lambda: ops.measure(X, CODES, SCALES, KIND.key), r"codes must be \[3, 64\]"),
-        (lambda: ops.linear(X, CODES.to("meta"), SCALES, KIND.key, 8, None), "on the CPU|meta"),
+        (lambda: library.amax([X.to("meta"), X]), "x must be on (meta|the CPU)"),
+        (lambda: library.measure(X, CODES, SCALES, KIND.key), r"codes must be \[3, 64\]"),
+        (lambda: library.linear(X, CODES.to("meta"), SCALES, KIND.key, 8, None), "on the CPU|meta"),
     ],
 )
 def test_other_ops(call, text) -> None:
@@ -102,7 +105,7 @@ def test_released_memory(which, exact) -> None:
     given[which] = released(given[which])
     args = (given["x"], given["codes"], [given["scale"]], KIND.key, 8, given["bias"], exact)
     with pytest.raises(RuntimeError, match=rf"{which} must have its memory.*storage was released"):
-        ops.linear(*args)
+        library.linear(*args)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +114,13 @@ def test_released_memory(which, exact) -> None:
 def test_released_memory_in_other_ops(name) -> None:
     codes, shape = released(CODES), [8, 64]
     calls = {
-        "quantize": lambda: ops.quantize(released(X), KIND.key),
-        "amax": lambda: ops.amax([X, released(X)]),
-        "dequantize": lambda: ops.dequantize(codes, SCALES, KIND.key, shape, _B),
-        "linear_grad_input": lambda: ops.linear_grad_input(X[:, :8], codes, SCALES, KIND.key, 64),
-        "embedding": lambda: ops.embedding(torch.arange(2), codes, SCALES, KIND.key, shape, _B),
+        "quantize": lambda: library.quantize(released(X), KIND.key),
+        "amax": lambda: library.amax([X, released(X)]),
+        "dequantize": lambda: library.dequantize(codes, SCALES, KIND.key, shape, _B),
+        "linear_grad_input": lambda: library.linear_grad_input(
+            X[:, :8], codes, SCALES, KIND.key, 64
+        ),
+        "embedding": lambda: library.embedding(torch.arange(2), codes, SCALES, KIND.key, shape, _B),
     }
     with pytest.raises(RuntimeError, match="storage was released"):
         calls[name]()
@@ -125,18 +130,18 @@ def test_any_strides_will_do(storage) -> None:
     kind = Storage(storage)
     w = torch.randn(64, 24).t()
     assert not w.is_contiguous()
-    parts = ops.quantize(w, kind.key)
-    for ours, plain in zip(parts, ops.quantize(w.contiguous(), kind.key), strict=True):
+    parts = library.quantize(w, kind.key)
+    for ours, plain in zip(parts, library.quantize(w.contiguous(), kind.key), strict=True):
         assert torch.equal(ours, plain)
     codes, scales = parts[0], parts[1:]
     spread = [torch.stack([p, p], -1)[..., 0] for p in parts]
     x = torch.randn(64, 3).t()
     args = (scales, kind.key, 24, torch.randn(48)[::2])
-    ours = ops.linear(x, spread[0], spread[1:], *args[1:])
-    assert torch.equal(ours, ops.linear(x.contiguous(), codes, *args))
+    ours = library.linear(x, spread[0], spread[1:], *args[1:])
+    assert torch.equal(ours, library.linear(x.contiguous(), codes, *args))
     shape, ids = [24, 64], torch.arange(10)[::3]
-    ours = ops.embedding(ids, spread[0], spread[1:], kind.key, shape, torch.float32)
-    dense = ops.dequantize(codes, scales, kind.key, shape, torch.float32)
+    ours = library.embedding(ids, spread[0], spread[1:], kind.key, shape, torch.float32)
+    dense = library.dequantize(codes, scales, kind.key, shape, torch.float32)
     assert torch.equal(ours, dense[ids])
 
 
@@ -145,21 +150,21 @@ def test_empty_sizes(storage) -> None:
     for rows, columns in ((0, 8), (8, 0), (0, 0)):
         codes, scales = weight(kind, rows, columns)
         bias = torch.arange(float(rows))
-        y = ops.linear(torch.ones(2, columns), codes, scales, kind.key, rows, bias)
+        y = library.linear(torch.ones(2, columns), codes, scales, kind.key, rows, bias)
         assert torch.equal(y, bias.expand(2, rows))
-        gx = ops.linear_grad_input(torch.ones(2, rows), codes, scales, kind.key, columns)
+        gx = library.linear_grad_input(torch.ones(2, rows), codes, scales, kind.key, columns)
         assert torch.equal(gx, torch.zeros(2, columns))
     codes, scales = weight(kind)
     for exact in (False, True):
-        y = ops.linear(torch.ones(0, 64), codes, scales, kind.key, 8, None, exact)
+        y = library.linear(torch.ones(0, 64), codes, scales, kind.key, 8, None, exact)
         assert y.shape == (0, 8)
-        gx = ops.linear_grad_input(torch.ones(0, 8), codes, scales, kind.key, 64, exact)
+        gx = library.linear_grad_input(torch.ones(0, 8), codes, scales, kind.key, 64, exact)
         assert gx.shape == (0, 64)
 
 
 def test_messages_are_one_line() -> None:
     with pytest.raises(RuntimeError) as caught:
-        ops.linear(X[:, :63], CODES, SCALES, KIND.key, 8, None)
+        library.linear(X[:, :63], CODES, SCALES, KIND.key, 8, None)
     assert re.fullmatch(
         r"\[invalid_argument\] stowage::linear: .*, got \[3, 63\]", str(caught.value)
     )

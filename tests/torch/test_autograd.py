@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage import autograd, ops
-from stowage._storage import Storage
+from stowage import autograd
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 SAMPLED = ("f32", "f8_e4m3:row", "int8", "nf4", "nf4:block64:nested")
 ROWS, COLUMNS = 24, 64
@@ -26,9 +27,9 @@ class Weight:
         generator = torch.Generator().manual_seed(3)
         values = torch.randn(ROWS, COLUMNS, generator=generator).to(device)
         self.kind = kind
-        self.codes, *self.scales = ops.quantize(values, kind.key)
+        self.codes, *self.scales = library.quantize(values, kind.key)
         shape = (ROWS, COLUMNS)
-        self.dense = ops.dequantize(self.codes, self.scales, kind.key, shape, dtype)
+        self.dense = library.dequantize(self.codes, self.scales, kind.key, shape, dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         return autograd.linear(x, self.codes, self.scales, self.kind.key, ROWS, bias, weight)
@@ -84,19 +85,19 @@ def test_nothing_dequantized_is_held(use, device) -> None:
         if use == "functions":
             w.linear(x)
         else:
-            ops.linear(x, w.codes, w.scales, w.kind.key, ROWS, None)
+            library.linear(x, w.codes, w.scales, w.kind.key, ROWS, None)
     assert {t.data_ptr() for t in held} == {t.data_ptr() for t in (w.codes, *w.scales)}
 
 
 def test_direct_callers_get_gradients(w, device) -> None:
     x = torch.randn(3, COLUMNS, device=device, requires_grad=True)
     bias = torch.randn(ROWS, device=device, requires_grad=True)
-    ours = ops.linear(x, w.codes, w.scales, w.kind.key, ROWS, bias)
+    ours = library.linear(x, w.codes, w.scales, w.kind.key, ROWS, bias)
     theirs = F.linear(x, w.dense, bias)
     pairs = [torch.autograd.grad(y.square().sum(), (x, bias)) for y in (ours, theirs)]
     close(*pairs)
     g = torch.randn(3, ROWS, device=device, requires_grad=True)
-    gx = ops.linear_grad_input(g, w.codes, w.scales, w.kind.key, COLUMNS)
+    gx = library.linear_grad_input(g, w.codes, w.scales, w.kind.key, COLUMNS)
     close(torch.autograd.grad(gx.sum(), g)[0], w.dense.sum(1).expand(3, -1))
 
 

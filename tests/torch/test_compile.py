@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stowage import autograd, ops
-from stowage._storage import Storage
+from stowage import autograd
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 SAMPLED = ("f8_e4m3", "int8:row", "nf4", "nf4:block64:nested")
 ROWS, COLUMNS = 24, 64
@@ -22,7 +23,9 @@ class Layer(torch.nn.Module):
     def __init__(self, kind: Storage, device: str) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(5)
-        parts = ops.quantize(torch.randn(ROWS, COLUMNS, generator=generator).to(device), kind.key)
+        parts = library.quantize(
+            torch.randn(ROWS, COLUMNS, generator=generator).to(device), kind.key
+        )
         self.key, self.count = kind.key, len(parts)
         for i, part in enumerate(parts):
             self.register_buffer(f"part{i}", part)
@@ -104,7 +107,7 @@ def test_embedding_and_dequantize_compile(kind, device) -> None:
     def both(ids: Tensor) -> Tensor:
         shape = (ROWS, COLUMNS)
         rows = autograd.embedding(ids, codes, scales, kind.key, shape, torch.float32)
-        return rows + ops.dequantize(codes, scales, kind.key, shape, torch.float32).sum()
+        return rows + library.dequantize(codes, scales, kind.key, shape, torch.float32).sum()
 
     compiled = torch.compile(both, backend=counter, dynamic=True, fullgraph=True)
     for count in (3, 9):
@@ -135,37 +138,37 @@ def test_fakes_give_what_the_ops_give(storage, device) -> None:
     kind = Storage(storage)
     with FakeTensorMode():
         w = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16, device=device)
-        codes, *scales = ops.quantize(w, kind.key)
+        codes, *scales = library.quantize(w, kind.key)
         x = torch.empty(2, 5, COLUMNS, dtype=torch.bfloat16, device=device)
-        y = ops.linear(x, codes, scales, kind.key, ROWS, None)
-        gx = ops.linear_grad_input(y, codes, scales, kind.key, COLUMNS)
+        y = library.linear(x, codes, scales, kind.key, ROWS, None)
+        gx = library.linear_grad_input(y, codes, scales, kind.key, COLUMNS)
         ids = torch.empty(3, 2, dtype=torch.int64, device=device)
         shape = (ROWS, COLUMNS)
-        rows = ops.embedding(ids, codes, scales, kind.key, shape, torch.float16)
-        back = ops.dequantize(codes, scales, kind.key, shape, torch.float64)
-        loss = ops.measure(w, codes, scales, kind.key)
+        rows = library.embedding(ids, codes, scales, kind.key, shape, torch.float16)
+        back = library.dequantize(codes, scales, kind.key, shape, torch.float64)
+        loss = library.measure(w, codes, scales, kind.key)
     assert (y.shape, gx.shape, y.dtype) == ((2, 5, ROWS), x.shape, torch.bfloat16)
     assert (rows.shape, rows.dtype) == ((3, 2, COLUMNS), torch.float16)
     assert (back.shape, back.dtype, loss.shape) == (shape, torch.float64, (8,))
-    real = ops.quantize(torch.randn(ROWS, COLUMNS, device=device), kind.key)
+    real = library.quantize(torch.randn(ROWS, COLUMNS, device=device), kind.key)
     found = [(p.shape, p.dtype, p.device.type) for p in (codes, *scales)]
     assert found == [(p.shape, p.dtype, p.device.type) for p in real]
 
 
 def test_meta_tensors(kind) -> None:
-    codes, *scales = ops.quantize(torch.empty(ROWS, COLUMNS, device="meta"), kind.key)
-    y = ops.linear(torch.empty(3, COLUMNS, device="meta"), codes, scales, kind.key, ROWS, None)
+    codes, *scales = library.quantize(torch.empty(ROWS, COLUMNS, device="meta"), kind.key)
+    y = library.linear(torch.empty(3, COLUMNS, device="meta"), codes, scales, kind.key, ROWS, None)
     assert (y.device.type, y.shape) == ("meta", (3, ROWS))
 
 
 def test_fakes_check_as_the_ops_do(device) -> None:
     kind = Storage("int8:row")
-    codes, scale = ops.quantize(torch.randn(ROWS, COLUMNS, device=device), kind.key)
+    codes, scale = library.quantize(torch.randn(ROWS, COLUMNS, device=device), kind.key)
     wrong = (torch.empty(3, COLUMNS + 1, device=device), codes, [scale], kind.key, ROWS, None)
     with pytest.raises(RuntimeError, match=r"x must be \[\.\.\., 64\], got \[3, 65\]"):
-        ops.linear(*wrong)
+        library.linear(*wrong)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         pytest.raises(RuntimeError, match=r"x must be \[\.\.\., 64\], got \[3, 65\]"),
     ):
-        ops.linear(*wrong)
+        library.linear(*wrong)

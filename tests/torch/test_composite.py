@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage import composite, ops
-from stowage._storage import Storage
+from stowage._ops import composite, library
+from stowage._ops.storage import Storage
 
 SHAPES = ((), (0,), (1,), (7,), (0, 3), (3, 0), (33, 65), (64, 256), (5, 3, 7), (2, 3, 4, 5))
 
@@ -32,7 +32,7 @@ def other(device: str) -> SimpleNamespace:
 
     names = ("quantize", "dequantize", "embedding", "amax", "measure", "linear")
     names += ("linear_grad_input",)
-    source = composite if device == "cpu" else ops
+    source = composite if device == "cpu" else library
     return SimpleNamespace(**{n: moved(getattr(source, n)) for n in names})
 
 
@@ -52,7 +52,7 @@ def test_quantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
     kind = Storage(storage)
     for shape in (s for s in SHAPES if fits(kind, s)):
         x = values(shape, dtype)
-        ours, theirs = ops.quantize(x, kind.key), other.quantize(x, kind.key, False)
+        ours, theirs = library.quantize(x, kind.key), other.quantize(x, kind.key, False)
         names = [
             n for n, a, b in zip(kind.part_names, ours, theirs, strict=True) if not same_bytes(a, b)
         ]
@@ -62,9 +62,9 @@ def test_quantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
 def test_dequantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
     kind = Storage(storage)
     for shape in (s for s in SHAPES if fits(kind, s)):
-        codes, *scales = ops.quantize(values(shape, torch.float32), kind.key)
+        codes, *scales = library.quantize(values(shape, torch.float32), kind.key)
         args = (codes, scales, kind.key, shape, dtype)
-        assert same_bytes(ops.dequantize(*args), other.dequantize(*args)), shape
+        assert same_bytes(library.dequantize(*args), other.dequantize(*args)), shape
 
 
 def test_every_code_dequantizes_to_the_same_bytes(storage, dtype, other) -> None:
@@ -77,18 +77,18 @@ def test_every_code_dequantizes_to_the_same_bytes(storage, dtype, other) -> None
     elements = count * 2 if kind.bits == 4 else count
     shape = (elements // 64, 64)
     codes = codes.view(-1, 1) if kind.bits == 4 else codes.view(shape)
-    _, *scales = ops.quantize(torch.rand(shape) + 0.5, kind.key)
+    _, *scales = library.quantize(torch.rand(shape) + 0.5, kind.key)
     args = (codes, scales, kind.key, shape, dtype)
-    assert same_bytes(ops.dequantize(*args), other.dequantize(*args))
+    assert same_bytes(library.dequantize(*args), other.dequantize(*args))
 
 
 def test_embedding_gives_the_same_bytes(storage, dtype, values, other) -> None:
     kind = Storage(storage)
     for shape in ((33, 65), (64, 256), (40, 3, 5), (9, 0)):
-        codes, *scales = ops.quantize(values(shape, torch.float32), kind.key)
+        codes, *scales = library.quantize(values(shape, torch.float32), kind.key)
         for ids in (torch.tensor([[0, 8], [3, 3]]), torch.arange(5, dtype=torch.int32)):
             args = (ids, codes, scales, kind.key, shape, dtype)
-            assert same_bytes(ops.embedding(*args), other.embedding(*args)), shape
+            assert same_bytes(library.embedding(*args), other.embedding(*args)), shape
 
 
 def test_amax_gives_the_same_bits(dtype, values, other) -> None:
@@ -96,7 +96,7 @@ def test_amax_gives_the_same_bits(dtype, values, other) -> None:
     given.append(values((64, 48), dtype).t()[3::2, 5:])
     for special in ((-0.0,), (1.0, -math.inf), (math.nan, 1.0), (-math.nan, math.inf), (2**-149,)):
         given.append(torch.tensor(special, dtype=torch.float64).to(dtype))
-    found = ops.amax(given)
+    found = library.amax(given)
     want = [x.float().abs().max() if x.numel() else torch.tensor(0.0) for x in given]
     want = [torch.tensor(math.nan) if w.isnan() else w for w in want]
     assert same_bytes(found, torch.stack(want))
@@ -106,8 +106,8 @@ def test_amax_gives_the_same_bits(dtype, values, other) -> None:
 def test_measure_agrees(storage, dtype, values, other) -> None:
     kind = Storage(storage)
     x = values((33, 65), dtype)
-    codes, *scales = ops.quantize(x, kind.key)
-    ours = ops.measure(x, codes, scales, kind.key)
+    codes, *scales = library.quantize(x, kind.key)
+    ours = library.measure(x, codes, scales, kind.key)
     theirs = other.measure(x, codes, scales, kind.key)
     assert torch.equal(ours[:4], theirs[:4])
     torch.testing.assert_close(ours[4:7], theirs[4:7], rtol=1e-12, atol=0)
@@ -119,14 +119,14 @@ def test_nonfinite_values(storage, dtype, bad, values, other) -> None:
     kind = Storage(storage)
     x = values((3, 70), dtype)
     x[1, 4] = bad
-    for function in (ops.quantize, other.quantize):
+    for function in (library.quantize, other.quantize):
         with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] .* finite.* element 74"):
             function(x, kind.key, False)
     if kind.kind != "none" and (kind.bits != 4 or kind.nested):
         with pytest.raises(RuntimeError, match="finite"):
-            ops.quantize(x, kind.key, True)
+            library.quantize(x, kind.key, True)
         return
-    ours, theirs = ops.quantize(x, kind.key, True), other.quantize(x, kind.key, True)
+    ours, theirs = library.quantize(x, kind.key, True), other.quantize(x, kind.key, True)
     assert all(same_bytes(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -196,6 +196,6 @@ def test_flush_denormal_is_refused(values) -> None:
 
 def test_exact_bf16_is_refused() -> None:
     kind, x = Storage("int8"), torch.ones(4, 4, dtype=torch.bfloat16)
-    codes, *scales = ops.quantize(x, kind.key)
+    codes, *scales = library.quantize(x, kind.key)
     with pytest.raises(RuntimeError, match=r"^\[unsupported\] .*bf16"):
         composite.linear(x, codes, scales, kind.key, 4, None, True)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stowage
-from stowage import composite, ops
 from stowage._compute import convolution, grouped
-from stowage._storage import Storage
+from stowage._ops import composite, library
+from stowage._ops.storage import Storage
 
 TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
 TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]
@@ -30,7 +30,7 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 
 def weight(kind: Storage, *shape: int) -> tuple[Tensor, list[Tensor]]:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(5)) * 0.1
-    codes, *scales = ops.quantize(values, kind.key)
+    codes, *scales = library.quantize(values, kind.key)
     return codes, scales
 
 
@@ -58,13 +58,13 @@ def check_products(kind: Storage, rows: int, columns: int, batches: tuple[int, .
         for m in batches:
             x, g = torch.randn(m, columns).to(dtype), torch.randn(m, rows).to(dtype)
             given = (codes, scales, kind.key)
-            near(ops.linear(x, *given, rows, bias), x, w.t(), bias)
+            near(library.linear(x, *given, rows, bias), x, w.t(), bias)
             if len(scales) == 1:
                 one = torch.ops.stowage._linear(x, codes, scales[0], kind.key, rows)
                 near(one, x, w.t())
-            near(ops.linear_grad_input(g, *given, columns), g, w)
-            assert torch.equal(ops.linear(x, *given, rows, bias, True), F.linear(x, w, bias))
-            assert torch.equal(ops.linear_grad_input(g, *given, columns, True), g @ w)
+            near(library.linear_grad_input(g, *given, columns), g, w)
+            assert torch.equal(library.linear(x, *given, rows, bias, True), F.linear(x, w, bias))
+            assert torch.equal(library.linear_grad_input(g, *given, columns, True), g @ w)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -88,8 +88,8 @@ def test_products_of_several_tiles(name: str, kernels: None) -> None:
     w = composite.dequantize(codes, scales, kind.key, (rows, columns), torch.float32)
     for m in (65, 150):
         x, g = torch.randn(m, columns), torch.randn(m, rows)
-        near(ops.linear(x, codes, scales, kind.key, rows, None), x, w.t())
-        near(ops.linear_grad_input(g, codes, scales, kind.key, columns), g, w)
+        near(library.linear(x, codes, scales, kind.key, rows, None), x, w.t())
+        near(library.linear_grad_input(g, codes, scales, kind.key, columns), g, w)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -100,10 +100,10 @@ def test_values(name: str, kernels: None) -> None:
     for shape in shapes:
         for given in VALUES:
             x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(given)
-            parts = ops.quantize(x, kind.key)
+            parts = library.quantize(x, kind.key)
             for a, b in zip(parts, composite.quantize(x, kind.key), strict=True):
                 assert torch.equal(raw(a), raw(b)), (shape, given)
-            loss = ops.measure(x, parts[0], parts[1:], kind.key)
+            loss = library.measure(x, parts[0], parts[1:], kind.key)
             theirs = composite.measure(x, parts[0], parts[1:], kind.key)
             torch.testing.assert_close(loss, theirs, rtol=1e-12, atol=0)
         codes, scales = parts[0], parts[1:]
@@ -111,9 +111,9 @@ def test_values(name: str, kernels: None) -> None:
         for out in VALUES:
             args = (codes, scales, kind.key, shape, out)
             w = composite.dequantize(*args)
-            assert torch.equal(raw(ops.dequantize(*args)), raw(w)), (shape, out)
+            assert torch.equal(raw(library.dequantize(*args)), raw(w)), (shape, out)
             for rows in (ids, ids.long(), ids[:0]):
-                found = ops.embedding(rows, *args)
+                found = library.embedding(rows, *args)
                 assert torch.equal(raw(found), raw(w[rows.long()])), (shape, out)
 
 
@@ -121,7 +121,7 @@ def test_values(name: str, kernels: None) -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags(name: str, mode: str) -> None:
     kind, shape = Storage(name), (10, 64)
-    codes, *scales = ops.quantize(torch.randn(shape), kind.key)
+    codes, *scales = library.quantize(torch.randn(shape), kind.key)
     dense = composite.dequantize(codes, scales, kind.key, shape, torch.float32)
     table = torch.nn.EmbeddingBag(*shape, mode=mode, _weight=dense.clone())
     stowage.stow(table, {"weight": kind.for_values(torch.float32).name})

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], **more: object) -> None:
@@ -17,39 +17,39 @@ def write(path: Path, tensors: dict[str, torch.Tensor], **more: object) -> None:
     declared = [
         {"name": n, "dtype": names[t.dtype], "shape": list(t.shape)} for n, t in tensors.items()
     ]
-    writer = ops.writer_open(str(path), json.dumps({"tensors": declared, **more}))
+    writer = library.writer_open(str(path), json.dumps({"tensors": declared, **more}))
     for name, tensor in tensors.items():
-        ops.writer_write(writer, name, tensor)
-    ops.writer_finish(writer)
+        library.writer_write(writer, name, tensor)
+    library.writer_finish(writer)
 
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     tensors = {"a": torch.randn(3, 5), "empty": torch.empty(0, 4), "b": torch.randn(7).bfloat16()}
     write(path, tensors, metadata={"who": "me"})
-    file = ops.file_open(str(path))
-    facts = json.loads(ops.text(ops.file_describe(file)))
+    file = library.file_open(str(path))
+    facts = json.loads(library.text(library.file_describe(file)))
     assert facts["paths"] == [str(path)] and facts["metadata"]["who"] == "me"
     found = {t["name"]: t for t in facts["tensors"]}
     for name, tensor in tensors.items():
-        raw = ops.file_read(file, name)
+        raw = library.file_read(file, name)
         assert raw.dtype == torch.uint8 and raw.numel() == found[name]["bytes"]
         assert torch.equal(raw.view(tensor.dtype).view(found[name]["shape"]), tensor)
         for begin, size in ((0, raw.numel()), (1, 1 << 40), (1 << 40, 1), (0, 0)):
-            ops.file_populate(file, name, begin, size)
+            library.file_populate(file, name, begin, size)
         with pytest.raises(RuntimeError, match="at least 0, got -1 and 2"):
-            ops.file_populate(file, name, -1, 2)
-        ops.file_drop(file, name)
-    assert ops.file_verify(file) == len(tensors)
-    ops.file_close(file)
+            library.file_populate(file, name, -1, 2)
+        library.file_drop(file, name)
+    assert library.file_verify(file) == len(tensors)
+    library.file_close(file)
 
 
 def test_a_tensor_keeps_its_mapping(tmp_path: Path) -> None:
     write(tmp_path / "m.safetensors", {"a": torch.arange(64.0)})
-    file = ops.file_open(str(tmp_path / "m.safetensors"))
-    raw = ops.file_read(file, "a")
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    raw = library.file_read(file, "a")
     view = raw[4:8]
-    ops.file_close(file)
+    library.file_close(file)
     (tmp_path / "m.safetensors").unlink()
     del raw
     gc.collect()
@@ -62,42 +62,45 @@ def test_a_tensor_keeps_its_mapping(tmp_path: Path) -> None:
 
 def test_mapped_codes_are_used_in_place(tmp_path: Path) -> None:
     kind, w = Storage("int8:row"), torch.randn(16, 32)
-    codes, scale = ops.quantize(w, kind.key)
+    codes, scale = library.quantize(w, kind.key)
     weights = [{"name": "w", "storage": kind.name, "shape": [16, 32], "parts": ["w", "w_scale"]}]
-    on_disk = json.loads(ops.text(ops.storage_on_disk("w", kind.key, [16, 32])))
+    on_disk = json.loads(library.text(library.storage_on_disk("w", kind.key, [16, 32])))
     assert [d["name"] for d in on_disk] == ["w", "w_scale"] and on_disk[0]["dtype"] == "I8"
     text = json.dumps({"tensors": on_disk, "weights": weights})
-    writer = ops.writer_open(str(tmp_path / "m.safetensors"), text)
-    ops.writer_write(writer, "w_scale", scale)
-    ops.writer_write(writer, "w", codes)
-    ops.writer_finish(writer)
-    file = ops.file_open(str(tmp_path / "m.safetensors"))
-    (weight,) = json.loads(ops.text(ops.file_describe(file)))["weights"]
+    writer = library.writer_open(str(tmp_path / "m.safetensors"), text)
+    library.writer_write(writer, "w_scale", scale)
+    library.writer_write(writer, "w", codes)
+    library.writer_finish(writer)
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    (weight,) = json.loads(library.text(library.file_describe(file)))["weights"]
     assert (weight["name"], weight["storage"], weight["shape"]) == ("w", "int8:row", [16, 32])
-    mapped = [ops.file_read(file, part) for part in weight["parts"]]
+    mapped = [library.file_read(file, part) for part in weight["parts"]]
     x = torch.randn(2, 32)
     mapped_codes, mapped_scale = mapped[0].view(16, 32), mapped[1].view(torch.float32).view(16, 1)
-    ours = ops.linear(x, mapped_codes, [mapped_scale], kind.key, 16, None)
-    assert torch.equal(ours, ops.linear(x, codes, [scale], kind.key, 16, None))
-    ops.file_close(file)
+    ours = library.linear(x, mapped_codes, [mapped_scale], kind.key, 16, None)
+    assert torch.equal(ours, library.linear(x, codes, [scale], kind.key, 16, None))
+    library.file_close(file)
 
 
 def test_discard_leaves_nothing(tmp_path: Path) -> None:
     text = json.dumps({"tensors": [{"name": "a", "dtype": "F32", "shape": [4]}]})
-    writer = ops.writer_open(str(tmp_path / "m.safetensors"), text)
-    ops.writer_discard(writer)
+    writer = library.writer_open(str(tmp_path / "m.safetensors"), text)
+    library.writer_discard(writer)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda p: ops.file_open(str(p / "no")), r"^\[io\] .*no"),
-        (lambda p: ops.file_read(12345, "a"), r"^\[invalid_argument\] .*open file, got 12345"),
-        (lambda p: ops.writer_finish(12345), r"^\[invalid_argument\] .*open writer, got 12345"),
-        (lambda p: ops.writer_open(str(p / "m.safetensors"), "{"), r"^\[invalid_argument\] .*JSON"),
-        (lambda p: ops.storage_key("nf5"), r"^\[invalid_argument\] .*nf4.*got 'nf5'"),
-        (lambda p: ops.storage_describe(-1), r"^\[invalid_argument\] .*got -1"),
+        (lambda p: library.file_open(str(p / "no")), r"^\[io\] .*no"),
+        (lambda p: library.file_read(12345, "a"), r"^\[invalid_argument\] .*open file, got 12345"),
+        (lambda p: library.writer_finish(12345), r"^\[invalid_argument\] .*open writer, got 12345"),
+        (
+            lambda p: library.writer_open(str(p / "m.safetensors"), "{"),
+            r"^\[invalid_argument\] .*JSON",
+        ),
+        (lambda p: library.storage_key("nf5"), r"^\[invalid_argument\] .*nf4.*got 'nf5'"),
+        (lambda p: library.storage_describe(-1), r"^\[invalid_argument\] .*got -1"),
     ],
 )
 def test_refusals(call, text: str, tmp_path: Path) -> None:

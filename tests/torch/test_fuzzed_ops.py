@@ -17,9 +17,9 @@ import torch
 
 import stowage
 import stowage.training
-from stowage import ops
-from stowage._library import composite_forced
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.library import composite_forced
+from stowage._ops.storage import Storage
 
 FUZZ = Path(__file__).resolve().parents[2] / "fuzz" / "ops"
 CALLS = {"short": 2500, "long": 100_000}
@@ -61,31 +61,31 @@ def test_x_has_any_rank(rank: int) -> None:
     assert gx.shape == x.shape
     codes, *scales = layer.weight.parts.values()
     ids = torch.zeros([1] * rank, dtype=torch.int64)
-    rows = ops.embedding(ids, codes, scales, KIND.key, (4, 6), torch.float32)
+    rows = library.embedding(ids, codes, scales, KIND.key, (4, 6), torch.float32)
     assert rows.shape == (*ids.shape, 6)
 
 
 def test_errors_show_any_rank() -> None:
-    codes, *scales = ops.quantize(torch.randn(4, 6), KIND.key)
+    codes, *scales = library.quantize(torch.randn(4, 6), KIND.key)
     ones = [1] * 8
     with pytest.raises(RuntimeError, match=re.escape(f"x must be [..., 6], got {[*ones, 7]}")):
-        ops.linear(torch.randn(*ones, 7), codes, scales, KIND.key, 4, None)
+        library.linear(torch.randn(*ones, 7), codes, scales, KIND.key, 4, None)
     deep = codes.reshape(*ones, 4, 6)
     with pytest.raises(RuntimeError, match=r"codes must have 2 dimensions, got 10"):
-        ops.linear(torch.randn(3, 6), deep, scales, KIND.key, 4, None)
+        library.linear(torch.randn(3, 6), deep, scales, KIND.key, 4, None)
 
 
 def test_a_storage_that_was_cut_is_refused() -> None:
     """Not only one that is gone: the tensor's last element must lie in it."""
     x = torch.randn(4, 6)
-    codes, *scales = ops.quantize(torch.randn(5, 6), KIND.key)
+    codes, *scales = library.quantize(torch.randn(5, 6), KIND.key)
     spread, half = x.t().contiguous().t(), x[:2]
     for t in (x, spread):
         t.untyped_storage().resize_(48)
     for given in (x, spread):
         with pytest.raises(RuntimeError, match="x must have its memory"):
-            ops.linear(given, codes, scales, KIND.key, 5, None)
-    assert ops.linear(half, codes, scales, KIND.key, 5, None).shape == (2, 5)
+            library.linear(given, codes, scales, KIND.key, 5, None)
+    assert library.linear(half, codes, scales, KIND.key, 5, None).shape == (2, 5)
 
 
 @pytest.mark.parametrize("names", ["{", "[1]", "{}", "null", '["a", null]', ""])
@@ -93,15 +93,15 @@ def test_names_that_are_no_list(names: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(64, 64)
     stowage.stow(layer, "int8")
     stowage.save(layer, tmp_path / "m.safetensors")
-    file = ops.file_open(str(tmp_path / "m.safetensors"))
-    engine = ops.engine_open(file, 1 << 20, "buffered", 0)
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    engine = library.engine_open(file, 1 << 20, "buffered", 0)
     rule = r"^\[invalid_argument\] stowage::engine_\w+: names must be a JSON list of strings, got '"
     for call in (
-        lambda: ops.engine_expect(engine, names),
-        lambda: ops.engine_keep(engine, names, 1 << 20, 0),
-        lambda: ops.engine_open(file, 1 << 20, "buffered", 0, 0.0, False, names),
+        lambda: library.engine_expect(engine, names),
+        lambda: library.engine_keep(engine, names, 1 << 20, 0),
+        lambda: library.engine_open(file, 1 << 20, "buffered", 0, 0.0, False, names),
     ):
         with pytest.raises(RuntimeError, match=rule):
             call()
-    ops.engine_close(engine)
-    ops.file_close(file)
+    library.engine_close(engine)
+    library.file_close(file)

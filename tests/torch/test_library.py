@@ -79,10 +79,10 @@ refused("broken")
 u.find_spec = find
 import stowage
 print("version:", stowage.info()["version"])
-for name in [n for n in sys.modules if n == "stowage._library"]:
+for name in [n for n in sys.modules if n == "stowage._ops.library"]:
     del sys.modules[name]
-import stowage._library
-print("key:", stowage._library.torch.ops.stowage.storage_key("nf4"))
+import stowage._ops.library
+print("key:", stowage._ops.library.torch.ops.stowage.storage_key("nf4"))
 """
 
 
@@ -121,8 +121,8 @@ def test_a_second_copy_is_refused(tmp_path: Path) -> None:
 def test_forced_instruction_sets(isa: str) -> None:
     done = run(
         "import stowage, torch\n"
-        "from stowage import ops\n"
-        "from stowage._storage import Storage\n"
+        "from stowage._ops import library as ops\n"
+        "from stowage._ops.storage import Storage\n"
         "k = Storage('nf4').key\n"
         "codes, *scales = ops.quantize(torch.ones(4, 64), k)\n"
         "y = ops.linear(torch.ones(1, 64), codes, scales, k, 4, None)\n"
@@ -152,11 +152,11 @@ def test_info() -> None:
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "functionalize", "grad of vmap"])
 def test_texts_are_read_under_transforms(transform: str) -> None:
     """A transform wraps what an op returns, and the wrapper has no memory."""
-    wanted = stowage.ops.text(stowage.ops.info())
+    wanted = stowage._ops.library.text(stowage._ops.library.info())
     x, seen = torch.ones(2, 3), []
 
     def told(x: torch.Tensor) -> torch.Tensor:
-        seen.append(stowage.ops.text(stowage.ops.info()))
+        seen.append(stowage._ops.library.text(stowage._ops.library.info()))
         return x.sum()
 
     {

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 SAMPLED = ("bf16", "f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "nf4:block64:nested")
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,7 +28,7 @@ def compute(request: pytest.FixtureRequest) -> torch.dtype:
 def weight(kind: Storage, rows: int, columns: int, device: str) -> tuple[Tensor, list[Tensor]]:
     generator = torch.Generator().manual_seed(7)
     values = torch.randn(rows, columns, generator=generator) * columns**-0.5
-    codes, *scales = ops.quantize(values.to(device), kind.key)
+    codes, *scales = library.quantize(values.to(device), kind.key)
     return codes, scales
 
 
@@ -51,14 +51,14 @@ def bounded(ours: Tensor, dense: Tensor, a: Tensor, w: Tensor, bias: Tensor | No
 def test_error_bound(kind, compute, shape, device) -> None:
     rows, columns = shape
     codes, scales = weight(kind, rows, columns, device)
-    w = ops.dequantize(codes, scales, kind.key, shape, compute)
+    w = library.dequantize(codes, scales, kind.key, shape, compute)
     bias = torch.randn(rows, device=device).to(compute)
     for m in BATCHES:
         x = torch.randn(m, columns, device=device).to(compute)
-        y = ops.linear(x, codes, scales, kind.key, rows, bias)
+        y = library.linear(x, codes, scales, kind.key, rows, bias)
         bounded(y, F.linear(x, w, bias), x, w.t(), bias)
         g = torch.randn(m, rows, device=device).to(compute)
-        gx = ops.linear_grad_input(g, codes, scales, kind.key, columns)
+        gx = library.linear_grad_input(g, codes, scales, kind.key, columns)
         bounded(gx, g @ w, g, w, None)
 
 
@@ -67,14 +67,14 @@ def test_weights_of_several_tiles(compute, device) -> None:
     kind, rows, columns = Storage("f8_e4m3:row"), 1500, 2080
     codes, scales = weight(kind, rows, columns, device)
     assert rows * columns * 2 > 4 << 20
-    w = ops.dequantize(codes, scales, kind.key, (rows, columns), compute)
+    w = library.dequantize(codes, scales, kind.key, (rows, columns), compute)
     x = torch.randn(40, columns, device=device).to(compute)
     bias = torch.randn(rows, device=device).to(compute)
-    y = ops.linear(x, codes, scales, kind.key, rows, bias)
+    y = library.linear(x, codes, scales, kind.key, rows, bias)
     bounded(y, F.linear(x, w, bias), x, w.t(), bias)
     g = torch.randn(40, rows, device=device).to(compute)
     # The tiles cut these sums and each part is rounded to bf16: 1.5 times the dense error.
-    bounded(ops.linear_grad_input(g, codes, scales, kind.key, columns), g @ w, g, w, None)
+    bounded(library.linear_grad_input(g, codes, scales, kind.key, columns), g @ w, g, w, None)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 5), (40,)])
@@ -82,22 +82,22 @@ def test_exact_is_the_dense_product(kind, compute, lead, device, request) -> Non
     if compute == torch.bfloat16:
         request.getfixturevalue("kernels")
     codes, scales = weight(kind, 48, 64, device)
-    w = ops.dequantize(codes, scales, kind.key, (48, 64), compute)
+    w = library.dequantize(codes, scales, kind.key, (48, 64), compute)
     x = torch.randn(*lead, 64, device=device).to(compute)
     for bias in (None, torch.randn(48, device=device).to(compute)):
-        y = ops.linear(x, codes, scales, kind.key, 48, bias, True)
+        y = library.linear(x, codes, scales, kind.key, 48, bias, True)
         assert torch.equal(y, F.linear(x, w, bias))
     g = torch.randn(*lead, 48, device=device).to(compute)
     wanted = torch.autograd.grad(F.linear(x.requires_grad_(), w), x, g)[0]
-    assert torch.equal(ops.linear_grad_input(g, codes, scales, kind.key, 64, True), wanted)
+    assert torch.equal(library.linear_grad_input(g, codes, scales, kind.key, 64, True), wanted)
 
 
 def test_more_than_two_leading_dimensions(device) -> None:
     kind = Storage("int8")
     codes, scales = weight(kind, 8, 16, device)
     x = torch.randn(2, 1, 3, 2, 16, device=device)
-    y = ops.linear(x, codes, scales, kind.key, 8, None)
-    flat = ops.linear(x.view(-1, 16), codes, scales, kind.key, 8, None)
+    y = library.linear(x, codes, scales, kind.key, 8, None)
+    flat = library.linear(x.view(-1, 16), codes, scales, kind.key, 8, None)
     assert torch.equal(y.view(-1, 8), flat)
 
 
@@ -122,9 +122,9 @@ def test_casts_give_the_same_bytes_on_any_thread_count(storage, on_threads, valu
     ids = torch.arange(515).flip(0)
 
     def all_ops() -> list[Tensor]:
-        codes, *scales = parts = ops.quantize(x, kind.key)
+        codes, *scales = parts = library.quantize(x, kind.key)
         args = (codes, scales, kind.key, (515, 384), torch.bfloat16)
-        return [*parts, ops.dequantize(*args), ops.embedding(ids, *args)]
+        return [*parts, library.dequantize(*args), library.embedding(ids, *args)]
 
     one, two, three = (on_threads(count, all_ops) for count in (1, 2, 3))
     for a, b, c in zip(one, two, three, strict=True):
@@ -141,8 +141,8 @@ def test_own_kernels_give_the_same_bytes_on_any_thread_count(
 
         def both(x=x, g=g) -> list[Tensor]:
             return [
-                ops.linear(x, codes, scales, kind.key, 512, None),
-                ops.linear_grad_input(g, codes, scales, kind.key, 640),
+                library.linear(x, codes, scales, kind.key, 512, None),
+                library.linear_grad_input(g, codes, scales, kind.key, 640),
             ]
 
         for a, b in zip(on_threads(1, both), on_threads(2, both), strict=True):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 EVERY = [
     "f32", "bf16", "f16", "f8_e4m3", "f8_e4m3:tensor", "f8_e4m3:row", "f8_e5m2:block32",
@@ -73,18 +73,18 @@ def bounded(ours: Tensor, a: Tensor, w: Tensor) -> None:
 def check(values: str, storage: str) -> None:
     torch.manual_seed(3)
     kind, weights = Storage(storage), WEIGHTS[values]()
-    codes, *scales = ops.quantize(weights, kind.key)
+    codes, *scales = library.quantize(weights, kind.key)
     for dtype in UNIT:
-        w = ops.dequantize(codes, scales, kind.key, weights.shape, torch.float32)
+        w = library.dequantize(codes, scales, kind.key, weights.shape, torch.float32)
         if dtype is torch.float16 and bool((w.abs() > 65504).any()):
             continue  # its own values are infinite in fp16
-        w = ops.dequantize(codes, scales, kind.key, weights.shape, dtype).double()
+        w = library.dequantize(codes, scales, kind.key, weights.shape, dtype).double()
         for rows in (1, 5, 70):
             x = torch.randn(rows, COLUMNS).to(dtype)
-            y = ops.linear(x, codes, scales, kind.key, ROWS, None)
+            y = library.linear(x, codes, scales, kind.key, ROWS, None)
             bounded(y, x, w.t())
             g = torch.randn(rows, ROWS).to(dtype)
-            bounded(ops.linear_grad_input(g, codes, scales, kind.key, COLUMNS), g, w)
+            bounded(library.linear_grad_input(g, codes, scales, kind.key, COLUMNS), g, w)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_the_error_of_a_result_is_at_most_twice_the_dense_one(values: str, form:
     weights round alike, which only the bound above holds for."""
     torch.manual_seed(3)
     kind, weights = Storage(form), WEIGHTS[values]()
-    codes, *scales = ops.quantize(weights, kind.key)
+    codes, *scales = library.quantize(weights, kind.key)
     for dtype in UNIT:
-        w = ops.dequantize(codes, scales, kind.key, weights.shape, dtype)
+        w = library.dequantize(codes, scales, kind.key, weights.shape, dtype)
         for rows in (1, 5, 16, 70):
             squares = torch.zeros(2, dtype=torch.float64)
             for _ in range(0, 70, rows):  # one result of few elements is no mean
                 x = torch.randn(rows, COLUMNS).to(dtype)
                 exact = x.double() @ w.double().t()
-                ours = ops.linear(x, codes, scales, kind.key, ROWS, None).double() - exact
+                ours = library.linear(x, codes, scales, kind.key, ROWS, None).double() - exact
                 dense = torch.nn.functional.linear(x, w).double() - exact
                 squares += torch.stack([ours.square().sum(), dense.square().sum()])
             assert squares[0] <= 4 * squares[1], (dtype, rows, (squares[0] / squares[1]).sqrt())

@@ -9,9 +9,9 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.library import opcheck
 
-from stowage import ops
 from stowage._compute import convolution, grouped
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e4m3", "nf4")]
 SAMPLED = ("bf16", "int8:block5", "fp4:block32:nested", *NIGHTLY)
@@ -26,39 +26,39 @@ def kind(request: pytest.FixtureRequest) -> Storage:
 def weight(kind: Storage, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     w = torch.randn(16, 64, generator=generator).to(device)
-    codes, *scales = ops.quantize(w, kind.key)
+    codes, *scales = library.quantize(w, kind.key)
     return codes, scales
 
 
 def test_quantize(kind, device) -> None:
-    opcheck(ops.quantize, (torch.randn(16, 64, device=device), kind.key))
+    opcheck(library.quantize, (torch.randn(16, 64, device=device), kind.key))
 
 
 def test_dequantize(kind, weight) -> None:
-    opcheck(ops.dequantize, (*weight, kind.key, (16, 64), torch.bfloat16))
+    opcheck(library.dequantize, (*weight, kind.key, (16, 64), torch.bfloat16))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(kind, weight, bias, device) -> None:
     x = torch.randn(3, 64, device=device, requires_grad=True)
     b = torch.randn(16, device=device, requires_grad=True) if bias else None
-    opcheck(ops.linear, (x, *weight, kind.key, 16, b))
-    opcheck(ops.linear, (x.detach(), *weight, kind.key, 16, b, True))
+    opcheck(library.linear, (x, *weight, kind.key, 16, b))
+    opcheck(library.linear, (x.detach(), *weight, kind.key, 16, b, True))
 
 
 def test_linear_grad_input(kind, weight, device) -> None:
     g = torch.randn(3, 16, device=device, requires_grad=True)
-    opcheck(ops.linear_grad_input, (g, *weight, kind.key, 64))
+    opcheck(library.linear_grad_input, (g, *weight, kind.key, 64))
 
 
 def test_embedding(kind, weight, device) -> None:
     ids = torch.tensor([[1, 15], [0, 3]], device=device)
-    opcheck(ops.embedding, (ids, *weight, kind.key, (16, 64), torch.float32))
+    opcheck(library.embedding, (ids, *weight, kind.key, (16, 64), torch.float32))
 
 
 def test_convolution(kind, device) -> None:
     shape = (8, 4, 3)
-    codes, *scales = ops.quantize(torch.randn(shape, device=device), kind.key)
+    codes, *scales = library.quantize(torch.randn(shape, device=device), kind.key)
     x, bias = torch.randn(2, 4, 9, device=device), torch.randn(8, device=device)
     options = ([1], [1], [1], False, [0], 1)
     weight = (codes, scales, kind.key, list(shape))
@@ -69,7 +69,7 @@ def test_convolution(kind, device) -> None:
 
 def test_grouped_linear(kind, device) -> None:
     for shape, transposed in (((3, 16, 64), True), ((3, 64, 16), False)):
-        codes, *scales = ops.quantize(torch.randn(shape, device=device), kind.key)
+        codes, *scales = library.quantize(torch.randn(shape, device=device), kind.key)
         offsets = torch.tensor([2, 2, 5], dtype=torch.int32, device=device)
         for exact in (False, True):
             args = (torch.randn(6, 64, device=device), codes, scales, kind.key, list(shape))
@@ -78,34 +78,34 @@ def test_grouped_linear(kind, device) -> None:
 
 def test_amax(device) -> None:
     values = [torch.randn(16, 64, device=device), torch.zeros(0, 3, device=device).bfloat16()]
-    opcheck(ops.amax, (values,))
+    opcheck(library.amax, (values,))
 
 
 def test_measure(kind, weight, device) -> None:
-    opcheck(ops.measure, (torch.randn(16, 64, device=device), *weight, kind.key))
+    opcheck(library.measure, (torch.randn(16, 64, device=device), *weight, kind.key))
 
 
 def test_the_direct_spelling(device) -> None:
     kind, x = Storage("int8"), torch.randn(3, 64, device=device)
-    codes, scale = ops.quantize(torch.randn(16, 64, device=device), kind.key)
+    codes, scale = library.quantize(torch.randn(16, 64, device=device), kind.key)
     direct = torch.ops.stowage._linear.default
     opcheck(direct, (x, codes, scale, kind.key, 16, None), test_utils=("test_schema",))
     assert torch.equal(
         direct(x, codes, scale, kind.key, 16, None),
-        ops.linear(x, codes, [scale], kind.key, 16, None),
+        library.linear(x, codes, [scale], kind.key, 16, None),
     )
 
 
 @pytest.mark.parametrize(
     ("op", "args"),
     [
-        (ops.storage_key, ("nf4",)),
-        (ops.storage_describe, (Storage("nf4").key,)),
-        (ops.storage_on_disk, ("w", Storage("nf4").key, [4, 4])),
-        (ops.storage_label, ("w", Storage("int8").key, [4, 4])),
-        (ops.state_describe, ("the state", "[]", [])),
-        (ops.quantization_config, ("[]",)),
-        (ops.info, ()),
+        (library.storage_key, ("nf4",)),
+        (library.storage_describe, (Storage("nf4").key,)),
+        (library.storage_on_disk, ("w", Storage("nf4").key, [4, 4])),
+        (library.storage_label, ("w", Storage("int8").key, [4, 4])),
+        (library.state_describe, ("the state", "[]", [])),
+        (library.quantization_config, ("[]",)),
+        (library.info, ()),
     ],
 )
 def test_descriptions(op, args) -> None:
@@ -115,55 +115,55 @@ def test_descriptions(op, args) -> None:
 def test_files(tmp_path) -> None:
     path = str(tmp_path / "m.safetensors")
     declared = json.dumps({"tensors": [{"name": "a", "dtype": "U8", "shape": [3]}]})
-    writer = ops.writer_open(path, declared)
+    writer = library.writer_open(path, declared)
     # Writing twice is refused, so that the op itself runs once, below the schema checks.
     with SchemaCheckMode():
-        ops.writer_write(writer, "a", torch.arange(3, dtype=torch.uint8))
-    ops.writer_finish(writer)
-    file = ops.file_open(path)
+        library.writer_write(writer, "a", torch.arange(3, dtype=torch.uint8))
+    library.writer_finish(writer)
+    file = library.file_open(path)
     for op, args in (
-        (ops.file_check, (file,)),
-        (ops.file_describe, (file,)),
-        (ops.file_drop, (file, "a")),
-        (ops.file_populate, (file, "a", 0, 2)),
-        (ops.file_read, (file, "a")),
-        (ops.file_verify, (file,)),
+        (library.file_check, (file,)),
+        (library.file_describe, (file,)),
+        (library.file_drop, (file, "a")),
+        (library.file_populate, (file, "a", 0, 2)),
+        (library.file_read, (file, "a")),
+        (library.file_verify, (file,)),
     ):
         opcheck(op, args, test_utils=("test_schema",))
-    engine = ops.engine_open(file, 1 << 20, "mapped", 1)
+    engine = library.engine_open(file, 1 << 20, "mapped", 1)
     for op, args in (
-        (ops.engine_keep, (engine, '["a"]', 1 << 16, 0)),
-        (ops.engine_expect, (engine, '["a"]')),
-        (ops.engine_signature, (engine, 7)),
-        (ops.engine_counts, (engine,)),
-        (ops.engine_describe, (engine,)),
-        (ops.trace_start, (4,)),
-        (ops.trace_stop, ()),
+        (library.engine_keep, (engine, '["a"]', 1 << 16, 0)),
+        (library.engine_expect, (engine, '["a"]')),
+        (library.engine_signature, (engine, 7)),
+        (library.engine_counts, (engine,)),
+        (library.engine_describe, (engine,)),
+        (library.trace_start, (4,)),
+        (library.trace_stop, ()),
     ):
         opcheck(op, args, test_utils=("test_schema",))
-    ops.engine_close(engine)
-    ops.file_close(file)
+    library.engine_close(engine)
+    library.file_close(file)
 
 
 def test_plans(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STOWAGE_LINKS", str(tmp_path / "links.json"))
-    links = ops.text(ops.links_measure(str(tmp_path), False))
+    links = library.text(library.links_measure(str(tmp_path), False))
     unit = {"name": "a.weight", "storage": "f32", "shape": [256, 256], "rest": 1 << 18}
     described = {"path": None, "name": "m", "units": [unit | {"rows": False}]}
     request = described | {"ram": 1 << 20, "accelerators": [], "uses": [], "storage": None}
     request |= {"rows": 1, "activations": 0, "works_on_cpu": True, "order": []}
-    plan = ops.text(ops.plan_make(json.dumps(request), links))
+    plan = library.text(library.plan_make(json.dumps(request), links))
     report = '{"stowage_report": 1, "model": "m", "weights": [], "notes": []}'
     for op, args in (
-        (ops.links_measure, (str(tmp_path), False)),
-        (ops.machine_key, ()),
-        (ops.plan_make, (json.dumps(request), links)),
-        (ops.plan_read, (plan, "p.json")),
-        (ops.plan_text, (plan,)),
-        (ops.plan_html, (plan, '{"seconds": 0, "peak": {}, "bytes": {}}')),
+        (library.links_measure, (str(tmp_path), False)),
+        (library.machine_key, ()),
+        (library.plan_make, (json.dumps(request), links)),
+        (library.plan_read, (plan, "p.json")),
+        (library.plan_text, (plan,)),
+        (library.plan_html, (plan, '{"seconds": 0, "peak": {}, "bytes": {}}')),
         (torch.ops.stowage.plan_compare.default, (plan, '{"seconds": 1}')),
         (torch.ops.stowage.report_html.default, (report, plan, "{}")),
-        (ops.plan_check, (plan, json.dumps(described))),
+        (library.plan_check, (plan, json.dumps(described))),
     ):
         opcheck(op, args, test_utils=("test_schema",))
 

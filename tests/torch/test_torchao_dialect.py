@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stowage import composite, ops
-from stowage._storage import Storage
+from stowage._ops import composite, library
+from stowage._ops.storage import Storage
 
 NAMES = (
     "nf4:torchao",
@@ -41,7 +41,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("door", [ops, composite], ids=["op", "composite"])
+@pytest.mark.parametrize("door", [library, composite], ids=["op", "composite"])
 @pytest.mark.parametrize("own", GOLDEN, ids=str)
 def test_parts_and_values_equal_torchao(door, own) -> None:
     codes, scalers, factor, decoded, mean = GOLDEN[own]
@@ -61,7 +61,7 @@ def test_composite_gives_the_bytes_of_the_kernels(name, own, values) -> None:
     for shape in ((32768,), (128, 256), (16384, 2)):
         for given_dtype in OUTS:
             x = values(shape, given_dtype)
-            ours = ops.quantize(x, kind.key)
+            ours = library.quantize(x, kind.key)
             theirs = composite.quantize(x, kind.key)
             for part, a, b in zip(kind.part_names, ours, theirs, strict=True):
                 assert raw(a) == raw(b), (shape, given_dtype, part)
@@ -69,8 +69,8 @@ def test_composite_gives_the_bytes_of_the_kernels(name, own, values) -> None:
         codes, *scales = ours
         for out in OUTS:
             args = (codes, scales, kind.key, shape, out)
-            assert raw(ops.dequantize(*args)) == raw(composite.dequantize(*args)), (shape, out)
-            assert raw(ops.embedding(ids, *args)) == raw(composite.embedding(ids, *args))
+            assert raw(library.dequantize(*args)) == raw(composite.dequantize(*args)), (shape, out)
+            assert raw(library.embedding(ids, *args)) == raw(composite.embedding(ids, *args))
 
 
 @settings(deadline=None, max_examples=30)
@@ -86,40 +86,40 @@ def test_any_whole_scaler_blocks(data: st.DataObject) -> None:
         data.draw(st.sampled_from(OUTS))
     )
     kind = Storage(f"nf4:torchao:block{block}:scaler{scaler}:{own}")
-    ours, theirs = ops.quantize(x, kind.key), composite.quantize(x, kind.key)
+    ours, theirs = library.quantize(x, kind.key), composite.quantize(x, kind.key)
     assert [raw(a) for a in ours] == [raw(b) for b in theirs]
     assert [(p.dtype, tuple(p.shape)) for p in ours] == [p[1:] for p in kind.layout(shape)]
     args = (ours[0], ours[1:], kind.key, shape, torch.bfloat16)
-    assert raw(ops.dequantize(*args)) == raw(composite.dequantize(*args))
+    assert raw(library.dequantize(*args)) == raw(composite.dequantize(*args))
 
 
 @pytest.mark.parametrize("own", OWN)
 def test_products_are_those_of_the_dequantized_weight(own) -> None:
     kind = Storage(f"nf4:torchao:{own}")
-    codes, *scales = ops.quantize(torch.randn(128, 256), kind.key)
+    codes, *scales = library.quantize(torch.randn(128, 256), kind.key)
     for dtype in (torch.float32, torch.bfloat16):
-        dense = ops.dequantize(codes, scales, kind.key, (128, 256), dtype)
+        dense = library.dequantize(codes, scales, kind.key, (128, 256), dtype)
         for m in (1, 4, 100):
             x, g = torch.randn(m, 256).to(dtype), torch.randn(m, 128).to(dtype)
             near = {"rtol": 1e-2, "atol": 0.2} if dtype == torch.bfloat16 else {}
-            y = ops.linear(x, codes, scales, kind.key, 128, None)
+            y = library.linear(x, codes, scales, kind.key, 128, None)
             torch.testing.assert_close(y, x @ dense.T, **(near or {"rtol": 1e-5, "atol": 1e-4}))
-            gx = ops.linear_grad_input(g, codes, scales, kind.key, 256)
+            gx = library.linear_grad_input(g, codes, scales, kind.key, 256)
             torch.testing.assert_close(gx, g @ dense, **(near or {"rtol": 1e-5, "atol": 1e-4}))
 
 
 def test_refuses_shapes_by_rule_in_every_door() -> None:
     kind = Storage("nf4:torchao:bf16")
     rule = "multiple of 16384 elements"
-    for door in (ops, composite):
+    for door in (library, composite):
         with pytest.raises(RuntimeError, match=rule):
             door.quantize(torch.ones(3, 64), kind.key, False)
         with pytest.raises(RuntimeError, match="at most 2 dimensions"):
             door.quantize(torch.ones(2, 64, 128), kind.key, False)
     with pytest.raises(RuntimeError, match=rule):
-        ops.quantize(torch.ones(3, 64, device="meta"), kind.key)
-    parts = ops.quantize(torch.ones(128, 128), kind.key)
-    for door in (ops, composite):
+        library.quantize(torch.ones(3, 64, device="meta"), kind.key)
+    parts = library.quantize(torch.ones(128, 128), kind.key)
+    for door in (library, composite):
         with pytest.raises(RuntimeError, match="name the dtype"):
             door.dequantize(
                 parts[0], parts[1:], Storage("nf4:torchao").key, (128, 128), torch.float32
@@ -127,7 +127,7 @@ def test_refuses_shapes_by_rule_in_every_door() -> None:
 
 
 def test_refuses_values_that_are_not_finite() -> None:
-    for door in (ops, composite):
+    for door in (library, composite):
         with pytest.raises(RuntimeError, match=r"finite.*element 70"):
             x = torch.ones(16384)
             x[70] = float("nan")
@@ -136,5 +136,5 @@ def test_refuses_values_that_are_not_finite() -> None:
 
 def test_fakes_have_the_parts_of_the_values_dtype() -> None:
     kind = Storage("nf4:torchao")
-    parts = ops.quantize(torch.empty(128, 128, device="meta", dtype=torch.float16), kind.key)
+    parts = library.quantize(torch.empty(128, 128, device="meta", dtype=torch.float16), kind.key)
     assert [p.dtype for p in parts[2:]] == [torch.float16] * 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage.tensor import StowedTensor
 
 

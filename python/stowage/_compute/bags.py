@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import ops
 from stowage._compute import blocks
 from stowage._compute.autocast import with_autocast
 from stowage._compute.tiles import needs_tiles, resting, spans
+from stowage._ops import library
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED
@@ -36,7 +36,7 @@ def _among(ids: Tensor, padding: int) -> tuple[Tensor, Tensor, int]:
 
 def _rows(w: StowedTensor, names: Tensor) -> Tensor:
     codes, *scales = w._parts()
-    return ops.embedding(names, codes, scales, w._storage.key, w.shape, w._dt)
+    return library.embedding(names, codes, scales, w._storage.key, w.shape, w._dt)
 
 
 @op(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch, ops
-from stowage._library import composite_forced
-from stowage._tiers.bringing import brought, device_of, lender_of
-from stowage._torch import tree_leaves, tree_map_only
+from stowage._ops import _torch, library
+from stowage._ops._torch import tree_leaves, tree_map_only
+from stowage._ops.lending import brought, device_of, lender_of
+from stowage._ops.library import composite_forced
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import PACKED, StowedView, replay
 
@@ -86,7 +86,7 @@ def widened(
                 return found.values
             del scope.widened[key]
     with torch.inference_mode(False):  # else it had no version
-        values = ops.dequantize(codes, scales, storage, list(shape), dtype)
+        values = library.dequantize(codes, scales, storage, list(shape), dtype)
     scopes[-1].widened[key] = _Widened(parts, versions, values)
     return values
 
@@ -111,7 +111,7 @@ def _values(t: Any, device: torch.device | None) -> Tensor:
 def _brought_values(t: Any, weight: StowedTensor, device: torch.device) -> Tensor:
     out = weight._dt if weight._dt in VALUE_DTYPES else torch.float32
     with brought(weight._parts(), device) as (codes, *scales):
-        dense = ops.dequantize(codes, scales, weight._storage.key, weight.shape, out)
+        dense = library.dequantize(codes, scales, weight._storage.key, weight.shape, out)
     dense = dense.to(weight._dt)
     return replay(t._chain, dense) if isinstance(t, StowedView) else dense
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from stowage import _torch
 from stowage._compute import blocks
 from stowage._compute.tiles import TILE, Resting, needs_tiles, resting, spans
-from stowage._errors import fail
-from stowage._tiers.bringing import where_x_is
+from stowage._ops import _torch
+from stowage._ops.errors import fail
+from stowage._ops.lending import where_x_is
 from stowage.registry import op
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED

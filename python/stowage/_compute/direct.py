@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage import _torch, ops
 from stowage._compute.products import grad_input_in_block, linear_in_block
+from stowage._ops import _torch, library
 
 CPU = _torch.DispatchKeySet(_torch.DispatchKey.CPU)
-_linear = _torch.handle(ops.linear).redispatch_boxed
+_linear = _torch.handle(library.linear).redispatch_boxed
 linear_one_scale = _torch.handle(torch.ops.stowage._linear.default).redispatch_boxed
-_linear_grad_input = _torch.handle(ops.linear_grad_input).redispatch_boxed
+_linear_grad_input = _torch.handle(library.linear_grad_input).redispatch_boxed
 
 
 def linear(

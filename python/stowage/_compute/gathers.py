@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._tiers.bringing import lender_of
+from stowage._ops import library
+from stowage._ops.lending import lender_of
 from stowage.registry import op
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 from stowage.views import is_first
@@ -39,7 +39,7 @@ def _within(index: Tensor, rows: int, first: int) -> bool:
 
 def _rows(t: StowedTensor, index: Tensor) -> Tensor:
     codes, *scales = t._parts()
-    return ops.embedding(index, codes, scales, t._storage.key, t.shape, t._dt)
+    return library.embedding(index, codes, scales, t._storage.key, t.shape, t._dt)
 
 
 @op(aten.index.Tensor)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, fail
-from stowage._shapes import check_weight
-from stowage._storage import Storage
-from stowage._tiers.bringing import where_x_is
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, fail
+from stowage._ops.lending import where_x_is
+from stowage._ops.shapes import check_weight
+from stowage._ops.storage import Storage
 from stowage.registry import function, op
 from stowage.tensor import StowedTensor, wrap
 from stowage.views import StowedView

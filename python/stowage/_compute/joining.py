@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage.registry import op
 from stowage.tensor import StowedTensor, wrap
 from stowage.views import is_first

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from stowage import _torch, ops
 from stowage._compute.blocks import widened
+from stowage._ops import _torch, library
 
 _stock_linear = _torch.linear
 
@@ -41,7 +41,7 @@ def grad_input_in_block(
     shape = (g.shape[-1], columns)
     w = widened(codes, scales, storage, shape, g.dtype)
     if w is None and g.dim() == 2 and strides_count(g):
-        w = ops.dequantize(codes, scales, storage, shape, g.dtype)
+        w = library.dequantize(codes, scales, storage, shape, g.dtype)
     return None if w is None else g.reshape(-1, g.shape[-1]).mm(w).view(*g.shape[:-1], columns)
 
 
@@ -56,7 +56,7 @@ def linear(
 ) -> Tensor:
     """x W^T + bias."""
     y = linear_in_block(x, codes, scales, storage, rows, bias) if exact else None
-    return ops.linear(x, codes, scales, storage, rows, bias, exact) if y is None else y
+    return library.linear(x, codes, scales, storage, rows, bias, exact) if y is None else y
 
 
 def linear_grad_input(
@@ -64,4 +64,6 @@ def linear_grad_input(
 ) -> Tensor:
     """g W."""
     gx = grad_input_in_block(g, codes, scales, storage, columns) if exact else None
-    return ops.linear_grad_input(g, codes, scales, storage, columns, exact) if gx is None else gx
+    return (
+        library.linear_grad_input(g, codes, scales, storage, columns, exact) if gx is None else gx
+    )

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch, ops
-from stowage._library import composite_forced
+from stowage._ops import _torch, library
+from stowage._ops.library import composite_forced
 
 # Arguments of the Functions: weight, ids, codes, storage, shape, padding, by_frequency, *scales.
 
@@ -38,7 +38,7 @@ def _embedding_forward(
     by_frequency: bool,
     *scales: Tensor,
 ) -> Tensor:
-    return ops.embedding(ids, codes, scales, storage, shape, weight.dtype)
+    return library.embedding(ids, codes, scales, storage, shape, weight.dtype)
 
 
 class _Embedding(torch.autograd.Function):
@@ -74,7 +74,7 @@ def embedding(
 ) -> Tensor:
     """Rows of W with a gradient to `weight` (give it only where it requires one)."""
     if weight is None or not (torch.is_grad_enabled() or _torch.transforming()):
-        return ops.embedding(ids, codes, scales, storage, shape, out)
+        return library.embedding(ids, codes, scales, storage, shape, out)
     function = _EmbeddingTransformed if _torch.transforming() else _Embedding
     given = (weight, ids, codes, storage, shape, padding, by_frequency)
     return function.apply(*given, *scales)

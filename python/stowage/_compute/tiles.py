@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
+from stowage._ops import library
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 TILE = 4 << 20  # bytes; kTileBytes of src/torch/gemm.cpp
@@ -39,7 +39,7 @@ class Resting(NamedTuple):
 
     def rows(self, first: int, last: int) -> Tensor:
         ids = torch.arange(first, last, device=self.codes.device)
-        return ops.embedding(ids, self.codes, self.scales, self.storage, self.shape, self.dtype)
+        return library.embedding(ids, self.codes, self.scales, self.storage, self.shape, self.dtype)
 
     def columns(self, rows: range, first: int, last: int) -> Tensor:
         """W[rows, first:last]"""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import autograd, ops
+from stowage import autograd
+from stowage._ops import library
 
 
 def _save(ctx: Any, codes: Tensor, scales: Sequence[Tensor]) -> None:
@@ -32,7 +33,7 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     codes, *scales = ctx.saved_tensors
     gx = gb = None
     if ctx.needs_input_grad[0]:
-        gx = ops.linear_grad_input(g, codes, scales, ctx.storage, ctx.columns, ctx.exact)
+        gx = library.linear_grad_input(g, codes, scales, ctx.storage, ctx.columns, ctx.exact)
     if ctx.bias and ctx.needs_input_grad[5]:
         gb = autograd.bias_gradient(g)
     return _as_given(ctx, gx, None, [None] * len(scales), None, None, gb, None)
@@ -46,7 +47,7 @@ def _grad_input_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 
 def _grad_input_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     codes, *scales = ctx.saved_tensors
-    g = ops.linear(gg, codes, scales, ctx.storage, ctx.rows, None, ctx.exact)
+    g = library.linear(gg, codes, scales, ctx.storage, ctx.rows, None, ctx.exact)
     return _as_given(ctx, g, None, [None] * len(scales), None, None, None)
 
 
@@ -79,10 +80,10 @@ def _linear_vmap(
     _only_first("linear", dims[1:5])
     x = x.expand(info.batch_size, *x.shape) if dims[0] is None else x.movedim(dims[0], 0)
     if dims[5] is None or bias is None:
-        return ops.linear(x, codes, scales, storage, rows, bias, exact), 0
+        return library.linear(x, codes, scales, storage, rows, bias, exact), 0
     bias = bias.movedim(dims[5], 0)
     bias = bias.view(len(bias), *([1] * (x.dim() - 2)), rows)
-    return ops.linear(x, codes, scales, storage, rows, None, exact) + bias, 0
+    return library.linear(x, codes, scales, storage, rows, None, exact) + bias, 0
 
 
 @torch.library.register_vmap("stowage::linear_grad_input")
@@ -98,7 +99,7 @@ def _grad_input_vmap(
 ) -> tuple[Tensor, int]:
     _only_first("linear_grad_input", dims[1:])
     g = g.movedim(dims[0], 0)
-    return ops.linear_grad_input(g, codes, scales, storage, columns, exact), 0
+    return library.linear_grad_input(g, codes, scales, storage, columns, exact), 0
 
 
 @torch.library.register_vmap("stowage::embedding")
@@ -113,4 +114,4 @@ def _embedding_vmap(
     out: torch.dtype,
 ) -> tuple[Tensor, int]:
     _only_first("embedding", dims[1:])
-    return ops.embedding(ids.movedim(dims[0], 0), codes, scales, storage, shape, out), 0
+    return library.embedding(ids.movedim(dims[0], 0), codes, scales, storage, shape, out), 0

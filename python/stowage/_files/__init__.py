@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between models and files: names and forms on disk, reading, filling, writing."""
+"""Tensors in files: where bytes come from, and the names that files use."""

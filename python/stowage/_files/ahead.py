@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from stowage import ops
+from stowage._ops import library
 
 WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
 _PIECE = 2 << 20
@@ -67,8 +67,8 @@ class ReadAhead:
                 if not self._wait(asked + size, extents, ends):
                     return
                 asked += size
-                ops.file_populate(extent.file, extent.name, begin, size)
-                ops.file_drop(extent.file, extent.name)
+                library.file_populate(extent.file, extent.name, begin, size)
+                library.file_drop(extent.file, extent.name)
         self._wait(math.inf, extents, ends)
 
     def _wait(self, asked: float, extents: list[Extent], ends: list[int]) -> bool:
@@ -80,4 +80,4 @@ class ReadAhead:
                 self._changed.wait(_SWEEP)
                 current = bisect.bisect_right(ends, self._used)
             if current < len(extents) and extents[current].bytes > _PIECE:
-                ops.file_drop(extents[current].file, extents[current].name)
+                library.file_drop(extents[current].file, extents[current].name)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 
 # What parameters are made from when nothing is computed: random values come to the meta device, ...
 _RANDOM = frozenset({torch.rand, torch.randn, torch.normal})

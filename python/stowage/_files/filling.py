@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from stowage._errors import StowageError
 from stowage._files import fitting
 from stowage._files.flat import FLOAT8, Entry
 from stowage._files.reading import reading
 from stowage._files.renaming import Rename, Renaming
-from stowage._files.source import Source, is_aligned, octets
-from stowage._memory import new_copy
+from stowage._files.source import Source, is_aligned
 from stowage._model.casts import cast_storage, stands_for_plain, worth_offloading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
 from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, parameters, values
-from stowage._storage import Storage
+from stowage._ops.errors import StowageError
+from stowage._ops.memory import new_copy, octets
+from stowage._ops.storage import Storage
 from stowage.policy import Choice, Policy
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from stowage import ops
-from stowage._errors import BadFile, translated
 from stowage._model.casts import is_cast_of_itself, is_plain
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import BadFile, translated
+from stowage._ops.storage import Storage
 from stowage.tensor import StowedTensor
 
 DISK_DTYPES: dict[str, torch.dtype] = {
@@ -72,11 +72,11 @@ def flatten(name: str, weight: StowedTensor) -> dict[str, torch.Tensor]:
     offset = float(weight.parts.get("nested_offset", 0.0))
     compute = DISK_NAMES[weight.dtype]
     try:
-        described = ops.storage_on_disk(name, storage.key, list(weight.shape), compute, offset)
+        described = library.storage_on_disk(name, storage.key, list(weight.shape), compute, offset)
     except RuntimeError as error:
         raise translated(error) from None
     flat: dict[str, torch.Tensor] = {}
-    for tensor in json.loads(ops.text(described)):
+    for tensor in json.loads(library.text(described)):
         if "part" in tensor:
             made = parts[tensor["part"]].detach().view(DISK_DTYPES[tensor["dtype"]])
         elif "text" in tensor:
@@ -96,7 +96,7 @@ def label(
 ) -> dict[str, torch.Tensor]:
     """The tensor that says what the others of a weight do not tell by themselves; empty where they
     tell all."""
-    made = json.loads(ops.text(ops.storage_label(name, storage.key, list(shape))))
+    made = json.loads(library.text(library.storage_label(name, storage.key, list(shape))))
     return {made["name"]: _text(made["text"])} if always or made["needed"] else {}
 
 
@@ -184,10 +184,10 @@ def entries(tensors: Mapping[str, torch.Tensor], where: str) -> list[Entry]:
 def _describe(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, Any]:
     listed = json.dumps([_facts(name, tensor) for name, tensor in tensors.items()])
     try:
-        told = ops.state_describe(where, listed, [_short_bytes(t) for t in tensors.values()])
+        told = library.state_describe(where, listed, [_short_bytes(t) for t in tensors.values()])
     except RuntimeError as error:
         raise translated(error) from None
-    facts: dict[str, Any] = json.loads(ops.text(told))
+    facts: dict[str, Any] = json.loads(library.text(told))
     return facts
 
 

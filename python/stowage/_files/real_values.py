@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import _torch, ops
-from stowage._errors import InvalidArgument
 from stowage._files.flat import DISK_NAMES
 from stowage._model.declared import WidePlaces, adapter_paths
 from stowage._model.weights import Held
-from stowage._numbers.rounding import row_elements, rows_of, spans
+from stowage._ops import _torch
+from stowage._ops import library as ops
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.numbers.rounding import row_elements, rows_of, spans
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 _CONFIG = "config.json"

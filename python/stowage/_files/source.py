@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
-from stowage import ops
-from stowage._errors import translated
 from stowage._files.ahead import Extent
 from stowage._files.flat import DISK_DTYPES, Entry, described, entries, unflatten
 from stowage._model.casts import plain_values
+from stowage._ops import library
+from stowage._ops.errors import translated
 from stowage.tensor import StowedTensor
 
 
@@ -95,8 +95,8 @@ class FileSource:
         self.where = os.fspath(path)
         self._owners = 1
         try:
-            self._handle = ops.file_open(self.where)
-            facts = json.loads(ops.text(ops.file_describe(self._handle)))
+            self._handle = library.file_open(self.where)
+            facts = json.loads(library.text(library.file_describe(self._handle)))
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
@@ -118,10 +118,10 @@ class FileSource:
         return found
 
     def read(self, member: str) -> torch.Tensor:
-        return self._as_it_is(ops.file_read, member)
+        return self._as_it_is(library.file_read, member)
 
     def private(self, member: str) -> torch.Tensor | None:
-        return self._as_it_is(ops.file_map, member)
+        return self._as_it_is(library.file_map, member)
 
     def _as_it_is(self, op: Callable[[int, str], torch.Tensor], member: str) -> torch.Tensor:
         facts = self._tensors[member]
@@ -142,7 +142,7 @@ class FileSource:
 
     def drop(self, entry: Entry) -> None:
         for member in entry.members:
-            ops.file_drop(self._handle, member)
+            library.file_drop(self._handle, member)
 
     @property
     def handle(self) -> int:
@@ -151,13 +151,13 @@ class FileSource:
 
     def check(self) -> None:
         try:
-            ops.file_check(self._handle)
+            library.file_check(self._handle)
         except RuntimeError as error:
             raise translated(error) from None
 
     def verify(self) -> int:
         try:
-            return int(ops.file_verify(self._handle))
+            return int(library.file_verify(self._handle))
         except RuntimeError as error:
             raise translated(error) from None
 
@@ -168,12 +168,7 @@ class FileSource:
     def close(self) -> None:
         self._owners -= 1
         if self._owners == 0:
-            ops.file_close(self._handle)
-
-
-def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a plain tensor, uint8 [nbytes]: its own memory if contiguous, else a copy."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            library.file_close(self._handle)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

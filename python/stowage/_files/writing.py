@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import ops
-from stowage._errors import translated
 from stowage._files.flat import DISK_NAMES
 from stowage._model.weights import buffers, is_persistent, written
+from stowage._ops import library
+from stowage._ops.errors import translated
 
 
 def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> dict[str, Any]:
@@ -43,16 +43,16 @@ def write(
         "checksums": checksums,
     }
     try:
-        writer = ops.writer_open(os.fspath(path), json.dumps(declaration))
+        writer = library.writer_open(os.fspath(path), json.dumps(declaration))
         try:
             for name, tensor in stream:
                 plain = tensor.detach().cpu().contiguous().reshape(-1)
-                ops.writer_write(writer, name, plain.view(torch.uint8))
+                library.writer_write(writer, name, plain.view(torch.uint8))
                 del tensor, plain  # before the next one is made
         except BaseException:
-            ops.writer_discard(writer)
+            library.writer_discard(writer)
             raise
-        ops.writer_finish(writer)
+        library.writer_finish(writer)
     except RuntimeError as error:
         raise translated(error) from None
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._maps.free import available_ram
 from stowage._maps.sizes import Dtype, leaves, module_sizes
+from stowage._ops.errors import InvalidArgument
 
 Device = int | str
 Limits = Mapping[Device, int | str]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from stowage import _torch
 from stowage._maps.budgets import Device, Limits, max_memory, names
 from stowage._maps.sizes import Dtype, Unit, children, largest_layers, module_sizes
 from stowage._maps.ties import size_with_ties, tied_names, tied_outside
+from stowage._ops import _torch
 
 _LOG = logging.getLogger("stowage")
 

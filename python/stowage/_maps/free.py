@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 
 ROOT = Path("/")
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._model.sizes import nbytes
+from stowage._ops.errors import InvalidArgument
 from stowage.tensor import StowedTensor
 
 Dtype = torch.dtype | str

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
 from stowage._model.stowing import Making, from_values
 from stowage._model.trials import source
 from stowage._model.weights import Held, Site, buffers
-from stowage._storage import Storage
-from stowage._torch import tree_leaves
+from stowage._ops import _torch
+from stowage._ops._torch import tree_leaves
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.storage import Storage
 from stowage.tensor import StowedTensor
 
 Calibration = Callable[[nn.Module], object] | Iterable[Any]

@@ -5,7 +5,7 @@ plain parameter can rest where only resting weights can."""
 import torch
 
 from stowage._model.weights import Held
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 from stowage.tensor import StowedTensor
 
 LEAST = 1 << 16  # bytes of a plain parameter that is worth bringing when it is used

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, raise_problems
 from stowage._model import budget as _budget
 from stowage._model.budget import Option
 from stowage._model.calibrating import Calibration, output_errors
@@ -21,6 +20,7 @@ from stowage._model.stowing import Making
 from stowage._model.table import bytes_text
 from stowage._model.trials import AS_IT_IS, Trial, Tried, attempt, bytes_at_rest, source
 from stowage._model.weights import Held
+from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage.policy import Choice
 from stowage.tensor import StowedTensor
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 
 
 def _declared(module: nn.Module, attribute: str) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from stowage import ops
-from stowage._errors import InvalidArgument, translated
-from stowage._numbers import codec, codec4, torchao
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.numbers import four_bit, scaled, torchao
+from stowage._ops.storage import Storage
 from stowage.tensor import wrap
 
 _PIECE = 1 << 20  # elements that are plain at once
@@ -90,9 +90,9 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
     for first, last in _spans(storage, shape):
         values = draw(last - first)
         if scale is not None:
-            parts[0][first:last] = codec.encode8(values.to(torch.float32), scale, storage)
+            parts[0][first:last] = scaled.encode8(values.to(torch.float32), scale, storage)
             continue
-        for into, part in zip(parts, ops.quantize(values, storage.key), strict=True):
+        for into, part in zip(parts, library.quantize(values, storage.key), strict=True):
             into[first:last] = part
 
 
@@ -105,7 +105,7 @@ def _scale_of_all(
         amax = torch.zeros((1, 1), device=device)
         for first, last in _spans(storage, shape):
             amax = torch.maximum(amax, draw(last - first).abs().amax().float())
-    return ops.quantize(amax, storage.key)[1]
+    return library.quantize(amax, storage.key)[1]
 
 
 def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
@@ -115,11 +115,11 @@ def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], 
     scales = torch.empty_like(absmax, dtype=torch.float32) if storage.nested else absmax
     for first, last in _spans(storage, shape):
         start, block = first * shape[1], storage.block
-        piece, largest = ops.quantize(draw(last - first), plain.key)
+        piece, largest = library.quantize(draw(last - first), plain.key)
         codes[start // 2 : start // 2 + len(piece)] = piece
         scales[start // block : start // block + len(largest)] = largest
     if storage.nested:
-        for into, part in zip(parts[1:], codec4.nest(scales), strict=True):
+        for into, part in zip(parts[1:], four_bit.nest(scales), strict=True):
             into.copy_(part)
 
 
@@ -135,6 +135,8 @@ def _fill_torchao(
         largest = torchao.as_type(piece, storage).view(-1, block).abs().amax(1)
         scales[start // block : start // block + len(largest)] = largest
         whole = nn.functional.pad(piece, (0, -count % (block * storage.scaler_block)))
-        codes[start // 2 : (start + count) // 2] = ops.quantize(whole, storage.key)[0][: count // 2]
+        codes[start // 2 : (start + count) // 2] = library.quantize(whole, storage.key)[0][
+            : count // 2
+        ]
     for into, part in zip(parts[1:], torchao.nest(scales, storage), strict=True):
         into.copy_(part)

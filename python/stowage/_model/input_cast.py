@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._torch import tree_leaves, tree_map_only
+from stowage._ops import _torch
+from stowage._ops._torch import tree_leaves, tree_map_only
 from stowage.tensor import StowedTensor
 from stowage.views import PACKED
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from stowage import ops
-from stowage._errors import BadFile, FileError, InvalidArgument, translated
 from stowage._files.flat import DISK_DTYPES, DISK_NAMES
 from stowage._files.writing import declared, write
+from stowage._ops import library
+from stowage._ops.errors import BadFile, FileError, InvalidArgument, translated
 
 PLACES = ("ram", "disk")
 
@@ -37,23 +37,23 @@ class _File:
             end()
             raise
         self._bytes = self.path.stat().st_size
-        self._handle = ops.file_open(str(self.path))
-        weakref.finalize(self, ops.file_close, self._handle)
+        self._handle = library.file_open(str(self.path))
+        weakref.finalize(self, library.file_close, self._handle)
 
     def read(self, name: str) -> torch.Tensor:
         """The bytes of a tensor, mapped read-only; they stay valid when the file has gone."""
         try:
-            return ops.file_read(self._handle, name)
+            return library.file_read(self._handle, name)
         except RuntimeError as error:
             raise translated(error) from None
 
     def drop(self, name: str) -> None:
-        ops.file_drop(self._handle, name)
+        library.file_drop(self._handle, name)
 
     def check(self) -> None:
         """Raises BadFile where the file was cut short or written since; what was read is not it."""
         try:
-            ops.file_check(self._handle)
+            library.file_check(self._handle)
         except RuntimeError as error:
             raise translated(error) from None
 
@@ -64,7 +64,7 @@ class _File:
                 f"{self.path}: must have {self._bytes} bytes, got {self.path.stat().st_size}"
             )
         try:
-            ops.file_verify(self._handle)
+            library.file_verify(self._handle)
         except RuntimeError as error:
             raise translated(error) from None
 

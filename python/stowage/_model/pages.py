@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from stowage import ops
-from stowage._errors import FileError, translated
+from stowage._ops import library
+from stowage._ops.errors import FileError, translated
 
 
 class Planned(Protocol):
@@ -36,7 +36,7 @@ def write_page(
     took = dict(figures) if isinstance(figures, Mapping) else figures.figures()
     planned = "" if plan is None else plan.to_json()
     try:
-        page = ops.text(ops.report_html(json.dumps(document), planned, json.dumps(took)))
+        page = library.text(library.report_html(json.dumps(document), planned, json.dumps(took)))
     except RuntimeError as error:
         raise translated(error) from None
     try:

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._model.weights import Site
+from stowage._ops.errors import InvalidArgument
 
 Predicate = Callable[[str, nn.Module], bool]
 Pattern = str | re.Pattern[str] | type[nn.Module] | Predicate

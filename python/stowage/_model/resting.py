@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from stowage import _torch
 from stowage._model.weights import LAZY, Held, Site
-from stowage._storage import Storage
+from stowage._ops import _torch
+from stowage._ops.storage import Storage
 
 # Scales of an 8-bit weight are worth their bytes from this rank on.
 _LEAST_RANK = {"row": 2, "row2": 2, "block": 1}

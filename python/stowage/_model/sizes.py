@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage._shard.describing import local_of
 from stowage._shard.rows import StowedRows
 from stowage.tensor import StowedTensor

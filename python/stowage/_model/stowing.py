@@ -12,10 +12,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from stowage import ops
-from stowage._errors import InvalidArgument, StowageError, translated
 from stowage._model.weights import LAZY
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, StowageError, translated
+from stowage._ops.storage import Storage
 from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 
@@ -56,7 +56,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 def obstacle(name: str, storage: Storage, shape: Sequence[int]) -> str:
     """Why `storage` cannot hold a weight of this shape; "" if it can."""
     try:
-        ops.storage_on_disk(name, storage.key, list(shape))
+        library.storage_on_disk(name, storage.key, list(shape))
     except RuntimeError as error:
         told = translated(error)
         if not isinstance(told, StowageError):
@@ -87,7 +87,7 @@ def from_values(
     values = values.detach().contiguous()
     storage = storage.for_values(values.dtype)
     try:
-        parts = ops.quantize(values, storage.key, how.keep_nonfinite)
+        parts = library.quantize(values, storage.key, how.keep_nonfinite)
         loss = measured(values, parts, storage) if how.measure else None
     except RuntimeError as error:
         raise translated(error) from None
@@ -95,7 +95,7 @@ def from_values(
 
 
 def measured(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> Loss:
-    found = ops.measure(values, parts[0], parts[1:], storage.key).tolist()
+    found = library.measure(values, parts[0], parts[1:], storage.key).tolist()
     elements, saturated, nonfinite, largest, error2, value2, worst, block = found
     finite = elements - nonfinite
     return Loss(

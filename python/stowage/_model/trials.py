@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stowage._errors import StowageError
 from stowage._model.masters import fresh_master
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stowing import Making, from_values, unfit
 from stowage._model.table import number_text
 from stowage._model.weights import Held
-from stowage._storage import Storage
+from stowage._ops.errors import StowageError
+from stowage._ops.storage import Storage
 from stowage.policy import Choice
 from stowage.tensor import StowedTensor
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import _torch
-from stowage._mapped import ensure_writable, note_copies
+from stowage._ops import _torch
+from stowage._ops.memory import ensure_writable, note_copies
 from stowage.tensor import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.

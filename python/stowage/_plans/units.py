@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._files.flat import DISK_NAMES, FLOAT8
 from stowage._model.sizes import nbytes
 from stowage._model.weights import LAZY, Held, written
+from stowage._ops.errors import InvalidArgument
 from stowage.tensor import StowedTensor
 
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stowage import _torch
-from stowage._errors import Unsupported
+from stowage._ops import _torch
+from stowage._ops._torch import tree_map_only
+from stowage._ops.errors import Unsupported
 from stowage._shard.fragments import amaxes, largest_of, row_parts, rows_fragment
 from stowage._shard.rows import StowedRows
-from stowage._torch import tree_map_only
 
 
 def initialising(rows: StowedRows) -> bool:

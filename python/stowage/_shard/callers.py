@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stowage import _torch
 from stowage._callers import above, module_of, nearest
-from stowage._errors import Unsupported
+from stowage._ops import _torch
+from stowage._ops.errors import Unsupported
 from stowage._shard.resharding import RESHARD
 
 _SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")

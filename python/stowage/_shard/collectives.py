@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from stowage import _torch
-from stowage._files.source import octets
+from stowage._ops import _torch
+from stowage._ops.memory import octets
 from stowage._shard.operators import together
 from stowage._shard.pieces import is_tagged, join_columns, tagged
 from stowage._shard.rows import StowedRows

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage._shard.groups import shard_dim
 from stowage._shard.resharding import groups_of
 from stowage._shard.rows import StowedRows

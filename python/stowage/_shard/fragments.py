@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import translated
-from stowage._numbers import stochastic
+from stowage._ops import library
+from stowage._ops.errors import translated
+from stowage._ops.numbers import stochastic
+from stowage._ops.storage import Storage
 from stowage._shard.records import encode
-from stowage._storage import Storage
 
 _PIECE = 1 << 20  # values that are copied at once
 
@@ -102,7 +102,7 @@ def amaxes(fragment: Fragment) -> Tensor:
 
 def largest_of(values: Tensor) -> Tensor:
     """max |x|, fp32 [1]; inf or NaN where there is one, 0 for no values. Takes no memory."""
-    found: Tensor = ops.amax([values])
+    found: Tensor = library.amax([values])
     return found
 
 
@@ -118,7 +118,7 @@ def quantized(values: Tensor, storage: Storage, key: int | None, first: int = 0)
     if key is not None:
         return stochastic.quantize(values, storage, key, first)
     try:
-        return ops.quantize(values.contiguous(), storage.key)
+        return library.quantize(values.contiguous(), storage.key)
     except RuntimeError as error:
         raise translated(error) from None
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage import _torch
-from stowage._errors import FileError
 from stowage._model.weights import Held, written
+from stowage._ops import _torch
+from stowage._ops.errors import FileError
 from stowage._shard.describing import is_spread, local_of
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops import _torch
+from stowage._ops._torch import tree_map_only
+from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._shard.beginning import follow, initialise, initialising, takes_over
 from stowage._shard.callers import (
     HALF_DONE,
@@ -24,7 +25,6 @@ from stowage._shard.callers import (
 from stowage._shard.pieces import is_tagged, rows_misfit, untagged
 from stowage._shard.rows import StowedRows, rows_that_fit
 from stowage._shard.whole import Whole
-from stowage._torch import tree_map_only
 from stowage.dispatch import counted_fallbacks
 from stowage.guard import writes
 from stowage.registry import row_op

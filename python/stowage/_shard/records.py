@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 _PIECE = 1 << 21  # codes that are unpacked at once, where rows do not start on bytes
 

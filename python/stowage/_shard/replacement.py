@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from stowage import _torch
-from stowage._errors import Unsupported
+from stowage._ops import _torch
+from stowage._ops.errors import Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.rows import StowedRows
 from stowage.tensor import StowedTensor

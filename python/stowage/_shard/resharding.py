@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from stowage import _torch
+from stowage._ops import _torch
 
 RESHARD = (
     "reshard_after_forward must be True or False for modules whose weights travel in a form of "

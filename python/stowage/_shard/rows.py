@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch, registry
-from stowage._errors import Unsupported
+from stowage import registry
+from stowage._ops import _torch
+from stowage._ops.errors import Unsupported
+from stowage._ops.storage import Storage
 from stowage._shard.pieces import rows_misfit, shared_of
 from stowage._shard.records import decode, encode
 from stowage._shard.whole import Whole
-from stowage._storage import Storage
 from stowage.tensor import StowedTensor, wrap
 
 _preserve_versions = _torch.unsafe_preserve_version_counter

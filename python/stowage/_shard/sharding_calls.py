@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage._errors import Unsupported
-from stowage._files.source import octets
+from stowage._ops.errors import Unsupported
+from stowage._ops.memory import octets
 from stowage._shard.callers import (
     HALF_DONE,
     SIZES_ONLY,

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from stowage._ops.storage import Storage
 from stowage._shard.records import Geometry, geometry
-from stowage._storage import Storage
 
 
 class Whole(NamedTuple):

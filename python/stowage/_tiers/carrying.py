@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage._tiers.engine import EngineOptions
 from stowage.planning import Plan, Unit
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._errors import OutOfMemory
+from stowage._ops import _torch
+from stowage._ops.errors import OutOfMemory
 from stowage._tiers.counting import DeviceReport
 from stowage._tiers.following import Following
 from stowage._tiers.link import Link

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from stowage import _torch
-from stowage._errors import OutOfMemory, Unsupported
-from stowage._mapped import is_borrowed
-from stowage._memory import new_copy
 from stowage._model.casts import worth_offloading
 from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import Held, Swap, values
-from stowage._tiers.bringing import enter
+from stowage._ops import _torch
+from stowage._ops.errors import OutOfMemory, Unsupported
+from stowage._ops.lending import enter
+from stowage._ops.memory import is_borrowed, new_copy
 from stowage._tiers.device import DeviceTier, unit_bytes
 from stowage._tiers.engine import signature_of
 from stowage._tiers.moving import compute_anywhere, compute_on, device_given

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage import ops
-from stowage._errors import InvalidArgument, raise_problems, translated
 from stowage._files.source import FileSource
-from stowage._mapped import copies_made, copy_with
-from stowage._memory import new_copy
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, raise_problems, translated
+from stowage._ops.memory import copies_made, copy_with, new_copy
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.journal import Journal
 from stowage._tiers.writes import forget_places, move_written, note_places, written_bytes
@@ -97,7 +96,7 @@ class Engine:
     def _open(self, reads: str) -> None:
         try:
             given = self._options
-            handle = ops.engine_open(
+            handle = library.engine_open(
                 self._source.handle,
                 self._share,
                 reads,
@@ -115,19 +114,21 @@ class Engine:
         self._least: int = facts["largest"]  # no budget may be below
         keep = self._options.keep
         if keep:
-            ops.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
+            library.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
         if self._order:
             self.expect(self._order)
 
     def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads(ops.text(ops.engine_describe(self._opened[-1])))
+        described: dict[str, Any] = json.loads(
+            library.text(library.engine_describe(self._opened[-1]))
+        )
         return described
 
     def expect(self, names: Iterable[str]) -> None:
         """The order of use to begin with, names of the file; another one is learnt from use."""
         self._order = list(names)
         if self._is_here:
-            ops.engine_expect(self._opened[-1], json.dumps(self._order))
+            library.engine_expect(self._opened[-1], json.dumps(self._order))
 
     def places(self, weights: Iterable[torch.Tensor]) -> None:
         """Weights that lie in the file."""
@@ -136,7 +137,7 @@ class Engine:
     def set_signature(self, signature: int) -> None:
         with self._lock:
             if self._is_here:
-                ops.engine_signature(self._opened[-1], signature)
+                library.engine_signature(self._opened[-1], signature)
 
     def settle(self, model: nn.Module) -> None:
         """Counts the weights of `model` that have left the file in the budget: what they take, the
@@ -205,7 +206,9 @@ class Engine:
         reads = self._reads if self._is_here else self._options.reads
         self._counted = self._total()
         while self._opened:  # a child may have begun without one
-            ops.engine_close(self._opened.pop())  # leases stay good; ops read the mapping meanwhile
+            library.engine_close(
+                self._opened.pop()
+            )  # leases stay good; ops read the mapping meanwhile
         self._share = share
         self._open(reads)
 
@@ -214,7 +217,7 @@ class Engine:
             return self._total()
 
     def _total(self) -> EngineReport:
-        counts = ops.engine_counts(self._opened[-1]) if self._is_here else _NOTHING
+        counts = library.engine_counts(self._opened[-1]) if self._is_here else _NOTHING
         if self._is_here and self._reads == "direct":  # a disk may refuse the first such read
             self._reads = self._described()["reads"]
         seconds = time.perf_counter() - self._began
@@ -231,7 +234,7 @@ class Engine:
 
 def _close(opened: list[int], source: FileSource) -> None:
     for handle in opened:
-        ops.engine_close(handle)
+        library.engine_close(handle)
     source.close()
 
 

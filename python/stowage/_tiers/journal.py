@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from stowage._errors import FileError
-from stowage._files.source import octets
+from stowage._ops.errors import FileError
+from stowage._ops.memory import octets
 
 
 @dataclass(eq=False)

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._files.source import octets
-from stowage._mapped import is_borrowed
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.memory import is_borrowed, octets
+from stowage._ops.storage import Storage
 
 TILE = 4 << 20  # bytes of one staging buffer, and of one read through the engine of a file
 _WORDS = Storage.parse("f32").key
@@ -133,7 +132,7 @@ def _pieces(part: Tensor) -> Iterator[tuple[int, Tensor]]:
         words = piece.numel() // 4
         if borrowed and words:
             codes = piece[: words * 4].view(torch.float32)
-            yield at, octets(ops.dequantize(codes, [], _WORDS, [words], torch.float32))
+            yield at, octets(library.dequantize(codes, [], _WORDS, [words], torch.float32))
             at, piece = at + words * 4, piece[words * 4 :]
         if piece.numel():
             yield at, piece

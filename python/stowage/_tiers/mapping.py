@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, raise_problems
 from stowage._maps.budgets import Device, balanced, disk_budget
 from stowage._maps.filling import first_fit
 from stowage._model.sizes import byte_count, nbytes
 from stowage._model.weights import Held, values
+from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tiers.asking import given_bytes
 from stowage._tiers.devices import rests
 from stowage._tiers.placing import CPU, RAM, DeviceMap, Places, device_of_name, device_problems

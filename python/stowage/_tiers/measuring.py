@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._errors import FileError, InvalidArgument
-from stowage._mapped import is_borrowed
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.weights import written
+from stowage._ops.errors import FileError, InvalidArgument
+from stowage._ops.memory import is_borrowed
 from stowage._tiers.counting import DeviceReport, EngineReport
 from stowage._tiers.devices import devices_of
 from stowage._tiers.engine import engine_of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage.views import PACKED
 
 _HOOK = "stowage.device"

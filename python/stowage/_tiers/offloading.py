@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, raise_problems
 from stowage._files.source import FileSource
-from stowage._memory import new_copy
 from stowage._model.casts import (
     cast_storage,
     is_plain,
@@ -23,6 +21,8 @@ from stowage._model.casts import (
 from stowage._model.report import remember, report
 from stowage._model.rows import Report
 from stowage._model.weights import Swap, values
+from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._ops.memory import new_copy
 from stowage._tiers.asking import Asked, given_bytes
 from stowage._tiers.carrying import Planned, carried, check_alone, read_plan
 from stowage._tiers.comparing import Move, compare

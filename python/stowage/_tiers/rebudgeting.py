@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._model.sizes import byte_count
+from stowage._ops.errors import InvalidArgument
 from stowage._tiers.carrying import carried_by_engine
 from stowage._tiers.engine import engine_of
 from stowage._tiers.timing import forget_plan, keep_to, kept_plan

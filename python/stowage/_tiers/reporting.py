@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._model import report as rows
 from stowage._model.rows import Report
+from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.devices import Devices, devices_of
 from stowage._tiers.engine import Engine, engine_of

@@ -20,8 +20,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from stowage import ops
-from stowage._errors import translated
+from stowage._ops import library
+from stowage._ops.errors import translated
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.engine import Engine, engine_of
 from stowage._tiers.writes import has_places
@@ -41,7 +41,7 @@ def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[
     Raises `InvalidArgument` inside another trace, `OSError` where the file cannot be written.
     """
     try:
-        ops.trace_start(most_events)
+        library.trace_start(most_events)
     except RuntimeError as error:
         raise translated(error) from None
     recorder = _Recorder()
@@ -52,7 +52,7 @@ def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[
     finally:
         before.remove()
         after.remove()
-        traced = json.loads(ops.text(ops.trace_stop()))
+        traced = json.loads(library.text(library.trace_stop()))
         traced["traceEvents"] += recorder.events
         if traced["dropped"]:
             text = f"stowage: the trace had no room for {traced['dropped']} events"

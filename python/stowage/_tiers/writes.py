@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 
-from stowage._mapped import is_borrowed
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.weights import Held
+from stowage._ops.memory import is_borrowed
 
 _ATTRIBUTE = "_stowage_on_disk"  # of a module: names of its parameters
 

@@ -11,9 +11,9 @@ from types import TracebackType
 
 from torch import nn
 
-from stowage._errors import InvalidArgument, StowageError
 from stowage._maps.free import available_ram
 from stowage._model.sizes import byte_count
+from stowage._ops.errors import InvalidArgument, StowageError
 from stowage._tiers.engine import engine_of
 from stowage._tiers.rebudgeting import rebudget
 from stowage._tiers.timing import kept_plan

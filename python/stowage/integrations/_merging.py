@@ -12,15 +12,15 @@ from functools import partial
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from stowage import ops
-from stowage._errors import translated
 from stowage._model.kept import Kept
 from stowage._model.report import remember
 from stowage._model.stamp import stamp
 from stowage._model.stowing import Loss, measured
 from stowage._model.weights import Held
-from stowage._numbers import stochastic
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import translated
+from stowage._ops.numbers import stochastic
+from stowage._ops.storage import Storage
 from stowage.integrations._merged import (
     Record,
     Was,
@@ -54,7 +54,7 @@ class How:
         if self.rounding == "stochastic":
             return stochastic.quantize(values, storage, stochastic.key_of(self.seed, name))
         try:
-            return ops.quantize(values.contiguous(), storage.key)
+            return library.quantize(values.contiguous(), storage.key)
         except RuntimeError as error:
             raise translated(error) from None
 

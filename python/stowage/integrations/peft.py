@@ -19,8 +19,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from stowage._errors import InvalidArgument
 from stowage._model.kept import Kept, check_place, verify
+from stowage._ops.errors import InvalidArgument
 from stowage.integrations._merged import (
     check_unwritten,
     keep_layers,
@@ -94,7 +94,7 @@ def merge(
 
     Each resting weight is dequantized to fp32, PEFT adds the deltas of all adapters, and the sum is
     quantized whole to the weight's storage, once. `rounding="stochastic"` takes either neighbour of
-    a value, the nearer one more often (`_numbers/stochastic.py`); a `seed` fixes the bytes.
+    a value, the nearer one more often (`_ops/numbers/stochastic.py`); a `seed` fixes the bytes.
     `keep` says where the codes and scales from before wait until `unmerge`: "ram", "disk" (a file
     in `folder`, or in a temporary folder) or None, nowhere. While they are kept, PEFT's own
     `unmerge_adapter()` and forwards with disabled adapters restore them exactly too.

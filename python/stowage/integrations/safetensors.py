@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stowage._errors import Unsupported
-from stowage._storage import StorageName
+from stowage._ops.errors import Unsupported
+from stowage._ops.storage import StorageName
 from stowage.tensor import StowedTensor
 
 _MARK = "_stowage"  # attribute of a function that knows resting weights

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, raise_problems
-from stowage._numbers.stochastic import key_of
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.beginning import put
 from stowage._shard.fragments import (
     Fragment,

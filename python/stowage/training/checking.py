@@ -3,7 +3,7 @@
 
 from torch import nn
 
-from stowage._errors import raise_problems
+from stowage._ops.errors import raise_problems
 from stowage._shard.resharding import reshard_problems
 
 

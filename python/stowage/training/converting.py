@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import nn
 
-from stowage import _torch
-from stowage._errors import raise_problems
+from stowage._ops import _torch
+from stowage._ops.errors import raise_problems
 from stowage.training import history, parallel  # noqa: F401  it looks at what modules come to hold
 from stowage.training.layers import Layer, Roster
 from stowage.training.recipes import recipe_of

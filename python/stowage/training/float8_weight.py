@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage.training.layers import Layer
 from stowage.training.linear import linear
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops import _torch
+from stowage._ops._torch import tree_map
+from stowage._ops.errors import InvalidArgument, Unsupported
+from stowage._ops.storage import Storage
 from stowage._shard.records import Geometry, geometry
 from stowage._shard.records import encode as encode_rows
-from stowage._storage import Storage
-from stowage._torch import tree_map
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer
 from stowage.training.products import Cast, cast

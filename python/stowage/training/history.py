@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._torch import foreach_copy_
+from stowage._ops import _torch
+from stowage._ops._torch import foreach_copy_
 from stowage.training.recipes import Recipe
 from stowage.training.scales import scale_of
 

@@ -17,11 +17,11 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from stowage._errors import InvalidArgument
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.storage import Storage
 from stowage._shard.replacement import note
-from stowage._storage import Storage
 from stowage.policy import WEIGHT_TYPES
 from stowage.requantize import first_parts
 from stowage.tensor import StowedTensor, wrap

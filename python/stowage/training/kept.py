@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 from stowage.training.origin import KEPT, Origin
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage.training.checking import check
 from stowage.training.cutting import WHOLE, Cut
 from stowage.training.recipes import Recipe

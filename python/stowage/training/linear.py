@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage.training import delayed, history
 from stowage.training.cutting import WHOLE, Cut, over_ranks
 from stowage.training.products import Cast, cast, high, product

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, Unsupported
 
 _modules: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _numbers = itertools.count()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage.training.casting import cast, rests
 from stowage.training.slots import CASTS, MASTER, Slot, slot_of
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stowage._errors import InvalidArgument
 from stowage._model.kept import Kept, keep
+from stowage._ops.errors import InvalidArgument
 from stowage.training.terms import Home, Terms, active
 
 KEPT, UNSET, ABSENT, TAKEN, CLEARED, INVALID = (

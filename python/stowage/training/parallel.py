@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from stowage import _torch
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.groups import shard_dim
 from stowage.training.cutting import Cut

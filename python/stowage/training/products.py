@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._storage import Storage
-from stowage._torch import scaled_mm
+from stowage._ops import library
+from stowage._ops._torch import scaled_mm
+from stowage._ops.storage import Storage
 from stowage.training.scales import largest
 
 _CODES = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
@@ -46,7 +46,7 @@ def _by_kernel(values: Tensor) -> bool:
 
 def _dequantized(codes: Tensor, scales: list[Tensor], scaling: str, dtype: torch.dtype) -> Tensor:
     key = _KEYS[codes.dtype, scaling]
-    found: Tensor = ops.dequantize(codes.view(torch.uint8), scales, key, [*codes.shape], dtype)
+    found: Tensor = library.dequantize(codes.view(torch.uint8), scales, key, [*codes.shape], dtype)
     return found
 
 
@@ -64,7 +64,7 @@ def cast(values: Tensor, scale: Tensor, target: torch.dtype) -> Cast:
     most = largest(target)
     scaled = (values.to(torch.float32) * scale).clamp_(-most, most)
     if _by_kernel(scaled):
-        codes = ops.quantize(scaled, _KEYS[target, ""], True)[0].view(target)
+        codes = library.quantize(scaled, _KEYS[target, ""], True)[0].view(target)
     else:
         codes = scaled.to(target)
     return Cast(codes, torch.ones_like(scale) / scale)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stowage._errors import raise_problems
+from stowage._ops.errors import raise_problems
 from stowage.training.scales import SCALE_MODES, amax_of, scale_of
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 from stowage._shard.groups import groups_of
 from stowage.training import history
 from stowage.training.layers import Layer, Stamp, Watched, watched

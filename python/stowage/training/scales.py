@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument
-from stowage._numbers import magnitudes
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.numbers import rounding
 
 ScaleMode = Literal["torchao", "te"]
 SCALE_MODES: tuple[str, ...] = get_args(ScaleMode)
@@ -46,9 +46,9 @@ def amax_of(values: Tensor, dim: int | None = None) -> Tensor:
 def amaxes(values: Sequence[Tensor]) -> Tensor:
     """amax_of of each whole tensor, fp32 [count]; one or more, on one device. No gradient flows."""
     if torch.compiler.is_compiling():
-        return magnitudes.amaxes(values)
+        return rounding.amaxes(values)
     with torch.no_grad():
-        found: Tensor = ops.amax([*values])
+        found: Tensor = library.amax([*values])
     return found
 
 

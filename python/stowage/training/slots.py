@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
-from stowage._numbers.stochastic import key_of
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
 from stowage.training.casting import Job, local_of

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 
 
 class Owner(Protocol):

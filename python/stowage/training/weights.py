@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
-from stowage._storage import Identity
-from stowage._torch import tree_iter, tree_map
+from stowage._ops import _torch
+from stowage._ops._torch import tree_iter, tree_map
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.storage import Identity
 from stowage.training import delayed, gathered
 from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp

@@ -12,7 +12,7 @@ CHILD = """
 import copy, importlib, sys
 import torch
 import stowage
-from stowage import _storage
+from stowage._ops import storage as _storage
 from torch import nn
 
 STORAGES = ["bf16", "f8_e4m3", "int8", "int8:tensor", "f8_e4m3:block32", "nf4", "fp4",

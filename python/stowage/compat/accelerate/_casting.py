@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 from stowage.compat.accelerate._attaching import ModelHook
 from stowage.compat.diffusers.hooks.layerwise_casting import apply_layerwise_casting, listed
 

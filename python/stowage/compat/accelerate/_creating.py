@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from stowage import _torch
+from stowage._ops import _torch
 from stowage.tensor import StowedTensor
 
 _TRUE = ("1", "true", "t", "yes", "y", "on")

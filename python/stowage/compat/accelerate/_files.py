@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stowage._errors import BadFile, FileError, InvalidArgument
 from stowage._files.source import FileSource
+from stowage._ops.errors import BadFile, FileError, InvalidArgument
 from stowage.compat.accelerate._writing import link_or_copy, read_index, write_index, write_whole
 from stowage.tensor import StowedTensor
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, raise_problems
 from stowage._maps.budgets import disk_budget
 from stowage._maps.ties import holds
 from stowage._model.sizes import nbytes
 from stowage._model.weights import parameters, values
+from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tiers.devices import rests
 from stowage._tiers.engine import engine_of
 from stowage._tiers.offloading import is_offloaded, offload

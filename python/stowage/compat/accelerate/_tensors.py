@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
 from stowage._maps.sizes import Dtype, torch_dtype
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 from stowage._quantize import quantize
 from stowage.tensor import StowedTensor
 

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stowage._errors import BadFile, FileError
+from stowage._ops.errors import BadFile, FileError
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:

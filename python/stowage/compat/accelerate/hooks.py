@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._tiers.moving import device_of
 from stowage.compat.accelerate._attaching import (
     ModelHook,

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stowage._errors import InvalidArgument
-from stowage._numbers.codec4 import nested_map
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.numbers.four_bit import nested_map
 
 
 def create_dynamic_map(

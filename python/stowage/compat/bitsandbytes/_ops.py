@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._storage import NESTED_BLOCK
+from stowage._ops import _torch
+from stowage._ops.storage import NESTED_BLOCK
 from stowage.compat.bitsandbytes import _weight, functional
 from stowage.compat.bitsandbytes._peer import is_ours
 from stowage.compat.bitsandbytes._state import QuantState

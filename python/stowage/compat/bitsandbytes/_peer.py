@@ -8,7 +8,7 @@ import importlib
 from types import ModuleType
 from typing import Any, NoReturn
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 
 
 class _Absent(type):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 
 PREFIX = "bitsandbytes__"
 _FACTS = ("quant_type", "blocksize", "dtype", "shape")

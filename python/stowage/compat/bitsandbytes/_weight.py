@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import autograd, ops
-from stowage._errors import InvalidArgument, Unsupported, translated
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage import autograd
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, Unsupported, translated
+from stowage._ops.storage import NESTED_BLOCK, Storage
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +76,7 @@ def _scales(state: Any) -> list[Tensor]:
 def dequantized(weight: Weight, dtype: torch.dtype) -> Tensor:
     codes, scales, key, shape = weight
     try:
-        return ops.dequantize(codes, scales, key, shape, dtype)
+        return library.dequantize(codes, scales, key, shape, dtype)
     except RuntimeError as error:
         raise translated(error) from None
 
@@ -104,6 +105,6 @@ def rows(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """The rows `ids` of the weight, rounded to `dtype`."""
     codes, scales, key, shape = weight
     try:
-        return ops.embedding(ids, codes, scales, key, shape, dtype)
+        return library.embedding(ids, codes, scales, key, shape, dtype)
     except RuntimeError as error:
         raise translated(error) from None

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument, Unsupported, translated
-from stowage._numbers import blockwise
-from stowage._storage import NESTED_BLOCK, Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, Unsupported, translated
+from stowage._ops.numbers import four_bit
+from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage.compat.bitsandbytes import _weight
 from stowage.compat.bitsandbytes._maps import create_dynamic_map
 from stowage.compat.bitsandbytes._peer import forwarded, peers
@@ -80,7 +80,7 @@ def quantize_4bit(
     if A.dtype not in _weight.DTYPES:
         raise InvalidArgument(f"stowage: A must be float32, float16 or bfloat16, got {A.dtype}")
     try:
-        codes, *scales = ops.quantize(A.detach().contiguous(), key, not nested)
+        codes, *scales = library.quantize(A.detach().contiguous(), key, not nested)
     except RuntimeError as error:
         raise translated(error) from None
     state = QuantState(
@@ -190,7 +190,7 @@ def quantize_blockwise(
             f"{blocksize} and {A.dtype}"
         )
     table = (create_dynamic_map() if code is None else code).to(A.device, torch.float32, copy=True)
-    codes, scales = blockwise.quantize_blockwise(A.detach(), blockwise.points(table), blocksize)
+    codes, scales = four_bit.quantize_blockwise(A.detach(), four_bit.points(table), blocksize)
     state = QuantState(scales, code=table, blocksize=blocksize, dtype=A.dtype)
     if nested:
         offset = scales.mean()
@@ -223,7 +223,7 @@ def dequantize_blockwise(
     if state.nested:
         scales = dequantize_blockwise(scales, state.state2) + state.offset
     table = state.code.to(A.device, torch.float32)
-    values = blockwise.dequantize_blockwise(A, scales, table, state.blocksize, state.dtype)
+    values = four_bit.dequantize_blockwise(A, scales, table, state.blocksize, state.dtype)
     return values if out is None else out.copy_(values)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument
 from stowage._model.report import report
+from stowage._ops.errors import InvalidArgument
 from stowage.compat.diffusers.hooks import group_offloading as grouping
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
 from stowage.modules import unstow

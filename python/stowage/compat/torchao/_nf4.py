@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage import registry
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage._quantize import quantize
 from stowage.tensor import StowedTensor
 from stowage.views import StowedView

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from stowage._errors import StowageError
-from stowage._storage import Storage
+from stowage._ops.errors import StowageError
+from stowage._ops.storage import Storage
 from stowage.training.recipes import RECIPES
 from stowage.training.scaling.decoders import decoder, elements, shapes, width_of
 from stowage.training.scaling.groups import PLAIN, Setting

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from stowage._ops.storage import Storage
 from stowage._shard.records import geometry
-from stowage._storage import Storage
 from stowage.training.gathered import storage_of
 from stowage.training.recipes import RECIPES
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import InvalidArgument
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
 from stowage.compat.bitsandbytes import functional
 from stowage.compat.bitsandbytes._state import QuantState
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stowage import _torch
-from stowage._errors import StowageError
+from stowage._ops import _torch
+from stowage._ops.errors import StowageError
 from stowage.compat.bitsandbytes import _weight, functional
 from stowage.compat.bitsandbytes._peer import forwarded
 from stowage.compat.bitsandbytes.nn._params import Params4bit, quantized

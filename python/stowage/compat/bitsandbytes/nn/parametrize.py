@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stowage._errors import InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage.compat.bitsandbytes import functional
 from stowage.compat.bitsandbytes._state import QuantState
 

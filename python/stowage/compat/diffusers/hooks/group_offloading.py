@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from stowage._errors import InvalidArgument, raise_problems
-from stowage._files.source import octets
 from stowage._maps.budgets import disk_budget
 from stowage._maps.sizes import largest_group
 from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import values, written
+from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._ops.memory import octets
 from stowage._tiers.devices import rests
 from stowage._tiers.offloading import is_offloaded, offload, onload
 from stowage._tiers.placing import device_problems

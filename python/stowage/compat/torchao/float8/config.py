@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stowage._errors import InvalidArgument, Unsupported
+from stowage._ops.errors import InvalidArgument, Unsupported
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 from stowage.compat.torchao.float8.config import (
     Float8LinearConfig,
     Float8LinearRecipeName,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 
 __all__ = [
     "DelayedScaling",

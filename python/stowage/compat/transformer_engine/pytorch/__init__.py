@@ -3,7 +3,7 @@
 
 from typing import Any, NoReturn
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 from stowage.compat.transformer_engine.pytorch._init import fp8_model_init, quantized_model_init
 from stowage.compat.transformer_engine.pytorch._linear import Linear
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import fail
-from stowage._library import composite_forced
-from stowage._numbers import codec, magnitudes, rounding
-from stowage._numbers.worst import BlockErrors
-from stowage._shapes import (
+from stowage._ops import library as ops
+from stowage._ops.errors import fail
+from stowage._ops.lending import lender_of, where_x_is
+from stowage._ops.library import composite_forced
+from stowage._ops.numbers import rounding, scaled
+from stowage._ops.numbers import rounding as magnitudes
+from stowage._ops.numbers.worst import BlockErrors
+from stowage._ops.shapes import (
     check_amax,
     check_embedding,
     check_linear,
@@ -24,8 +26,7 @@ from stowage._shapes import (
     check_quantize,
     check_weight,
 )
-from stowage._storage import Storage
-from stowage._tiers.bringing import lender_of, where_x_is
+from stowage._ops.storage import Storage
 
 _SUBNORMAL, _ONE = 2.0**-1074, 1.0
 
@@ -40,7 +41,7 @@ def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tens
     kind = Storage.from_key(storage).for_values(x.dtype)
     check_quantize(x, kind)
     _check_subnormals("stowage::quantize")
-    return codec.quantize(x, kind, keep_nonfinite)
+    return scaled.quantize(x, kind, keep_nonfinite)
 
 
 def dequantize(
@@ -56,7 +57,7 @@ def dequantize(
     if result.numel():
         flat = result.view(rows, length)
         for span in rounding.spans(rows, length):
-            values = codec.values((codes, *scales), kind, shape, span)
+            values = scaled.values((codes, *scales), kind, shape, span)
             flat[span].copy_(rounding.round_once(values, out))
     return result
 
@@ -65,7 +66,7 @@ def _tile(
     parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice, dtype: torch.dtype
 ) -> Tensor:
     """fp32 values of some rows, rounded to the compute dtype as the kernels' are."""
-    return codec.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
+    return scaled.values(parts, storage, shape, rows).to(dtype).to(torch.float32)
 
 
 def _check_exact(where: str, x: Tensor) -> None:
@@ -157,7 +158,7 @@ def embedding(
         fail("out_of_range", f"{where}: ids must be in [0, {rows}), got {wrong}")
     lines = result.view(-1, length) if length else result
     for span in rounding.spans(flat.numel() if length else 0, length):
-        values = codec.pick((codes, *scales), kind, shape, flat[span])
+        values = scaled.pick((codes, *scales), kind, shape, flat[span])
         lines[span].copy_(rounding.round_once(values, out))
     return result
 
@@ -181,7 +182,7 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
     for span in rounding.spans(rows if length else 0, length):
         # Cast to fp64 on the CPU: some devices have none.
         value = flat[span].to("cpu", torch.float64)
-        rest = codec.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
+        rest = scaled.values((codes, *scales), kind, x.shape, span).to("cpu", torch.float64)
         finite = torch.isfinite(value) & torch.isfinite(rest)
         value = torch.where(finite, value, 0.0)
         if kind.kind == "none":

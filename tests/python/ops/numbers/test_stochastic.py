@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic rounding: _numbers/stochastic.py defined again in plain Python, and its promises."""
+"""Stochastic rounding: _ops/numbers/stochastic.py defined again in plain Python, and its
+promises."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 
 import stowage
-from stowage import ops
-from stowage._numbers import stochastic
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.numbers import stochastic
+from stowage._ops.storage import Storage
 
 STORAGES = [
     "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "f8_e4m3:tensor", "f8_e5m2:row",
@@ -22,7 +23,7 @@ MASK = (1 << 64) - 1
 
 
 def read(parts: list[torch.Tensor], storage: Storage, shape: torch.Size) -> torch.Tensor:
-    return ops.dequantize(parts[0], parts[1:], storage.key, shape, torch.float32)
+    return library.dequantize(parts[0], parts[1:], storage.key, shape, torch.float32)
 
 
 def splitmix(key: int, index: int) -> float:
@@ -49,7 +50,7 @@ def test_each_value_goes_to_a_neighbour_by_distance(name: str) -> None:
     storage = Storage(name)
     torch.manual_seed(0)
     values = torch.randn(5, 67) * torch.tensor([1.0, 1e-3, 30.0, 0.0, 2.0])[:, None]
-    near = ops.quantize(values, storage.key)
+    near = library.quantize(values, storage.key)
     key = stochastic.key_of(3, "w")
     found = stochastic.quantize(values, storage, key)
     for part, same in zip(found[1:], near[1:], strict=True):
@@ -79,7 +80,7 @@ def test_the_mean_of_many_seeds_is_the_value(name: str) -> None:
     for seed in range(seeds):
         parts = stochastic.quantize(values, storage, stochastic.key_of(seed, "w"))
         total += read(parts, storage, values.shape)
-    nearest = read(ops.quantize(values, storage.key), storage, values.shape) - values
+    nearest = read(library.quantize(values, storage.key), storage, values.shape) - values
     step = nearest.square().mean().sqrt()  # one draw errs by sqrt(2) of that in the mean
     assert (total / seeds - values).square().mean().sqrt() < 2 * step / seeds**0.5
 
@@ -87,8 +88,8 @@ def test_the_mean_of_many_seeds_is_the_value(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in STORAGES if not n.endswith("nested")])
 def test_values_of_the_storage_stay_as_they_are(name: str) -> None:
     storage = Storage(name)
-    values = read(ops.quantize(torch.randn(9, 65), storage.key), storage, torch.Size([9, 65]))
-    again = ops.quantize(values, storage.key)
+    values = read(library.quantize(torch.randn(9, 65), storage.key), storage, torch.Size([9, 65]))
+    again = library.quantize(values, storage.key)
     for seed in range(5):
         parts = stochastic.quantize(values, storage, stochastic.key_of(seed, "w"))
         assert torch.equal(read(parts, storage, values.shape), read(again, storage, values.shape))
@@ -97,7 +98,7 @@ def test_values_of_the_storage_stay_as_they_are(name: str) -> None:
 def test_chunks_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     values, storage = torch.randn(300, 401), Storage("nf4")
     wanted = stochastic.quantize(values, storage, 5)
-    monkeypatch.setattr("stowage._numbers.rounding.CHUNK", 1000)
+    monkeypatch.setattr("stowage._ops.numbers.rounding.CHUNK", 1000)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

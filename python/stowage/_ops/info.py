@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from stowage import ops
-from stowage._library import composite_forced
+from stowage._ops import library
+from stowage._ops.library import composite_forced
 
 # What each optional library adds. Its absence is no error; a call that needs it names it.
 _OPTIONAL = {
@@ -27,7 +27,7 @@ def info() -> dict[str, Any]:
 
     `instruction_set` is `composite` where STOWAGE_FORCE_ISA asks for stock torch ops.
     """
-    facts: dict[str, Any] = json.loads(ops.text(ops.info()))
+    facts: dict[str, Any] = json.loads(library.text(library.info()))
     if composite_forced():
         facts["instruction_set"] = "composite"
     missing = sorted(name for name in _OPTIONAL if importlib.util.find_spec(name) is None)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import stowage
-from stowage import ops
+from stowage._ops import library
 
 DEVICE = "cuda:0"  # a fake one needs no machine
 
@@ -28,13 +28,13 @@ def test_results_are_where_activations_are(storage: str) -> None:
     codes, *scales = (mode.from_tensor(part) for part in (codes, *scales))
     with mode:
         x = torch.empty(3, 128, device=DEVICE)
-        y = ops.linear(x, codes, scales, key, 64, None)
-        gx = ops.linear_grad_input(y, codes, scales, key, 128)
+        y = library.linear(x, codes, scales, key, 64, None)
+        gx = library.linear_grad_input(y, codes, scales, key, 128)
         ids = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
-        rows = ops.embedding(ids, codes, scales, key, [64, 128], torch.float32)
+        rows = library.embedding(ids, codes, scales, key, [64, 128], torch.float32)
         assert [str(t.device) for t in (y, gx, rows)] == [DEVICE] * 3
         assert (y.shape, gx.shape, rows.shape) == ((3, 64), (3, 128), (2, 5, 128))
-        assert ops.dequantize(codes, scales, key, [64, 128], torch.float32).device.type == "cpu"
+        assert library.dequantize(codes, scales, key, [64, 128], torch.float32).device.type == "cpu"
 
 
 def test_the_other_way_is_refused() -> None:
@@ -45,4 +45,4 @@ def test_the_other_way_is_refused() -> None:
         there = torch.empty(codes.shape, dtype=codes.dtype, device=DEVICE)
         scale = [torch.empty(s.shape, dtype=s.dtype, device=DEVICE) for s in scales]
         with pytest.raises(RuntimeError, match="like codes"):
-            ops.linear(torch.empty(3, 128), there, scale, key, 64, None)
+            library.linear(torch.empty(3, 128), there, scale, key, 64, None)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage import _shapes
-from stowage._storage import Storage
+from stowage._ops import shapes
+from stowage._ops.storage import Storage
 
 
 @torch.library.register_fake("stowage::quantize")
 def _quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
     kind = Storage.from_key(storage).for_values(x.dtype)
-    _shapes.check_quantize(x, kind)
+    shapes.check_quantize(x, kind)
     return [x.new_empty(shape, dtype=dtype) for _, dtype, shape in kind.layout(x.shape)]
 
 
@@ -22,7 +22,7 @@ def _dequantize(
     codes: Tensor, scales: Sequence[Tensor], storage: int, shape: Sequence[int], out: torch.dtype
 ) -> Tensor:
     where = "stowage::dequantize"
-    _shapes.check_weight(where, Storage.from_key(storage), shape, codes, scales, out)
+    shapes.check_weight(where, Storage.from_key(storage), shape, codes, scales, out)
     return codes.new_empty(tuple(shape), dtype=out)
 
 
@@ -36,7 +36,7 @@ def _linear(
     bias: Tensor | None,
     exact: bool = False,
 ) -> Tensor:
-    _shapes.check_linear(x, codes, scales, Storage.from_key(storage), rows, bias)
+    shapes.check_linear(x, codes, scales, Storage.from_key(storage), rows, bias)
     return x.new_empty((*x.shape[:-1], rows))
 
 
@@ -50,7 +50,7 @@ def _linear_grad_input(
     exact: bool = False,
 ) -> Tensor:
     kind = Storage.from_key(storage)
-    _shapes.check_linear_grad_input(g, codes, scales, kind, columns)
+    shapes.check_linear_grad_input(g, codes, scales, kind, columns)
     return g.new_empty((*g.shape[:-1], columns))
 
 
@@ -64,18 +64,18 @@ def _embedding(
     out: torch.dtype,
 ) -> Tensor:
     kind = Storage.from_key(storage)
-    _shapes.check_embedding(ids, codes, scales, kind, shape, out)
+    shapes.check_embedding(ids, codes, scales, kind, shape, out)
     return codes.new_empty((*ids.shape, *shape[1:]), dtype=out, device=ids.device)
 
 
 @torch.library.register_fake("stowage::amax")
 def _amax(values: Sequence[Tensor]) -> Tensor:
-    _shapes.check_amax(values)
+    shapes.check_amax(values)
     where = values[0].device if values else "cpu"
     return torch.empty(len(values), dtype=torch.float32, device=where)
 
 
 @torch.library.register_fake("stowage::measure")
 def _measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) -> Tensor:
-    _shapes.check_measure(x, codes, scales, Storage.from_key(storage))
+    shapes.check_measure(x, codes, scales, Storage.from_key(storage))
     return torch.empty(8, dtype=torch.float64)

@@ -20,10 +20,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument, translated
-from stowage._numbers.rounding import spans
-from stowage._storage import Storage
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.numbers.rounding import spans
+from stowage._ops.storage import Storage
 
 _FLOATS = {
     "f8_e4m3": torch.float8_e4m3fn,
@@ -87,7 +87,7 @@ def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list
     if values.dtype is not torch.float32:
         raise InvalidArgument(f"stowage: values to round must be float32, got {values.dtype}")
     try:
-        parts = ops.quantize(values.contiguous(), storage.key)
+        parts = library.quantize(values.contiguous(), storage.key)
         if storage.codes == "f32":
             return parts
         scales = _scales(parts, storage, values)
@@ -111,7 +111,7 @@ def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor | N
     if one is None:  # two codes in a byte
         one = storage.values.index(1.0) * 17
     ones = torch.full_like(parts[0], one)
-    return ops.dequantize(ones, parts[1:], storage.key, values.shape, torch.float32)
+    return library.dequantize(ones, parts[1:], storage.key, values.shape, torch.float32)
 
 
 def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import stowage
-from stowage import _torch
+from stowage._ops import _torch
 
 PACKAGE = Path(stowage.__file__).parent
 PEERS = {  # private names of other packages
@@ -102,7 +102,7 @@ def test_an_attribute_that_objects_lack(name: str) -> None:
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[str]]:
     """By each name that was taken away: where a process ended, and what it was told."""
-    run = [sys.executable, str(Path(__file__).parents[1] / "shared" / "torch_without.py")]
+    run = [sys.executable, str(Path(__file__).parents[2] / "shared" / "torch_without.py")]
     names = json.dumps([CORE, CORNERS])
     ended = subprocess.run([*run, names], capture_output=True, text=True, check=True, timeout=300)
     return {each[0]: each[1:] for each in map(json.loads, ended.stdout.splitlines())}

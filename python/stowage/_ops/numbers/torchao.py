@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from stowage._numbers.rounding import check_finite, round_to_odd, spans
-from stowage._storage import Storage
+from stowage._ops.numbers.rounding import check_finite, round_to_odd, spans
+from stowage._ops.storage import Storage
 
 _LEAST, _MOST = -128, 127  # quantized block scales
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage._numbers import torchao
-from stowage._numbers.codec4 import block_scales, decode4, quantize4, thresholds
-from stowage._numbers.rounding import (
+from stowage._ops.numbers import torchao
+from stowage._ops.numbers.four_bit import block_scales, decode4, quantize4, thresholds
+from stowage._ops.numbers.rounding import (
     check_finite,
     narrow,
     round_to_odd,
@@ -18,7 +18,7 @@ from stowage._numbers.rounding import (
     spans,
     widen,
 )
-from stowage._storage import Storage
+from stowage._ops.storage import Storage
 
 _TINY = 2.0**-126  # no scale is smaller
 _FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad, profiler
 from torch.compiler import is_dynamo_compiling
 
-from stowage._errors import Unsupported
+from stowage._ops.errors import Unsupported
 
 # A name's own path, and what the package does by it. Here it is called without `_` before it.
 _CORE = {

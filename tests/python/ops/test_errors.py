@@ -17,10 +17,9 @@ from stowage import (
     OutOfRange,
     StowageError,
     Unsupported,
-    composite,
-    ops,
 )
-from stowage._errors import _CLASSES, translated
+from stowage._ops import composite, library
+from stowage._ops.errors import _CLASSES, translated
 
 
 @pytest.mark.parametrize(
@@ -50,13 +49,13 @@ def test_other_errors_pass(text: str) -> None:
 
 def test_a_real_one() -> None:
     with pytest.raises(RuntimeError) as caught:
-        ops.file_open("/no/such/file.safetensors")
+        library.file_open("/no/such/file.safetensors")
     error = translated(caught.value)
     assert isinstance(error, FileError) and "/no/such/file.safetensors" in str(error)
 
 
 def test_every_code_of_the_core_has_a_class() -> None:
-    header = Path(__file__).resolve().parents[2] / "include/stowage/error.h"
+    header = Path(__file__).resolve().parents[3] / "include/stowage/error.h"
     listed = re.search(r"enum class Code \{([^}]*)\}", header.read_text())
     assert listed is not None
     codes = [code.strip() for code in listed.group(1).split(",") if code.strip()]

@@ -8,8 +8,9 @@ import pickle
 import pytest
 import torch
 
-from stowage import InvalidArgument, ops
-from stowage._storage import Storage
+from stowage import InvalidArgument
+from stowage._ops import library
+from stowage._ops.storage import Storage
 
 
 def test_one_object_for_each_storage() -> None:
@@ -60,5 +61,7 @@ def test_layout_is_what_quantize_makes(name: str) -> None:
     least = {"row": 1, "block": 1, "row2": 2}.get(kind.kind, 0) if kind.bits == 8 else 0
     for shape in SHAPES:
         if len(shape) >= least:
-            made = [(p.dtype, tuple(p.shape)) for p in ops.quantize(torch.zeros(shape), kind.key)]
+            made = [
+                (p.dtype, tuple(p.shape)) for p in library.quantize(torch.zeros(shape), kind.key)
+            ]
             assert made == [(dtype, size) for _, dtype, size in kind.layout(shape)], shape

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 OPS = ("opcheck", "autograd")  # gradients, transforms, opcheck
 TENSOR = ("tensor", "functions", "dispatch", "requantize", "guard_refusals")
 OF_OPS = " or ".join(f"test_{name}" for name in OPS)

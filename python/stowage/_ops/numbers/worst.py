@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage._numbers.rounding import row_elements
-from stowage._storage import Storage
+from stowage._ops.numbers.rounding import row_elements
+from stowage._ops.storage import Storage
 
 
 class BlockErrors:

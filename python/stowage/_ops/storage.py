@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import ops
-from stowage._errors import InvalidArgument, translated
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, translated
 
 _WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _TYPES = {**_WIDE, "f64": torch.float64}
@@ -85,7 +85,7 @@ class Storage:
         found = cls._known.get(text)
         if found is None:
             try:
-                found = cls.from_key(ops.storage_key(text))
+                found = cls.from_key(library.storage_key(text))
             except RuntimeError as error:
                 raise translated(error) from None
             cls._known[text] = found
@@ -104,7 +104,7 @@ class Storage:
 
     @classmethod
     def _describe(cls, key: int) -> "Storage":
-        facts: dict[str, Any] = json.loads(ops.storage_describe(key))
+        facts: dict[str, Any] = json.loads(library.storage_describe(key))
         self = object.__new__(cls)
         for field in cls.__annotations__:
             if field in facts:

@@ -5,6 +5,9 @@ Rules of these files: values are computed in fp32; the only things done to a bf1
 are casts, views and copies (their arithmetic is missing or wrong on old hardware); a tensor is
 divided by a tensor, since CUDA turns division by a number into a multiplication; temporaries stay
 small.
+
+The largest magnitude of each of many tensors, by stock torch ops: on devices without our
+kernels, and in graphs, where a compiler joins them with what comes before.
 """
 
 import math
@@ -13,7 +16,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from stowage._errors import fail
+from stowage._ops import _torch
+from stowage._ops.errors import fail
 
 CHUNK = 1 << 20  # elements that are worked on at once
 _NAN_BITS = {torch.bfloat16: (16, 0x7FFF, 0x40), torch.float16: (13, 0x3FF, 0x7E00)}
@@ -75,3 +79,34 @@ def narrow(v: Tensor, dtype: torch.dtype) -> Tensor:
     nan = (bits >> 16 & 0x8000) | (bits >> shift & mask) | quiet
     kept = torch.where(torch.isnan(v), nan.to(torch.int16), out.view(torch.int16))
     return kept.view(dtype)
+
+
+def amaxes(values: Sequence[Tensor]) -> Tensor:
+    """max |x| of each tensor, fp32 [count]: 0 for no values, the quiet NaN where there is one. All
+    on one device.
+
+    Reads each once and writes nothing: |x| of a large tensor is a copy, whose pages cost more. A
+    maximum is exact in any dtype."""
+    some = [v.detach() for v in values if v.numel()]
+    if not some:
+        where = values[0].device if values else "cpu"
+        return torch.zeros(len(values), dtype=torch.float32, device=where)
+    if some[0].device.type != "cpu":
+        found = torch.stack([n.to(torch.float32) for n in _torch.foreach_norm(some, math.inf)])
+    else:
+        low, high = zip(*map(torch.aminmax, some), strict=True)
+        found = torch.maximum(-_as_one(low), _as_one(high)).abs()
+    found = found.masked_fill(found.isnan(), math.nan)
+    if len(some) == len(values):
+        return found
+    every = found.new_zeros(len(values))
+    every[[at for at, v in enumerate(values) if v.numel()]] = found
+    return every
+
+
+def _as_one(scalars: Sequence[Tensor]) -> Tensor:
+    """fp32 [count]; of several dtypes, perhaps."""
+    one = len({scalar.dtype for scalar in scalars}) == 1
+    return torch.stack([*scalars] if one else [s.to(torch.float32) for s in scalars]).to(
+        torch.float32
+    )

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stowage import _torch
-from stowage._errors import fail
-from stowage._storage import Storage
+from stowage._ops import _torch
+from stowage._ops.errors import fail
+from stowage._ops.storage import Storage
 
 VALUES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _COMPUTE = VALUES[:3]
