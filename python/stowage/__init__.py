@@ -1,17 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
-from stowage import functions as _functions  # noqa: F401  it fills the tables of the tensor
-from stowage._compute import (  # noqa: F401  tables
-    bags,
-    batches,
-    convolution,
-    gathers,
-    joining,
-    transforms,
-)
-from stowage._compute import flops as _flops  # noqa: F401  it tells torch what products count
-from stowage._compute.grouped import grouped_linear
 from stowage._model.frozen import frozen_linear
 from stowage._model.masters import drop_master
 from stowage._model.rows import Report, Row
@@ -27,11 +16,25 @@ from stowage._ops.errors import (
     Unsupported,
 )
 from stowage._ops.info import info
-from stowage._quantize import quantize
 from stowage._shard import (  # they tell tensors how to be sharded, and modules what to refuse
     replacement,  # noqa: F401
     sharding_calls,  # noqa: F401
 )
+from stowage._tensor import functions as _functions  # noqa: F401  it fills the tables of the tensor
+from stowage._tensor import (
+    operators,  # noqa: F401  tables
+    transforms,  # noqa: F401  tables
+)
+from stowage._tensor.operators import fallbacks
+from stowage._tensor.products import (
+    convolution,  # noqa: F401  tables
+    embedding,  # noqa: F401  tables
+    linear,  # noqa: F401  tables
+    tiles,  # noqa: F401  tables
+)
+from stowage._tensor.products import flops as _flops  # noqa: F401  it tells torch what products count
+from stowage._tensor.products.grouped import grouped_linear
+from stowage._tensor.quantize import quantize
 from stowage._tiers.counting import DeviceReport, EngineReport
 from stowage._tiers.measuring import Measured, measured
 from stowage._tiers.offloading import offload, onload
@@ -40,7 +43,6 @@ from stowage._tiers.reporting import engine_report, report
 from stowage._tiers.tracing import trace
 from stowage._tiers.yielding import keep_free
 from stowage.checkpoint import save, state_dict
-from stowage.dispatch import fallbacks
 from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
 from stowage.loading import load, load_state_dict
 from stowage.modules import stow, unstow

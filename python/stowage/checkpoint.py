@@ -23,13 +23,13 @@ from stowage._files.real_values import (
     write_config,
 )
 from stowage._files.writing import buffer_dtypes, declared, ties, write
-from stowage._model.casts import is_plain, plain_values
 from stowage._model.weights import Held, written
 from stowage._ops import library
 from stowage._ops.errors import raise_problems
 from stowage._shard.describing import is_spread
 from stowage._shard.gathering import by_the_first, together
-from stowage.tensor import StowedTensor
+from stowage._tensor.casts import is_plain, plain_values
+from stowage._tensor.stowed import StowedTensor
 
 FILE = "model.safetensors"
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from stowage._model.calibrating import Calibration
-from stowage._model.casts import is_cast_of_itself
 from stowage._model.choosing import Limits
 from stowage._model.declared import WidePlaces
 from stowage._model.granularity import Blocks, Granularity, InputCast, forget, holders
@@ -22,9 +21,10 @@ from stowage._model.weights import Held, Swap
 from stowage._model.weights import buffers as buffers_of
 from stowage._ops.errors import StowageError, raise_problems
 from stowage._ops.storage import Storage
+from stowage._tensor.casts import is_cast_of_itself
+from stowage._tensor.stowed import StowedTensor
 from stowage.policy import Choice, Policy, Rules, Wish
 from stowage.skips import Skip
-from stowage.tensor import StowedTensor
 
 
 def stow(

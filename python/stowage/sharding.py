@@ -29,7 +29,7 @@ from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened
 from stowage._shard.resharding import reshard_problems
 from stowage._shard.rows import StowedRows, rows_of
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 __all__ = ["StowedRows", "check", "load", "save", "state_dict"]
 

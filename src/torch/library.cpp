@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemas of all ops. Fakes and gradients are in Python (_ops/fakes.py, autograd.py): a shape
-// function written in stable-ABI C++ would fix symbolic sizes without a word.
+// The schemas of all ops. Fakes and gradients are in Python (_ops/fakes.py, _tensor/autograd.py): a
+// shape function written in stable-ABI C++ would fix symbolic sizes without a word.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(stowage, m) {
@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       "linear(Tensor x, Tensor codes, Tensor[] scales, int storage, SymInt rows, Tensor? bias,"
       " bool exact=False) -> Tensor");
   // The same product in eager mode, where a list costs 0.4 us: never in a graph, see
-  // _compute/direct.py.
+  // _tensor/products/linear.py.
   m.def(
       "_linear(Tensor x, Tensor codes, Tensor scale, int storage, int rows, Tensor? bias=None)"
       " -> Tensor");

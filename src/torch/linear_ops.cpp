@@ -122,7 +122,8 @@ Owned linear_op(StableIValue* stack) {
                    plain<bool>(stack[6])});
 }
 
-// The spelling that costs least to call, for weights with one scale tensor: _compute/direct.py.
+// The spelling that costs least to call, for weights with one scale tensor:
+// _tensor/products/linear.py.
 Owned linear_direct_op(StableIValue* stack) {
   const Owned x = take_tensor(stack[0]), codes = take_tensor(stack[1]);
   const std::array<Owned, 1> scales{take_tensor(stack[2])};

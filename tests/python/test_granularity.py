@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._compute import blocks as _blocks
+from stowage._tensor.products import blocks as _blocks
 
 
 class Block(nn.Module):

@@ -132,7 +132,7 @@ CORNERS: dict[str, Callable[[], object]] = {
         "stowage.compat.bitsandbytes.nn", "Params4bit", torch.ones(64, 64), False
     ),
     "_RestorePythonTLSSnapshot": _called(
-        "stowage._compute.autocast", "with_autocast", torch.add, (torch.ones(1), 1), {}
+        "stowage._tensor.products.linear", "with_autocast", torch.add, (torch.ones(1), 1), {}
     ),
     "get_unwrapped": _read_under_grad,
     "_parse_to": _moved,

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage import autograd
 from stowage._ops import library
 from stowage._ops.storage import Storage
+from stowage._tensor import autograd
 
 SAMPLED = ("f32", "f8_e4m3:row", "int8", "nf4", "nf4:block64:nested")
 ROWS, COLUMNS = 24, 64

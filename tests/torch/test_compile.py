@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stowage import autograd
 from stowage._ops import library
 from stowage._ops.storage import Storage
+from stowage._tensor import autograd
 
 SAMPLED = ("f8_e4m3", "int8:row", "nf4", "nf4:block64:nested")
 ROWS, COLUMNS = 24, 64

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stowage
-from stowage._compute import convolution, grouped
 from stowage._ops import composite, library
 from stowage._ops.storage import Storage
+from stowage._tensor.products import convolution, grouped
 
 TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
 TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]

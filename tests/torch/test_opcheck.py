@@ -9,9 +9,9 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.library import opcheck
 
-from stowage._compute import convolution, grouped
 from stowage._ops import library
 from stowage._ops.storage import Storage
+from stowage._tensor.products import convolution, grouped
 
 NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e4m3", "nf4")]
 SAMPLED = ("bf16", "int8:block5", "fp4:block32:nested", *NIGHTLY)

@@ -15,7 +15,6 @@ from stowage._files.flat import FLOAT8, Entry
 from stowage._files.reading import reading
 from stowage._files.renaming import Rename, Renaming
 from stowage._files.source import Source, is_aligned
-from stowage._model.casts import cast_storage, stands_for_plain, worth_offloading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle
@@ -23,8 +22,9 @@ from stowage._model.weights import LAZY, Held, Swap, buffers, is_persistent, par
 from stowage._ops.errors import StowageError
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
+from stowage._tensor.casts import cast_storage, stands_for_plain, worth_offloading
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage.policy import Choice, Policy
-from stowage.tensor import VALUE_DTYPES, StowedTensor
 
 _WORTH_MAPPING = 65536  # bytes
 

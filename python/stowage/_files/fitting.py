@@ -10,7 +10,7 @@ from torch import nn
 
 from stowage._files.flat import Entry
 from stowage._shard.describing import is_spread
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 
 def misfit(entry: Entry, wanted: torch.dtype) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from stowage._model.casts import is_cast_of_itself, is_plain
 from stowage._ops import library
 from stowage._ops.errors import BadFile, translated
 from stowage._ops.storage import Storage
-from stowage.tensor import StowedTensor
+from stowage._tensor.casts import is_cast_of_itself, is_plain
+from stowage._tensor.stowed import StowedTensor
 
 DISK_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

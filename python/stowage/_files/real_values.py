@@ -22,7 +22,7 @@ from stowage._ops import _torch
 from stowage._ops import library as ops
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.rounding import row_elements, rows_of, spans
-from stowage.tensor import VALUE_DTYPES, StowedTensor
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
 _CONFIG = "config.json"
 _FINER = 16  # parts of a chunk: larger pieces would stay in the C heap, ten times their size

@@ -12,10 +12,10 @@ import torch
 
 from stowage._files.ahead import Extent
 from stowage._files.flat import DISK_DTYPES, Entry, described, entries, unflatten
-from stowage._model.casts import plain_values
 from stowage._ops import library
 from stowage._ops.errors import translated
-from stowage.tensor import StowedTensor
+from stowage._tensor.casts import plain_values
+from stowage._tensor.stowed import StowedTensor
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage._model.sizes import nbytes
 from stowage._ops.errors import InvalidArgument
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 Dtype = torch.dtype | str
 Node = nn.Module | torch.Tensor

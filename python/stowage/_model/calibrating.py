@@ -22,7 +22,7 @@ from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Storage
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 Calibration = Callable[[nn.Module], object] | Iterable[Any]
 Errors = dict[tuple[str, Storage], float]  # by a weight's name and the candidate

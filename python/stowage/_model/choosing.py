@@ -21,8 +21,8 @@ from stowage._model.table import bytes_text
 from stowage._model.trials import AS_IT_IS, Trial, Tried, attempt, bytes_at_rest, source
 from stowage._model.weights import Held
 from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._tensor.stowed import StowedTensor
 from stowage.policy import Choice
-from stowage.tensor import StowedTensor
 
 Units = Sequence[Sequence[Option]]
 ComputeOf = Callable[[Held], torch.dtype]

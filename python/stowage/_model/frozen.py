@@ -11,7 +11,7 @@ from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
 from stowage._ops.numbers import four_bit, scaled, torchao
 from stowage._ops.storage import Storage
-from stowage.tensor import wrap
+from stowage._tensor.stowed import wrap
 
 _PIECE = 1 << 20  # elements that are plain at once
 Draw = Callable[[int], Tensor]  # the next rows, [n, columns]

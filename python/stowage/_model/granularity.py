@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stowage._compute import blocks as _blocks
 from stowage._model.input_cast import INPUT_CASTS, cast_inputs
 from stowage._model.patterns import Pattern, check, label, matches_module, near_misses
 from stowage._model.weights import Held
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
+from stowage._tensor.products import blocks as _blocks
+from stowage._tensor.stowed import StowedTensor
 from stowage.policy import Choice
-from stowage.tensor import StowedTensor
 
 Blocks = Pattern | Sequence[Pattern] | None
 InputCast = str | Mapping[Pattern, str] | None

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves, tree_map_only
-from stowage.tensor import StowedTensor
-from stowage.views import PACKED
+from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.views import PACKED
 
 INPUT_CASTS = ("never", "compute", "restore")
-_HOOK = "stowage.input_cast"  # as in _compute/blocks.py
+_HOOK = "stowage.input_cast"  # as in _tensor/products/blocks.py
 _compiling = torch.compiler.is_compiling
 
 

@@ -19,7 +19,7 @@ from stowage._model.kept import Beside, Kept, check_place, keep, verify
 from stowage._model.sizes import memory
 from stowage._model.stamp import stamp
 from stowage._model.weights import Held, values
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 _MASTERS = "_stowage_masters"  # attribute of a module: name of its parameter -> Master
 

@@ -19,8 +19,8 @@ from stowage._model.stowing import Loss
 from stowage._model.weights import Held, buffers, parameters
 from stowage._shard.describing import local_of, piece_of, wire_dtypes
 from stowage._shard.rows import StowedRows
-from stowage.dispatch import fallbacks
-from stowage.tensor import StowedTensor
+from stowage._tensor.operators import fallbacks
+from stowage._tensor.stowed import StowedTensor
 
 RESTING = (StowedTensor, StowedRows)
 _MEMORIES = "_stowage_memories"  # attribute of a module: its parameter's name -> _Memory

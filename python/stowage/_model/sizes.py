@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.describing import local_of
 from stowage._shard.rows import StowedRows
-from stowage.tensor import StowedTensor
-from stowage.views import StowedView
+from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.views import StowedView
 
 Seen = set[object]  # places in memory that have been counted
 

@@ -16,7 +16,7 @@ from stowage._model.weights import LAZY
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, StowageError, translated
 from stowage._ops.storage import Storage
-from stowage.tensor import VALUE_DTYPES, StowedTensor
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
 
 @dataclass(frozen=True)

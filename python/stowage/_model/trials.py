@@ -17,8 +17,8 @@ from stowage._model.table import number_text
 from stowage._model.weights import Held
 from stowage._ops.errors import StowageError
 from stowage._ops.storage import Storage
+from stowage._tensor.stowed import StowedTensor
 from stowage.policy import Choice
-from stowage.tensor import StowedTensor
 
 
 @dataclass(frozen=True)

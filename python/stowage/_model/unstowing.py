@@ -13,7 +13,7 @@ from stowage._model.declared import adapter_paths
 from stowage._model.masters import Master, check_intact, forget, fresh_master, master_of
 from stowage._model.report import remember
 from stowage._model.weights import Held, Swap, values
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 
 @dataclass

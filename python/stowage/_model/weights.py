@@ -14,7 +14,7 @@ from torch import nn
 
 from stowage._ops import _torch
 from stowage._ops.memory import ensure_writable, note_copies
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)

@@ -12,7 +12,7 @@ from stowage._files.flat import DISK_NAMES, FLOAT8
 from stowage._model.sizes import nbytes
 from stowage._model.weights import LAZY, Held, written
 from stowage._ops.errors import InvalidArgument
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
 

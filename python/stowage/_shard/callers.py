@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stowage._callers import above, module_of, nearest
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._shard.resharding import RESHARD
+from stowage._tensor.frames import above, module_of, nearest
 
 _SHARDS = ("torch.distributed.fsdp._fully_shard.", "torch.distributed.tensor.placement_types")
 _LIBRARIES = ("torch.distributed.fsdp.", "torch.distributed.tensor.")

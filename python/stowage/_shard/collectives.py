@@ -14,7 +14,7 @@ from stowage._ops.memory import octets
 from stowage._shard.operators import together
 from stowage._shard.pieces import is_tagged, join_columns, tagged
 from stowage._shard.rows import StowedRows
-from stowage.registry import row_op
+from stowage._tensor.tables import row_op
 
 aten = torch.ops.aten
 c10d = torch.ops.c10d

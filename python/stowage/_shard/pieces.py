@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage._shard.records import geometry
-from stowage.tensor import StowedTensor, wrap
+from stowage._tensor.stowed import StowedTensor, wrap
 
 _TAG = 8  # bytes at the end of a record that say which row it is, where rows travel out of order
 

@@ -17,7 +17,7 @@ from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.rows import StowedRows
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 _RESTED = "_stowage_rested"  # attribute of a module: its parameters that rest, name -> storage
 

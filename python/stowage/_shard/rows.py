@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stowage import registry
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._ops.storage import Storage
 from stowage._shard.pieces import rows_misfit, shared_of
 from stowage._shard.records import decode, encode
 from stowage._shard.whole import Whole
-from stowage.tensor import StowedTensor, wrap
+from stowage._tensor import tables
+from stowage._tensor.stowed import StowedTensor, wrap
 
 _preserve_versions = _torch.unsafe_preserve_version_counter
 
@@ -242,7 +242,7 @@ class StowedRows(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return registry.dispatch(func, args, kwargs or {}, registry.ROW_OPS)
+        return tables.dispatch(func, args, kwargs or {}, tables.ROW_OPS)
 
 
 def rows_of(weight: StowedTensor, first: int, last: int) -> StowedRows:

@@ -26,9 +26,9 @@ from stowage._shard.collectives import enter_autograd_wrapper
 from stowage._shard.operators import empty_rows
 from stowage._shard.pieces import columns_misfit, columns_of
 from stowage._shard.rows import rows_of, rows_that_fit
-from stowage.registry import earlier_op, op
-from stowage.tensor import StowedTensor
-from stowage.views import alias, outside_inference
+from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.tables import earlier_op, op
+from stowage._tensor.views import alias, outside_inference
 
 _ROWS = "records are of rows"
 aten = torch.ops.aten

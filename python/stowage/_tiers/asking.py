@@ -11,10 +11,10 @@ import torch
 
 from stowage._model.sizes import byte_count, memory, nbytes, new_bytes
 from stowage._model.weights import Held
+from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.devices import rests, ring_bytes
 from stowage._tiers.engine import EngineOptions
 from stowage._tiers.placing import CPU, Places, device_of_name, device_problems
-from stowage.tensor import StowedTensor
 
 
 def given_bytes(given: int | str | None, name: str) -> int | None:

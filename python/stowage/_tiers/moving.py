@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage._ops import _torch
-from stowage.views import PACKED
+from stowage._tensor.views import PACKED
 
 _HOOK = "stowage.device"
 _compiling = torch.compiler.is_compiling

@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from stowage._files.source import FileSource
-from stowage._model.casts import (
-    cast_storage,
-    is_plain,
-    plain_values,
-    stands_for_plain,
-)
 from stowage._model.report import remember, report
 from stowage._model.rows import Report
 from stowage._model.weights import Swap, values
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import new_copy
+from stowage._tensor.casts import (
+    cast_storage,
+    is_plain,
+    plain_values,
+    stands_for_plain,
+)
+from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.asking import Asked, given_bytes
 from stowage._tiers.carrying import Planned, carried, check_alone, read_plan
 from stowage._tiers.comparing import Move, compare
@@ -46,7 +47,6 @@ from stowage._tiers.mapping import Folder, Given, Mapped, Size, by_name
 from stowage._tiers.placing import CPU, DeviceMap, Places, device_of_name
 from stowage._tiers.timing import forget_plan, keep_to
 from stowage.checkpoint import FILE, save
-from stowage.tensor import StowedTensor
 
 
 def offload(

@@ -20,8 +20,8 @@ from stowage._model.sizes import memory
 from stowage._model.stamp import stamp
 from stowage._model.weights import Held, parameters
 from stowage._ops.errors import InvalidArgument
-from stowage.requantize import Change
-from stowage.tensor import StowedTensor
+from stowage._tensor.requantize import Change
+from stowage._tensor.stowed import StowedTensor
 
 _MERGED = "_stowage_merged"  # attribute of a tuner layer: Beside, with the Record under ""
 Stamp = tuple[int, ...]

@@ -21,6 +21,7 @@ from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._ops.numbers import stochastic
 from stowage._ops.storage import Storage
+from stowage._tensor.stowed import StowedTensor
 from stowage.integrations._merged import (
     Record,
     Was,
@@ -38,7 +39,6 @@ from stowage.integrations._merged import (
     values,
     write,
 )
-from stowage.tensor import StowedTensor
 
 
 @dataclass(frozen=True)

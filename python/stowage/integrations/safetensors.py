@@ -16,7 +16,7 @@ from typing import Any
 
 from stowage._ops.errors import Unsupported
 from stowage._ops.storage import StorageName
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 _MARK = "_stowage"  # attribute of a function that knows resting weights
 

@@ -32,8 +32,8 @@ from stowage._shard.fragments import (
 )
 from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
-from stowage.requantize import Change
-from stowage.tensor import StowedTensor
+from stowage._tensor.requantize import Change
+from stowage._tensor.stowed import StowedTensor
 
 Weights = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
 Masters = Mapping[str, Tensor] | Sequence[Tensor | None]

@@ -22,9 +22,9 @@ from stowage._model.weights import LAZY
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Storage
 from stowage._shard.replacement import note
+from stowage._tensor.requantize import first_parts
+from stowage._tensor.stowed import StowedTensor, wrap
 from stowage.policy import WEIGHT_TYPES
-from stowage.requantize import first_parts
-from stowage.tensor import StowedTensor, wrap
 from stowage.training.origin import Origin
 from stowage.training.terms import Home, Terms, activate, active, deactivate
 

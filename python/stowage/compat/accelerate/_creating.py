@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stowage._ops import _torch
-from stowage.tensor import StowedTensor
+from stowage._tensor.stowed import StowedTensor
 
 _TRUE = ("1", "true", "t", "yes", "y", "on")
 _local = threading.local()  # what the current thread wants, innermost last

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from stowage._files.source import FileSource
 from stowage._ops.errors import BadFile, FileError, InvalidArgument
+from stowage._tensor.stowed import StowedTensor
 from stowage.compat.accelerate._writing import link_or_copy, read_index, write_index, write_whole
-from stowage.tensor import StowedTensor
 
 Index = dict[str, dict[str, Any]]
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)

@@ -18,6 +18,7 @@ from stowage._maps.ties import holds
 from stowage._model.sizes import nbytes
 from stowage._model.weights import parameters, values
 from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.devices import rests
 from stowage._tiers.engine import engine_of
 from stowage._tiers.offloading import is_offloaded, offload
@@ -32,7 +33,6 @@ from stowage.compat.accelerate.hooks import (
     UserCpuOffloadHook,
 )
 from stowage.loading import load_state_dict
-from stowage.tensor import StowedTensor
 
 Folder = str | os.PathLike[str]
 

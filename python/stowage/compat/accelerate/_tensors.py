@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
-from stowage._quantize import quantize
-from stowage.tensor import StowedTensor
+from stowage._tensor.quantize import quantize
+from stowage._tensor.stowed import StowedTensor
 
 _QUANTIZED = ("Int8Params", "FP4Params", "Params4bit")  # bitsandbytes: rebuilt with what they carry
 

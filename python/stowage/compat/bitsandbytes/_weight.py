@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stowage import autograd
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, Unsupported, translated
 from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._tensor import autograd
 
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,10 +16,10 @@ from torch import nn
 
 from stowage._model.report import report
 from stowage._ops.errors import InvalidArgument
+from stowage._tensor.views import PACKED
 from stowage.compat.diffusers.hooks import group_offloading as grouping
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
 from stowage.modules import unstow
-from stowage.views import PACKED
 
 
 def enable_layerwise_casting(

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from stowage import registry
 from stowage._ops.errors import InvalidArgument
-from stowage._quantize import quantize
-from stowage.tensor import StowedTensor
-from stowage.views import StowedView
+from stowage._tensor import tables
+from stowage._tensor.quantize import quantize
+from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.views import StowedView
 
 # What another rank must be given of a shard; the mean and the table are the same everywhere.
 _INNER_TENSOR_NAMES_FOR_SHARDING = ["quantized_scalers", "quantization_factor", "quantized_data"]
@@ -190,10 +190,10 @@ for _kind in (StowedTensor, StowedView):
         if not hasattr(_kind, _name):
             setattr(_kind, _name, _attribute)
 
-_to_of_stowage = registry.FUNCTIONS[Tensor.to]
+_to_of_stowage = tables.FUNCTIONS[Tensor.to]
 
 
-@registry.function(Tensor.to)
+@tables.function(Tensor.to)
 def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Who names a dtype gets a plain tensor, for the own dtype too, as from torchao. A parameter
     stays at rest: `module.to(dtype)` asks it in the same words."""

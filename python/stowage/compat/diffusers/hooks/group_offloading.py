@@ -22,11 +22,11 @@ from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import values, written
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import octets
+from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.devices import rests
 from stowage._tiers.offloading import is_offloaded, offload, onload
 from stowage._tiers.placing import device_problems
 from stowage.compat.diffusers.hooks._registry import Mark, mark_of, remove_mark, set_mark
-from stowage.tensor import StowedTensor
 
 _GROUP_OFFLOADING = "group_offloading"
 Device = str | torch.device

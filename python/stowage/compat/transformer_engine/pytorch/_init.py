@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from stowage._shard.rows import StowedRows
+from stowage._tensor.stowed import StowedTensor
 from stowage.compat.transformer_engine.common.recipe import storage_of
 from stowage.compat.transformer_engine.pytorch._linear import Linear
-from stowage.tensor import StowedTensor
 from stowage.training import clear_init_value, has_init_value, init_value, quantized_init
 from stowage.training.kept import origin_of
 

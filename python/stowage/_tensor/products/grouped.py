@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped products of expert weights: each group of rows times an expert of its own, which stays
+stowed. No other expert is read, and no graph keeps a dequantized one. Compiled graphs, whose shapes
+must not depend on values, have one op of ours for all groups."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument, fail
+from stowage._ops.lending import where_x_is
+from stowage._ops.shapes import check_weight
+from stowage._ops.storage import Storage
+from stowage._tensor.stowed import StowedTensor, wrap
+from stowage._tensor.tables import function, op
+from stowage._tensor.views import StowedView
+
+aten = torch.ops.aten
+_compiling = torch.compiler.is_compiling
+_NAMES = ("offs", "bias", "out_dtype")  # of aten::_grouped_mm
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    offsets: Tensor | Sequence[int],
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Rows of `x` [S, K], sorted by expert, each times its expert's matrix of `weight` [E, O, K].
+
+    `offsets` [E]: where each expert's rows end, ascending, as torch's grouped_mm takes them; rows
+    behind the last end are zeros in the result [S, O]. `bias` [E, O] is added by expert. The values
+    and gradients are those of F.linear with each expert. Raises InvalidArgument (a ValueError) for
+    shapes and dtypes that do not fit. In compiled graphs F.grouped_mm is the form.
+    """
+    where = "stowage.grouped_linear"
+    if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2]:
+        raise InvalidArgument(
+            f"{where}: x must be [S, K] and weight [E, O, K], got {list(x.shape)} and "
+            f"{list(weight.shape)}"
+        )
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise InvalidArgument(f"{where}: x must be {weight.dtype} like weight, got {x.dtype}")
+    if bias is not None and bias.shape != weight.shape[:2]:
+        raise InvalidArgument(
+            f"{where}: bias must be {list(weight.shape[:2])}, got {list(bias.shape)}"
+        )
+    ends = offsets.tolist() if isinstance(offsets, Tensor) else list(offsets)
+    rising = all(a <= b for a, b in zip([0, *ends], [*ends, len(x)], strict=True))
+    if len(ends) != len(weight) or not rising:
+        raise InvalidArgument(
+            f"{where}: offsets must be {len(weight)} ends that ascend from 0 to {len(x)}, "
+            f"got {ends}"
+        )
+    return _product(x, weight, ends, bias, transposed=True)
+
+
+def _product(
+    x: Tensor, weight: Tensor, ends: Sequence[int], bias: Tensor | None, transposed: bool
+) -> Tensor:
+    """x W^T or x W by groups, for plain weights as well."""
+    pieces, start = [], 0
+    for expert, end in enumerate(ends):
+        if end > start:
+            rows, w = x[start:end], weight[expert]
+            if transposed:
+                pieces.append(F.linear(rows, w, None if bias is None else bias[expert]))
+            else:
+                pieces.append(rows @ w)
+        start = max(start, end)
+    columns = weight.shape[1] if transposed else weight.shape[2]
+    if start < len(x) or not pieces:
+        dtype = pieces[0].dtype if pieces else x.dtype
+        # Zeros that depend on x, so that its gradient is zeros too and not missing.
+        pieces.append(F.pad(x[start:, :0], (0, columns)).to(dtype))
+    return torch.cat(pieces)
+
+
+def _experts(t: Any) -> tuple[StowedTensor, bool] | None:
+    """The stowed [E, O, K] that `t` is, or whose matrices it shows transposed, and which."""
+    if type(t) is StowedTensor:
+        return (t, False) if t.dim() == 3 else None
+    if type(t) is not StowedView or t.dim() != 3:
+        return None
+    for step in t._chain:
+        if step.op is not aten.transpose.int or {d % 3 for d in step.args} != {1, 2}:
+            return None
+    return t._weight, len(t._chain) % 2 == 1
+
+
+def _found(
+    left: Any, right: Any, offs: Any, bias: Any, out_dtype: torch.dtype | None
+) -> tuple[StowedTensor, bool] | None:
+    """The experts of a grouped product that goes group by group, and whether they are transposed;
+    else None."""
+    found = _experts(right)
+    if found is None or offs is None or bias is not None:
+        return None
+    weight = found[0]
+    if isinstance(left, StowedTensor | StowedView) or left.dim() != 2:
+        return None
+    fits = left.dtype is weight.dtype and left.shape[1] == right.shape[1]
+    return found if fits and out_dtype in (None, weight.dtype) else None
+
+
+@function(_torch.grouped_mm)
+def _grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """What F.grouped_mm, and transformers' experts by it, call."""
+    if _compiling() or type(left) is not Tensor:
+        return NotImplemented
+    found = _found(left, right, offs, bias, out_dtype)
+    if found is None or offs is None:
+        return NotImplemented
+    return _product(left, found[0], offs.tolist(), None, found[1])
+
+
+# --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
+
+
+_WHERE = "stowage::_grouped_linear"
+
+
+def _check(x: Tensor, shape: Sequence[int], offsets: Tensor, transposed: bool) -> None:
+    fits = len(shape) == 3 and x.dim() == 2 and offsets.dim() == 1
+    if not fits or x.shape[1] != shape[2 if transposed else 1] or len(offsets) != shape[0]:
+        fail(
+            "invalid_argument",
+            f"{_WHERE}: x [S, K], offsets [E] and a weight [E, O, K] or [E, K, O] must fit, got "
+            f"{list(x.shape)}, {list(offsets.shape)} and {list(shape)}",
+        )
+
+
+@where_x_is()
+def _by_groups(
+    x: Tensor,
+    codes: Tensor,
+    scales: Sequence[Tensor],
+    storage: int,
+    shape: Sequence[int],
+    offsets: Tensor,
+    transposed: bool,
+    exact: bool,
+) -> Tensor:
+    kind = Storage.from_key(storage)
+    _check(x, shape, offsets, transposed)
+    check_weight(_WHERE, kind, shape, codes, scales, x.dtype)
+    ends: list[int] = offsets.tolist()
+    if not all(0 <= a <= b <= len(x) for a, b in pairwise([0, *ends])):
+        fail("invalid_argument", f"{_WHERE}: offsets must ascend from 0 to {len(x)}, got {ends}")
+    weight = wrap([codes, *scales], kind, tuple(shape), x.dtype, exact)
+    with torch.no_grad():
+        return _product(x, weight, ends, None, transposed)
+
+
+def _fake(
+    x: Tensor,
+    codes: Tensor,
+    scales: Any,
+    storage: int,
+    shape: Any,
+    offsets: Any,
+    transposed: bool,
+    _: bool,
+) -> Tensor:
+    _check(x, shape, offsets, transposed)
+    return x.new_empty((x.shape[0], shape[1] if transposed else shape[2]))
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("stowage", "FRAGMENT")
+    library.define(
+        "_grouped_linear(Tensor x, Tensor codes, Tensor[] scales, int storage, int[] shape, "
+        "Tensor offsets, bool transposed, bool exact) -> Tensor"
+    )
+    library.impl("_grouped_linear", _by_groups, "CompositeExplicitAutograd")
+    torch.library.register_fake("stowage::_grouped_linear", _fake, lib=library)
+    return library
+
+
+_registered = _register()
+grouped = torch.ops.stowage._grouped_linear.default
+
+
+@op(aten._grouped_mm.default)
+def _below(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [*args, None, None, None][:5]
+    given[2:] = [kwargs.get(n, g) for n, g in zip(_NAMES, given[2:], strict=True)]
+    found = _found(*given)
+    if found is None:
+        return NotImplemented
+    (weight, transposed), offsets = found, given[2]
+    codes, *scales = weight._parts()
+    key, exact = weight._storage.key, weight._exact
+    return grouped(given[0], codes, scales, key, weight.shape, offsets, transposed, exact)

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat blocks of 4-bit codes, which rows may share: quantized again where rows were written.
+
+Quantizes again what a write changed of a weight, and nothing else.
+
+One principle: a scale whose rows are all written is computed anew; a scale shared with a row that
+is not written stays, and the new values must fit it or the write is refused. So no write alters a
+row that it did not name, and one that names the whole weight leaves what quantizing its values
+gives. A row that is written and keeps its values counts as written. Inside a written row, values
+that were not written are requantized from fp32, which gives their codes back wherever the scale
+allows. A write that changes no value changes no value at rest either.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, Unsupported, translated
+from stowage._ops.memory import ensure_writable
+from stowage._ops.numbers import four_bit, scaled, torchao
+from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, rows_and_columns
+
+_SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
+
+
+class Rows(NamedTuple):
+    """What a write names of a weight, as rows of dim 0."""
+
+    rows: Tensor  # their indices, [n]
+    written: Tensor  # which elements of them, bool [n, columns]
+    changed: Tensor  # which of those have another value now
+    values: Tensor  # all of them, fp32 [n, columns]
+    rest: bool  # whether there are other rows
+
+
+def refuse(weight: StowedTensor, rule: str) -> NoReturn:
+    raise Unsupported(
+        f"stowage: a write to some rows of {weight!r} needs {rule}, since it shares scales with "
+        "rows that it does not change; write the whole weight at once (copy_)"
+    )
+
+
+def _blocks(flat: Tensor, block: int) -> Tensor:
+    return pad(flat, (0, -len(flat) % block)).view(-1, block)
+
+
+def encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[Tensor]:
+    storage, (rows, columns) = weight._storage, rows_and_columns(weight.shape)
+    block, count = storage.block, rows * columns
+    start, near = int(lines.rows[0]), lines.rows - lines.rows[0]
+    low, span = start * columns // block, int(near[-1]) + 1  # first block, rows from there
+
+    def blocks_of(lines_of: Tensor) -> Tensor:
+        """Values of the written rows in their places in blocks from `low` on, zeros elsewhere."""
+        flat = lines_of.new_zeros(span, columns).index_copy_(0, near, lines_of).view(-1)
+        return _blocks(pad(flat, (start * columns - low * block, 0)), block)
+
+    mask, values = blocks_of(lines.written), blocks_of(lines.values)
+    local = mask.any(1).nonzero().view(-1)
+    mask, values, which = mask[local], values[local], local + low
+    owned = _owned(which, lines, weight, block)[:, None]
+
+    table = torch.tensor(storage.values, dtype=torch.float32, device=values.device)
+    scales = _block_scales(parts, storage, which)[:, None]
+    packed = _blocks(parts[0].view(-1), block // 2)
+    nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
+    wanted = torch.where(mask, values, table[nibbles.long()] * scales)
+    inside = which[:, None] * block + torch.arange(block, device=which.device) < count
+    wanted = torch.where(inside, wanted, 0.0)
+    if storage.dialect == "torchao":
+        wanted = torchao.as_type(wanted, storage).to(torch.float32)
+
+    amax = wanted.abs().amax(1, keepdim=True)
+    if storage.nested:
+        find = _torchao_scales if storage.dialect == "torchao" else _nested_scales
+        rest, fresh = find(weight, parts, which, amax, owned)
+        scales = torch.where(owned, fresh, scales)
+    else:
+        scales = torch.where(owned, amax, scales)
+        rest = [parts[1].index_copy(0, which, scales.view(-1))]
+    if bool((amax > scales).any()):
+        refuse(weight, "values within the largest of each block")
+    tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
+    fresh = _nibbles(wanted, scales, tail, storage)
+    nibbles = torch.where(mask | owned, fresh, nibbles)
+    codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
+    return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]
+
+
+def _block_scales(parts: Sequence[Tensor], storage: Storage, which: Tensor) -> Tensor:
+    if storage.dialect == "torchao":
+        return torchao.block_scales(parts, storage, which).to(torch.float32)
+    return four_bit.block_scales(parts, slice(0, parts[1].numel()))[which]
+
+
+def _nibbles(wanted: Tensor, scales: Tensor, tail: Tensor, storage: Storage) -> Tensor:
+    if storage.dialect == "torchao":
+        kind = torchao.work(storage)
+        quotients = wanted.to(kind) / scales.to(kind)
+        return torchao.encode(torchao.rounded(quotients, storage), storage)
+    floor = scales.clamp(min=1e-38)
+    scaled = torch.where(tail, wanted / floor, wanted * (torch.ones_like(floor) / floor))
+    return four_bit.encode4(scaled.clamp(-1, 1), storage).view_as(wanted)
+
+
+def _owned(which: Tensor, lines: Rows, weight: StowedTensor, block: int) -> Tensor:
+    """Whether all rows that a block touches are written."""
+    rows, columns = rows_and_columns(weight.shape)
+    same = torch.ones(rows, dtype=torch.int64, device=which.device)
+    same[lines.rows] = 0
+    before = pad(same.cumsum(0), (1, 0))
+    first = which * block // columns
+    last = ((which + 1) * block).clamp(max=rows * columns) - 1
+    return before[last // columns + 1] == before[first]
+
+
+def _nested_scales(
+    weight: StowedTensor, parts: Sequence[Tensor], which: Tensor, amax: Tensor, owned: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """New block scales, the smallest that hold `amax` among those that the nested scale offers."""
+    _, absmax, nested, table, offset = parts
+    span = nested[which // NESTED_BLOCK, None]
+
+    def offered(code: Tensor) -> Tensor:
+        return table[code] * span + offset
+
+    code = torch.searchsorted(table, ((amax - offset) / span).nan_to_num(0.0)).clamp(max=255)
+    code = torch.where(offered(code) < amax, code + 1, code).clamp(max=255)
+    scales = offered(code)
+    coarse = (scales > 2 * amax) & (amax > 0)  # its values would come out as zeros
+    if bool((owned & (coarse | (scales < amax))).any()):
+        refuse(weight, "block maxima like those of the rows beside them")
+    code = torch.where(owned, code.to(torch.uint8), absmax[which, None])
+    return [absmax.index_copy(0, which, code.view(-1)), nested, table, offset], scales
+
+
+def _torchao_scales(
+    weight: StowedTensor, parts: Sequence[Tensor], which: Tensor, amax: Tensor, owned: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """New block scales by torchao's rule, with a new factor where all blocks under it are new; the
+    mean stays. Codes are made with the absmax itself, as there."""
+    storage, kind = weight._storage, torchao.work(weight._storage)
+    _, scalers, factors, mean, table = parts
+    group = which // storage.scaler_block
+    mine, maxima = group[owned[:, 0]], amax[owned].to(kind)
+    deviation = torchao.rounded(maxima - mean.to(kind), storage)
+    whole = torch.bincount(mine, minlength=len(factors)) == storage.scaler_block
+    most = deviation.new_zeros(len(factors)).scatter_reduce_(0, mine, deviation.abs(), "amax")
+    factor = torch.where(whole, torchao.factor_of(most, storage), factors.to(kind))
+    scaled = torchao.rounded(deviation * factor[mine], storage).nan_to_num(0.0)
+    q = scaled.round().clamp(-128, 127).to(torch.int8)
+    scales = torchao.offered(q, factor[mine], mean, storage)
+    coarse = (scales > 2 * maxima) & (maxima > 0)  # its values would come out as zeros
+    if bool((~whole[mine] & (coarse | (scaled.abs() > 128))).any()):
+        refuse(weight, "block maxima like those of the rows beside them")
+    kept = [scalers.index_copy(0, which[owned[:, 0]], q), factor.to(factors.dtype), mean, table]
+    return kept, amax
+
+
+class Change(NamedTuple):
+    """New parts for a weight, not yet in force."""
+
+    weight: StowedTensor
+    parts: Sequence[Tensor]
+
+    def commit(self) -> None:
+        pairs = zip(self.weight._parts(), self.parts, strict=True)
+        changed = [(into, part) for into, part in pairs if part is not into]
+        for into, _ in changed:
+            ensure_writable(into)  # there may be no room, and then nothing has changed
+        for into, part in changed:
+            into.copy_(part)
+        # Below autograd nothing else tells a backward that its weight has changed: graphs keep the
+        # inner tensors, or the weight itself, or one that `.data` is an alias of.
+        seen = [into for into, _ in changed] + [self.weight]
+        for t in (*seen, self.weight._of):
+            if t is not None and not t.is_inference():
+                torch.autograd.graph.increment_version(t)
+        if self.weight._origin is not None and not self.weight.is_meta:
+            self.weight._origin.written()
+
+
+def afresh(weight: StowedTensor, values: Tensor) -> Change:
+    """What turns `weight` into one with these values everywhere."""
+    parts = weight._parts() if weight.is_meta else first_parts(values, weight._storage)
+    return Change(weight, parts)
+
+
+def first_parts(values: Tensor, storage: Storage) -> list[Tensor]:
+    """Parts of a weight that is being initialised: of zeros as long as some value is not finite,
+    since memory may hold anything until all of it is written."""
+    try:
+        return library.quantize(values.contiguous(), storage.key)
+    except RuntimeError as error:
+        if torch.stack(torch.aminmax(values)).isfinite().all():
+            raise translated(error) from None
+    layout = storage.layout(tuple(values.shape))
+    return [torch.zeros(sizes, dtype=dtype, device=values.device) for _, dtype, sizes in layout]
+
+
+def plan(
+    weight: StowedTensor,
+    first: int,
+    new: Tensor,
+    old: Tensor,
+    named: Tensor | None,
+    accumulates: bool,
+) -> Change:
+    """What turns `weight`, whose values from row `first` on are `old`, into one with `new` there.
+    `named` says which elements were written, None that all were.
+
+    Raises InvalidArgument for values that are not finite; Unsupported for values that do not fit a
+    scale shared with other rows, and for an accumulating write that rounding would swallow.
+    """
+    parts = weight._parts()
+    if weight.is_meta or not new.numel():
+        return Change(weight, parts)
+    rows, columns = rows_and_columns(weight.shape)
+    count = len(new) if weight.dim() else 1
+    changed = (new != old) & ~(new.isnan() & old.isnan())
+    if not bool(new.float().isfinite().logical_or(~changed).all()):
+        raise InvalidArgument(f"stowage: values written to {weight!r} must be finite")
+    some = bool(changed.any())
+    try:
+        if named is None and count == rows:
+            fresh = _encode_whole(weight, parts, new, some)
+            if accumulates and some:
+                _check_rounding(weight, _dense(weight, fresh), new.float(), old.float())
+            return Change(weight, fresh)
+        if not some:
+            return Change(weight, parts)
+        flat = (count, columns)
+        every = torch.ones_like(changed) if named is None else named
+        lines = _lines(
+            weight, parts, first, new.reshape(flat), every.view(flat), changed.view(flat)
+        )
+        fresh = _encode(weight, parts, lines)
+        if accumulates:
+            after = _values(weight, fresh, lines.rows)
+            before = old.reshape(flat)[lines.rows - first].float()
+            seen = [torch.where(lines.changed, t, after) for t in (lines.values, before)]
+            _check_rounding(weight, after, *seen)
+    except RuntimeError as error:
+        raise translated(error) from None
+    return Change(weight, fresh)
+
+
+def _encode_whole(
+    weight: StowedTensor, parts: Sequence[Tensor], new: Tensor, changed: bool
+) -> Sequence[Tensor]:
+    """What quantizing the values gives; but where no value changes, only if that gives them back:
+    quantizing twice may round twice."""
+    wide = new if new.dtype in VALUE_DTYPES else new.float()
+    kept = not bool(wide.isfinite().all())  # it held them before, or plan() had refused
+    fresh = library.quantize(wide.contiguous(), weight._storage.key, kept)
+    if changed:
+        return fresh
+    before, after = (_dense(weight, each).view(torch.int32) for each in (parts, fresh))
+    return fresh if torch.equal(before, after) else parts
+
+
+def _dense(weight: StowedTensor, parts: Sequence[Tensor]) -> Tensor:
+    codes, *scales = parts
+    return library.dequantize(codes, scales, weight._storage.key, weight.shape, torch.float32)
+
+
+def _lines(
+    weight: StowedTensor,
+    parts: Sequence[Tensor],
+    first: int,
+    new: Tensor,
+    named: Tensor,
+    changed: Tensor,
+) -> Rows:
+    touched = named.any(1).nonzero().view(-1)
+    written, changed, index = named[touched], changed[touched], touched + first
+    values = torch.where(changed, new[touched].float(), _values(weight, parts, index))
+    return Rows(index, written, changed, values, len(index) < rows_and_columns(weight.shape)[0])
+
+
+def _values(weight: StowedTensor, parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Rows of the weight in fp32, [n, columns]. A scalar has none: a write to it is whole."""
+    codes, *scales = parts
+    kind, shape = weight._storage.key, weight.shape
+    rows = library.embedding(index, codes, scales, kind, shape, torch.float32)
+    return rows.view(len(index), rows_and_columns(shape)[1])
+
+
+def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[Tensor]:
+    storage = weight._storage
+    if storage.kind == "none":
+        return _encode_casts(weight, parts, lines)
+    if not lines.rest:
+        return library.quantize(lines.values.view(weight.shape), storage.key)
+    if storage.bits == 4:
+        return encode_blocks(weight, parts, lines)
+    codes, scale = (part.clone() for part in parts)
+    if storage.kind == "tensor":
+        reach = float(scale) * storage.largest * _SLACK
+        if float(lines.values.abs().amax()) > reach:
+            refuse(weight, f"values within +-{reach:.6g}")
+        fresh = [scaled.encode8(lines.values, scale, storage)]
+    else:
+        fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
+        scale[lines.rows] = fresh[1]
+    codes[lines.rows] = fresh[0].view(-1, *weight.shape[1:])
+    return [codes, scale]
+
+
+def _encode_casts(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[Tensor]:
+    codes = parts[0].clone()
+    flat = codes.view(rows_and_columns(weight.shape))
+    values = torch.where(lines.changed, lines.values, 0.0)
+    (fresh,) = library.quantize(values, weight._storage.key)
+    flat[lines.rows] = torch.where(lines.changed, fresh, flat[lines.rows])
+    return [codes]
+
+
+# --- rounding -------------------------------------------------------------------------------------
+
+
+def _check_rounding(weight: StowedTensor, after: Tensor, wanted: Tensor, before: Tensor) -> None:
+    lost, asked = (after - wanted).double(), (wanted - before).double()
+    if bool(lost.square().sum() >= asked.square().sum()):
+        raise Unsupported(
+            f"stowage: an accumulating write changes {weight!r} by less than its rounding step and "
+            "would be lost; accumulate in a plain tensor and copy_ the result, or unstow the model"
+        )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of rows that stay stowed, on slices of the parts, where blocks and scales allow."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from stowage._ops import _torch
+from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._tensor.stowed import StowedTensor, rows_and_columns, wrap
+from stowage._tensor.views import Step, share
+
+aten = torch.ops.aten
+_OF_ONE = {"row2": "row", "row": "tensor"}  # the scaling of one index of dim 0
+
+
+def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
+    """Rows [first, last) as a stowed tensor on slices of the parts; None where blocks forbid it."""
+    own = t._parts()
+    with _as_views(own[0]):
+        parts = _row_parts(t, own, first, last)
+    if parts is None:
+        return None
+    step = Step(aten.slice.Tensor, (0, first, last))
+    return _slice_of(t, own, step, parts, t._storage, (last - first, *t.shape[1:]), first)
+
+
+def row(t: StowedTensor, index: int) -> StowedTensor | None:
+    """One index of dim 0 of a weight of three or more dimensions, such as an expert, still stowed.
+
+    Its scales are those of a weight with a dimension less: row for row2, tensor for row.
+    """
+    own, storage = t._parts(), t._storage
+    if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(own[0]):
+        return None
+    with _as_views(own[0]):
+        if storage.bits == 4:
+            each = math.prod(t.shape[1:])
+            parts = _flat_slices(t, own, index * each, (index + 1) * each, index + 1 == t.shape[0])
+            if parts is None:
+                return None
+        elif storage.kind == "block":
+            if math.prod(t.shape[2:]) % storage.block:
+                return None
+            parts = [own[0][index], own[1][index].view(t.shape[1], -1)]
+        elif storage.kind in ("none", "tensor"):
+            parts = [own[0][index], *own[1:]]
+        else:
+            scale = own[1][index]
+            parts = [own[0][index], scale.view(()) if storage.kind == "row" else scale]
+    if storage.kind in _OF_ONE:
+        storage = Storage(f"{storage.codes}:{_OF_ONE[storage.kind]}")
+    return _slice_of(t, own, Step(aten.select.int, (0, index)), parts, storage, t.shape[1:], index)
+
+
+def _as_views(codes: Tensor) -> AbstractContextManager[object]:
+    """Where slices of parts are views to autograd, which have the version of what they are a part
+    of: a graph that keeps one sees writes to the weight."""
+    if type(codes) is not Tensor or codes.is_inference() or _torch.len_torch_dispatch_stack():
+        return nullcontext()
+    # What torch.overrides.enable_reentrant_dispatch() is, without its generator of 1.3 us.
+    restored: AbstractContextManager[object] = _torch.RestorePythonTLSSnapshot()
+    return restored
+
+
+def _may_be_written(codes: Tensor) -> bool:
+    """Memory that may be read-only has no slices, since a write moves it (writes.py): such as torch
+    did not allocate, but for what torch.load reads."""
+    return codes.untyped_storage().resizable() or hasattr(codes, "_stowage_writable")
+
+
+def _slice_of(
+    t: StowedTensor,
+    own: list[Tensor],
+    step: Step,
+    parts: list[Tensor],
+    storage: Storage,
+    shape: Sequence[int],
+    first: int,
+) -> StowedTensor:
+    offset = t.storage_offset() + first * rows_and_columns(t.shape)[1]
+    result = wrap(parts, storage, shape, t._dt, t._exact, offset=offset)
+    result._root = t if t._root is None else t._root
+    result._trail = (*t._trail, step)
+    if hasattr(own[0], "_stowage_writable"):
+        parts[0]._stowage_writable = True  # type: ignore[attr-defined]
+    share(result, t)
+    return result
+
+
+def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> list[Tensor] | None:
+    """Slices of the parts that hold rows [first, last), if there are such.
+
+    4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
+    """
+    codes, *scales = own
+    rows, columns = rows_and_columns(t.shape)
+    if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(codes)):
+        return None
+    if t._storage.bits == 4:
+        return _flat_slices(t, own, first * columns, last * columns, last == rows)
+    if t._storage.kind in ("none", "tensor"):
+        return [codes[first:last], *scales]
+    return [codes[first:last], scales[0][first:last]]
+
+
+def _flat_slices(
+    t: StowedTensor, own: list[Tensor], start: int, stop: int, to_end: bool
+) -> list[Tensor] | None:
+    block, nested = t._storage.block, t._storage.nested
+    edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
+    if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
+        return None
+    codes, absmax, *rest = own
+    parts = [codes[start // 2 : (stop + 1) // 2], absmax[start // block : -(-stop // block)]]
+    if nested:
+        group, *shared = rest
+        parts += [group[start // edge : -(-stop // edge)], *shared]
+    return parts
