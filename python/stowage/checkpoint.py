@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage._files.flat import DISK_NAMES, flatten, label_all
+from stowage._files.names import DISK_NAMES, flatten, label_all
 from stowage._files.real_values import (
     RealValues,
     check_dtype,

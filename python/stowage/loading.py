@@ -13,7 +13,7 @@ from torch import nn
 from stowage._files.building import build
 from stowage._files.filling import Filling, Options
 from stowage._files.renaming import Rename
-from stowage._files.source import DictSource, FileSource, Source
+from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
 from stowage._model.stowing import Making

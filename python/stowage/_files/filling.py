@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from stowage._files import fitting
-from stowage._files.flat import FLOAT8, Entry
-from stowage._files.reading import reading
+from stowage._files.names import FLOAT8, Entry
 from stowage._files.renaming import Rename, Renaming
-from stowage._files.source import Source, is_aligned
+from stowage._files.sources import Source, is_aligned, reading
 from stowage._model.declared import WidePlaces
 from stowage._model.report import remember
 from stowage._model.stowing import Loss, Making, from_parts, from_values, obstacle

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import nn
 
-from stowage._files.flat import Entry
+from stowage._files.names import Entry
 from stowage._shard.describing import is_spread
 from stowage._tensor.stowed import StowedTensor
 

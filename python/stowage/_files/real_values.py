@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._files.flat import DISK_NAMES
+from stowage._files.names import DISK_NAMES
 from stowage._model.declared import WidePlaces, adapter_paths
 from stowage._model.weights import Held
 from stowage._ops import _torch

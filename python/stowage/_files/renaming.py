@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from stowage._files.flat import Entry
+from stowage._files.names import Entry
 from stowage._ops.errors import InvalidArgument
 
 Rename = Callable[[str], str | None] | Mapping[str | re.Pattern[str], str | None]

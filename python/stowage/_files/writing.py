@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._files.flat import DISK_NAMES
+from stowage._files.names import DISK_NAMES
 from stowage._model.weights import buffers, is_persistent, written
 from stowage._ops import library
 from stowage._ops.errors import translated

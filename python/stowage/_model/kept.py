@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from stowage._files.flat import DISK_DTYPES, DISK_NAMES
+from stowage._files.names import DISK_DTYPES, DISK_NAMES
 from stowage._files.writing import declared, write
 from stowage._ops import library
 from stowage._ops.errors import BadFile, FileError, InvalidArgument, translated

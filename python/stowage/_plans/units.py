@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._files.flat import DISK_NAMES, FLOAT8
+from stowage._files.names import DISK_NAMES, FLOAT8
 from stowage._model.sizes import nbytes
 from stowage._model.weights import LAZY, Held, written
 from stowage._ops.errors import InvalidArgument

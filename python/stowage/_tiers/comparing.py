@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stowage._files.flat import FLOAT8, Entry
-from stowage._files.source import FileSource, is_aligned
+from stowage._files.names import FLOAT8, Entry
+from stowage._files.sources import FileSource, is_aligned
 from stowage._model.sizes import memory
 from stowage._model.weights import Held, written
 from stowage._ops.memory import octets

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._files.source import FileSource
+from stowage._files.sources import FileSource
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
 from stowage._ops import library

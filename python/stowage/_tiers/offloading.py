@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stowage._files.source import FileSource
+from stowage._files.sources import FileSource
 from stowage._model.report import remember, report
 from stowage._model.rows import Report
 from stowage._model.weights import Swap, values

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from stowage._files.flat import label
-from stowage._files.source import DictSource, FileSource
+from stowage._files.names import label
+from stowage._files.sources import DictSource, FileSource
 from stowage._ops.errors import BadFile, FileError, InvalidArgument
 from stowage.compat.accelerate._maps import place_of
 from stowage.compat.accelerate._writing import read_index

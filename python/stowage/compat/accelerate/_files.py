@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stowage._files.source import FileSource
+from stowage._files.sources import FileSource
 from stowage._ops.errors import BadFile, FileError, InvalidArgument
 from stowage._tensor.stowed import StowedTensor
 from stowage.compat.accelerate._writing import link_or_copy, read_index, write_index, write_whole

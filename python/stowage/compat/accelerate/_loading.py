@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stowage._files.filling import Filling, Options
-from stowage._files.source import DictSource, FileSource
+from stowage._files.sources import DictSource, FileSource
 from stowage._maps.budgets import Limits, disk_budget
 from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._model.declared import WidePlaces

@@ -19,9 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import stowage
-from stowage._files import ahead
-from stowage._files.ahead import Extent, ReadAhead
-from stowage._files.source import FileSource
+from stowage._files import sources
+from stowage._files.sources import Extent, FileSource, ReadAhead
 from stowage._ops import library
 
 
@@ -43,7 +42,7 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
     dropped: list[tuple[int, str]] = []
     monkeypatch.setattr(library, "file_populate", populate)
     monkeypatch.setattr(library, "file_drop", lambda file, name: dropped.append((file, name)))
-    monkeypatch.setattr(ahead, "WINDOW", 6 << 20)
+    monkeypatch.setattr(sources, "WINDOW", 6 << 20)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]
     with ReadAhead(extents) as reader:
@@ -87,7 +86,7 @@ def test_a_load_that_fails_leaves_no_thread(tmp_path: Path) -> None:
 
 CHILD = """
 import sys, torch, stowage
-from stowage._files import reading
+from stowage._files import sources as reading
 reading._SOON = 0
 stowage.load(torch.nn.Linear(64, 64), sys.argv[1], progress=sys.argv[2] == "yes")
 """

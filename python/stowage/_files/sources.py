@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where weights come from: a file or shard set that is mapped, or a dictionary of tensors."""
+"""Where weights come from: a file or shard set that is mapped, or a dictionary of tensors.
+
+Asks the system for a file's bytes before they are read, from all shards: a mapping alone asks
+for a few pages at a time, and waits for each. What was asked for lies in the page cache, not in the
+process: its pages are given back at once, and while a large tensor is read those behind.
+
+What goes on around the reading of many tensors in turn: the system is asked for them ahead, and
+a terminal shows how far it is.
+"""
 
 from __future__ import annotations
 
+import bisect
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 
-from stowage._files.ahead import Extent
-from stowage._files.flat import DISK_DTYPES, Entry, described, entries, unflatten
+from stowage._files.names import DISK_DTYPES, Entry, described, entries, unflatten
 from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._tensor.casts import plain_values
 from stowage._tensor.stowed import StowedTensor
+
+WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
+_PIECE = 2 << 20
+_SWEEP = 0.002  # seconds after which the pages of the tensor that is being read go
+_SOON = 1.0  # seconds: a bar for less would only flicker
 
 
 class Source(Protocol):
@@ -174,3 +193,91 @@ class FileSource:
 def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether torch can use this mapped memory as it lies there."""
     return tensor.data_ptr() % tensor.dtype.itemsize == 0
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A tensor of an open file."""
+
+    file: int  # as ops name it
+    name: str
+    bytes: int
+
+
+@dataclass
+class ReadAhead:
+    """Advice only: what cannot be had is an error of whoever reads it. As a context, it ends with
+    the block; the files must be open until then."""
+
+    extents: Iterable[Extent]
+    _used: int = 0
+    _stopped: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> ReadAhead:
+        self._thread = threading.Thread(target=self._run, name="stowage-ahead", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def use(self, count: int) -> None:
+        """So many bytes more have been read."""
+        with self._changed:
+            self._used += count
+            self._changed.notify()
+
+    def _run(self) -> None:
+        asked = 0
+        extents = list(self.extents)
+        ends = list(accumulate(extent.bytes for extent in extents))
+        for extent in extents:
+            for begin in range(0, extent.bytes, _PIECE):
+                size = min(_PIECE, extent.bytes - begin)
+                if not self._wait(asked + size, extents, ends):
+                    return
+                asked += size
+                library.file_populate(extent.file, extent.name, begin, size)
+                library.file_drop(extent.file, extent.name)
+        self._wait(math.inf, extents, ends)
+
+    def _wait(self, asked: float, extents: list[Extent], ends: list[int]) -> bool:
+        """Until `asked` bytes lie within the window; False when all is over."""
+        while True:
+            with self._changed:
+                if self._stopped or asked - self._used <= WINDOW:
+                    return not self._stopped
+                self._changed.wait(_SWEEP)
+                current = bisect.bisect_right(ends, self._used)
+            if current < len(extents) and extents[current].bytes > _PIECE:
+                library.file_drop(extents[current].file, extents[current].name)
+
+
+@contextmanager
+def reading(
+    source: Source, entries: Sequence[Entry], progress: bool
+) -> Iterator[Callable[[Entry], None]]:
+    """Gives what to call when an entry has been read; `entries` are those that will be."""
+    sizes = {entry.name: source.size(entry) for entry in entries}
+    listeners: list[Callable[[int], object]] = []
+    with ExitStack() as stack:
+        if extents := [extent for entry in entries for extent in source.extents(entry)]:
+            listeners.append(stack.enter_context(ReadAhead(extents)).use)
+        if progress and sys.stderr is not None and sys.stderr.isatty():
+            from tqdm import tqdm  # type: ignore[import-untyped]  # 2 MiB that few loads need
+
+            total = sum(sizes.values())
+            bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading", delay=_SOON)
+            listeners.append(stack.enter_context(bar).update)
+
+        def done(entry: Entry) -> None:
+            for listener in listeners:
+                listener(sizes.get(entry.name, 0))
+
+        yield done
