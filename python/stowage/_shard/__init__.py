@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resting weights spread over processes: row records, their tensor, what FSDP2 and DTensor ask."""
+"""Rows of a weight in other processes: records, their operators, their collectives."""

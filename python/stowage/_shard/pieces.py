@@ -4,18 +4,21 @@
 Tensor parallelism computes with a piece, and FSDP2 spreads it over more processes; both need its
 flat form. Here is what a piece is made of, whether it can be one, and how the records of columns
 become those of whole rows.
+
+Of which weight rows are, and which of its rows and columns others have.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stowage._ops.storage import NESTED_BLOCK, Storage
-from stowage._shard.records import geometry
+from stowage._shard.records import Geometry, geometry
 from stowage._tensor.stowed import StowedTensor, wrap
 
 _TAG = 8  # bytes at the end of a record that say which row it is, where rows travel out of order
@@ -130,3 +133,33 @@ def untagged(records: Tensor, rows: int) -> Tensor | None:
 
 def is_tagged(records: Tensor, length: int) -> bool:
     return records.shape[1] == length + _TAG
+
+
+class Whole(NamedTuple):
+    """The weight that rows are of."""
+
+    storage: Storage
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    exact: bool
+    span: tuple[int, int] | None = None  # rows that a gather brings, where not all
+    total: int | None = None  # columns of the weight that it is a piece of, along them
+
+    @property
+    def geometry(self) -> Geometry:
+        return geometry(self.storage, self.shape)
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """Parts that are the same for all rows; every process has them."""
+        return self.storage.part_names[self.geometry.in_rows :]
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Those that a gather brings: the first, and the one after the last."""
+        return self.span or (0, self.shape[0])
+
+    @property
+    def uncut(self) -> tuple[int, ...]:
+        """The shape, with the columns that are elsewhere."""
+        return self.shape if self.total is None else (self.shape[0], self.total)

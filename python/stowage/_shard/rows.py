@@ -2,7 +2,7 @@
 """StowedRows: consecutive rows of a resting weight, as records: what a process holds of a weight
 that is spread over many, and what the others get of it.
 
-Its operators are in operators.py; it becomes a StowedTensor again where all rows are together.
+Its operators are in row_operators.py; it becomes a StowedTensor again where all rows are together.
 """
 
 import copy
@@ -15,9 +15,8 @@ from torch import Tensor
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._ops.storage import Storage
-from stowage._shard.pieces import rows_misfit, shared_of
+from stowage._shard.pieces import Whole, rows_misfit, shared_of
 from stowage._shard.records import decode, encode
-from stowage._shard.whole import Whole
 from stowage._tensor import tables
 from stowage._tensor.stowed import StowedTensor, wrap
 

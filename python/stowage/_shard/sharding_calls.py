@@ -23,8 +23,8 @@ from stowage._shard.callers import (
     sharder,
 )
 from stowage._shard.collectives import enter_autograd_wrapper
-from stowage._shard.operators import empty_rows
 from stowage._shard.pieces import columns_misfit, columns_of
+from stowage._shard.row_operators import empty_rows
 from stowage._shard.rows import rows_of, rows_that_fit
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.tables import earlier_op, op

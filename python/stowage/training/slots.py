@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.stochastic import key_of
-from stowage._shard.groups import groups_of
+from stowage._shard.collectives import groups_of
 from stowage._shard.rows import StowedRows
 from stowage.training.casting import Job, local_of
 from stowage.training.kept import origin_of

@@ -12,7 +12,7 @@ import pytest
 from parallel_rest import COLUMNS
 from ranks import on_ranks
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/tensor_parallel.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/tensor_parallel.py"
 SIZES = (256, 256, 64)
 LARGE = (4096, 8, 16)  # of scales of scales: a rank's rows begin with a group of 256 blocks
 EITHER = ("nf4", "fp4", "int8:row", "f8_e4m3", "f8_e4m3:row", "f8_e4m3:block64", "bf16")

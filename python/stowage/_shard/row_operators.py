@@ -22,9 +22,8 @@ from stowage._shard.callers import (
     name_of,
     sharder,
 )
-from stowage._shard.pieces import is_tagged, rows_misfit, untagged
+from stowage._shard.pieces import Whole, is_tagged, rows_misfit, untagged
 from stowage._shard.rows import StowedRows, rows_that_fit
-from stowage._shard.whole import Whole
 from stowage._tensor.operators import counted_fallbacks
 from stowage._tensor.tables import row_op
 from stowage._tensor.writes import writes
