@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
-from stowage._model.frozen import frozen_linear
-from stowage._model.masters import drop_master
-from stowage._model.rows import Report, Row
+from stowage._model.reports.table import Report, Row
+from stowage._model.resting.frozen import frozen_linear
+from stowage._model.resting.masters import drop_master
 from stowage._model.sizes import nbytes
+from stowage._model.stow import stow, unstow
 from stowage._ops import composite, fakes  # noqa: F401  they complete the ops
 from stowage._ops.errors import (
     BadFile,
@@ -45,7 +46,6 @@ from stowage._tiers.yielding import keep_free
 from stowage.checkpoint import save, state_dict
 from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
 from stowage.loading import load, load_state_dict
-from stowage.modules import stow, unstow
 from stowage.planning import Comparison, Plan, measured_links, plan
 from stowage.tensor import StowedTensor
 

@@ -10,21 +10,21 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stowage._files.building import build
-from stowage._files.filling import Filling, Options
 from stowage._files.renaming import Rename
 from stowage._files.sources import DictSource, FileSource, Source
-from stowage._model.granularity import Blocks, Granularity, InputCast
+from stowage._model.choosing.policy import Policy, Rules
+from stowage._model.choosing.skips import Skip
+from stowage._model.files.building import build
+from stowage._model.files.filling import Filling, Options
+from stowage._model.resting.granularity import Blocks, Granularity, InputCast
+from stowage._model.resting.making import Making
 from stowage._model.sizes import byte_count
-from stowage._model.stowing import Making
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.storage import Storage
 from stowage._tiers.carrying import Planned, carried_by_engine, check_alone, read_plan
 from stowage._tiers.engine import Engine, EngineOptions, attach, engine_of, mapped_only
 from stowage._tiers.timing import keep_to
 from stowage.planning import Plan
-from stowage.policy import Policy, Rules
-from stowage.skips import Skip
 
 
 def load(

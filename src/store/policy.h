@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which weights of a model rest, and how. A file has names and shapes only, so the rules read
-// those; python/stowage/policy.py chooses the same set from the modules (docs/cli.md has the
-// rules).
+// those; python/stowage/_model/choosing/policy.py chooses the same set from the modules
+// (docs/cli.md has the rules).
 #pragma once
 #include <optional>
 #include <string>

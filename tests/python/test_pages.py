@@ -275,7 +275,11 @@ def found(path: list[str]) -> bool:
     return True
 
 
-MAP_GUARD, GEMM, BUDGET = "base/map_guard.h", "torch/gemm.cpp", "python/stowage/_model/budget.py"
+MAP_GUARD, GEMM, BUDGET = (
+    "base/map_guard.h",
+    "torch/gemm.cpp",
+    "python/stowage/_model/choosing/by_error.py",
+)
 CONSTANTS = [  # what a page says, and where the number is decided
     ("dispatch", r"Results of (\d+) MiB", "kernel/stream.h", r"kStreamBytes = \S+\{(\d+)\} << 20"),
     ("dispatch", r"fp32 (\d+) at a time", "kernel/runs.h", r"kExpandedScales = (\d+)"),

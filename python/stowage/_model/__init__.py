@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole model: which weights rest and why, how they are made, kept, reported and given back."""
+"""A whole model: which weights rest, how they are made, kept, reported, filled and saved."""

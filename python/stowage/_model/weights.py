@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters and buffers of a model, each once under all its names, and changing many of them
-as one step that is either done whole or undone."""
+as one step that is either done whole or undone.
+
+Stamps of tensors: 64 bits that tell whether any byte has changed since, wherever it stands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops.memory import ensure_writable, note_copies
+from stowage._ops.storage import Storage
+from stowage._tensor.casts import _CODES
 from stowage._tensor.stowed import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
+_WORDS = 1 << 16  # of 4 bytes, at once
+_STEP = 6364136223846793005  # odd, so that no word of an earlier block is lost
+_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -178,3 +186,60 @@ def _fill(old: torch.Tensor, made: torch.Tensor) -> Callable[[], Any]:
     made.detach().copy_(old)
     old.copy_(kept)
     return partial(_fill, old, made)
+
+
+LEAST = 1 << 16  # bytes of a plain parameter that is worth bringing when it is used
+
+
+def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
+    """Whether a parameter with plain values of `dtype` can rest, and is big enough."""
+    if held.is_buffer or dtype not in _CODES or not 2 <= held.tensor.dim() <= 5:
+        return False
+    return held.tensor.numel() * dtype.itemsize >= LEAST
+
+
+Candidates = tuple[Storage | None, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the policy says about one tensor: a storage, or the reason why it stays plain. Where
+    several storages were given, `storage` is the first and `others` are the rest."""
+
+    held: Held
+    storage: Storage | None
+    reason: str
+    others: Candidates = ()
+
+    @property
+    def candidates(self) -> Candidates:
+        return () if self.storage is None else (self.storage, *self.others)
+
+
+@cache
+def _factors() -> Tensor:
+    made = torch.Generator().manual_seed(0x57077A6E)
+    return torch.randint(-(2**63), 2**63 - 1, (_WORDS,), generator=made)
+
+
+def stamp(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """One number for each tensor, of its bytes in order. Two contents that differ in known places
+    have the same stamp with a probability of 2^-33: a sum of words times random factors, words of
+    32 bits in 64. A sum without factors would not see that rows change places."""
+    return tuple(_stamp(tensor.detach()) for tensor in tensors)
+
+
+def _stamp(tensor: Tensor) -> int:
+    if tensor.is_meta:
+        return -1  # no values
+    octets = tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
+    whole = octets.numel() // 4 * 4
+    if octets.storage_offset() % 4:  # torch cannot look at these as words
+        octets = octets.clone()
+    words, total = octets[:whole].view(torch.int32), octets.numel()
+    for first in range(0, len(words), _WORDS):
+        block = words[first : first + _WORDS].to(torch.int64)
+        total = (total * _STEP + int(torch.dot(block, _factors()[: len(block)]))) % _MODULUS
+    for octet in octets[whole:].tolist():
+        total = (total * _STEP + octet + 1) % _MODULUS
+    return total

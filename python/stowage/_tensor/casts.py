@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain values as resting weights: casts of themselves, whose codes are the values. That is how a
-plain parameter can rest where only resting weights can."""
+plain parameter can rest where only resting weights can.
+"""
 
 import torch
 
-from stowage._model.weights import Held
 from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor
 
-LEAST = 1 << 16  # bytes of a plain parameter that is worth bringing when it is used
 _CODES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
-    """Whether a parameter with plain values of `dtype` can rest, and is big enough."""
-    if held.is_buffer or dtype not in _CODES or not 2 <= held.tensor.dim() <= 5:
-        return False
-    return held.tensor.numel() * dtype.itemsize >= LEAST
 
 
 def cast_storage(dtype: torch.dtype) -> Storage:

@@ -12,10 +12,10 @@ from torch import nn
 from stowage._files.names import FLOAT8, Entry
 from stowage._files.sources import FileSource, is_aligned
 from stowage._model.sizes import memory
-from stowage._model.weights import Held, written
+from stowage._model.weights import Held, worth_offloading, written
 from stowage._ops.memory import octets
 from stowage._ops.storage import Storage
-from stowage._tensor.casts import cast_storage, is_plain, worth_offloading
+from stowage._tensor.casts import cast_storage, is_plain
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.placing import Places
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import Held, Swap, values
+from stowage._model.weights import Held, Swap, values, worth_offloading
 from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lending import enter
 from stowage._ops.memory import is_borrowed, new_copy
-from stowage._tensor.casts import worth_offloading
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.device import DeviceTier, unit_bytes
 from stowage._tiers.engine import signature_of

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from stowage._files.sources import FileSource
-from stowage._model.report import remember, report
-from stowage._model.rows import Report
+from stowage._model.files.save import FILE, save
+from stowage._model.reports.report import remember, report
+from stowage._model.reports.table import Report
 from stowage._model.weights import Swap, values
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import new_copy
@@ -46,7 +47,6 @@ from stowage._tiers.engine import (
 from stowage._tiers.mapping import Folder, Given, Mapped, Size, by_name
 from stowage._tiers.placing import CPU, DeviceMap, Places, device_of_name
 from stowage._tiers.timing import forget_plan, keep_to
-from stowage.checkpoint import FILE, save
 
 
 def offload(

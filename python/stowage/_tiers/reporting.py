@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from stowage._model import report as rows
-from stowage._model.rows import Report
+from stowage._model.reports import report as rows
+from stowage._model.reports.table import Report
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counting import EngineReport
 from stowage._tiers.devices import Devices, devices_of

@@ -15,10 +15,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from stowage._model.declared import adapter_paths
-from stowage._model.kept import Beside, Kept, keep
+from stowage._model.resting.beside import Beside, Kept, keep
 from stowage._model.sizes import memory
-from stowage._model.stamp import stamp
-from stowage._model.weights import Held, parameters
+from stowage._model.weights import Held, parameters, stamp
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.requantize import Change
 from stowage._tensor.stowed import StowedTensor

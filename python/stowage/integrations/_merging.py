@@ -12,11 +12,10 @@ from functools import partial
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from stowage._model.kept import Kept
-from stowage._model.report import remember
-from stowage._model.stamp import stamp
-from stowage._model.stowing import Loss, measured
-from stowage._model.weights import Held
+from stowage._model.reports.report import remember
+from stowage._model.resting.beside import Kept
+from stowage._model.resting.making import Loss, measured
+from stowage._model.weights import Held, stamp
 from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._ops.numbers import stochastic

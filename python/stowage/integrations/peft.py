@@ -19,7 +19,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from stowage._model.kept import Kept, check_place, verify
+from stowage._model.resting.beside import Kept, check_place, verify
+from stowage._model.stow import unstow
 from stowage._ops.errors import InvalidArgument
 from stowage.integrations._merged import (
     check_unwritten,
@@ -30,7 +31,6 @@ from stowage.integrations._merged import (
     set_record,
 )
 from stowage.integrations._merging import How, merge_layer
-from stowage.modules import unstow
 
 Folder = str | os.PathLike[str] | None
 

@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from stowage._model.choosing.policy import WEIGHT_TYPES
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
 from stowage._ops.errors import InvalidArgument
@@ -24,7 +25,6 @@ from stowage._ops.storage import Storage
 from stowage._shard.replacement import note
 from stowage._tensor.requantize import first_parts
 from stowage._tensor.stowed import StowedTensor, wrap
-from stowage.policy import WEIGHT_TYPES
 from stowage.training.origin import Origin
 from stowage.training.terms import Home, Terms, activate, active, deactivate
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stowage._model.kept import Kept, keep
+from stowage._model.resting.beside import Kept, keep
 from stowage._ops.errors import InvalidArgument
 from stowage.training.terms import Home, Terms, active
 

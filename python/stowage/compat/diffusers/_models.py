@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._model.report import report
+from stowage._model.reports.report import report
+from stowage._model.stow import unstow
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.views import PACKED
 from stowage.compat.diffusers.hooks import group_offloading as grouping
 from stowage.compat.diffusers.hooks import layerwise_casting as casting
-from stowage.modules import unstow
 
 
 def enable_layerwise_casting(

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from stowage._model.choosing.policy import Rules
+from stowage._model.declared import cannot_rest, is_narrow
 from stowage._model.patterns import Predicate, names_around
-from stowage._model.resting import cannot_rest, is_narrow
+from stowage._model.stow import stow
 from stowage._model.weights import parameters
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.casts import is_plain
 from stowage._tensor.stowed import StowedTensor
 from stowage.compat.diffusers.hooks._registry import Mark, mark_of
-from stowage.modules import stow
-from stowage.policy import Rules
 
 Patterns = str | Iterable[str]
 Classes = str | type[nn.Module] | Iterable["str | type[nn.Module]"]

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills a model from a source: first matches every name, shape and storage and collects all
+problems, then reads tensor by tensor, then changes the model in one step.
+
+Whether what a file or a state holds may go into a tensor of a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from stowage._files.names import FLOAT8, Entry
+from stowage._files.renaming import Rename, Renaming
+from stowage._files.sources import Source, is_aligned, reading
+from stowage._model.choosing.policy import Policy
+from stowage._model.declared import WidePlaces
+from stowage._model.reports.report import remember
+from stowage._model.resting.making import Loss, Making, from_parts, from_values, obstacle
+from stowage._model.weights import (
+    LAZY,
+    Choice,
+    Held,
+    Swap,
+    buffers,
+    is_persistent,
+    parameters,
+    values,
+    worth_offloading,
+)
+from stowage._ops.errors import StowageError
+from stowage._ops.memory import new_copy, octets
+from stowage._ops.storage import Storage
+from stowage._shard.describing import is_spread
+from stowage._tensor.casts import cast_storage, stands_for_plain
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
+
+_WORTH_MAPPING = 65536  # bytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One tensor of the model and where its value comes from."""
+
+    held: Held
+    entry: Entry
+    storage: Storage | None  # to rest as; None: plain
+    reason: str
+    as_it_is: bool = False  # the parts are those of the file
+
+
+@dataclass(frozen=True)
+class Options:
+    how: Making
+    mmap: bool = False
+    cast: bool = False  # big plain parameters rest as casts of themselves, mapped
+    strict: bool = True
+    rename: Rename | None = None
+    keep_dtypes: bool = False  # the model's dtypes stand, not the file's
+    fills: bool = False  # the model's tensors take the values; else new ones take their place
+    progress: bool = False  # a bar, on a terminal
+    stays: Callable[[Held], bool] = lambda held: False  # in memory, whatever `mmap` and `cast` say
+
+
+class Filling:
+    """The plan of one load. `problems` is complete before anything is read for keeps."""
+
+    def __init__(
+        self, model: nn.Module, source: Source, policy: Policy | None, options: Options
+    ) -> None:
+        self.problems: list[str] = []
+        self._model, self._source, self._options = model, source, options
+        self._wide = WidePlaces(model)
+        names = Renaming(options.rename)
+        self._entries = names.entries(source.entries)
+        every = (name for held in values(model) for name in held.names)
+        self._kept_name = names.ties(source.ties, every)
+        self.problems += names.problems
+        plain = {e.dtype for e in source.entries.values() if e.dtype and e.dtype.is_floating_point}
+        self._ambient = plain.pop() if len(plain) == 1 else None
+        self._used: set[str] = set()
+        self._steps: list[_Step] = []
+        self._ties: list[tuple[Held, str]] = []
+        self._recast: list[tuple[Held, torch.dtype]] = []
+        choices = {} if policy is None else self._choices(policy)
+        for held in parameters(model):
+            self._match(held, choices.get(held.name), required=True)
+        for held in buffers(model):
+            self._match(held, None, required=is_persistent(held))
+        self._leftovers()
+
+    def _choices(self, policy: Policy) -> dict[str, Choice]:
+        choices = policy.choose(self._model)
+        self.problems.extend(policy.idle_rules(choices))
+        return {choice.held.name: choice for choice in choices}
+
+    def _match(self, held: Held, choice: Choice | None, required: bool) -> None:
+        present = [name for name in held.names if name in self._entries]
+        if not present:
+            self._without_entry(held, required)
+            return
+        self._used.update(present)
+        entry = self._entries[present[0]]
+        for other in present[1:]:
+            self._check_tie(held, entry, self._entries[other])
+        if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
+            self.problems.append(
+                f"{held.name}: shape must be {list(held.tensor.shape)}, the file has "
+                f"{list(entry.shape)}"
+            )
+            return
+        self._decide(held, entry, choice)
+
+    def _without_entry(self, held: Held, required: bool) -> None:
+        tie = next((self._kept_name[name] for name in held.names if name in self._kept_name), None)
+        if tie is not None:
+            self._ties.append((held, tie))
+        elif required and self._options.strict and not self._may_lack(held.name):
+            self.problems.append(f"{held.name}: must be in {self._source.where}, is missing")
+        elif held.tensor.is_meta:
+            self.problems.append(
+                f"{held.name}: must get a value, is on the meta device and not in "
+                f"{self._source.where}; pass a function that builds the model instead of the model"
+            )
+        elif not required and held.tensor.is_floating_point():
+            self._recast_buffer(held)
+
+    def _recast_buffer(self, held: Held) -> None:
+        given = self._options.how.compute_dtype
+        if given is not None and self._wide.contain(held.name):
+            return
+        dtype = given or self._source.buffer_dtypes.get(held.name)
+        if dtype is not None and dtype != held.tensor.dtype:
+            self._recast.append((held, dtype))
+
+    def _check_tie(self, held: Held, one: Entry, other: Entry) -> None:
+        same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
+        if same:
+            pairs = zip(self._tensors_of(one), self._tensors_of(other), strict=True)
+            same = all(torch.equal(octets(a), octets(b)) for a, b in pairs)
+        self._source.drop(other)
+        if not same:
+            self.problems.append(
+                f"{held.name}: is one tensor with {', '.join(held.names[1:])} in the model; the "
+                f"file has different values for {one.name} and {other.name}"
+            )
+
+    def _tensors_of(self, entry: Entry) -> list[torch.Tensor]:
+        if entry.storage is not None:
+            return self._source.parts(entry)
+        return [self._source.read(entry.parts[0])]
+
+    def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
+        wanted = choice.storage if choice is not None else None
+        reason = choice.reason if choice is not None else "plain in the file"
+        tensor = held.tensor
+        if wanted is None and FLOAT8.get(tensor.dtype) == getattr(entry.storage, "name", ""):
+            entry = replace(entry, dtype=tensor.dtype, storage=None)  # the model's own type
+        has = entry.storage
+        if wanted is None and has is None and isinstance(tensor, StowedTensor):
+            wanted, reason = tensor._storage, "rested already"
+        if has is not None:
+            if wanted is not None and not wanted.accepts(has):
+                self.problems.append(
+                    f"{held.name}: storage must be {wanted.name}, the file has {has.name} (load it "
+                    f"as it is, then stow(..., restow=True))"
+                )
+                return
+            wanted, reason = has, "rests in the file" if wanted is None else reason
+        elif problem := misfit(entry, tensor.dtype):
+            self.problems.append(f"{held.name}: {problem}")
+            return
+        elif wanted is not None:
+            wanted = wanted.for_values(entry.dtype)
+            problem = obstacle(held.name, wanted, entry.shape)
+            if not problem and entry.dtype not in VALUE_DTYPES:
+                problem = f"must be f64, f32, bf16 or f16 values, the file has {entry.dtype}"
+            if problem:
+                self.problems.append(f"{held.name}: {problem}")
+                return
+        elif entry.dtype and self._casts(held) and worth_offloading(held, entry.dtype):
+            has = wanted = cast_storage(entry.dtype)
+            reason = "as it is in the file"
+        if problem := bound(tensor, rests=wanted is not None):
+            self.problems.append(f"{held.name}: {problem}")
+            return
+        self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
+
+    def _casts(self, held: Held) -> bool:
+        return self._options.cast and not self._options.stays(held)
+
+    def _is_mapped(self, step: _Step) -> bool:
+        """Whether it is left where it is in the file."""
+        return self._options.mmap and step.as_it_is and not self._options.stays(step.held)
+
+    def _stays_in_file(self, step: _Step) -> bool:
+        """Whether its bytes are not read now. A plain tensor is mapped so that it may be written:
+        its pages are the file's until then. Of small ones the rest of a page would cost more."""
+        if step.storage is not None:
+            return self._is_mapped(step)
+        return (
+            self._options.mmap
+            and not self._options.cast
+            and not self._options.stays(step.held)
+            and step.entry.dtype == self._compute(step)
+            and self._source.size(step.entry) >= _WORTH_MAPPING
+        )
+
+    def _leftovers(self) -> None:
+        if not self._options.strict:
+            return
+        for name in sorted(self._entries.keys() - self._used):
+            if not self._may_have(name):
+                self.problems.append(f"{name}: must be in the model, is only in the file")
+
+    def _may_lack(self, name: str) -> bool:
+        return declared(self._model, "_keys_to_ignore_on_load_missing", name)
+
+    def _may_have(self, name: str) -> bool:
+        return declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
+
+    def resting(self) -> Iterator[nn.Module]:
+        """The modules that hold a resting weight after the load."""
+        for step in self._steps:
+            if step.storage is not None:
+                yield from (site.module for site in step.held.sites)
+
+    def moved(self) -> dict[str, Held]:
+        """The weights that rest after the load, by name in the file, in the order of the model."""
+        stays = self._options.stays
+        steps = (s for s in self._steps if s.storage is not None and not stays(s.held))
+        return {step.entry.name: step.held for step in steps}
+
+    def execute(self) -> Callable[[], None]:
+        """Reads every tensor; returns what changes the model. Values that cannot be quantized add
+        to `problems`; the model must then be left alone."""
+        swap = Swap()
+        memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
+        made: dict[str, torch.Tensor] = {}
+        read = [step.entry for step in self._steps if not self._stays_in_file(step)]
+        with reading(self._source, read, self._options.progress) as done:
+            for step in self._steps:
+                if self.problems and (step.storage is None or step.entry.storage is not None):
+                    continue  # only checking values from here on
+                try:
+                    tensor, loss = self._make(step)
+                except StowageError as error:
+                    self.problems.append(f"{step.held.name}: {error}")
+                    swap, memories, made = Swap(), [], {}
+                    continue
+                finally:
+                    self._source.drop(step.entry)
+                    done(step.entry)
+                if self.problems:
+                    continue
+                if self._options.fills:
+                    tensor = swap.fill(step.held, tensor)
+                else:
+                    swap.put(step.held, tensor)
+                made.update(dict.fromkeys(step.held.names, tensor))
+                if isinstance(tensor, nn.Parameter):
+                    memories.append((step.held, tensor, step.reason, loss))
+        for held, name in self._ties:
+            if name in made:
+                swap.put(held, made[name])
+        for held, dtype in self._recast:
+            swap.put(held, held.tensor.to(dtype))
+
+        def commit() -> None:
+            swap.commit()
+            for memory in memories:
+                remember(*memory)
+
+        return commit
+
+    def _make(self, step: _Step) -> tuple[torch.Tensor, Loss | None]:
+        entry, held, how = step.entry, step.held, self._options.how
+        if isinstance(held.tensor, StowedTensor) and held.tensor._exact:
+            how = replace(how, exact=True)
+        compute = self._compute(step)
+        if step.storage is None:
+            mapped = self._stays_in_file(step)
+            values = self._source.private(entry.parts[0]) if mapped else None
+            if values is None or not is_aligned(values):
+                values = new_copy(self._source.read(entry.parts[0]), compute)
+            return _as(values, held.tensor), None
+        if not step.as_it_is:
+            values = self._source.read(entry.parts[0])
+            return from_values(values, step.storage, how, compute)
+        parts = self._tensors_of(entry)
+        stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
+        parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
+        exact = how.exact or entry.storage is None  # plain values compute as torch does
+        weight = from_parts(parts, step.storage, entry.shape, compute, exact)
+        return stands_for_plain(weight) if entry.storage is None else weight, None
+
+    def _compute(self, step: _Step) -> torch.dtype:
+        entry, held, given = step.entry, step.held, self._options.how.compute_dtype
+        if self._options.keep_dtypes or not held.tensor.is_floating_point():
+            return held.tensor.dtype
+        if given is not None and not self._wide.contain(held.name):
+            return given
+        # A file that does not say what its weights compute in computes in the dtype of the rest.
+        return entry.compute or entry.dtype or self._ambient or held.tensor.dtype
+
+
+def _as(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    is_parameter = isinstance(old, nn.Parameter)
+    return nn.Parameter(values, old.requires_grad) if is_parameter else values
+
+
+def misfit(entry: Entry, wanted: torch.dtype) -> str:
+    """Why a plain tensor of a file cannot stand for one of a model; "" if it can. Float8 without a
+    scale that we know are codes, not values."""
+    found, floating = entry.dtype, wanted.is_floating_point
+    alike = found is not None and found.is_floating_point == floating
+    if alike and found is not None and (found == wanted or not floating or found.itemsize > 1):
+        return ""
+    has = "a type unknown to torch" if found is None else str(found).removeprefix("torch.")
+    why = f" (beside {entry.scaled_by}, whose meaning it does not know)" if entry.scaled_by else ""
+    return (
+        f"must be {str(wanted).removeprefix('torch.')} values, the file has {has} that stowage "
+        f"cannot read as such{why}"
+    )
+
+
+def declared(model: nn.Module, attribute: str, name: str) -> bool:
+    """Whether the model itself (transformers) says that this name may differ."""
+    return any(re.search(pattern, name) for pattern in getattr(model, attribute, None) or ())
+
+
+def bound(tensor: torch.Tensor, rests: bool) -> str:
+    """Why a tensor of a model cannot be filled, or replaced by one that `rests`; "" if it can."""
+    if is_spread(tensor):
+        return "must be whole, is spread over processes; take stowage.sharding.load"
+    if rests and not isinstance(tensor, StowedTensor) and tensor.grad is not None:
+        return (
+            "must not be in training, has a gradient and would rest, frozen; torch's "
+            "model.load_state_dict leaves it plain, zero_grad() lets it rest"
+        )
+    return ""

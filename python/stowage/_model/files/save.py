@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`save` and `state_dict`: models with resting weights as ordinary safetensors files and as plain
+tensors. loading.py has the way back.
+
+Weights that are spread over processes, brought together in each: for files of flat bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stowage._files.names import DISK_NAMES, flatten, label_all
+from stowage._model.files.real_values import (
+    RealValues,
+    check_dtype,
+    described_anew,
+    file_name,
+    unsavable,
+    without_old_shards,
+    write_config,
+)
+from stowage._model.weights import Held, written
+from stowage._model.writing import buffer_dtypes, declared, ties, write
+from stowage._ops import _torch, library
+from stowage._ops.errors import FileError, raise_problems
+from stowage._shard.describing import is_spread, local_of
+from stowage._tensor.casts import is_plain, plain_values
+from stowage._tensor.stowed import StowedTensor
+
+FILE = "model.safetensors"
+T = TypeVar("T")
+
+
+def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers as plain tensors under the names that files use
+    (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
+    takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too. Where weights are
+    spread over processes, all must call it, and each gets the whole of them."""
+    every = together(model)
+    flat = _flat(every)
+    rest = ((held.name, held.tensor) for held in every if _is_declared(held))
+    label_all(flat, {name: weight for name, weight in rest if isinstance(weight, StowedTensor)})
+    return flat
+
+
+def _flat(every: list[Held]) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for held in every:
+        flat.update(_flat_one(held))
+    return flat
+
+
+def save(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = 0,
+    metadata: Mapping[str, str] | None = None,
+    checksums: bool = True,
+) -> Path:
+    """Writes every parameter and persistent buffer to `folder`/model.safetensors, or with
+    `shard_bytes` to several files and an index; returns the path of the file or index. The files
+    appear whole or not at all, and replace an earlier save. Where weights rest, the config.json of
+    a model of transformers or diffusers is written too, and says so; tokenizer files are yours.
+
+    With `dtype` (f64, f32, bf16, f16) real values are written instead of codes: every floating
+    tensor in that dtype, except what the model wants in fp32, under the file names of transformers
+    or diffusers and with the model's configuration, so that their `from_pretrained` opens the
+    folder. Weights are dequantized one by one: the peak is the largest of them.
+
+    Where weights are spread over processes (docs/sharding.md), all must call it; the first writes.
+
+    Raises InvalidArgument for tensors that have no values or no place in a safetensors file, and
+    FileError (an OSError) when the disk is full or not writable."""
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    if dtype is not None:
+        return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
+    spread = any(is_spread(held.tensor) for held in written(model))
+    every = together(model)
+    raise_problems("stowage.save", _unsavable(model, every))
+
+    def write_files() -> None:
+        flat = _flat(every)
+        weights = [_weight_facts(held) for held in every if _is_declared(held)]
+        said = library.text(library.quantization_config(json.dumps(weights)))
+        with described_anew(model, where, json.loads(said) if said else None):
+            write(
+                where / FILE,
+                [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
+                flat.items(),
+                weights=weights,
+                metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
+                shard_bytes=shard_bytes,
+                checksums=checksums,
+            )
+
+    by_the_first(spread, write_files)
+    return _written_path(where, FILE)
+
+
+def _written_path(where: Path, file: str) -> Path:
+    index = where / f"{file}.index.json"
+    return index if index.exists() else where / file  # the writer leaves only the new one
+
+
+def _save_values(
+    model: nn.Module,
+    where: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    metadata: Mapping[str, str] | None,
+    checksums: bool,
+) -> Path:
+    check_dtype(dtype)
+    spread = any(is_spread(held.tensor) for held in written(model))
+    every = together(model)
+    raise_problems("stowage.save", unsavable(model, every))
+    file = file_name(model)
+
+    def write_files() -> None:
+        real = RealValues(model, every, dtype)
+        write(
+            where / file,
+            [declared(*facts) for facts in real.names()],
+            real,
+            metadata=metadata,
+            shard_bytes=shard_bytes,
+            checksums=checksums,
+        )
+        without_old_shards(where, file)
+        write_config(model, where, dtype)
+
+    by_the_first(spread, write_files)
+    return _written_path(where, file)
+
+
+def _rests(held: Held) -> bool:
+    return isinstance(held.tensor, StowedTensor)
+
+
+def _is_declared(held: Held) -> bool:
+    """Whether a file says how it rests: not of plain values that rest while the model is
+    offloaded."""
+    return _rests(held) and not is_plain(held.tensor)
+
+
+def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
+    """Every reason why a tensor of `model` cannot be written."""
+    problems, names = [], set()
+    for held in every:
+        tensor = held.tensor
+        if tensor.is_meta:
+            problems.append(f"{held.name}: must hold values, got a meta tensor")
+            continue
+        if not _rests(held) and type(tensor) not in (
+            torch.Tensor,
+            nn.Parameter,
+            nn.Buffer,
+        ):
+            problems.append(
+                f"{held.name}: must be an ordinary or a stowed tensor, got {type(tensor).__name__}"
+            )
+            continue
+        for name, part in _flat_one(held).items():
+            if part.dtype not in DISK_NAMES:
+                problems.append(f"{name}: safetensors must have its dtype, got {part.dtype}")
+            if name in names:
+                problems.append(f"{name}: must be the name of one tensor, two would have it")
+            names.add(name)
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            kind = type(module).__name__
+            problems.append(f"{path or kind}: must hold its state in tensors, has extra state")
+    return problems
+
+
+def _flat_one(held: Held) -> dict[str, torch.Tensor]:
+    tensor = held.tensor
+    if not isinstance(tensor, StowedTensor):
+        return {held.name: tensor.detach()}
+    if is_plain(tensor):
+        return {held.name: plain_values(tensor)}
+    return flatten(held.name, tensor)
+
+
+def _weight_facts(held: Held) -> dict[str, object]:
+    weight = held.tensor
+    assert isinstance(weight, StowedTensor)
+    return {
+        "name": held.name,
+        "storage": weight.storage,
+        "shape": list(weight.shape),
+        "parts": list(flatten(held.name, weight)),
+        "compute": DISK_NAMES[weight.dtype],
+    }
+
+
+def reshard(model: nn.Module) -> None:
+    """Lets FSDP2's modules hold their own rows again, as they do between two steps."""
+    for module in model.modules():
+        if _torch.fsdp_state(module) is not None:
+            sharded: Any = module
+            sharded.reshard()
+
+
+def together(model: nn.Module) -> list[Held]:
+    """What a file holds of `model`, no tensor spread any more, weights of fp8 training as their
+    plain values. All processes must call it, and in each of them the whole model rests then."""
+    reshard(model)
+    held = written(model)
+    with torch.no_grad():
+        return [replace(h, tensor=full(h.tensor)) for h in held]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    spread: Any = tensor
+    return local_of(spread.full_tensor() if is_spread(tensor) else tensor)
+
+
+def by_the_first(spread: bool, write: Callable[[], T]) -> T | None:
+    """What `write` gives in process 0, alone; where it fails, it fails in all of them."""
+    if not spread:
+        return write()
+    import torch.distributed as dist
+
+    result, error = None, None
+    if dist.get_rank() == 0:
+        try:
+            result = write()
+        except Exception as failed:
+            error = failed
+    told = [None if error is None else f"{error}"]
+    dist.broadcast_object_list(told, src=0)
+    if error is not None:
+        raise error
+    if told[0] is not None:
+        raise FileError(f"stowage: process 0 must write the files, and failed: {told[0]}")
+    return result

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose resting weights are spread over processes: checks, and checkpoints of
+`torch.distributed.checkpoint` that hold plain named tensors. Nothing here need be called to shard a
+model: `fully_shard` and `distribute_tensor` take resting weights as they are. docs/sharding.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+from torch.distributed.tensor import DTensor, Replicate
+
+from stowage._model.files.save import reshard
+from stowage._model.weights import written
+from stowage._ops import _torch
+from stowage._ops.errors import BadFile, InvalidArgument
+from stowage._ops.memory import octets
+from stowage._shard.collectives import shard_dim
+from stowage._shard.pieces import join_columns, take_columns
+from stowage._shard.records import decode, geometry
+from stowage._shard.replacement import widened
+from stowage._shard.resharding import reshard_problems
+from stowage._shard.rows import StowedRows, rows_of
+from stowage._tensor.stowed import StowedTensor
+
+__all__ = ["StowedRows", "check", "load", "save", "state_dict"]
+
+MANIFEST = "stowage.manifest"
+
+
+def check(model: nn.Module) -> None:
+    """Whether `model` can work as it is spread. All processes must call it.
+
+    Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, where
+    a weight that was stowed is spread as plain values, or where one rests in another form, shape or
+    with other shared parts than in process 0."""
+    reshard(model)
+    problems = reshard_problems(model) + widened(model)
+    if dist.is_initialized():
+        mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (problems, mine))
+        problems = sorted({problem for theirs, _ in every for problem in theirs})
+        first = every[0][1]
+        for rank, (_, facts) in enumerate(every):
+            for name in sorted(first.keys() | facts.keys()):
+                if (want := first.get(name)) != (got := facts.get(name)):
+                    problems.append(
+                        f"{name}: must rest in process {rank} as in 0, {want}, got {got}"
+                    )
+    if problems:
+        raise InvalidArgument("stowage.sharding.check: " + "\n  ".join(problems))
+
+
+def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
+    rows = _as_rows(tensor)
+    whole = rows._whole
+    return (whole.storage.name, whole.uncut, whole.dtype, whole.exact, *map(_sum, rows._shared()))
+
+
+def _sum(part: Tensor) -> int:
+    return crc32(memoryview(cast(Any, octets(part).cpu().numpy())))
+
+
+def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
+    return tensor if isinstance(tensor, StowedRows) else rows_of(tensor, 0, tensor.shape[0])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return _torch.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
+    reshard(model)
+    every = {held.name: _local(held.tensor) for held in written(model)}
+    return {n: t for n, t in every.items() if isinstance(t, (StowedRows, StowedTensor))}
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers as plain tensors and DTensors of plain tensors, which
+    `torch.distributed.checkpoint` saves, and loads with any number of processes.
+
+    A resting weight `w` becomes `w.records`, uint8 [rows, length], and one tensor for each part
+    that its rows share, such as `w.nested_map`. `stowage.manifest` says in JSON what rests how.
+    Where a weight is spread its tensors are the model's own memory, but for weights whose columns
+    tensor parallelism has cut: the records of their whole rows are put together here.
+    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
+    reshard(model)
+    if problems := widened(model):
+        raise InvalidArgument("stowage.sharding: " + "\n  ".join(problems))
+    state: dict[str, Tensor] = {}
+    for held in written(model):
+        local = _local(held.tensor)
+        if not isinstance(local, (StowedRows, StowedTensor)):
+            state[held.name] = held.tensor.detach()
+            continue
+        rows = _as_rows(local)
+        state[f"{held.name}.records"] = _records(held.tensor, rows)
+        for part, value in zip(rows._whole.shared_names, rows._shared(), strict=True):
+            state[f"{held.name}.{part}"] = value
+    text = json.dumps(_manifest(model, sums=True), sort_keys=True).encode()
+    state[MANIFEST] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return state
+
+
+def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return rows._records
+    whole, places = rows._whole, list(tensor.placements)
+    records, g = rows._records, geometry(whole.storage, whole.uncut)
+    if whole.total is not None:
+        cut = next(i for i, place in enumerate(places) if shard_dim(place) == 1)
+        records = _whole_rows(rows, tensor.device_mesh.get_group(cut))
+        places[cut] = Replicate()
+    return DTensor.from_local(
+        records,
+        tensor.device_mesh,
+        places,
+        run_check=False,
+        shape=torch.Size((g.rows, g.length)),
+        stride=(g.length, 1),
+    )
+
+
+def _whole_rows(rows: StowedRows, group: Any) -> Tensor:
+    """The records of the rows that are here, with the columns that others of `group` have."""
+    whole, (count, length) = rows._whole, rows._records.shape
+    pieces = rows._records.new_empty(dist.get_world_size(group), count, length)
+    if count:
+        dist.all_gather(list(pieces), rows._records.contiguous(), group=group)
+    return join_columns(list(pieces), whole.storage, whole.shape[0], whole.uncut[1])
+
+
+def _own_columns(tensor: DTensor, rows: StowedRows, records: Tensor) -> None:
+    """The inverse: what was loaded, as far as it is this process's."""
+    whole = rows._whole
+    cut = next(i for i, place in enumerate(tensor.placements) if shard_dim(place) == 1)
+    first = tensor.device_mesh.get_local_rank(cut) * whole.shape[1]
+    last, storage = first + whole.shape[1], whole.storage
+    rows._records.copy_(take_columns(records, storage, whole.uncut[1], first, last))
+
+
+def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
+    """`sums`: the CRC32 of the parts that rows share, without which records mean something else."""
+    facts: dict[str, Any] = {}
+    for name, tensor in _resting(model).items():
+        rows = _as_rows(tensor)
+        whole, parts = rows._whole, rows._shared()
+        compute = str(whole.dtype).removeprefix("torch.")
+        facts[name] = {"storage": whole.storage.name, "shape": list(whole.uncut)}
+        facts[name]["compute"] = compute
+        if sums and parts:
+            facts[name]["shared"] = dict(zip(whole.shared_names, map(_sum, parts), strict=True))
+    return facts
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it.
+
+    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
+    write_state(state_dict(model), checkpoint_id=folder)
+
+
+def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Fills `model` from what `save` wrote, with any number of processes. All of them call it.
+
+    Raises BadFile, naming each tensor, where storage, shape or dtype differ; nothing is changed
+    then. Compute dtypes of weights that rest may differ: the model's stay."""
+    state = state_dict(model)
+    del state[MANIFEST]
+    _check_checkpoint(model, state, folder)
+    read_state(state, checkpoint_id=folder)
+    spread = {held.name: held.tensor for held in written(model)}
+    for name, tensor in _resting(model).items():
+        if isinstance(tensor, StowedTensor):
+            _fill(tensor, name, state)
+        elif tensor._whole.total is not None:
+            records: Any = state[f"{name}.records"]
+            _own_columns(cast(DTensor, spread[name]), tensor, records.to_local())
+        elif tensor._origin is not None:
+            tensor._origin.written()
+
+
+def _check_checkpoint(
+    model: nn.Module, state: dict[str, Tensor], folder: str | os.PathLike[str]
+) -> None:
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    if MANIFEST not in saved:
+        raise BadFile(f"{folder}: must have {MANIFEST}, which stowage.sharding.save writes")
+    text = torch.empty(saved[MANIFEST].size, dtype=torch.uint8)  # type: ignore[union-attr]
+    read_state({MANIFEST: text}, checkpoint_id=folder)
+    there, here = json.loads(bytes(text.tolist())), _manifest(model)
+    problems = []
+    for name in sorted(there.keys() | here.keys()):
+        got, want = there.get(name, {}), here.get(name, {})
+        for fact in ("storage", "shape"):
+            if got.get(fact) != want.get(fact):
+                must, is_ = want.get(fact, "plain"), got.get(fact, "plain")
+                problems.append(f"{name}: {fact} must be {must}, got {is_}")
+    for name, tensor in state.items() if not problems else ():
+        facts: Any = saved.get(name)
+        if facts is None:
+            problems.append(f"{name}: must be in the checkpoint, is not")
+        elif facts.properties.dtype is not tensor.dtype or facts.size != tensor.shape:
+            problems.append(
+                f"{name}: must be {tensor.dtype} {list(tensor.shape)}, got "
+                f"{facts.properties.dtype} {list(facts.size)}"
+            )
+    problems = problems or _foreign_parts(there, saved, folder)
+    if problems:
+        raise BadFile(f"{folder}: nothing was loaded:\n  " + "\n  ".join(problems))
+
+
+def _foreign_parts(
+    there: dict[str, Any], saved: dict[str, Any], folder: str | os.PathLike[str]
+) -> list[str]:
+    """Parts that are not those that the records were saved with: of another save, for instance."""
+    sums = {
+        f"{name}.{part}": value
+        for name, facts in there.items()
+        for part, value in facts.get("shared", {}).items()
+    }
+    parts = {n: torch.empty(saved[n].size, dtype=saved[n].properties.dtype) for n in sums}
+    if parts:
+        read_state(dict(parts), checkpoint_id=folder)
+    return [
+        f"{name}: must be what was saved beside the records of its weight, is not"
+        for name, part in parts.items()
+        if _sum(part) != sums[name]
+    ]
+
+
+def _fill(weight: StowedTensor, name: str, state: dict[str, Tensor]) -> None:
+    """A weight that is not spread: its records were copies."""
+    whole = _as_rows(weight)._whole
+    fresh = [torch.empty_like(part) for part in weight._parts()]
+    decode(state[f"{name}.records"], whole.storage, whole.shape, fresh)
+    for part, own in zip(whole.shared_names, fresh[whole.geometry.in_rows :], strict=True):
+        own.copy_(state[f"{name}.{part}"])
+    made = weight._like(fresh)
+    with torch.no_grad():
+        weight.copy_(made)
