@@ -36,13 +36,12 @@ from stowage._tensor.products import (
 from stowage._tensor.products import flops as _flops  # noqa: F401  it tells torch what products count
 from stowage._tensor.products.grouped import grouped_linear
 from stowage._tensor.quantize import quantize
-from stowage._tiers.counting import DeviceReport, EngineReport
-from stowage._tiers.measuring import Measured, measured
-from stowage._tiers.offloading import offload, onload
-from stowage._tiers.rebudgeting import rebudget
-from stowage._tiers.reporting import engine_report, report
+from stowage._tiers.budget import keep_free, rebudget
+from stowage._tiers.counts import DeviceReport, EngineReport
+from stowage._tiers.engine_report import engine_report, report
+from stowage._tiers.offload import offload, onload
+from stowage._tiers.plans.measured import Measured, measured
 from stowage._tiers.tracing import trace
-from stowage._tiers.yielding import keep_free
 from stowage.checkpoint import save, state_dict
 from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
 from stowage.loading import load, load_state_dict

@@ -17,8 +17,8 @@ from pretend_device import counted, counters, pinned
 from torch import nn
 
 import stowage
-from stowage._tiers.device import _tiers
-from stowage._tiers.link import TILE
+from stowage._tiers.device.link import TILE
+from stowage._tiers.device.ring import _tiers
 
 DEVICE = torch.device("pretend:0")
 X = torch.linspace(-1, 1, 3 * 192).reshape(3, 192)

@@ -20,7 +20,7 @@ def test_a_card_smaller_than_the_model(
     card = {"copy": 1e10, "read": 1e12, "multiply": 1e13, "assumed": False}
     rates = {"key": machine_key(), "disk": 2e9, "cached": 4e9, "memcpy": 8e9}
     rates |= {"linear": {"int8": cpu, "f32": cpu}, "accelerators": {"pretend:0": card}}
-    monkeypatch.setattr("stowage.planning.measured_links", lambda *_, **__: rates)
+    monkeypatch.setattr("stowage._tiers.plans.plan.measured_links", lambda *_, **__: rates)
     part = PAGE.read_text().split("\n## A 12 GB card", 1)[1].split("\n## ", 1)[0]
     (code,) = re.findall(r"^```python\n(.*?)^```", part, re.S | re.M)
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ RUN_BY = {
     "adapters": [HERE, HERE],
     "compat": [HERE] * 7,
     "kept-init": ["training/test_kept_sharded.py"],
-    "offload": ["test_offloading.py", HERE, "../pretend/test_offloading.py"],
+    "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
     "sharding": ["test_sharding.py"],

@@ -22,9 +22,9 @@ from torch.nn.modules.module import (
 
 from stowage._ops import library
 from stowage._ops.errors import translated
-from stowage._tiers.counting import EngineReport
-from stowage._tiers.engine import Engine, engine_of
-from stowage._tiers.writes import has_places
+from stowage._tiers.counts import EngineReport
+from stowage._tiers.disk.engine import Engine, engine_of
+from stowage._tiers.disk.written import has_places
 
 
 @contextmanager

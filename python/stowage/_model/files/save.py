@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`save` and `state_dict`: models with resting weights as ordinary safetensors files and as plain
-tensors. loading.py has the way back.
+tensors. _tiers/load.py has the way back.
 
 Weights that are spread over processes, brought together in each: for files of flat bytes.
 """

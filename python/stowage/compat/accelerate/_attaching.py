@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._tiers.offloading import is_offloaded, onload
+from stowage._tiers.offload import is_offloaded, onload
 
 
 class ModelHook:

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from stowage._files.sources import DictSource, FileSource
-from stowage._maps.budgets import Limits, disk_budget
-from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._model.declared import WidePlaces
 from stowage._model.files.filling import Filling, Options
 from stowage._model.resting.making import Making
 from stowage._model.weights import Held, parameters, values
 from stowage._ops.errors import InvalidArgument, Unsupported, raise_problems
-from stowage._tiers.engine import Engine, EngineOptions, attach, mapped_only
-from stowage._tiers.offloading import is_offloaded
+from stowage._tiers.disk.engine import Engine, EngineOptions, attach, mapped_only
+from stowage._tiers.maps.budgets import Limits, disk_budget
+from stowage._tiers.maps.module_sizes import Dtype, torch_dtype
+from stowage._tiers.offload import is_offloaded
 from stowage.compat.accelerate._checkpoints import Checkpoint, source_of
 from stowage.compat.accelerate._maps import (
     get_balanced_memory,

@@ -11,12 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._maps import budgets
-from stowage._maps.budgets import Device, Limits
-from stowage._maps.filling import first_fit
-from stowage._maps.sizes import Dtype, Unit, dtype_bytes, largest_layers, leaves, module_sizes
-from stowage._maps.ties import holds, retie, tied_names
 from stowage._ops.errors import InvalidArgument
+from stowage._tiers.maps import budgets
+from stowage._tiers.maps.budgets import Device, Limits
+from stowage._tiers.maps.first_fit import first_fit
+from stowage._tiers.maps.module_sizes import (
+    Dtype,
+    Unit,
+    dtype_bytes,
+    holds,
+    largest_layers,
+    leaves,
+    module_sizes,
+    retie,
+    tied_names,
+)
 
 Names = Iterable[str] | str | None
 Dtypes = Mapping[str, Dtype] | None

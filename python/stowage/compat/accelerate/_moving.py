@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stowage._tiers.moving import moved
+from stowage._tiers.device.activations import moved
 
 
 def send(value: Any, device: Any, skip_keys: str | Iterable[str] | None = None) -> Any:

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._maps.budgets import disk_budget
-from stowage._maps.ties import holds
 from stowage._model.sizes import nbytes
 from stowage._model.weights import parameters, values
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.devices import rests
-from stowage._tiers.engine import engine_of
-from stowage._tiers.offloading import is_offloaded, offload
-from stowage._tiers.placing import device_problems
+from stowage._tiers.device.placement import rests
+from stowage._tiers.disk.engine import engine_of
+from stowage._tiers.load import load_state_dict
+from stowage._tiers.maps.budgets import disk_budget
+from stowage._tiers.maps.module_sizes import holds
+from stowage._tiers.offload import is_offloaded, offload
+from stowage._tiers.places import device_problems
 from stowage.compat.accelerate._attaching import add_hook_to_module
 from stowage.compat.accelerate._files import OffloadedWeightsLoader
 from stowage.compat.accelerate._maps import check_device_map, place_of
@@ -32,7 +33,6 @@ from stowage.compat.accelerate.hooks import (
     Names,
     UserCpuOffloadHook,
 )
-from stowage.loading import load_state_dict
 
 Folder = str | os.PathLike[str]
 

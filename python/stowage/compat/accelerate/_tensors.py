@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stowage._maps.sizes import Dtype, torch_dtype
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.quantize import quantize
 from stowage._tensor.stowed import StowedTensor
+from stowage._tiers.maps.module_sizes import Dtype, torch_dtype
 
 _QUANTIZED = ("Int8Params", "FP4Params", "Params4bit")  # bitsandbytes: rebuilt with what they carry
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stowage._ops.errors import InvalidArgument, Unsupported
-from stowage._tiers.moving import device_of
+from stowage._tiers.device.activations import device_of
 from stowage.compat.accelerate._attaching import (
     ModelHook,
     SequentialHook,

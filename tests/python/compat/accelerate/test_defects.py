@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defects of accelerate 1.15, rows 40 to 57 of the list, as tests of the facade: each shows that we
 do better. Row 42's files, 48 and 52 are in test_offload_files.py, 43, 45, 50 and 54 for hooks in
-test_hooks.py, 44, 55 and 56 in test_offloading.py, 53 in test_loading.py."""
+test_hooks.py, 44, 55 and 56 in test_offload.py, 53 in test_load.py."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from offloadable import Model, X, made
 from torch import nn
 
 import stowage
-from stowage._tiers.engine import engine_of
-from stowage._tiers.writes import has_places
+from stowage._tiers.disk.engine import engine_of
+from stowage._tiers.disk.written import has_places
 from stowage.compat.diffusers import patched
 from stowage.compat.diffusers.hooks import apply_group_offloading
 from stowage.compat.diffusers.hooks import group_offloading as ours

@@ -16,16 +16,16 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from stowage._maps.budgets import disk_budget
-from stowage._maps.sizes import largest_group
 from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import values, written
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.devices import rests
-from stowage._tiers.offloading import is_offloaded, offload, onload
-from stowage._tiers.placing import device_problems
+from stowage._tiers.device.placement import rests
+from stowage._tiers.maps.budgets import disk_budget
+from stowage._tiers.maps.module_sizes import largest_group
+from stowage._tiers.offload import is_offloaded, offload, onload
+from stowage._tiers.places import device_problems
 from stowage.compat.diffusers.hooks._registry import Mark, mark_of, remove_mark, set_mark
 
 _GROUP_OFFLOADING = "group_offloading"

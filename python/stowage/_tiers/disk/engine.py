@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine behind a model whose weights rest on a disk: what it may hold, what it is told of the
+order of use, and what it counted. The weights themselves are mapped from the file; ops find the
+engine by their addresses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage._files.sources import FileSource
+from stowage._model.sizes import memory
+from stowage._model.weights import Held
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, raise_problems, translated
+from stowage._ops.memory import copies_made, copy_with, new_copy
+from stowage._tiers.counts import EngineReport
+from stowage._tiers.disk.written import (
+    Journal,
+    Written,
+    forget_places,
+    move_written,
+    note_places,
+    written_bytes,
+)
+
+WORKERS = 8
+READS = ("automatic", "mapped", "buffered", "direct")
+_ATTRIBUTE = "_stowage_engine"
+_NOTHING = (0,) * 10 + (0.0,)  # counted
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the caller says of an engine: see `stowage.offload`."""
+
+    ram: int  # bytes
+    reads: str = "automatic"
+    workers: int = WORKERS
+    timeout: float | None = None  # seconds
+    lock: bool = False
+    keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
+    ring: int = 0  # bytes for the rest
+    mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
+
+    def problems(self) -> list[str]:
+        """Why no engine can be made with these."""
+        problems = []
+        if self.reads not in READS:
+            problems.append(f"reads must be one of {', '.join(READS)}, got {self.reads!r}")
+        workers, timeout = self.workers, self.timeout
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= 256:
+            problems.append(f"workers must be 0 to 256, got {workers!r}")
+        elif timeout is not None and (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not 0 < timeout < math.inf
+        ):
+            problems.append(f"timeout must be seconds above 0, or None, got {timeout!r}")
+        elif timeout is not None and workers == 0:
+            problems.append(f"timeout must come with workers, got {timeout} s with none")
+        if self.lock and self.reads == "mapped":
+            problems.append("lock must come with reads into memory, got reads='mapped'")
+        return problems
+
+
+class Engine:
+    """An engine of the core, over the file of `source`. Ends with the last model that has it."""
+
+    def __init__(self, source: FileSource, options: EngineOptions) -> None:
+        raise_problems("stowage", options.problems())
+        self.path, self.ram, self._options = source.where, options.ram, options
+        self._opened: list[int] = []  # the one handle in use: close() must see the latest
+        self._source, self._share = source, self.ram
+        self._began = time.perf_counter()
+        self._counted: EngineReport | None = None  # by the handles before
+        self._order: list[str] = []
+        self._lock = threading.Lock()
+        self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._written = Written()
+        self._open(options.reads)
+        self._places: set[int] = set()  # addresses of parts in the file
+        self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
+        self._most_written = min(self.ram // 2, self.ram - self._least)
+        _engines.add(self)
+        source.share()
+        weakref.finalize(self, _close, self._opened, self._source)
+
+    def _open(self, reads: str) -> None:
+        try:
+            given = self._options
+            handle = library.engine_open(
+                self._source.handle,
+                self._share,
+                reads,
+                given.workers,
+                given.timeout or 0.0,
+                given.lock,
+                json.dumps(given.mapped_only),
+            )
+        except RuntimeError as error:
+            raise translated(error) from None
+        self._opened.append(handle)
+        self._is_here = True
+        facts = self._described()
+        self._reads: str = facts["reads"]
+        self._least: int = facts["largest"]  # no budget may be below
+        keep = self._options.keep
+        if keep:
+            library.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
+        if self._order:
+            self.expect(self._order)
+
+    def _described(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(
+            library.text(library.engine_describe(self._opened[-1]))
+        )
+        return described
+
+    def expect(self, names: Iterable[str]) -> None:
+        """The order of use to begin with, names of the file; another one is learnt from use."""
+        self._order = list(names)
+        if self._is_here:
+            library.engine_expect(self._opened[-1], json.dumps(self._order))
+
+    def places(self, weights: Iterable[torch.Tensor]) -> None:
+        """Weights that lie in the file."""
+        self._places.update(part.data_ptr() for weight in weights for part in memory(weight))
+
+    def set_signature(self, signature: int) -> None:
+        with self._lock:
+            if self._is_here:
+                library.engine_signature(self._opened[-1], signature)
+
+    def settle(self, model: nn.Module) -> None:
+        """Counts the weights of `model` that have left the file in the budget: what they take, the
+        engine gives back, up to a half. What is more goes to the journal, whose pages are given
+        back."""
+        with self._lock:
+            self._journal.drop()
+            if self._is_settled(model):
+                return
+            self._seen[model], self._copied = copies_made(), 0
+            most = self._most_written - self._written.beside(model)
+            move_written(model, most, self._journal.copy)
+            self._written.put(model, written_bytes(model))
+            share = self.ram - self._written.total
+            if share != self._share and self._is_here:
+                self._reopen(share)
+
+    def copy_out(self, part: torch.Tensor) -> torch.Tensor:
+        """A copy of a part that lies in the file, to be written to: in memory while there is room
+        for it in the budget."""
+        with self._lock:
+            self._copied += part.nbytes
+            if self._written.total + self._copied <= self._most_written:
+                return new_copy(part)
+            self._copied -= part.nbytes
+            return self._journal.copy(part)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child the engine's threads do not exist, and its memory is not there: weights
+        are read through the mapping, and the system keeps of the file what it can, until `rebudget`
+        makes an engine of the child's own."""
+        self._lock = threading.Lock()  # some thread of the parent may have had it
+        self._is_here, self._reads = False, "mapped"
+        self._counted, self._began = None, time.perf_counter()
+
+    def is_shared(self, part: torch.Tensor) -> bool:
+        """Whether a part that was written to is another process's too."""
+        return self._journal.is_shared(part)
+
+    def holds(self, part: torch.Tensor) -> bool:
+        """Whether a part lies in the file."""
+        return part.data_ptr() in self._places
+
+    def _is_settled(self, model: nn.Module) -> bool:
+        """Whether nothing was copied out of any file since `settle`, and no copy of the model is
+        gone."""
+        if self._seen.get(model) != copies_made():
+            return False
+        return not self._is_here or self._share == self.ram - self._written.total
+
+    def rebudget(self, ram: int, keep: tuple[str, ...], ring: int) -> None:
+        """Another budget from now on; leases that are held end in the old one. Raises
+        InvalidArgument where it is below the largest weight, and nothing has changed."""
+        with self._lock:
+            written = self._written.total
+            if ram - written < self._least:
+                raise InvalidArgument(
+                    f"stowage: ram must hold the largest weight, {self._least} bytes, and those "
+                    f"that were written to, {written}, got {ram}"
+                )
+            self.ram, self._options = ram, replace(self._options, ram=ram, keep=keep, ring=ring)
+            self._most_written = min(ram // 2, ram - self._least)
+            self._reopen(ram - written)
+
+    def _reopen(self, share: int) -> None:
+        reads = self._reads if self._is_here else self._options.reads
+        self._counted = self._total()
+        while self._opened:  # a child may have begun without one
+            library.engine_close(
+                self._opened.pop()
+            )  # leases stay good; ops read the mapping meanwhile
+        self._share = share
+        self._open(reads)
+
+    def report(self) -> EngineReport:
+        with self._lock:
+            return self._total()
+
+    def _total(self) -> EngineReport:
+        counts = library.engine_counts(self._opened[-1]) if self._is_here else _NOTHING
+        if self._is_here and self._reads == "direct":  # a disk may refuse the first such read
+            self._reads = self._described()["reads"]
+        seconds = time.perf_counter() - self._began
+        more = (self._written.total, self._journal.bytes, seconds, 0.0, None)
+        now = EngineReport._make((self._reads, *counts, *more))
+        return now if self._counted is None else self._counted.then(now)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return self  # copies of a model share the file and the memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a pickled model has its bytes with it
+
+
+def _close(opened: list[int], source: FileSource) -> None:
+    for handle in opened:
+        library.engine_close(handle)
+    source.close()
+
+
+def mapped_only(names: Iterable[str], moved: Mapping[str, Held]) -> tuple[str, ...]:
+    """Of all names in a file, those that need no room in memory. `moved`: what rests there, by
+    name in the file."""
+    return tuple(name for name in names if name not in moved or moved[name].gives_rows)
+
+
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """A number for the kind of a model's inputs."""
+    given = [*args, *kwargs.values()]
+    facts = tuple((*t.shape, str(t.dtype)) for t in given if isinstance(t, torch.Tensor))
+    return hash((facts, torch.is_grad_enabled())) & (2**63 - 1)
+
+
+class _Signature:
+    """A forward pre-hook of the whole model: orders of use are learnt for each kind of input."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        self._engine = engine
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._engine is None or torch.compiler.is_compiling():
+            return
+        self._engine.settle(module)
+        self._engine.set_signature(signature_of(args, kwargs))
+
+
+_Signature.__module__ = "stowage._tiers.engine"  # pickles name it
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _copy_out(part: torch.Tensor) -> torch.Tensor:
+    engine = next((engine for engine in _engines if engine.holds(part)), None)
+    return new_copy(part) if engine is None else engine.copy_out(part)
+
+
+def _is_shared(part: torch.Tensor) -> bool:
+    return any(engine.is_shared(part) for engine in _engines)
+
+
+def _leave_to_parent() -> None:
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+copy_with(_copy_out, _is_shared)
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
+    """`moved`: the weights that rest in the engine's file from now on."""
+    every = list(moved)
+    note_places(every)
+    sites = [held.sites[0] for held in every]
+    engine.places(getattr(site.module, site.attribute) for site in sites)
+    hook = model.register_forward_pre_hook(_Signature(engine), with_kwargs=True)
+    model.__dict__[_ATTRIBUTE] = engine
+    model.__dict__[_ATTRIBUTE + "_hook"] = hook
+
+
+def detach(model: nn.Module) -> None:
+    model.__dict__.pop(_ATTRIBUTE + "_hook").remove()
+    forget_places(model)
+    model.__dict__.pop(_ATTRIBUTE)  # the engine ends with the last copy of the model that has it
+
+
+def engine_of(model: nn.Module) -> Engine | None:
+    found: Engine | None = model.__dict__.get(_ATTRIBUTE)
+    return found

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load` and `load_state_dict`: models from safetensors files and from tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from stowage._files.renaming import Rename
+from stowage._files.sources import DictSource, FileSource, Source
+from stowage._model.choosing.policy import Policy, Rules
+from stowage._model.choosing.skips import Skip
+from stowage._model.files.building import build
+from stowage._model.files.filling import Filling, Options
+from stowage._model.resting.granularity import Blocks, Granularity, InputCast
+from stowage._model.resting.making import Making
+from stowage._model.sizes import byte_count
+from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._ops.storage import Storage
+from stowage._tiers.disk.engine import Engine, EngineOptions, attach, engine_of, mapped_only
+from stowage._tiers.plans.keeping import Planned, carried_by_engine, check_alone, keep_to, read_plan
+from stowage._tiers.plans.plan import Plan
+
+
+def load(
+    model: nn.Module | Callable[[], nn.Module],
+    folder: str | os.PathLike[str],
+    storage: str | Storage | Rules | None = None,
+    *,
+    rules: Rules | None = None,
+    skip: Skip = None,
+    allow_unmatched: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    exact: bool = False,
+    keep_nonfinite: bool = False,
+    mmap: bool = False,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = False,
+    measure: bool = True,
+    working: str | None = None,
+    blocks: Blocks = None,
+    input_cast: InputCast = None,
+    ram: int | str | None = None,
+    plan: Planned | None = None,
+    reads: str = "automatic",
+    progress: bool = True,
+) -> nn.Module:
+    """Fills a model from a file, a shard index or a folder that holds either; returns the model.
+
+    `model` is a module, or a function that builds one: it is called so that parameters take no
+    memory (on the meta device) and computed buffers have values. A module's parameters stay the
+    objects that they are, as in `load_state_dict`, but with `mmap`, `ram` or `plan`. Weights that
+    rest in the file rest in the model. With `storage` or `rules` (as in `stow`) plain weights of
+    the file are quantized on the way, tensor by tensor from the mapped file. dtypes are the file's
+    unless `compute_dtype` is given. Memory beyond the model's own at rest stays below 32 MiB.
+
+    `mmap` leaves weights in the mapped file until they are written to. `ram` does so too, and
+    brings them into memory as they are used, at most so many bytes ("2GiB") at a time: see
+    `offload`. `plan` (of `stowage.plan` for this folder, or the path of one) says instead which
+    weights stay in memory. `rename` gives a weight of the file the model's name for it, or None to
+    leave it out: a function, or patterns {"model.*": "*", "*.aux": None}. `strict=False` permits
+    missing and unexpected names. `verify` compares checksums first. `progress=False` shows no bar;
+    else one comes on a terminal, after a second. All other arguments are those of `stow`.
+
+    Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
+    storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
+    unreadable file."""
+    plan = None if plan is None else read_plan(plan)
+    engine = _engine_options(folder, ram, plan, reads)
+    policy = _policy(storage, rules, skip, allow_unmatched, resting := engine is not None)
+    grain = Granularity.parse(working, blocks, input_cast, exact)
+    how, mapped = Making(compute_dtype, grain.exact, keep_nonfinite, measure), mmap or resting
+    options = Options(how, mapped, resting, strict, rename, fills=not mapped, progress=progress)
+    source = FileSource(folder)
+    try:
+        if verify:
+            source.verify()
+        made = _load(model, source, policy, options, grain, engine)
+    finally:
+        source.close()
+    keep_to(made, plan)
+    return made
+
+
+def _engine_options(
+    folder: str | os.PathLike[str], ram: int | str | None, plan: Plan | None, reads: str
+) -> EngineOptions | None:
+    check_alone("stowage.load", plan, {"ram": ram})
+    if plan is not None:
+        plan.check(folder)
+        return replace(carried_by_engine("stowage.load", plan), reads=reads)
+    if ram is not None:
+        return EngineOptions(byte_count(ram, "ram"), reads)
+    if reads != "automatic":
+        raise InvalidArgument(
+            f"stowage.load: reads must come with ram or plan, got reads={reads!r} alone"
+        )
+    return None
+
+
+def _load(
+    model: nn.Module | Callable[[], nn.Module],
+    source: FileSource,
+    policy: Policy | None,
+    options: Options,
+    grain: Granularity,
+    given: EngineOptions | None,
+) -> nn.Module:
+    target = model if isinstance(model, nn.Module) else build(model)
+    engine: list[Engine] = []
+
+    def open_engine(filling: Filling) -> None:
+        if given is not None:
+            if engine_of(target) is not None:
+                raise InvalidArgument(
+                    "stowage.load: the model must not be offloaded, onload it first"
+                )
+            names = mapped_only(source.entries, filling.moved())
+            engine.append(Engine(source, replace(given, mapped_only=names)))
+
+    filling = _fill(target, source, policy, options, "load", grain, open_engine)
+    if engine:
+        moved = filling.moved()
+        engine[0].expect(moved)
+        attach(target, engine[0], moved.values())
+    return target
+
+
+def _policy(
+    storage: str | Storage | Rules | None,
+    rules: Rules | None,
+    skip: Skip,
+    allow_unmatched: bool,
+    resting: bool,
+) -> Policy | None:
+    if storage is None and rules is None:
+        if skip is not None:
+            raise InvalidArgument("stowage.load: skip must come with storage or rules")
+        return None
+    if resting:
+        raise InvalidArgument(
+            "stowage.load: ram and plan must come without storage and rules: what is quantized now "
+            "is not in the file (save the model, then load it with ram)"
+        )
+    policy = Policy.parse(storage, rules, skip, allow_unmatched)
+    if policy.several:
+        raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
+    return policy
+
+
+def _fill(
+    model: nn.Module,
+    source: Source,
+    policy: Policy | None,
+    options: Options,
+    where: str,
+    grain: Granularity | None = None,
+    before_change: Callable[[Filling], None] = lambda filling: None,
+) -> Filling:
+    with torch.inference_mode(False), torch.no_grad():
+        filling = Filling(model, source, policy, options)
+        commit = filling.execute()
+        source.check()  # before the problems: values that were lost make some of their own
+        if grain is not None:
+            filling.problems.extend(grain.problems(model, filling.resting()))
+        raise_problems(f"stowage.{where}: {source.where}", filling.problems)
+        before_change(filling)
+        commit()
+        if grain is not None:
+            grain.apply(model)
+    return filling
+
+
+def load_state_dict(
+    model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
+) -> None:
+    """Fills `model` with copies of what `state_dict` of this module or of torch gave, or of both
+    mixed. Weights that rest in the state rest in the model, in its storage; a plain value for a
+    weight that rests in the model is quantized to its storage; dtypes are the model's, as in torch.
+    Parameters and buffers stay the objects that they are: an optimizer made before goes on. Only a
+    plain one whose weight rests in the state, and one on the meta device, are replaced, by a frozen
+    parameter as `stow` makes it; a plain one that has a gradient is refused then. All problems come
+    in one error, before any change."""
+    options = Options(Making(), strict=strict, keep_dtypes=True, fills=True)
+    _fill(model, DictSource(state), None, options, "load_state_dict")

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload` and `onload`: the weights of a model go to a folder and come back.
+
+A model beside the file that its weights are to rest in: what moves, and whether all is the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stowage._files.names import FLOAT8, Entry
+from stowage._files.sources import FileSource, is_aligned
+from stowage._model.files.save import FILE, save
+from stowage._model.reports.report import remember, report
+from stowage._model.reports.table import Report
+from stowage._model.sizes import memory
+from stowage._model.weights import Held, Swap, values, worth_offloading, written
+from stowage._ops.errors import InvalidArgument, raise_problems
+from stowage._ops.memory import new_copy, octets
+from stowage._ops.storage import Storage
+from stowage._tensor.casts import (
+    cast_storage,
+    is_plain,
+    plain_values,
+    stands_for_plain,
+)
+from stowage._tensor.stowed import StowedTensor
+from stowage._tiers.device.placement import (
+    Devices,
+    attach_devices,
+    detach_devices,
+    devices_of,
+    rests,
+)
+from stowage._tiers.disk.engine import (
+    WORKERS,
+    Engine,
+    EngineOptions,
+    attach,
+    detach,
+    engine_of,
+    mapped_only,
+)
+from stowage._tiers.maps.named import Folder, Given, Mapped, Size, by_name
+from stowage._tiers.places import CPU, DeviceMap, Places, device_of_name
+from stowage._tiers.plans.keeping import (
+    Planned,
+    carried,
+    check_alone,
+    forget_plan,
+    keep_to,
+    read_plan,
+)
+from stowage._tiers.request import Asked, given_bytes
+
+
+def offload(
+    model: nn.Module,
+    *,
+    ram: int | str | None = None,
+    folder: Folder | None = None,
+    plan: Planned | None = None,
+    device: str | torch.device | None = None,
+    accelerator: Size | Mapping[str, Size] | None = None,
+    pin: int | str = 0,
+    device_map: DeviceMap | str | None = None,
+    reads: str = "automatic",
+    workers: int = WORKERS,
+    timeout: float | None = None,
+    lock: bool = False,
+) -> Report:
+    """Leaves the weights of `model` where they take little room and brings them when they are used,
+    ahead of time, in the order that is learnt from use.
+
+    With `folder` they move there, and at most `ram` bytes ("2GiB") of them are in memory at a time.
+    With an accelerator as `device` ("cuda:0") the model computes there, with at most `accelerator`
+    bytes of weights on it; without a folder they rest in memory (`ram` is a limit that is checked).
+
+    With `plan` (of `stowage.plan`, or the path of one) weights rest and work as it says; `folder`
+    is where those go that it leaves on a disk.
+
+    Weights stay in the module: they say `cpu`, can be read, saved, copied and written anywhere, and
+    no forward is changed. Resting weights go with their scales; plain floating parameters of 2 to 5
+    dimensions and 64 KiB go too, as casts of themselves (`onload` makes them plain again); all
+    else stays in memory, or goes to the device for good. A folder that does not exist or is empty
+    is written once, in the form of `stowage.save`; one that holds exactly these weights is used as
+    it is. Files are never changed: a weight that is written to leaves them and stays in memory.
+
+    `device_map` gives modules or parameters, by name, a place: "ram" (they stay as they are, beside
+    the budget, and compute on the CPU), "disk" (as all that it does not name) or, for modules, a
+    device, where their weights are for good. Or a name: "auto" plans within `ram` and `accelerator`
+    (`stowage.plan`), "sequential" fills the accelerators, or without one `ram`, with the first
+    modules, "balanced" with equal shares; `accelerator` may then be a mapping of devices to bytes,
+    and the rest is brought to the first. `pin`: bytes of weights in memory to be pinned for
+    faster copies. `reads`: "mapped" computes straight from the page cache, "direct" reads past it,
+    "buffered" through it, "automatic" chooses by what is cached. `workers` threads read ahead.
+    `timeout` bounds the seconds that a use waits for bytes. `lock` keeps the budget's memory from
+    being swapped.
+
+    Raises InvalidArgument for a model that is offloaded already, a budget below its largest weight,
+    a plan for another model or machine, arguments that contradict each other, a device that is not
+    there, a map with unknown or overlapping names or two places for a tie, or a folder that holds
+    anything else; FileError where the disk is full, OutOfMemory where the device is. Model and
+    folder are then as they were.
+    """
+    if is_offloaded(model):
+        raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
+    options = EngineOptions(given_bytes(ram, "ram") or 0, reads, workers, timeout, lock)
+    given = Given(plan, folder, ram, device, accelerator, device_map)
+    how, options = _decided(model, given, options)
+    device = "cpu" if how.device is None else how.device
+    asked = Asked(how.ram, how.folder, device, how.accelerator, pin, options)
+    _move_out(model, asked, how.device_map)
+    keep_to(model, how.plan)
+    return report(model)
+
+
+def _decided(
+    model: nn.Module, given: Given, options: EngineOptions
+) -> tuple[Mapped, EngineOptions]:
+    """What a map by name and a plan leave to be said."""
+    plan, device_map = given.plan, given.device_map
+    check_alone("stowage.offload", plan, given._replace(plan=None, folder=None)._asdict())
+    if isinstance(device_map, str):
+        mapped = by_name(model, given)
+        if mapped.plan is None:
+            return mapped, replace(options, ram=given_bytes(mapped.ram, "ram") or 0)
+        plan = mapped.plan
+    elif plan is None:
+        return Mapped(None, *given[1:5], device_map), options
+    plan = read_plan(plan)
+    how = carried("stowage.offload", plan, model)
+    return Mapped(plan, *how.offload_arguments(given.folder)), how.options(options)
+
+
+def _move_out(model: nn.Module, asked: Asked, device_map: DeviceMap | None) -> None:
+    device, folder, every = asked.device, asked.folder, list(values(model))
+    places = Places(model, device_map, device_of_name(device) or CPU, folder is not None)
+    problems = asked.problems(every, places)
+    ring, wrong = (0, []) if problems else asked.ring(every, places)
+    raise_problems("stowage.offload", problems + wrong)  # before anything is written
+    with torch.inference_mode(False), torch.no_grad():
+        devices = Devices(places, ring) if places.all_devices() else None
+        _rest(model, None if folder is None else Path(folder), places, devices, asked)
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    return engine_of(model) is not None or devices_of(model) is not None
+
+
+def _rest(
+    model: nn.Module,
+    folder: Path | None,
+    places: Places,
+    devices: Devices | None,
+    asked: Asked,
+) -> None:
+    """Everything goes to its place, or is as it was."""
+    with nullcontext(None) if folder is None else _filled(model, folder) as where:
+        if where is None:
+            _rest_in_ram(model, places)
+        else:
+            _rest_on_disk(model, where, places, asked.options)
+        if devices is not None:
+            try:
+                attach_devices(model, devices, places, asked.pin_bytes)
+            except BaseException:
+                _come_back(model)
+                raise
+
+
+def _rest_in_ram(model: nn.Module, places: Places) -> None:
+    """Plain parameters that are brought to a device rest as casts of themselves."""
+    _move(
+        [
+            Move(held, [held.tensor.detach()], cast_storage(held.tensor.dtype))
+            for held in values(model)
+            if not isinstance(held.tensor, StowedTensor) and rests(held) and places.streams(held)
+        ]
+    )
+
+
+def _rest_on_disk(model: nn.Module, where: Path, places: Places, options: EngineOptions) -> None:
+    source = FileSource(where)
+    try:
+        moves, problems = compare(model, source, places)
+        raise_problems(f"stowage.offload: {where}", problems)
+        moved = {move.held.name: move.held for move in moves}
+        options = replace(options, mapped_only=mapped_only(source.entries, moved))
+        engine = Engine(source, options)
+        engine.expect(move.held.name for move in moves)
+        _move(moves)
+        attach(model, engine, [move.held for move in moves])
+    finally:
+        source.close()
+
+
+@contextmanager
+def _filled(model: nn.Module, where: Path) -> Iterator[Path]:
+    """The folder with a model in it. One that is empty or missing gets this one, and is as it was
+    where the block raises."""
+    if where.exists() and any(where.iterdir()):
+        if not (where / FILE).exists() and not (where / f"{FILE}.index.json").exists():
+            raise InvalidArgument(
+                f"stowage.offload: {where}: must be empty or hold a model, has other files"
+            )
+        yield where
+        return
+    missing = [folder for folder in (where, *where.parents) if not folder.exists()]
+    try:
+        save(model, where)
+        yield where
+    except BaseException:
+        (where / FILE).unlink(missing_ok=True)
+        for folder in missing:
+            if folder.exists():
+                folder.rmdir()
+        raise
+
+
+def _move(moves: list[Move]) -> None:
+    swap = Swap()
+    for move in moves:
+        old = move.held.tensor
+        if move.storage is not None:
+            weight = StowedTensor(move.parts, move.storage, old.shape, old.dtype, exact=True)
+            parameter = nn.Parameter(weight, requires_grad=old.requires_grad)
+            swap.put(move.held, stands_for_plain(parameter))
+    swap.commit()
+    for move in moves:
+        if move.storage is None:
+            assert isinstance(move.held.tensor, StowedTensor)
+            for mine, mapped in zip(move.held.tensor._parts(), move.parts, strict=True):
+                mine.data = mapped
+        else:
+            remember(move.held, move.held.tensor, "offloaded")
+
+
+def onload(model: nn.Module) -> Report:
+    """Undoes `offload`: every weight is in memory again, plain parameters are plain again, and
+    the file is let go. Raises InvalidArgument for a model that is not offloaded."""
+    if not is_offloaded(model):
+        raise InvalidArgument("stowage.onload: the model must be offloaded, got one that is not")
+    with torch.no_grad():
+        forget_plan(model)
+        if devices_of(model) is not None:
+            detach_devices(model)
+        _come_back(model)
+    return report(model)
+
+
+def _come_back(model: nn.Module) -> None:
+    """What rests on a disk, or as a cast of itself, is as it was."""
+    swap = Swap()
+    for held in values(model):
+        weight = held.tensor
+        if not isinstance(weight, StowedTensor):
+            continue
+        for part in weight._parts():
+            if not part.untyped_storage().resizable():
+                part.data = new_copy(part)
+        if is_plain(weight):
+            plain = nn.Parameter(plain_values(weight), requires_grad=weight.requires_grad)
+            swap.put(held, plain)
+    swap.commit()
+    if engine_of(model) is not None:
+        detach(model)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A weight, and its parts as the file has them."""
+
+    held: Held
+    parts: list[torch.Tensor]
+    storage: Storage | None  # of a plain parameter that will rest as a cast of itself
+
+
+def compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[Move], list[str]]:
+    """What moves, and every difference between the model and the file."""
+    moves: list[Move] = []
+    problems: list[str] = []
+    names: set[str] = set()
+    for held in written(model):
+        names.update(held.names)
+        entry, tensor = source.entries.get(held.name), held.tensor
+        storage, dtype = _form(tensor)
+        if entry is None:
+            problems.append(f"{held.name}: must be in the file, is missing")
+            continue
+        mine = (tuple(tensor.shape), storage, dtype)
+        if mine != (entry.shape, entry.storage, entry.dtype) and not _same_codes(tensor, entry):
+            problems.append(
+                f"{held.name}: must be {_kind(*mine)} as in the model, the file has "
+                f"{_kind(entry.shape, entry.storage, entry.dtype)}"
+            )
+            continue
+        parts = source.parts(entry) if entry.storage else [source.read(entry.parts[0])]
+        pairs = zip(memory(tensor), parts, strict=True)
+        if not all(torch.equal(octets(a), octets(b)) for a, b in pairs):
+            problems.append(f"{held.name}: must have the model's values, the file has others")
+        source.drop(entry)
+        if places.stays(held):
+            continue
+        if isinstance(tensor, StowedTensor) and all(is_aligned(part) for part in parts):
+            moves.append(Move(held, parts, None))
+        elif not isinstance(tensor, StowedTensor) and worth_offloading(held, tensor.dtype):
+            moves.append(Move(held, parts, cast_storage(tensor.dtype)))
+    problems += [
+        f"{name}: must be in the model, is only in the file"
+        for name in sorted(source.entries.keys() - names)
+    ]
+    return moves, problems
+
+
+def _form(tensor: torch.Tensor) -> tuple[Storage | None, torch.dtype | None]:
+    """What a file should have: a storage, or plain values of a dtype, which a cast that stands for
+    a plain parameter is too."""
+    if not isinstance(tensor, StowedTensor):
+        return None, tensor.dtype
+    return (None, tensor._parts()[0].dtype) if is_plain(tensor) else (tensor._storage, None)
+
+
+def _same_codes(tensor: torch.Tensor, entry: Entry) -> bool:
+    """Whether both are float8 without a scale: codes to a file, values to a model of its own."""
+    if isinstance(tensor, StowedTensor) or entry.storage is None:
+        return False
+    return entry.storage.name == FLOAT8.get(tensor.dtype) and entry.shape == tuple(tensor.shape)
+
+
+def _kind(shape: tuple[int, ...], storage: Storage | None, dtype: torch.dtype | None) -> str:
+    return f"{list(shape)} {storage.name if storage else dtype}"

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plan`: which weight rests where, and what a pass will take, known before anything is loaded.
+
+A place for every weight, said by as few names as do.
+
+The weights of a model as the planner of the core takes them: names, storages, shapes, bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage._files.names import DISK_NAMES, FLOAT8
+from stowage._model.sizes import byte_count, nbytes
+from stowage._model.weights import LAZY, Held, written
+from stowage._ops import library
+from stowage._ops.errors import FileError, InvalidArgument, translated
+from stowage._tensor.stowed import StowedTensor
+from stowage._tiers.plans.measured import Measured, figures_of
+
+Size = int | str
+Source = nn.Module | str | os.PathLike[str]
+_PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A weight with its scales, or a plain tensor, and its place in a plan."""
+
+    name: str
+    storage: str
+    bytes: int  # in memory
+    tier: str  # "disk", "ram" or an accelerator
+    work: str  # "cpu" or an accelerator
+    uses: float  # per pass
+    rows: bool  # only rows of it are read
+    stays: bool  # plain and small
+    seconds: float  # of work, per pass
+    why: str
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a pass takes. `peak`: tier to bytes; `bytes`: "disk->ram", "ram->cuda:0" to bytes."""
+
+    seconds: float
+    peak: dict[str, int]
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a plan predicted beside what a pass took, in seconds; `str()` says it in a sentence, and
+    where it is off by more than 15 % what most likely differs."""
+
+    predicted: float
+    measured: float
+    text: str
+
+    @property
+    def off(self) -> float:
+        """0.09 where the pass took 9 % more than predicted."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Plan:
+    """Which weight rests where: made by `stowage.plan`, written by `save`, read by `Plan.load`.
+
+    `print(plan)` shows the limits, what is predicted, and each weight with its reason.
+    """
+
+    def __init__(self, text: str, where: str = "plan") -> None:
+        """`text`: JSON as docs/planning.md has it. Raises BadFile for what is no plan."""
+        self._text = _called(library.plan_read, text, where)
+        self.facts: dict[str, Any] = json.loads(self._text)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """In order of use."""
+        names = Unit.__dataclass_fields__
+        return tuple(Unit(**{k: u[k] for k in names}) for u in self.facts["units"])
+
+    @cached_property
+    def predicted(self) -> Predicted:
+        facts = self.facts["predicted"]
+        return Predicted(facts["seconds"], facts["peak"], facts["bytes"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that it was made for: names, storages, shapes, bytes."""
+        return str(self.facts["model"]["fingerprint"])
+
+    @property
+    def ring(self) -> dict[str, int]:
+        """Tier to bytes for what moves."""
+        return dict(self.facts["ring"])
+
+    def names(self, tier: str) -> list[str]:
+        """The weights that rest in a tier, in order of use; small ones that stay are not named."""
+        return [unit.name for unit in self.units if unit.tier == tier and not unit.stays]
+
+    def device_map(self) -> dict[str, str]:
+        """Modules and weights to tiers: a module stands for all of its weights where they rest in
+        one tier."""
+        return collapsed({unit.name: unit.tier for unit in self.units})
+
+    def within(self, ram: Size) -> Plan:
+        """The plan for the same weights and machine within another limit of RAM. Raises
+        InvalidArgument where there is none."""
+        facts, model = self.facts, self.facts["model"]
+        request = {
+            "path": None,
+            "name": model["name"],
+            "units": facts["units"],
+            "ram": byte_count(ram, "ram"),
+            "accelerators": list(facts["limits"]["accelerators"].items()),
+            "uses": [],
+            "storage": None,
+            "rows": facts["rows"],
+            "activations": facts["activations"],
+            "works_on_cpu": True,
+            "order": [unit["name"] for unit in facts["units"]],
+        }
+        links = json.dumps(facts["machine"]["links"] | {"key": facts["machine"]["key"]})
+        return Plan(_called(library.plan_make, json.dumps(request), links))
+
+    def check(self, source: Source) -> None:
+        """Raises InvalidArgument, naming the difference, unless `source` (a model, or the path of
+        one) has the weights that the plan was made for, resting as it says."""
+        _called(library.plan_check, self._text, json.dumps(_described(source)))
+
+    def check_machine(self) -> None:
+        """Raises InvalidArgument, naming both, unless the plan's rates are those of this machine:
+        its CPU, cores, memory and kernel."""
+        planned, here = str(self.facts["machine"]["key"]), machine_key()
+        if planned != here:
+            raise InvalidArgument(
+                f"plan: must be made for this machine, {here}; got one for {planned}"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        _write(path, self._text)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Raises BadFile for what is no plan of this version, FileError where it cannot be read."""
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise FileError(f"{path}: must be readable, got {error.strerror}") from None
+        return cls(text, os.fspath(path))
+
+    def html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        seconds: float = 0,
+        peak: Mapping[str, int] | None = None,
+        bytes: Mapping[str, int] | None = None,
+        measured: Measured | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes one page, without any other resource: memory over the pass, bytes by tier and by
+        storage. What was measured (`seconds` of a pass, `peak` by tier, `bytes` by link, or all of
+        it as `stowage.measured` gave it) is shown beside what was predicted."""
+        given = {"seconds": seconds, "peak": dict(peak or {}), "bytes": dict(bytes or {})}
+        figures = given if measured is None else figures_of(measured)
+        _write(path, _called(library.plan_html, self._text, json.dumps(figures)))
+
+    def compare(self, measured: Measured | Mapping[str, Any]) -> Comparison:
+        """Beside what a pass took: `stowage.measured`'s, or its figures ("seconds", and what is
+        known of "peak", "bytes" and "stall"). Changes nothing.
+
+        Raises InvalidArgument where no pass was measured.
+        """
+        figures = figures_of(measured)
+        text = _called(library.plan_compare, self._text, json.dumps(figures))
+        return Comparison(self.predicted.seconds, float(figures["seconds"]), text)
+
+    def to_json(self) -> str:
+        return self._text
+
+    def __str__(self) -> str:
+        return _called(library.plan_text, self._text)
+
+    def __repr__(self) -> str:
+        model = self.facts["model"]
+        return (
+            f"Plan({model['name']!r}, {model['weights']} weights, {self.predicted.seconds:.3g} s)"
+        )
+
+
+Plan.__module__ = "stowage.planning"  # pickles name it
+
+
+def plan(
+    model_or_path: Source,
+    *,
+    ram: Size,
+    accelerator: Size | Mapping[str, Size] | None = None,
+    storage: str | None = None,
+    rows: int = 1,
+    activations: Size = 0,
+    order: Iterable[str] = (),
+    uses: Mapping[str, float] | None = None,
+    works_on_cpu: bool = True,
+    links: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike[str] = ".",
+) -> Plan:
+    """Which weight of a model, or of the files at a path, rests in which tier so that a pass takes
+    the least time within `ram` ("4GiB") and the `accelerator`'s bytes ("8GiB" of the first one, or
+    a mapping by name). Nothing is read but sizes; the model may be on the meta device.
+
+    `storage` plans as if what `pack` takes rested so. A pass has `rows` rows of x (tokens), and
+    `activations` bytes beside the weights, where the work is. `order` names weights in their order
+    of use; without it that of a model's modules, or of a file's names as people count them. `uses`
+    gives globs a number of uses in a pass (cold experts 0.05; an embedding that is named is used
+    whole). `works_on_cpu=False` multiplies on accelerators only. `links`: rates as
+    `measured_links` gives them; without, those of this machine, measured once. `folder`: on the
+    disk that a model's weights will rest on; it may be new.
+
+    Raises InvalidArgument where no plan keeps the limits, naming the three largest terms and the
+    number that would do; BadFile and FileError for a path that is no model.
+    """
+    described = _described(model_or_path)
+    on_disk = described["path"] or _there(Path(folder))
+    rates = measured_links(on_disk) if links is None else links
+    request = described | {
+        "ram": byte_count(ram, "ram"),
+        "accelerators": _accelerators(accelerator),
+        "uses": [[glob, float(count)] for glob, count in (uses or {}).items()],
+        "storage": storage,
+        "rows": rows,
+        "activations": byte_count(activations, "activations"),
+        "works_on_cpu": works_on_cpu,
+        "order": list(order) or [unit["name"] for unit in described["units"]],
+    }
+    return Plan(_called(library.plan_make, json.dumps(request), json.dumps(dict(rates))))
+
+
+def machine_key() -> str:
+    """CPU, cores, memory and kernel of this machine, in words."""
+    return _called(library.machine_key)
+
+
+def measured_links(path: str | os.PathLike[str] = ".", *, anew: bool = False) -> dict[str, Any]:
+    """What this machine, and the disk that `path` lies on, move and multiply: bytes per second. It
+    is measured once, for some seconds, and kept (docs/env.md); `anew` measures in any case."""
+    rates: dict[str, Any] = json.loads(_called(library.links_measure, os.fspath(path), anew))
+    return rates
+
+
+def _there(folder: Path) -> str:
+    """The folder, or what it will be made in."""
+    whole = folder.absolute()
+    return str(next(path for path in (whole, *whole.parents) if path.exists()))
+
+
+def _described(source: Source) -> dict[str, Any]:
+    if isinstance(source, nn.Module):
+        return {"path": None, "name": type(source).__name__, "units": units_of(source)}
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidArgument(f"stowage.plan: must be given a model or a path, got {source!r}")
+    path = os.fspath(source)
+    return {"path": path, "name": path, "units": []}
+
+
+def _accelerators(given: Size | Mapping[str, Size] | None) -> list[Sequence[Any]]:
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return [(str(n), byte_count(size, f"accelerator {n}")) for n, size in given.items()]
+    here = torch.accelerator.current_accelerator(check_available=True)
+    name = f"{here.type}:{here.index or 0}" if here is not None else "cuda:0"
+    return [(name, byte_count(given, "accelerator"))]
+
+
+def _called(op: Any, *arguments: Any) -> str:
+    try:
+        given = op(*arguments)
+    except RuntimeError as error:
+        raise translated(error) from None
+    return library.text(given) if given is not None else ""
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{path}: must be writable, got {error.strerror}") from None
+
+
+def collapsed(places: Mapping[str, str]) -> dict[str, str]:
+    """Names of weights to places, with a module's name for all below it where they have one place;
+    "" for the whole model. No name of the result contains another."""
+    below: dict[str, set[str]] = {}
+    for name, place in places.items():
+        for path in _around(name):
+            below.setdefault(path, set()).add(place)
+    found: dict[str, str] = {}
+    for name, place in places.items():
+        widest = next((p for p in _around(name) if len(below[p]) == 1), name)
+        found[widest] = place
+    return found
+
+
+def _around(name: str) -> list[str]:
+    """The modules that contain a weight, the widest first: "", "a", "a.b" of "a.b.weight"."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(len(parts))]
+
+
+def units_of(model: nn.Module) -> list[dict[str, Any]]:
+    """One unit for each parameter and persistent buffer, ties once, in the model's order. No value
+    is read: the model may be on the meta device. Raises InvalidArgument for lazy modules."""
+    every = written(model)
+    lazy = [held.name for held in every if isinstance(held.tensor, LAZY)]
+    if lazy:
+        raise InvalidArgument(
+            f"stowage.plan: every parameter must have a shape, {lazy[0]} has none until its module "
+            "has run"
+        )
+    return [_unit(held) for held in every]
+
+
+def _unit(held: Held) -> dict[str, Any]:
+    tensor = held.tensor
+    return {
+        "name": held.name,
+        "storage": _storage(tensor),
+        "shape": list(tensor.shape),
+        "rest": nbytes(tensor),
+        "rows": not held.is_buffer and held.gives_rows,
+    }
+
+
+def _storage(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, StowedTensor):
+        return str(tensor.storage)
+    return _PLAIN.get(tensor.dtype) or DISK_NAMES.get(tensor.dtype, str(tensor.dtype))
