@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import stowage
 from stowage.training import MasterOptimizer, init_value, quantized_init
-from stowage.training.scales import amax_of, scale_of
+from stowage.training.recipes import amax_of, scale_of
 
 STARTS = ("kept", "rounded", "perturbed", "scale 1")
 COLOURS = ("#1b7837", "#2166ac", "#b2182b", "#e08214")

@@ -30,8 +30,7 @@ import scaled
 from ranks import on_ranks
 
 from stowage.training import convert_float8, refresh_scales
-from stowage.training.recipes import tensor_scale
-from stowage.training.scales import amax_of
+from stowage.training.recipes import amax_of, tensor_scale
 
 try:
     from torchao import float8 as peer

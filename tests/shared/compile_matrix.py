@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from stowage.training import convert_float8, opaque_hooks, refresh_scales
 from stowage.training.products import Cast, cast
-from stowage.training.recipes import tensor_scale
-from stowage.training.scales import amax_of
+from stowage.training.recipes import amax_of, tensor_scale
 
 STEPS = 10
 RECIPES = {"delayed": "delayed", "dynamic": "tensorwise"}

@@ -112,7 +112,7 @@ def _built() -> object:
 
 
 def _hashed() -> object:
-    from stowage.training.float8_weight import Float8Weight
+    from stowage.training.gathered import Float8Weight
 
     return Float8Weight._stable_hash_for_caching(None)  # type: ignore[arg-type]
 

@@ -2,11 +2,9 @@
 """Training in fp8: linear layers that multiply fp8 values, and fp8 bytes on the wire of FSDP2."""
 
 from stowage.training.casting import from_masters
-from stowage.training.checking import check
 from stowage.training.converting import convert_float8
 from stowage.training.history import reset_history
-from stowage.training.initialising import quantized_init
-from stowage.training.kept import (
+from stowage.training.init.kept import (
     InitValue,
     clear_init_value,
     has_init_value,
@@ -14,6 +12,8 @@ from stowage.training.kept import (
     init_values,
     take_init_value,
 )
+from stowage.training.init.quantized_init import quantized_init
+from stowage.training.layers import check
 from stowage.training.opaque_hooks import opaque_hooks
 from stowage.training.optimizing import MasterOptimizer
 from stowage.training.recipes import RECIPES, Recipe

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FSDP2 gathers of a float8 weight: bytes, and the tensor that layers compute with.
+"""What the resting and the gathered weight of a float8 layer have in common.
+
+What FSDP2 gathers of a float8 weight: bytes, and the tensor that layers compute with.
 
 One uint8 tensor [rows, length], so that every backend can carry it: the records of a weight that
 rests in f8_e4m3:row or, where the scale is the tensor's and known to every rank, in f8_e4m3. With
@@ -17,13 +19,46 @@ from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._ops.storage import Storage
 from stowage._shard.records import Geometry, geometry
 from stowage._shard.records import encode as encode_rows
-from stowage.training.float8_weight import Float8Weight
 from stowage.training.layers import Layer
+from stowage.training.linear import linear
 from stowage.training.products import Cast, cast
-from stowage.training.recipes import Recipe, row_scales
-from stowage.training.scales import amax_of
+from stowage.training.recipes import Recipe, amax_of, row_scales
 
 aten = torch.ops.aten
+
+
+class Float8Weight(Tensor):
+    """A weight that F.linear multiplies as fp8; a subclass says where its codes come from."""
+
+    _layer: Layer
+    _number: Tensor | None  # of the layer, where compiled graphs need it: recipe "delayed"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def __metadata_guard__(cls, compiled: Any, other: Any) -> bool:
+        """A graph holds for every layer of the recipe: its names and counts are not in it."""
+        a, b = compiled[0], other[0]
+        same = a.recipe == b.recipe and a.gathered_in_graph == b.gathered_in_graph
+        return same and compiled[1:] == other[1:]
+
+    def _stable_hash_for_caching(self) -> str:
+        """torch's cache on disk would give what another version of this code computes."""
+        raise _torch.BypassAOTAutogradCache(
+            "float8 weights of stowage are traced through its own code"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _torch.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            if isinstance(weight, Float8Weight) and weight.dim() == 2:
+                return linear(*args, **(kwargs or {}))
+        with _torch.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 class Facts(NamedTuple):

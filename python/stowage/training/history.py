@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops._torch import foreach_copy_
-from stowage.training.recipes import Recipe
-from stowage.training.scales import scale_of
+from stowage.training.recipes import Recipe, scale_of
 
 INPUT, WEIGHT, GRADIENT = 0, 1, 2
 BUFFER = "fp8_history"

@@ -3,6 +3,8 @@
 
 FSDP2 replaces the tensor of a parameter several times, and every one of them needs the name, the
 recipe and the module: they carry one `Layer`. Tensors that share memory share one `Stamp`.
+
+What torch's gathers cannot do with fp8 weights, found before one of them runs.
 """
 
 import copy
@@ -13,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from stowage._ops import _torch
-from stowage.training.checking import check
+from stowage._ops.errors import raise_problems
+from stowage._shard.resharding import reshard_problems
 from stowage.training.cutting import WHOLE, Cut
 from stowage.training.recipes import Recipe
 
@@ -144,3 +147,9 @@ class Layer:
         result.shared, result.cut = self.shared, self.cut
         result.gathered_in_graph = self.gathered_in_graph  # guards of graphs compare a copy
         return result
+
+
+def check(model: nn.Module) -> None:
+    """Raises InvalidArgument that names the modules whose sharding cannot work; the first gather
+    does so too, on every rank."""
+    raise_problems("stowage", reshard_problems(model))

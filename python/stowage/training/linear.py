@@ -11,8 +11,7 @@ from stowage._ops.errors import InvalidArgument
 from stowage.training import delayed, history
 from stowage.training.cutting import WHOLE, Cut, over_ranks
 from stowage.training.products import Cast, cast, high, product
-from stowage.training.recipes import Recipe
-from stowage.training.scales import amax_of, scale_of
+from stowage.training.recipes import Recipe, amax_of, scale_of
 
 
 def linear(input: Tensor, weight: Any, bias: Tensor | None = None, *, cut: Cut = WHOLE) -> Tensor:

@@ -21,7 +21,7 @@ from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._shard.collectives import shard_dim
 from stowage._shard.describing import is_spread
 from stowage.training.cutting import Cut
-from stowage.training.float8_weight import Float8Weight
+from stowage.training.gathered import Float8Weight
 from stowage.training.linear import linear
 from stowage.training.weights import TrainedWeight
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from stowage._ops import library
 from stowage._ops._torch import scaled_mm
 from stowage._ops.storage import Storage
-from stowage.training.scales import largest
+from stowage.training.recipes import largest
 
 _CODES = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 _KEYS = {  # of codes alone, of those with one scale, of those with one for each row

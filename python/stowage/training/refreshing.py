@@ -20,8 +20,7 @@ from stowage._ops.errors import InvalidArgument
 from stowage._shard.collectives import groups_of
 from stowage.training import history
 from stowage.training.layers import Layer, Stamp, Watched, watched
-from stowage.training.recipes import tensor_scale
-from stowage.training.scales import amax_of, amaxes
+from stowage.training.recipes import amax_of, amaxes, tensor_scale
 from stowage.training.weights import TrainedWeight
 
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history

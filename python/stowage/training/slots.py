@@ -17,9 +17,8 @@ from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.collectives import groups_of
 from stowage._shard.rows import StowedRows
 from stowage.training.casting import Job, local_of
-from stowage.training.kept import origin_of
-from stowage.training.origin import KEPT, UNSET, Origin
-from stowage.training.terms import Home, Terms
+from stowage.training.init.kept import origin_of
+from stowage.training.init.origin import KEPT, UNSET, Home, Origin, Terms
 
 MASTER, CASTS = "master", "casts"  # what an optimizer's state of a resting parameter has besides
 

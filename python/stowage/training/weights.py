@@ -3,7 +3,7 @@
 
 A wrapper around the plain values. Optimizers, views, copies and files see an ordinary tensor; every
 write is counted (`Stamp`), so that a scale cannot outlive the values it was made of. F.linear and
-FSDP2's gather know it: float8_weight.py, gathered.py.
+FSDP2's gather know it: gathered.py, gathered.py.
 """
 
 import copy
@@ -18,11 +18,10 @@ from stowage._ops._torch import tree_iter, tree_map
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Identity
 from stowage.training import delayed, gathered
-from stowage.training.float8_weight import Float8Weight
+from stowage.training.gathered import Float8Weight
 from stowage.training.layers import Layer, Stamp
 from stowage.training.products import Cast, cast
-from stowage.training.recipes import row_scales, tensor_scale
-from stowage.training.scales import amax_of
+from stowage.training.recipes import amax_of, row_scales, tensor_scale
 
 aten = torch.ops.aten
 _COPIES = {aten.clone.default, aten._to_copy.default, aten._pin_memory.default}

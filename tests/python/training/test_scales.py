@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage.training.scales import amax_of, amaxes, power_of_two, scale_of
+from stowage.training.recipes import amax_of, amaxes, power_of_two, scale_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}

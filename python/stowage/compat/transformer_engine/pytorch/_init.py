@@ -14,7 +14,7 @@ from stowage._tensor.stowed import StowedTensor
 from stowage.compat.transformer_engine.common.recipe import storage_of
 from stowage.compat.transformer_engine.pytorch._linear import Linear
 from stowage.training import clear_init_value, has_init_value, init_value, quantized_init
-from stowage.training.kept import origin_of
+from stowage.training.init.kept import origin_of
 
 
 @contextmanager

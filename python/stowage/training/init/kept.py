@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
-from stowage.training.origin import KEPT, Origin
+from stowage.training.init.origin import KEPT, Origin
 
 
 def origin_of(parameter: Any) -> Origin | None:

@@ -25,8 +25,7 @@ from stowage._ops.storage import Storage
 from stowage._shard.replacement import note
 from stowage._tensor.requantize import first_parts
 from stowage._tensor.stowed import StowedTensor, wrap
-from stowage.training.origin import Origin
-from stowage.training.terms import Home, Terms, activate, active, deactivate
+from stowage.training.init.origin import Home, Origin, Terms, activate, active, deactivate
 
 Filter = Callable[[nn.Module, str, nn.Parameter], "bool | str | None"]
 UNTIL = ("first_step", "first_forward")
