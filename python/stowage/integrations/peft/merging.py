@@ -21,7 +21,7 @@ from stowage._ops.errors import translated
 from stowage._ops.numbers import stochastic
 from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor
-from stowage.integrations._merged import (
+from stowage.integrations.peft.merged import (
     Record,
     Was,
     bare,

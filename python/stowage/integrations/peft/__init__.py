@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from stowage._model.resting.beside import Kept, check_place, verify
 from stowage._model.stow import unstow
 from stowage._ops.errors import InvalidArgument
-from stowage.integrations._merged import (
+from stowage.integrations.peft.merged import (
     check_unwritten,
     keep_layers,
     modules,
@@ -30,7 +30,7 @@ from stowage.integrations._merged import (
     restore,
     set_record,
 )
-from stowage.integrations._merging import How, merge_layer
+from stowage.integrations.peft.merging import How, merge_layer
 
 Folder = str | os.PathLike[str] | None
 
