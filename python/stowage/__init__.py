@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model weights that rest small (fp8, NF4, int8) and compute exactly."""
 
+from stowage import policy, skips, views  # noqa: F401  public modules
 from stowage._model.reports.table import Report, Row
 from stowage._model.resting.frozen import frozen_linear
 from stowage._model.resting.masters import drop_master

@@ -82,6 +82,27 @@ def test_layers_hold() -> None:
             },
             "cycle: stowage/",
         ),
+        (
+            {
+                "python/stowage/_ops/a.py": "from stowage._tensor import b\n",
+                "python/stowage/_tensor/b.py": "",
+            },
+            "_ops must not import stowage/_tensor/b",
+        ),
+        (
+            {"python/stowage/_ops/a.py": "from stowage import b\n", "python/stowage/b.py": ""},
+            "_ops must not import stowage/b",
+        ),
+        (
+            {
+                "python/stowage/_ops/x/a.py": "from stowage._ops.y import b\n",
+                "python/stowage/_ops/x/c.py": "",
+                "python/stowage/_ops/y/b.py": "",
+                "python/stowage/_ops/y/d.py": "from stowage._ops.x import c\n",
+            },
+            "stowage/_ops: cycle of its parts: ",
+        ),
+        ({"python/stowage/b.py": "class B: ...\n"}, "must define nothing"),
     ],
 )
 def test_layers_notice(tmp_path: Path, files: dict[str, str], complaint: str) -> None:
