@@ -53,7 +53,7 @@ def test_contents(name: str) -> None:
 def test_nothing_else_comes_along() -> None:
     folders = {"/".join(name.split("/")[:2]) for name in FILES if name.startswith("stowage/")}
     folders = {f for f in folders if not f.endswith((".py", "__pycache__"))}
-    private = ("_compute", "_files", "_maps", "_model", "_numbers", "_plans", "_shard", "_tiers")
+    private = ("_compute", "_files", "_model", "_ops", "_shard", "_tensor", "_tiers")
     packages = (*private, "compat", "integrations", "training")
     names = ("include", "lib", "py.typed", "stowage_torch.so")
     assert folders == {f"stowage/{name}" for name in (*names, *packages)}

@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parents[2]
 OPS = ("opcheck", "autograd")  # gradients, transforms, opcheck
-TENSOR = ("tensor", "functions", "dispatch", "requantize", "guard_refusals")
+TENSOR = ("stowed", "functions", "operators", "requantize", "writes_refusals")
 OF_OPS = " or ".join(f"test_{name}" for name in OPS)
 SOME = f"nf4 and ({OF_OPS}) or (nested or torch_func or double_backward) and not ({OF_OPS})"
 
@@ -19,7 +19,7 @@ SOME = f"nf4 and ({OF_OPS}) or (nested or torch_func or double_backward) and not
 @pytest.mark.slow
 def test_ops_and_the_tensor_work_by_stock_ops() -> None:
     files = [f"torch/test_{name}.py" for name in OPS]
-    files += [f"python/test_{name}.py" for name in TENSOR]
+    files += [f"python/tensor/test_{name}.py" for name in TENSOR]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SOME]
         + [str(TESTS / file) for file in files],

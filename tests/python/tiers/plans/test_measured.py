@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_passes_are_counted_and_only_those_of_the_block(tmp_path: Path) -> None:
     assert taken.bytes["disk->ram"] > 4 * 256 << 10
     biases = 6 * 512 * 4
     assert taken.peak == {"ram": inside.peak + biases}
-    assert 0 <= taken.stall <= taken.seconds * 1.5
+    assert 0 <= taken.stall <= sum(taken.passes) / 3 * 1.5  # both are means
     assert "3 passes" in str(taken)
     with torch.inference_mode(), stowage.measured(model) as none:
         pass
@@ -61,6 +62,7 @@ def test_passes_are_counted_and_only_those_of_the_block(tmp_path: Path) -> None:
 def test_the_growth_of_the_process_is_seen(tmp_path: Path) -> None:
     model = model_of(2)
     stowage.offload(model, ram="1MiB", folder=tmp_path / "w")
+    gc.collect()  # what other tests left would go meanwhile
     with stowage.measured(model) as taken:
         kept = torch.ones(64 * MIB // 4)
     assert 60 * MIB < taken.process < 100 * MIB, kept.nbytes
