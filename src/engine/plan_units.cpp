@@ -35,10 +35,17 @@ int rank_of(std::string_view name) {
   return is_head(name) ? 2 : 1;
 }
 
+// Beyond these, times and bytes of a pass are no numbers to compare.
+constexpr double kMostUses = 1e6;
+
+void check_uses(const std::string& of, double uses) {
+  if (!(uses >= 0 && uses <= kMostUses))
+    throw Error(Code::invalid_argument, "plan: uses of '" + of + "' must be from 0 to 1000000");
+}
+
 void apply_uses(const PlanOptions& options, std::vector<PlanUnit>& units) {
   for (const auto& [glob, uses] : options.uses) {
-    if (!(uses >= 0))
-      throw Error(Code::invalid_argument, "plan: uses of '" + glob + "' must be at least 0");
+    check_uses(glob, uses);
     const Rule rule{glob, std::nullopt};
     bool found = false;
     for (PlanUnit& unit : units) {
@@ -130,6 +137,7 @@ void convert(std::vector<PlanUnit>& units, const Storage& storage) {
 }
 
 void complete(PlanUnit& unit) {
+  check_uses(unit.name, unit.uses);
   const bool floating = unit.storage == "f32" || unit.storage == "bf16" || unit.storage == "f16";
   const bool moves =
       is_widened(unit) || (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);

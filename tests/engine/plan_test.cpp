@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <ctime>
 #include <map>
 #include <set>
@@ -177,6 +178,19 @@ TEST(Plan, RefusesNamesThatNothingHas) {
                        invalid_argument, "plan: uses '*xyz' must match a weight, matches none");
   EXPECT_STOWAGE_ERROR(make_plan("m", units, {.ram = kGB, .rows = 0}, made_links()),
                        invalid_argument, "plan: rows must be at least 1, got 0");
+}
+
+TEST(Plan, RefusesUsesThatNoPassHas) {
+  const std::vector<PlanUnit> units = language_model(1, 256, 512);
+  for (const double uses : {-1.0, 1.1e6, 1e308, std::nan("")}) {
+    EXPECT_STOWAGE_ERROR(make_plan("m", units, {.ram = kGB, .uses = {{"*", uses}}}, made_links()),
+                         invalid_argument, "plan: uses of '*' must be from 0 to 1000000");
+    std::vector<PlanUnit> described = units;
+    described[0].uses = uses;
+    EXPECT_STOWAGE_ERROR(make_plan("m", described, {.ram = kGB}, made_links()), invalid_argument,
+                         "plan: uses of '" + described[0].name + "' must be from 0 to 1000000");
+  }
+  EXPECT_NO_THROW(make_plan("m", units, {.ram = 4 * kGB, .uses = {{"*", 1e6}}}, made_links()));
 }
 
 TEST(Plan, OfAFileHasItsUnitsAsTheEngineHasThem) {
