@@ -9,15 +9,14 @@ same functions on it, and for a write that covers a weight the bytes of quantizi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from modes import Below, Passing, default_device, default_dtype, deterministic
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import stowage
 from stowage import StowedTensor
@@ -44,44 +43,6 @@ _NEAREST = {
 # --- modes that may be on around any step ---------------------------------------------------------
 
 
-class _Functions(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-class _Dispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _default_device(name: str) -> Iterator[None]:
-    torch.set_default_device(name)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextlib.contextmanager
-def _default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "plain": contextlib.nullcontext,
     "no_grad": torch.no_grad,
@@ -89,11 +50,11 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "device cpu": lambda: torch.device("cpu"),
     "device meta": lambda: torch.device("meta"),
-    "default device": lambda: _default_device("cpu"),
-    "default dtype": _default_dtype,
-    "functions": _Functions,
-    "dispatched": _Dispatched,
-    "deterministic": _deterministic,
+    "default device": lambda: default_device("cpu"),
+    "default dtype": default_dtype,
+    "functions": Passing,
+    "dispatched": Below,
+    "deterministic": deterministic,
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "saved hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
 }

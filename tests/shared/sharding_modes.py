@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from float8_ranks import plain
+from modes import Below, Passing, default_device, deterministic
 from parallel import Mlp, mesh_of, spread
 from sharded import flat_bytes
 from torch import nn
@@ -15,8 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import stowage
@@ -31,52 +30,12 @@ SIZES = (64, 40, 32)
 # --- what may stand between -----------------------------------------------------------------------
 
 
-class Passing(TorchFunctionMode):
-    """A user's mode, with frames of its own."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._pass(func, args, kwargs or {})
-
-    def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)
-
-
 class Bare(Passing):
     """One that hides torch functions from subclasses."""
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-
-
-class Below(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._pass(func, args, kwargs or {})
-
-    def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _default_device(name: str) -> Iterator[None]:
-    torch.set_default_device(name)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @contextlib.contextmanager
@@ -88,8 +47,8 @@ def _all(*entered: Callable[[], Any]) -> Iterator[None]:
 
 
 MODES: dict[str, Callable[[], Any]] = {
-    "set_default_device": lambda: _default_device("cpu"),
-    "set_default_device meta": lambda: _default_device("meta"),
+    "set_default_device": lambda: default_device("cpu"),
+    "set_default_device meta": lambda: default_device("meta"),
     "with torch.device": lambda: torch.device("cpu"),
     "function mode": Passing,
     "function mode twice": lambda: _all(Passing, Passing),
@@ -99,10 +58,10 @@ MODES: dict[str, Callable[[], Any]] = {
     "counting communication": CommDebugMode,
     "counting products": lambda: FlopCounterMode(display=False),
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "deterministic": _deterministic,
+    "deterministic": deterministic,
     "no_grad": torch.no_grad,
     "profiler": lambda: torch.profiler.profile(with_stack=True),
-    "several": lambda: _all(Passing, Below, lambda: _default_device("cpu"), _deterministic),
+    "several": lambda: _all(Passing, Below, lambda: default_device("cpu"), deterministic),
 }
 # FSDP2 and DTensor themselves fail where a weight has no version or no memory.
 FSDP_ONLY = {"inference_mode": torch.inference_mode}
