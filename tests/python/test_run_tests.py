@@ -75,11 +75,12 @@ def test_every_instruction_set_is_a_level(runner: dict[str, Any]) -> None:
     row = re.search(
         r"^\| `STOWAGE_FORCE_ISA` \| ([^|]+) \|", (ROOT / "docs/env.md").read_text(), re.M
     )
-    assert {level.ours for level in runner["LEVELS"]} == set(row[1].strip().split(", "))
+    levels = {level.ours for level in runner["LEVELS"]}
+    assert levels == set(row[1].strip().split(", ")) - {"composite"}  # which is no set of a CPU
     names = [stage.name for stage in runner["stages"]("cpus")]
     for level in runner["LEVELS"]:
         assert f"Python tests, {level.ours}" in names
-        assert (f"C++ tests, {level.ours}" in names) == (level.ours != "composite")
+        assert f"C++ tests, {level.ours}" in names
 
 
 def test_every_run_repeats_products_as_older_cpus_compute_them(runner: dict[str, Any]) -> None:
