@@ -269,3 +269,8 @@ def test_peers_lists_must_be_exact(tmp_path: Path) -> None:
     assert "at least" in differences("accelerate", passed, failed, {b})[0]
     for line in tool["listed"]("accelerate"):
         assert re.fullmatch(r"test_\w+\.py::\w+::\w+", line)
+
+
+def test_other_torches_run_tests_that_are_there() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/test_torches"))
+    assert tool["TESTS"] and all((ROOT / path).is_file() for path in tool["TESTS"])
