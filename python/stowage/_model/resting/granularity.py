@@ -195,8 +195,8 @@ def mode_of(held: Held, blocks: list[str]) -> str:
     if dtype is torch.float64 and any(isinstance(module, _OF_MATRICES) for module in modules):
         return "whole"
     if any(isinstance(module, nn.LSTM) and not module.proj_size for module in modules):
-        # oneDNN, or the library of a device, takes all steps at once.
-        taken = held.tensor.is_cpu and dtype in (torch.float32, torch.bfloat16)
+        # oneDNN, or the library of a device, takes all steps at once; bf16 on some CPUs.
+        taken = held.tensor.is_cpu and dtype is torch.float32
         return "whole" if taken and torch.backends.mkldnn.enabled else "tile, else whole"
     return "tile" if all(isinstance(m, _IN_TILES) for m in modules) else "tile, else whole"
 
