@@ -131,9 +131,6 @@ CORNERS: dict[str, Callable[[], object]] = {
     "_make_subclass": _called(
         "stowage.compat.bitsandbytes.nn", "Params4bit", torch.ones(64, 64), False
     ),
-    "_RestorePythonTLSSnapshot": _called(
-        "stowage._tensor.products.linear", "with_autocast", torch.add, (torch.ones(1), 1), {}
-    ),
     "get_unwrapped": _read_under_grad,
     "_parse_to": _moved,
     "_foreach_copy_": _imported("stowage.training"),

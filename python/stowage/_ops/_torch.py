@@ -31,6 +31,7 @@ _CORE = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "operators are known that decompose",
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "a compiler that watches is known",
     "torch._C._functorch.is_functorch_wrapped_tensor": "what a transform wrapped is known",
+    "torch._C._RestorePythonTLSSnapshot": "slices and results are what they are to autograd",
     "torch._C._get_tracing_state": "a tracer is known",
     "torch._C._is_any_autocast_enabled": "autocast is known",
     "torch._C._is_tracing": "a tracer is known",
@@ -55,7 +56,6 @@ _CORE = {
 }
 _CORNERS = {
     "torch.Tensor._make_subclass": "bitsandbytes' parameters are tensors",
-    "torch._C._RestorePythonTLSSnapshot": "the autocast of a caller is known",
     "torch._C._functorch.get_unwrapped": "texts are read under torch.func",
     "torch._C._nn._parse_to": "arguments of `to` are read",
     "torch._foreach_copy_": "scales of delayed scaling are kept",

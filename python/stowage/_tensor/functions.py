@@ -133,8 +133,8 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
 
 
 @function(torch.mm, Tensor.mm)
-def _mm(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
-    return _matmul(input, other, **kwargs) if input.dim() == 2 else NotImplemented
+def _mm(input: Tensor, mat2: Tensor, **kwargs: Any) -> Any:
+    return _matmul(input, mat2, **kwargs) if input.dim() == 2 else NotImplemented
 
 
 @function(F.embedding)

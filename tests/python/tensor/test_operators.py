@@ -262,6 +262,9 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "z W": lambda w, x, z: z.mm(w),
     "W x^T": lambda w, x, z: w.mm(x.t()),
     "W^T z^T": lambda w, x, z: w.t().mm(z.t()),
+    "mm by name": lambda w, x, z: torch.mm(input=x, mat2=w.t()),
+    "matmul by name": lambda w, x, z: torch.matmul(input=x, other=w.t()),
+    "addmm by name": lambda w, x, z: torch.addmm(input=z[0], mat1=x, mat2=w.t()),
 }
 MISFITS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "x W": lambda w, x, z: x.mm(w),
@@ -269,6 +272,7 @@ MISFITS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "3 x 2": lambda w, x, z: x[None].mm(w.t()),
     "2 x 3": lambda w, x, z: w.mm(x.t()[None]),
     "1 x 2": lambda w, x, z: x[0].mm(w.t()),
+    "bmm of one number": lambda w, x, z: torch.bmm(x[None], w[0, 0]),
     "addmm": lambda w, x, z: torch.addmm(torch.zeros(48), z, w.t()),
     "addmm 3 x 2": lambda w, x, z: torch.addmm(torch.zeros(48), x[None], w.t()),
 }

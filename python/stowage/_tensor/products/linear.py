@@ -145,7 +145,7 @@ def with_autocast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _expanded(t: Any) -> tuple[StowedTensor, bool] | None:
     """The stowed matrix that `t` is a batch of, and whether of its transpose; else None."""
-    if type(t) is not StowedView or t._weight._matrix is None or t.stride(0):
+    if type(t) is not StowedView or t._weight._matrix is None or t.dim() != 3 or t.stride(0):
         return None
     w = t._weight
     rows, columns = w.shape
