@@ -192,9 +192,7 @@ TEST_P(Forks, WhileOtherThreadsUseEveryDoor) {
 }
 
 TEST(ForkedDevices, RefuseByName) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "TSan cannot follow threads that start after a fork";
-#endif
+  if (!kForksBesideThreads) GTEST_SKIP() << kNoForks;
   Scratch scratch;
   const File file = File::open(write_model(scratch, {.weights = kForkedWeights}));
   auto host =
