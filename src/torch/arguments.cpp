@@ -240,9 +240,11 @@ Owned empty(std::span<const std::int64_t> sizes, Dtype dtype) {
     step = *next;
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
-                                                  sizes.data(), strides.data(), torch_dtype(dtype),
-                                                  cpu, 0, &handle));
+  if (aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()), sizes.data(),
+                               strides.data(), torch_dtype(dtype), cpu, 0, &handle) != 0) {
+    fail(Code::out_of_memory, "stowage: the system must have memory for a result of shape " +
+                                  sizes_text(sizes) + ", " + std::string(disk_name(dtype)));
+  }
   Owned made(handle);
   if (step >= kManyElements) {
     std::int64_t bytes = 0;

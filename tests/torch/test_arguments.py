@@ -126,6 +126,13 @@ def test_released_memory_in_other_ops(name) -> None:
         calls[name]()
 
 
+def test_a_result_that_no_memory_holds() -> None:
+    rows = torch.empty(2**50, 5, 0)
+    said = r"\[out_of_memory\] stowage: the system must have memory .*1125899906842624, 1, 1\], F32"
+    with pytest.raises(RuntimeError, match=said):
+        library.quantize(rows, KIND.key)
+
+
 def test_any_strides_will_do(storage) -> None:
     kind = Storage(storage)
     w = torch.randn(64, 24).t()
