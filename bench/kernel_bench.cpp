@@ -8,7 +8,6 @@
 
 #include "kernel/drivers.h"
 #include "kernel/kernels.h"
-#include "kernel/linear_drivers.h"
 
 namespace stowage {
 namespace {

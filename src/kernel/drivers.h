@@ -19,4 +19,10 @@ void amax_with(const Kernels& kernels, std::span<const Values> arrays, float* ou
                Executor& executor);
 Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const Weight& weight,
                   Executor& executor);
+void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dtype,
+                 const Weight& weight, const void* bias, void* y, Executor& executor);
+void linear_grad_input_with(const Kernels& kernels, const void* g, std::int64_t m, Dtype dtype,
+                            const Weight& weight, void* gx, Executor& executor);
+void linear_fixed_with(const Kernels& kernels, const float* x, std::int64_t m, const Weight& weight,
+                       const float* bias, float* y, Executor& executor);
 }  // namespace stowage

@@ -1,23 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows path: few rows of x, so that reading and decoding the weight costs most. Codes are
-// multiplied as they are decoded, where a kernel reads them; else a few rows of weight at a time
-// are widened into the L1 cache.
-#include "kernel/linear_paths.h"
+// The ways that read the weight once, a batch of its rows at a time, so that decoding costs most
+// (docs/numbers.md): by fp32 dot products, for few rows of x, and by pairs of bf16, for any number.
+#include "kernel/linear_weight.h"
 #include "kernel/scratch.h"
 
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kMostRows = 16;    // of x
-constexpr std::int64_t kStackX = 8192;    // floats; larger widened x comes from the pool
-constexpr std::int64_t kMostX = 1 << 18;  // and larger than this (1 MiB) goes to the tiles path
+constexpr std::int64_t kStackX = 8192;    // numbers of x; more come from the pool
+constexpr std::int64_t kMostX = 1 << 18;  // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;       // rows of weight whose results are rounded together
-constexpr std::int64_t kCachedX = 8192;   // floats of x that stay in the L1 cache
-constexpr std::int64_t kWidened = 4096;   // floats of widened weight, likewise
-constexpr std::int64_t kColumns = 1024;   // of these, in one row
+
+constexpr std::int64_t kMostRows = 16;   // of x, widened
+constexpr std::int64_t kCachedX = 8192;  // floats of x that stay in the L1 cache
+constexpr std::int64_t kWidened = 4096;  // floats of widened weight, likewise
+constexpr std::int64_t kColumns = 1024;  // of these, in one row
+
+constexpr std::int64_t kMostBf16Rows = 60, kFewBf16Rows = 6;  // of x; kernels take no fewer at once
 
 // Products below which waking a thread costs more than it brings.
-constexpr std::int64_t kParallelProducts = 1 << 18;
+constexpr std::int64_t kParallelProducts = 1 << 18, kParallelBf16Products = 1 << 19;
+
+/// body(x) with room for so many numbers.
+template <class T, class Body>
+void with_room(std::int64_t numbers, Body&& body) {
+  if (numbers <= kStackX) {
+    alignas(64) T x[kStackX];
+    return body(x);
+  }
+  const Scratch scratch(static_cast<std::size_t>(numbers) * sizeof(T));
+  body(static_cast<T*>(scratch.memory()));
+}
+
+/// batch(row, count) for all rows of weight, on threads where the products with m rows of x are
+/// worth it.
+template <class Batch>
+void for_each_batch(const LinearCall& call, std::int64_t m, std::int64_t worth, Batch&& batch) {
+  const std::int64_t n = call.weight->rows(), threads = call.executor->threads();
+  const auto rows = [&](std::int64_t begin, std::int64_t end) {
+    const ExactFloats exact;
+    for (; begin < end; begin += kBatch) batch(begin, std::min(kBatch, end - begin));
+  };
+  const std::int64_t products = n * call.weight->columns() * std::max<std::int64_t>(1, m / 4);
+  if (threads == 1 || products < worth) return rows(0, n);
+  // Several parts for each thread, since threads start and run unevenly.
+  const std::int64_t part = ceil_div(ceil_div(n, threads * 4), kBatch) * kBatch;
+  call.executor->for_each(ceil_div(n, part),
+                          [&](std::int64_t i) { rows(i * part, std::min(n, (i + 1) * part)); });
+}
 
 /// How x is cut along its columns. Each stretch of `step` columns of all rows lies together, so
 /// that the four rows that kernels take at a time fit the L1 cache, whatever the size of a row.
@@ -49,21 +79,11 @@ class RowsCall {
   }
 
   void run() const {
-    const std::int64_t n = weight_.rows(), threads = call_.executor->threads();
-    const std::int64_t products = n * k_ * std::max<std::int64_t>(1, call_.m / 4);
-    if (threads == 1 || products < kParallelProducts) return rows(0, n);
-    // Several parts for each thread, since threads start and run unevenly.
-    const std::int64_t part = ceil_div(ceil_div(n, threads * 4), kBatch) * kBatch;
-    call_.executor->for_each(ceil_div(n, part),
-                             [&](std::int64_t i) { rows(i * part, std::min(n, (i + 1) * part)); });
+    for_each_batch(call_, call_.m, kParallelProducts,
+                   [&](std::int64_t row, std::int64_t count) { batch(row, count); });
   }
 
  private:
-  void rows(std::int64_t begin, std::int64_t end) const noexcept {
-    const ExactFloats exact;
-    for (; begin < end; begin += kBatch) batch(begin, std::min(kBatch, end - begin));
-  }
-
   void batch(std::int64_t row, std::int64_t count) const noexcept {
     alignas(64) float sums[kMostRows * kBatch];
     std::fill_n(sums, call_.m * kBatch, 0.0f);
@@ -78,6 +98,7 @@ class RowsCall {
     call_.finish(sums, kBatch, 0, call_.m, row, count, weight_.rows());
   }
 
+  /// Without a kernel that reads the codes: a few rows at a time are widened into the L1 cache.
   void add_widened(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                    const LinearWeight::Vectors& to) const noexcept {
     const std::int64_t width = std::min(padded(n), kColumns), step = kWidened / width;
@@ -99,6 +120,27 @@ class RowsCall {
   const float* x_;
 };
 
+// Numbers between rows of x in bf16: no power of two, which would put all rows into the same few
+// sets of a cache.
+std::int64_t bf16_stride(const LinearCall& call) noexcept {
+  return ceil_div(call.weight->columns(), kBf16Pad) * kBf16Pad + (call.m == 1 ? 0 : 32);
+}
+
+/// Rows [first, first + m) of x in bf16, arranged in memory.
+void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
+                    std::uint16_t* arranged) {
+  const std::int64_t k = call.weight->columns(), stride = bf16_stride(call);
+  for (std::int64_t j = 0; j < m; ++j)
+    call.kernels->bf16.arrange(call.x_at((first + j) * k), k, arranged + j * stride);
+  const LinearWeight::Bf16Vectors x{arranged, stride, m};
+  for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
+    alignas(64) float sums[kMostBf16Rows * kBatch];
+    std::fill_n(sums, m * kBatch, 0.0f);
+    call.weight->dot_bf16(row, count, x, sums, kBatch);
+    call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
+  });
+}
+
 }  // namespace
 
 bool fits_rows(const LinearCall& call) noexcept {
@@ -107,12 +149,21 @@ bool fits_rows(const LinearCall& call) noexcept {
 
 void linear_rows(const LinearCall& call) {
   const Stretches stretches(call.m, call.weight->columns());
-  if (stretches.floats() <= kStackX) {
-    alignas(64) float x[kStackX];
-    return RowsCall(call, stretches, x).run();
-  }
-  const Scratch scratch(static_cast<std::size_t>(stretches.floats()) * sizeof(float));
-  RowsCall(call, stretches, scratch.floats()).run();
+  with_room<float>(stretches.floats(), [&](float* x) { RowsCall(call, stretches, x).run(); });
+}
+
+bool fits_bf16(const LinearCall& call) noexcept {
+  return call.dtype == Dtype::bf16 && call.weight->has_dot_bf16();
+}
+
+void linear_bf16(const LinearCall& call) {
+  const std::int64_t stride = bf16_stride(call);
+  const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
+  const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));  // parts alike
+  with_room<std::uint16_t>(some * stride, [&](std::uint16_t* x) {
+    for (std::int64_t j = 0; j < call.m; j += some)
+      some_bf16_rows(call, j, std::min(some, call.m - j), x);
+  });
 }
 
 }  // namespace stowage

@@ -2,9 +2,9 @@
 // Many rows of x, and the gradient for the input: y[m, n] = sum_d x[m, d] b[d, n], where b is a
 // tile of weight, widened into scratch, as it is (gradient) or transposed (linear).
 //
-// An element is the sum, in order, of partial sums of a fixed length (linear_tile-inl.h), of which
+// An element is the sum, in order, of partial sums of a fixed length (cpu/linear-inl.h), of which
 // kDepth is a multiple: how tiles are cut and who computes them changes nothing.
-#include "kernel/linear_paths.h"
+#include "kernel/linear_weight.h"
 #include "kernel/scratch.h"
 
 namespace stowage {

@@ -5,7 +5,6 @@
 
 #include "base/threads.h"
 #include "kernel/drivers.h"
-#include "kernel/linear_drivers.h"
 #include "samples.h"
 
 namespace stowage {

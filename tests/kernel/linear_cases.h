@@ -14,8 +14,8 @@
 
 #include "format/convert.h"
 #include "format/reference.h"
+#include "kernel/drivers.h"
 #include "kernel/kernels.h"
-#include "kernel/linear_drivers.h"
 #include "kernel/samples.h"
 #include "stowage/weight.h"
 

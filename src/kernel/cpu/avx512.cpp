@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX-512.
-#include "kernel/cpu/avx512-lanes-inl.h"
+#include "kernel/cpu/avx512-inl.h"
 #include "kernel/cpu/dequantize-inl.h"
-#include "kernel/cpu/linear_avx512-inl.h"
+#include "kernel/cpu/linear-inl.h"
 #include "kernel/cpu/quantize-inl.h"
 #include "kernel/kernels.h"
 

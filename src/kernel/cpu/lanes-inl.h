@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vocabulary that the kernels are written in: kWidth lanes of fp32 and int32, in the compiler's
 // vector types, so that it runs on any CPU. An instruction set defines kWidth, includes this file
-// and derives its `Lanes`, replacing what it can do better; results are the same bits everywhere.
-// Every lane holds one element. Memory needs no alignment.
+// and derives its `Lanes`, replacing what it can do better; results are the same bits everywhere,
+// but for what only products use. Every lane holds one element. Memory needs no alignment.
 #pragma once
 #include <cstdint>
+
+#include "stowage/storage.h"
 
 namespace stowage {
 namespace {
@@ -220,6 +222,18 @@ struct PortableLanes {
     return found;
   }
 
+  /// Rows and vectors of a tile that are summed at once, in two chains each: 8 sums in 16
+  /// registers.
+  static constexpr int kTileRows = 1, kTileVectors = 4;
+  /// a * b + c, rounded once or twice: products have a bound, not one definition.
+  static F multiply_add(F a, F b, F c) { return a * b + c; }
+  /// sums[j] = all lanes of x[j], of which there are four.
+  static void sum4(const F (&x)[4], float (&sums)[4]) {
+    for (int j = 0; j < 4; ++j) sums[j] = (x[j][0] + x[j][2]) + (x[j][1] + x[j][3]);
+  }
+  /// x in the order in which Reader reads 4-bit codes; n is a multiple of kLinearPad.
+  static void arrange(float* /*x*/, std::int64_t /*n*/) noexcept {}
+
  private:
   template <class T>
   static I widen(const void* p) {
@@ -241,6 +255,11 @@ struct PortableLanes {
     return __builtin_bit_cast(float, bits | 1);
   }
 };
+
+/// How dot products read codes: linear_dot-inl.h has the portable form, which an instruction set
+/// may specialize beside its lanes.
+template <Codes kCodes>
+struct Reader;
 
 }  // namespace
 }  // namespace stowage

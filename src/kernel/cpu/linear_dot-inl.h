@@ -1,11 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dot products: resting rows with one vector (decode and multiply in registers), and widened rows
-// with a few vectors.
+// Dot products: resting rows with a few vectors (decode and multiply in registers), and widened
+// rows with them. A Reader says how codes are read; an instruction set that does it better
+// specializes it in <instruction set>-inl.h, which is included before this file.
 #pragma once
-#include "kernel/cpu/linear_read-inl.h"
+#include "kernel/cpu/dequantize-inl.h"
+#include "kernel/linear.h"
 
 namespace stowage {
 namespace {
+
+/// Codes of 8 bits and more. Their scale multiplies the sum of a group: one product for many.
+template <Codes kCodes>
+struct Reader {
+  static constexpr bool kScalesSum = true;
+  explicit Reader(const float* /*values*/) {}
+  void set_scale(float) {}
+  F read(const std::uint8_t* codes) { return decode<kCodes>(codes); }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = decode<kCodes>(codes + v * kWidth * bits_of(kCodes) / 8);
+  }
+  /// What a sum of read values stands for.
+  F value(F sum) const { return sum; }
+};
+
+/// Codes of 4 bits. The scale multiplies the table: values are those of dequantize, bit for bit.
+template <Codes kCodes>
+requires(is_four_bit(kCodes)) struct Reader<kCodes> {
+  static constexpr bool kScalesSum = false;
+  explicit Reader(const float* values) : values_(values) { set_scale(1.0f); }
+  void set_scale(float scale) {
+    set_scale(scale, [](F x) { return x; });
+  }
+  template <class Round>
+  void set_scale(float scale, Round round) {
+    F scaled[16 / kWidth];
+    for (int i = 0; i < 16 / kWidth; ++i)
+      scaled[i] = round(Lanes::load_f32(values_ + i * kWidth) * splat(scale));
+    table_ = Lanes::load_table(scaled);
+  }
+  F read(const std::uint8_t* codes) {
+    return as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes)));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
+  }
+  F value(F sum) const { return sum; }
+
+ private:
+  const float* values_;
+  Lanes::Table16 table_;
+};
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
@@ -18,7 +62,8 @@ struct Sums {
 
   void add(F w, int v, const float* x, std::int64_t x_stride) {
     for (int j = 0; j < kM; ++j)
-      of[j][v % kChains] = multiply_add(w, Lanes::load_f32(x + j * x_stride), of[j][v % kChains]);
+      of[j][v % kChains] =
+          Lanes::multiply_add(w, Lanes::load_f32(x + j * x_stride), of[j][v % kChains]);
   }
   void add_to(float* y, std::int64_t y_stride) const {
     F joined[4] = {};
@@ -27,7 +72,7 @@ struct Sums {
       if constexpr (kChains == 4) joined[j] += of[j][2] + of[j][3];
     }
     float sums[4];
-    sum4(joined, sums);
+    Lanes::sum4(joined, sums);
     for (int j = 0; j < kM; ++j) y[j * y_stride] += sums[j];
   }
 };
@@ -98,7 +143,8 @@ struct DotRow {
     if constexpr (Reader<kCodes>::kScalesSum)
       for (int j = 0; j < kM; ++j)
         for (int c = 0; c < Sums<kM>::kChains; ++c)
-          sums.of[j][c] = multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
+          sums.of[j][c] =
+              Lanes::multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
     ++scales;
   }
   /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
@@ -198,7 +244,7 @@ void dots_block(const DotsTask& task, std::int64_t row, std::int64_t vector) {
     for (int r = 0; r < kRows; ++r) {
       const F weights = Lanes::load_f32(w + r * task.w_stride + k);
       for (int v = 0; v < kVectors; ++v)
-        sums[chain][r][v] = multiply_add(weights, values[v], sums[chain][r][v]);
+        sums[chain][r][v] = Lanes::multiply_add(weights, values[v], sums[chain][r][v]);
     }
   };
   std::int64_t k = 0;
@@ -210,7 +256,7 @@ void dots_block(const DotsTask& task, std::int64_t row, std::int64_t vector) {
     for (int v = 0; v < kVectors; ++v)
       for (int chain = 0; chain < kChains; ++chain) of_row[v] += sums[chain][r][v];
     float totals[4];
-    sum4(of_row, totals);
+    Lanes::sum4(of_row, totals);
     for (int v = 0; v < kVectors; ++v) task.y[(vector + v) * task.y_stride + row + r] += totals[v];
   }
 }

@@ -13,7 +13,7 @@ using Lanes = PortableLanes;
 }  // namespace
 }  // namespace stowage
 #include "kernel/cpu/dequantize-inl.h"
-#include "kernel/cpu/linear_scalar-inl.h"
+#include "kernel/cpu/linear-inl.h"
 #include "kernel/cpu/quantize-inl.h"
 #include "kernel/kernels.h"
 

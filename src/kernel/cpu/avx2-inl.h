@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// What AVX2 with F16C and FMA does its own way: eight lanes, and readers of codes.
+#pragma once
+#include <immintrin.h>
+
+namespace stowage {
+namespace {
+constexpr int kWidth = 8;
+}  // namespace
+}  // namespace stowage
+#include "kernel/cpu/lanes-inl.h"
+
+namespace stowage {
+namespace {
+
+struct Lanes : PortableLanes {
+  static I load_i8(const void* p) { return from(_mm256_cvtepi8_epi32(eight_bytes(p))); }
+  // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
+  static I load_nibbles(const void* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<std::int32_t>(p)));
+    return from(_mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32)));
+  }
+  // Sign-extended and shifted, an e4m3 code is the fp16 number of its value times 2^-8:
+  //   s eeee mmm  ->  s s0eeee mmm0000000  less the second s
+  static F load_e4m3(const void* p) {
+    const __m128i words = _mm_cvtepi8_epi16(eight_bytes(p)), low7 = _mm_set1_epi16(0x7F);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(words, low7), low7);
+    const __m128i halves =
+        _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+    return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7E00)))) *
+           256.0f;
+  }
+  static F load_e5m2(const void* p) {  // the high byte of an fp16 number
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight_bytes(p)), 8));
+  }
+  static F load_bf16(const void* p) {
+    return as_float(from(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)));
+  }
+  static F load_f16(const void* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
+  static F load_f64(const void* p) {
+    const auto* x = static_cast<const double*>(p);
+    return _mm256_set_m128(_mm256_cvtpd_ps(load_as<__m256d>(x + 4)),
+                           _mm256_cvtpd_ps(load_as<__m256d>(x)));
+  }
+
+  static void store_u8(void* p, I x) {
+    _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words(x & 0xFF), words(x & 0xFF)));
+  }
+  static void store_u16(void* p, I x) { store_as(p, words(x)); }
+  static F add_scaled(F x, float power, F y) { return _mm256_fmadd_ps(x, splat(power), y); }
+  template <int kLow, int kHigh>
+  static I add_halves(I x) {
+    return from(_mm256_madd_epi16(to(x), _mm256_set1_epi32(1 << kLow | 1 << (16 + kHigh))));
+  }
+  static void store_low_bytes(void* p, I a, I b) {  // packing works inside 16 bytes
+    store_as(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(to(a), to(b)), 0xD8));
+  }
+  static void store_nibbles(void* p, I x) {
+    const __m256i pairs =
+        _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
+    const __m256i first = _mm256_shuffle_epi8(
+        pairs, _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m128i bytes =
+        _mm_or_si128(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
+    store_as(p, _mm_cvtsi128_si32(bytes));
+  }
+  static void store_f64(void* p, F x) {
+    store_as(p, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+    store_as(static_cast<double*>(p) + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+  }
+  static void store_bf16(void* p, F x) { store_u16(p, bf16_bits(x)); }
+  static void store_f16(void* p, F x) {
+    const __m128i nan = words(from(_mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))));
+    const __m128i halves = _mm256_cvtps_ph(x, kNearest);
+    store_as(p, _mm_blendv_epi8(halves, _mm_set1_epi16(0x7E00), nan));
+  }
+
+  static constexpr int kNibbleStep = 32;
+  struct WordTable {
+    __m256i low, high;  // bytes of the sixteen, twice
+  };
+  static WordTable word_table(const I (&entries)[2]) {
+    const __m128i low = words(entries[0]), high = words(entries[1]);
+    const __m128i low_bytes = _mm_packus_epi16(_mm_and_si128(low, _mm_set1_epi16(0xFF)),
+                                               _mm_and_si128(high, _mm_set1_epi16(0xFF)));
+    const __m128i high_bytes = _mm_packus_epi16(_mm_srli_epi16(low, 8), _mm_srli_epi16(high, 8));
+    return {_mm256_broadcastsi128_si256(low_bytes), _mm256_broadcastsi128_si256(high_bytes)};
+  }
+  static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
+    const __m256i pairs = _mm256_cvtepu8_epi16(load_as<__m128i>(nibbles));
+    const __m256i index =
+        _mm256_and_si256(_mm256_or_si256(_mm256_srli_epi16(pairs, 4), _mm256_slli_epi16(pairs, 8)),
+                         _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(table.low, index);
+    const __m256i high = _mm256_shuffle_epi8(table.high, index);
+    const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+    store_as(p, _mm256_permute2x128_si256(a, b, 0x20));
+    store_as(static_cast<char*>(p) + 32, _mm256_permute2x128_si256(a, b, 0x31));
+  }
+  static void store_bf16_pair(void* p, F a, F b) {  // packing works inside 16 bytes
+    const __m256i mixed =
+        _mm256_packus_epi32(to(round_shift(as_int(a), 16)), to(round_shift(as_int(b), 16)));
+    store_as(p, _mm256_permute4x64_epi64(mixed, 0xD8));
+  }
+
+  static constexpr bool kHasFloat8 = true;
+  // The code  s e.. m..  has the bits: table entry of m.. + e.. in its place, and the sign.
+  template <int kMantissa>
+  static bool store_float8(void* p, const WordTable& table, const std::uint8_t* codes) {
+    constexpr char kLow = (1 << kMantissa) - 1, kHigh = 0x7F - kLow;
+    constexpr char kLargest = kMantissa == 3 ? 0x7E : 0x7B;
+    // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
+    const __m256i code = _mm256_permute4x64_epi64(load_as<__m256i>(codes), 0xD8);
+    const __m256i size = _mm256_and_si256(code, _mm256_set1_epi8(0x7F));
+    if (_mm256_movemask_epi8(_mm256_cmpgt_epi8(size, _mm256_set1_epi8(kLargest))) != 0)
+      return false;
+    const __m256i subnormal = _mm256_cmpgt_epi8(_mm256_set1_epi8(kLow + 1), size);
+    const __m256i index = _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi8(kLow)),
+                                          _mm256_and_si256(subnormal, _mm256_set1_epi8(kLow + 1)));
+    const __m256i low = _mm256_shuffle_epi8(table.low, index);
+    const __m256i high = _mm256_shuffle_epi8(table.high, index), zero = _mm256_setzero_si256();
+    const auto value = [&](__m256i entry, __m256i word) {  // word: the code times 2^8
+      const __m256i exponent = _mm256_and_si256(word, _mm256_set1_epi16(kHigh << 8));
+      const __m256i moved = _mm256_srli_epi16(exponent, 1 + kMantissa);
+      return _mm256_xor_si256(_mm256_add_epi16(entry, moved),
+                              _mm256_and_si256(word, _mm256_set1_epi16(-0x8000)));
+    };
+    store_as(p, value(_mm256_unpacklo_epi8(low, high), _mm256_unpacklo_epi8(zero, code)));
+    store_as(static_cast<char*>(p) + 32,
+             value(_mm256_unpackhi_epi8(low, high), _mm256_unpackhi_epi8(zero, code)));
+    return true;
+  }
+
+  struct Table16 {
+    __m256i low, high;
+  };
+  static Table16 load_table(const void* sixteen) {
+    return {load_as<__m256i>(sixteen),
+            load_as<__m256i>(static_cast<const std::int32_t*>(sixteen) + 8)};
+  }
+  // Two steps of four: thresholds 3, 7 and 11 say in which quarter a lane lies, and the other three
+  // of that quarter the rest.
+  struct Ranks {
+    F quarters[3];
+    __m256 inside[3];  // by quarter
+    explicit Ranks(const float* ascending) {
+      for (int i = 0; i < 3; ++i) {
+        quarters[i] = splat(ascending[4 * i + 3]);
+        inside[i] = _mm256_setr_ps(ascending[i], ascending[i + 4], ascending[i + 8],
+                                   ascending[i + 12], 0, 0, 0, 0);
+      }
+    }
+    I of(F v) const {
+      I quarter = splat(3), rest = splat(3);
+      for (const F& threshold : quarters) quarter += v <= threshold;  // true is -1
+      for (const __m256 thresholds : inside)
+        rest += v <= _mm256_permutevar8x32_ps(thresholds, to(quarter));
+      return quarter * 4 + rest;
+    }
+    I of_spread(F v) const { return of(v); }
+  };
+
+  static std::uint32_t largest(I magnitudes) {
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(to(magnitudes)),
+                                       _mm256_extracti128_si256(to(magnitudes), 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return static_cast<std::uint32_t>(
+        _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1))));
+  }
+  static I look_up(const Table16& table, I index) {
+    const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.low, to(index)));
+    const __m256 high = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.high, to(index)));
+    const __m256 bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(to(index), 28));
+    return from(_mm256_castps_si256(_mm256_blendv_ps(low, high, bit3)));
+  }
+
+  static constexpr int kTileRows = 3, kTileVectors = 2;  // with two chains, 12 sums in 16 registers
+  static F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  /// sums[j] = all lanes of x[j].
+  static void sum4(const F (&x)[4], float (&sums)[4]) {
+    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+  }
+
+ private:
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  static __m256i to(I x) { return reinterpret_cast<__m256i>(x); }
+  static I from(__m256i x) { return reinterpret_cast<I>(x); }
+  static __m128i eight_bytes(const void* p) {
+    return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  }
+  /// The low halves of the lanes.
+  static __m128i words(I x) {
+    const __m256i low = _mm256_and_si256(to(x), _mm256_set1_epi32(0xFFFF));
+    return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  }
+};
+
+/// Through fp16, which has e4m3's numbers with 8 added to the exponent; NaN would become 480.
+//   e4m3                s eeee mmm
+//   sign-extended, << 7 s s eeee mmm 0000000
+//   fp16, x 2^-8        s 0 eeee mmm 0000000
+template <>
+struct Reader<Codes::f8_e4m3> {
+  static constexpr bool kScalesSum = true;
+  explicit Reader(const float*) {}
+  void set_scale(float) {}
+  F read(const std::uint8_t* codes) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    largest_ = _mm_max_epu8(largest_, _mm_and_si128(bytes, _mm_set1_epi8(0x7F)));
+    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(~0x4000)));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
+  }
+  F value(F sum) const {
+    const __m128i nan = _mm_cmpeq_epi8(largest_, _mm_set1_epi8(0x7F));
+    return _mm_testz_si128(nan, nan) ? sum * 256.0f : splat(__builtin_nanf(""));
+  }
+
+ private:
+  __m128i largest_ = _mm_setzero_si128();
+};
+
+/// e5m2 is the upper half of an fp16 number.
+template <>
+struct Reader<Codes::f8_e5m2> {
+  static constexpr bool kScalesSum = true;
+  explicit Reader(const float*) {}
+  void set_scale(float) {}
+  F read(const std::uint8_t* codes) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
+  }
+  F value(F sum) const { return sum; }
+};
+
+/// Eight nibbles of a 32-bit word, one shift each, in order:
+//   lane   0   1   2   3   4   5   6   7
+//   shift  4   0  12   8  20  16  28  24
+// vpermps reads three bits of a lane, and the fourth, moved to the sign, picks the half of the
+// table.
+struct NibbleReader {
+  static constexpr bool kScalesSum = false;
+  explicit NibbleReader(const float* values)
+      : values_{_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)} {
+    set_scale(1.0f);
+  }
+  void set_scale(float scale) {
+    set_scale(scale, [](F x) { return x; });
+  }
+  template <class Round>
+  void set_scale(float scale, Round round) {
+    for (int i = 0; i < 2; ++i) table_[i] = round(_mm256_mul_ps(values_[i], _mm256_set1_ps(scale)));
+  }
+  F read(const std::uint8_t* codes) {
+    const __m256i kDown = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
+    const __m256i kUp = _mm256_setr_epi32(24, 28, 16, 20, 8, 12, 0, 4);
+    const __m256i word = _mm256_set1_epi32(load_as<int>(codes));
+    const __m256i index = _mm256_srlv_epi32(word, kDown);
+    const __m256 low = _mm256_permutevar8x32_ps(table_[0], index);
+    const __m256 high = _mm256_permutevar8x32_ps(table_[1], index);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_sllv_epi32(word, kUp)));
+  }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
+  }
+  F value(F sum) const { return sum; }
+
+ private:
+  __m256 values_[2], table_[2];
+};
+template <>
+struct Reader<Codes::nf4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+template <>
+struct Reader<Codes::fp4> : NibbleReader {
+  using NibbleReader::NibbleReader;
+};
+
+}  // namespace
+}  // namespace stowage
