@@ -70,6 +70,7 @@ class MasterOptimizer(torch.optim.Optimizer):
         self._inner = inner
 
     def __getstate__(self) -> dict[str, Any]:
+        self._follow()
         own = ("_seed", "_via", "_slots", "_count", "_inner")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
@@ -103,6 +104,11 @@ class MasterOptimizer(torch.optim.Optimizer):
         group = self._trained(_groups([param_group])[0], {})
         super().add_param_group(group)
         self._inner.add_param_group(self._over_masters(self.param_groups[-1]))
+
+    def _follow(self) -> None:
+        """Before masters are saved or copied: they are those of the weights' values."""
+        for slot in self._slots.values():
+            slot.follow()
 
     def _push(self) -> None:
         """Options and state to the inner optimizer: here is where others read and write them."""
@@ -144,9 +150,8 @@ class MasterOptimizer(torch.optim.Optimizer):
         slots = list(self._slots.values())
         self._push()
         try:
-            with torch.no_grad():
-                for slot in slots:
-                    slot.prepare()
+            for slot in slots:
+                slot.prepare()
             if closure is None:
                 self._take_gradients()
                 loss = self._inner.step()
@@ -215,7 +220,9 @@ class MasterOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As of any optimizer. The state of a resting parameter has its `master` and the number of
-        its `casts` besides the moments, also before the first step."""
+        its `casts` besides the moments, also before the first step. The master of a weight that
+        somebody else has written is made again first."""
+        self._follow()
         self._push()
         self._pull(begun=True)
         try:

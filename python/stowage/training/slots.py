@@ -58,14 +58,19 @@ class Slot:
         """What belongs to the optimizer's state beside the moments."""
         return {MASTER: self.shown, CASTS: self.casts}
 
-    def prepare(self) -> None:
-        """Before a step: follows a write of somebody else, and ends what was kept."""
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Makes the master again where somebody else has written the weight."""
         origin = self.origin
         if origin.writes != self.writes and not self.loaded:
             self.source = "kept" if origin.state == KEPT else "resting"
             local_of(self.master).copy_(_values(self.parameter, origin))
             self.settle()
-        origin.clear("at the first step of MasterOptimizer, which has its master")
+
+    def prepare(self) -> None:
+        """Before a step: also ends what was kept."""
+        self.follow()
+        self.origin.clear("at the first step of MasterOptimizer, which has its master")
 
     def take_gradient(self) -> None:
         grad = self.parameter.grad
