@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model weights that rest small (fp8, NF4, int8) and compute exactly."""
+"""Model weights that rest small (fp8, NF4, int8) and compute exactly.
 
-from stowage import policy, skips, views  # noqa: F401  public modules
-from stowage._model.reports.table import Report, Row
-from stowage._model.resting.frozen import frozen_linear
-from stowage._model.resting.masters import drop_master
-from stowage._model.sizes import nbytes
-from stowage._model.stow import stow, unstow
+An import gives torch the operators of the package and the types of its tensors, and nothing else;
+what works on models, files and tiers is imported when its name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from stowage._ops import composite, fakes  # noqa: F401  they complete the ops
 from stowage._ops.errors import (
     BadFile,
@@ -37,17 +38,68 @@ from stowage._tensor.products import (
 from stowage._tensor.products import flops as _flops  # noqa: F401  it tells torch what products count
 from stowage._tensor.products.grouped import grouped_linear
 from stowage._tensor.quantize import quantize
-from stowage._tiers.budget import keep_free, rebudget
-from stowage._tiers.counts import DeviceReport, EngineReport
-from stowage._tiers.engine_report import engine_report, report
-from stowage._tiers.offload import offload, onload
-from stowage._tiers.plans.measured import Measured, measured
-from stowage._tiers.tracing import trace
-from stowage.checkpoint import save, state_dict
 from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
-from stowage.loading import load, load_state_dict
-from stowage.planning import Comparison, Plan, measured_links, plan
 from stowage.tensor import StowedTensor
+
+if TYPE_CHECKING:  # the tables below, for who reads without running
+    from stowage import (  # noqa: F401  public modules
+        checkpoint,
+        loading,
+        planning,
+        policy,
+        sharding,
+        skips,
+        training,
+        views,
+    )
+    from stowage._model.reports.table import Report, Row
+    from stowage._model.resting.frozen import frozen_linear
+    from stowage._model.resting.masters import drop_master
+    from stowage._model.sizes import nbytes
+    from stowage._model.stow import stow, unstow
+    from stowage._tiers.budget import keep_free, rebudget
+    from stowage._tiers.counts import DeviceReport, EngineReport
+    from stowage._tiers.engine_report import engine_report, report
+    from stowage._tiers.offload import offload, onload
+    from stowage._tiers.plans.measured import Measured, measured
+    from stowage._tiers.tracing import trace
+    from stowage.checkpoint import save, state_dict
+    from stowage.loading import load, load_state_dict
+    from stowage.planning import Comparison, Plan, measured_links, plan
+
+_MODULES = ["checkpoint", "loading", "planning", "policy", "sharding", "skips", "training", "views"]
+_NAMES = {
+    "_model.reports.table": "Report Row",
+    "_model.resting.frozen": "frozen_linear",
+    "_model.resting.masters": "drop_master",
+    "_model.sizes": "nbytes",
+    "_model.stow": "stow unstow",
+    "_tiers.budget": "keep_free rebudget",
+    "_tiers.counts": "DeviceReport EngineReport",
+    "_tiers.engine_report": "engine_report report",
+    "_tiers.offload": "offload onload",
+    "_tiers.plans.measured": "Measured measured",
+    "_tiers.tracing": "trace",
+    "checkpoint": "save state_dict",
+    "loading": "load load_state_dict",
+    "planning": "Comparison Plan measured_links plan",
+}
+_LATER = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or module that is used for the first time."""
+    if name in _MODULES:
+        return import_module(f"stowage.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'stowage' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"stowage.{_LATER[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, *_MODULES})
+
 
 __all__ = [
     "BadFile",

@@ -18,6 +18,7 @@ from stowage._ops.errors import Unsupported
 from stowage._shard.describing import is_spread
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.tables import with_first_weight
 
 _RESTED = "_stowage_rested"  # attribute of a module: its parameters that rest, name -> storage
 
@@ -66,4 +67,4 @@ def _text(spread: Any) -> str:
     return f"{kind} {list(local.shape)} of {list(spread.shape)}"
 
 
-register_module_parameter_registration_hook(note)
+with_first_weight(lambda: register_module_parameter_registration_hook(note))

@@ -22,7 +22,7 @@ from stowage._tensor.frames import module_of, nearest
 from stowage._tensor.products import linear
 from stowage._tensor.products.linear import rounds_twice, strides_count
 from stowage._tensor.stowed import MATRIX_DTYPES, Matrix, StowedTensor
-from stowage._tensor.tables import function
+from stowage._tensor.tables import function, with_first_weight
 from stowage._tensor.views import StowedView, matrix
 
 _compiling = torch.compiler.is_compiling
@@ -187,19 +187,19 @@ def _set_requires_grad(self: Tensor, requires_grad: bool) -> Any:
     return _thaw(self) if requires_grad else NotImplemented
 
 
-_stock_requires_grad_ = nn.Module.requires_grad_
-
-
-@wraps(_stock_requires_grad_)
-def _all_or_none(self: Any, requires_grad: bool = True) -> Any:
+@with_first_weight
+def _ask_modules_first() -> None:
     """A module with a weight that refuses changes no other: torch asks one after the other."""
-    if requires_grad:
-        for parameter in self.parameters():
-            _thaw(parameter)
-    return _stock_requires_grad_(self, requires_grad)
+    stock = nn.Module.requires_grad_
 
+    @wraps(stock)
+    def all_or_none(self: Any, requires_grad: bool = True) -> Any:
+        if requires_grad:
+            for parameter in self.parameters():
+                _thaw(parameter)
+        return stock(self, requires_grad)
 
-nn.Module.requires_grad_ = _all_or_none  # type: ignore[method-assign]
+    nn.Module.requires_grad_ = all_or_none  # type: ignore[method-assign]
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _keep_buffer(module: nn.Module, name: str, buffer: Any) -> None:
         buffer.stay()
 
 
-register_module_buffer_registration_hook(_keep_buffer)
+with_first_weight(lambda: register_module_buffer_registration_hook(_keep_buffer))
 
 
 # --- casts that the caller wrote ------------------------------------------------------------------

@@ -46,6 +46,8 @@ def wrap(
     offset: int | torch.SymInt = 0,
 ) -> "StowedTensor":
     """A stowed tensor around `parts`, unchecked."""
+    if tables.untold:
+        tables.tell_torch()
     w: StowedTensor = _torch.make_wrapper_subclass(
         StowedTensor,
         shape,

@@ -3,8 +3,11 @@
 
 `functions.py` fills FUNCTIONS (torch functions, above autograd: the hot path), `operators.py` fills
 OPS (operators, below autograd). stowed.py and views.py only look up, so that neither imports them.
+What all modules of the process must know of resting weights, torch is told with the first weight:
+a program that only imports the package is left as it was.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,8 @@ Handler = Callable[..., Any]
 FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
 OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
 ROW_OPS: dict[Any, Handler] = {}  # the same, of rows that are spread over processes (_shard/)
+untold: list[Callable[[], object]] = []  # what is told with the first weight
+_telling = threading.Lock()
 _DEFAULT = "default"
 _dynamo_callback = _torch.get_eval_frame_callback
 
@@ -70,6 +75,20 @@ def row_op(*keys: Any) -> Callable[[Handler], Handler]:
         return handler
 
     return enter
+
+
+def with_first_weight(tell: Callable[[], object]) -> Callable[[], object]:
+    """Enters what is called once, before there is a weight in this process."""
+    untold.append(tell)
+    return tell
+
+
+def tell_torch() -> None:
+    """All that was entered; whoever makes a weight asks for it where `untold` is not empty."""
+    with _telling:
+        while untold:
+            untold[0]()
+            del untold[0]
 
 
 def dispatch(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import torch
@@ -37,9 +37,12 @@ def _note(*_: Any) -> None:
         _registered += 1
 
 
-torch_modules.register_module_module_registration_hook(_note)
-torch_modules.register_module_parameter_registration_hook(_note)
-torch_modules.register_module_buffer_registration_hook(_note)
+@cache
+def _watch_modules() -> None:
+    """From the first model on that computes on a device."""
+    torch_modules.register_module_module_registration_hook(_note)
+    torch_modules.register_module_parameter_registration_hook(_note)
+    torch_modules.register_module_buffer_registration_hook(_note)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Devices:
     the tensors that are there."""
 
     def __init__(self, places: Places, ring: int) -> None:
+        _watch_modules()
         self.home = places.home
         self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.registered = -1

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -101,6 +102,7 @@ class DeviceTier:
         self._report |= {"bytes_copied": 0, "peak": 0}
         self._stall = 0.0
         weakref.finalize(self, Link.finish, self._link)
+        _watch_forks()
         _tiers.add(self)
 
     def holds(self, codes: Tensor) -> bool:
@@ -290,7 +292,9 @@ def _leave_threads() -> None:
         tier.leave_threads()
 
 
-os.register_at_fork(after_in_child=_leave_threads)
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_leave_threads)
 
 
 ALIGN = 256  # bytes: what every part of a unit begins at

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ class Engine:
         self._places: set[int] = set()  # addresses of parts in the file
         self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
         self._most_written = min(self.ram // 2, self.ram - self._least)
+        _watch_forks()
         _engines.add(self)
         source.share()
         weakref.finalize(self, _close, self._opened, self._source)
@@ -289,8 +291,12 @@ def _leave_to_parent() -> None:
         engine.leave_to_parent()
 
 
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 copy_with(_copy_out, _is_shared)
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:

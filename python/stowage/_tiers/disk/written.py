@@ -20,6 +20,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -115,6 +116,7 @@ class Journal:
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self._rooms: list[_Room] = []  # none, as a rule
+        _watch_forks()
         _journals.add(self)
 
     @property
@@ -175,4 +177,6 @@ def _share_all() -> None:
         journal.share()
 
 
-os.register_at_fork(before=_share_all)
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_share_all)
