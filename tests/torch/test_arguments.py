@@ -79,6 +79,12 @@ def test_linear(linear, args, text) -> None:
             lambda: library.linear_grad_input(X, CODES, SCALES, KIND.key, 64),
             r"g must be \[\.\.\., 8\], got \[3, 64\]",
         ),
+        (
+            lambda: library.embedding(
+                torch.tensor([1]), CODES, [SCALES[0].to_sparse()], KIND.key, [8, 64], _B
+            ),
+            "scale must be dense, got torch.sparse_coo",
+        ),
         (lambda: library.amax([X, X.long()]), "x must be float64, float32, .*got int64"),
         (lambda: composite.amax([X, X.long()]), "x must be one of .*got int64"),
         (lambda: library.amax([X.to("meta"), X]), "x must be on (meta|the CPU)"),

@@ -63,6 +63,8 @@ def check_weight(
             _wrong(where, f"{name} must be on {codes.device} like codes", part.device)
         if part.dtype != dtype:
             _wrong(where, f"{name} must be {dtype}", part.dtype)
+        if part.layout != torch.strided:
+            _wrong(where, f"{name} must be dense", part.layout)
         if part.dim() != len(wanted) or any(
             a != b for a, b in zip(part.shape, wanted, strict=True)
         ):
