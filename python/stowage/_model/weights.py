@@ -57,6 +57,10 @@ class Held:
         return self.sites[0].name
 
     @property
+    def rests(self) -> bool:
+        return isinstance(self.tensor, StowedTensor)
+
+    @property
     def is_buffer(self) -> bool:
         return all(site.attribute in _torch.buffers(site.module) for site in self.sites)
 
@@ -196,6 +200,17 @@ def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
     if held.is_buffer or dtype not in _CODES or not 2 <= held.tensor.dim() <= 5:
         return False
     return held.tensor.numel() * dtype.itemsize >= LEAST
+
+
+def can_be_brought(held: Held) -> bool:
+    """Whether a tensor may wait elsewhere than where it is used: a resting matrix, or a plain
+    parameter that can rest as a cast of itself."""
+    return held.tensor.dim() >= 2 if held.rests else worth_offloading(held, held.tensor.dtype)
+
+
+def is_brought_whole(held: Held) -> bool:
+    """Whether some module uses all of it: of a table that is not tied, rows are used."""
+    return can_be_brought(held) and not held.gives_rows
 
 
 Candidates = tuple[Storage | None, ...]

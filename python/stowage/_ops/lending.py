@@ -86,7 +86,7 @@ def where_x_is(at: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return decorate
 
 
-def device_of(tree: Sequence[Any]) -> torch.device | None:
+def accelerator_of(tree: Sequence[Any]) -> torch.device | None:
     """The device other than the CPU that plain tensors among arguments are on."""
     for leaf in tree:
         if type(leaf) is Tensor and leaf.device.type not in ("cpu", "meta") and leaf.dim():

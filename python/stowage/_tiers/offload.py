@@ -37,7 +37,6 @@ from stowage._tiers.device.placement import (
     attach_devices,
     detach_devices,
     devices_of,
-    rests,
 )
 from stowage._tiers.disk.engine import (
     WORKERS,
@@ -182,7 +181,7 @@ def _rest_in_ram(model: nn.Module, places: Places) -> None:
         [
             Move(held, [held.tensor.detach()], cast_storage(held.tensor.dtype))
             for held in values(model)
-            if not isinstance(held.tensor, StowedTensor) and rests(held) and places.streams(held)
+            if not held.rests and places.brings(held)
         ]
     )
 

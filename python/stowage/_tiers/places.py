@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from stowage._model.weights import Held
+from stowage._model.weights import Held, can_be_brought
 
 CPU = torch.device("cpu")
 RAM, DISK = "ram", "disk"
@@ -108,9 +108,9 @@ class Places:
         """Whether a weight does not go to the disk: the map has another place for a name of it."""
         return any(place != DISK for place in self._of(held))
 
-    def streams(self, held: Held) -> bool:
-        """Whether a weight rests where it is and computes at `home`."""
-        return not self.stays(held)
+    def brings(self, held: Held) -> bool:
+        """Whether a weight rests where it is, and is brought to `home` when it is used."""
+        return can_be_brought(held) and not self.stays(held)
 
     def work(self, name: str) -> torch.device:
         """The device on which a module or parameter of this name computes."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from stowage._model.sizes import byte_count, memory, nbytes, new_bytes
-from stowage._model.weights import Held
+from stowage._model.weights import Held, can_be_brought
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.device.placement import rests, ring_bytes
+from stowage._tiers.device.placement import ring_bytes
 from stowage._tiers.disk.engine import EngineOptions
 from stowage._tiers.places import CPU, Places, device_of_name, device_problems
 
@@ -103,7 +103,7 @@ class Asked:
 
 
 def _stays_in_ram(held: Held, places: Places) -> bool:
-    return places.work(held.name) == CPU or (rests(held) and places.streams(held))
+    return places.work(held.name) == CPU or places.brings(held)
 
 
 def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
@@ -118,4 +118,4 @@ def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
 
 def _comes(held: Held) -> bool:
     """Whether a tensor comes into memory as a whole."""
-    return (isinstance(held.tensor, StowedTensor) or rests(held)) and not held.gives_rows
+    return (isinstance(held.tensor, StowedTensor) or can_be_brought(held)) and not held.gives_rows

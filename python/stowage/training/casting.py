@@ -62,14 +62,9 @@ class Job(NamedTuple):
         return Fragment(storage, shape, self.start or 0, values, self.start is None)
 
 
-def local_of(tensor: Any) -> Any:
-    """What this process has of a tensor."""
-    return _torch.local_of(tensor)
-
-
 def rests(tensor: Any) -> bool:
     """Whether a parameter is a resting weight, whole or in rows."""
-    return isinstance(local_of(tensor), (StowedTensor, StowedRows))
+    return isinstance(_torch.local_of(tensor), (StowedTensor, StowedRows))
 
 
 def from_masters(
@@ -108,7 +103,7 @@ def from_masters(
         raise_problems("from_masters", problems)
     jobs = []
     for (name, weight), master, offset in zip(named, given, offsets, strict=True):
-        local = local_of(weight)
+        local = _torch.local_of(weight)
         if not rests(weight):
             problems.append(f"{name} must rest, got {type(local).__name__}")
             continue
@@ -119,7 +114,7 @@ def from_masters(
         if start is not None and group is not None:
             groups = (group,)
         key = None if seed is None else key_of(seed, name)
-        job = Job(name, local, local_of(master).detach(), start, groups, via, key)
+        job = Job(name, local, _torch.local_of(master).detach(), start, groups, via, key)
         problems += _misfits(job)
         jobs.append(job)
     raise_problems("from_masters", problems)

@@ -16,7 +16,7 @@ from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.collectives import groups_of
 from stowage._shard.rows import StowedRows
-from stowage.training.casting import Job, local_of
+from stowage.training.casting import Job
 from stowage.training.init.kept import origin_of
 from stowage.training.init.origin import KEPT, UNSET, Home, Origin, Terms
 
@@ -38,13 +38,13 @@ class Slot:
     shown: Any = field(init=False)  # the master for others: writes to it count in `version`
 
     def __post_init__(self) -> None:
-        self.shown = _like(local_of(self.master).detach(), self.master)
+        self.shown = _like(_torch.local_of(self.master).detach(), self.master)
         self.settle()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.shown = _like(local_of(self.master).detach(), self.master)
-        self.version = _torch.version(local_of(self.shown))
+        self.shown = _like(_torch.local_of(self.master).detach(), self.master)
+        self.version = _torch.version(_torch.local_of(self.shown))
         if origin_of(self.parameter) is None:  # a pickle leaves the count of writes out
             self.writes = _counted(self.parameter, self.name).writes
 
@@ -64,7 +64,7 @@ class Slot:
         origin = self.origin
         if origin.writes != self.writes and not self.loaded:
             self.source = "kept" if origin.state == KEPT else "resting"
-            local_of(self.master).copy_(_values(self.parameter, origin))
+            _torch.local_of(self.master).copy_(_values(self.parameter, origin))
             self.settle()
 
     def prepare(self) -> None:
@@ -79,7 +79,7 @@ class Slot:
     def load(self, master: Tensor, casts: int) -> None:
         """Takes the values of a checkpoint. Its own memory, given back as it was, is no news
         (accelerate does that); torch.distributed.checkpoint has loaded into it by then."""
-        given, mine = local_of(master), local_of(self.shown)
+        given, mine = _torch.local_of(master), _torch.local_of(self.shown)
         if given.data_ptr() != mine.data_ptr() or _torch.version(mine) != self.version:
             if self.origin.state == KEPT:  # it may be the master's memory
                 self.origin.clear("when MasterOptimizer loaded its masters")
@@ -89,14 +89,14 @@ class Slot:
 
     def settle(self) -> None:
         """Master and weight are the same, but for rounding."""
-        self.writes, self.version = self.origin.writes, _torch.version(local_of(self.shown))
+        self.writes, self.version = self.origin.writes, _torch.version(_torch.local_of(self.shown))
 
     def job(self, seed: int | None, via: torch.dtype | None) -> Job:
         """The next cast."""
         groups = groups_of(self.parameter) if isinstance(self.parameter, DTensor) else ()
         key = None if seed is None else key_of(seed, f"{self.name} {self.casts + 1}")
-        master = local_of(self.master).detach()
-        return Job(self.name, local_of(self.parameter), master, None, groups, via, key)
+        master = _torch.local_of(self.master).detach()
+        return Job(self.name, _torch.local_of(self.parameter), master, None, groups, via, key)
 
 
 def slot_of(name: str, parameter: Any) -> Slot:
@@ -119,7 +119,7 @@ def _like(local: Tensor, tensor: Any) -> Any:
 
 def _counted(parameter: Any, name: str) -> Origin:
     """An origin that keeps nothing, so that writes are counted."""
-    local, made = local_of(parameter), Origin(Terms(False), Home(), name)
+    local, made = _torch.local_of(parameter), Origin(Terms(False), Home(), name)
     if isinstance(local, StowedRows):
         local._kept[0] = made
     else:
@@ -129,7 +129,7 @@ def _counted(parameter: Any, name: str) -> Origin:
 
 def _values(parameter: Any, origin: Origin) -> Tensor:
     """fp32, on the weight's device; the kept value itself where that is such a tensor."""
-    local = local_of(parameter)
+    local = _torch.local_of(parameter)
     if origin.state == KEPT:
         return origin.lent().to(device=local.device, dtype=torch.float32)
     if origin.state == UNSET and origin.writes == 0:

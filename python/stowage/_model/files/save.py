@@ -144,14 +144,10 @@ def _save_values(
     return _written_path(where, file)
 
 
-def _rests(held: Held) -> bool:
-    return isinstance(held.tensor, StowedTensor)
-
-
 def _is_declared(held: Held) -> bool:
     """Whether a file says how it rests: not of plain values that rest while the model is
     offloaded."""
-    return _rests(held) and not is_plain(held.tensor)
+    return held.rests and not is_plain(held.tensor)
 
 
 def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
@@ -162,7 +158,7 @@ def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
         if tensor.is_meta:
             problems.append(f"{held.name}: must hold values, got a meta tensor")
             continue
-        if not _rests(held) and type(tensor) not in (
+        if not held.rests and type(tensor) not in (
             torch.Tensor,
             nn.Parameter,
             nn.Buffer,

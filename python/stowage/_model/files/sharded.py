@@ -74,13 +74,9 @@ def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
     return tensor if isinstance(tensor, StowedRows) else rows_of(tensor, 0, tensor.shape[0])
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return _torch.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
-
-
 def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
     reshard(model)
-    every = {held.name: _local(held.tensor) for held in written(model)}
+    every = {held.name: _torch.local_of(held.tensor) for held in written(model)}
     return {n: t for n, t in every.items() if isinstance(t, (StowedRows, StowedTensor))}
 
 
@@ -101,7 +97,7 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
         raise InvalidArgument("stowage.sharding: " + "\n  ".join(problems))
     state: dict[str, Tensor] = {}
     for held in written(model):
-        local = _local(held.tensor)
+        local = _torch.local_of(held.tensor)
         if not isinstance(local, (StowedRows, StowedTensor)):
             state[held.name] = held.tensor.detach()
             continue

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch, library
 from stowage._ops._torch import tree_leaves, tree_map_only
-from stowage._ops.lending import brought, device_of, lender_of
+from stowage._ops.lending import accelerator_of, brought, lender_of
 from stowage._ops.library import composite_forced
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.views import PACKED, StowedView, replay
@@ -94,7 +94,7 @@ def widened(
 def values(tree: Any) -> Any:
     """The same arguments with the values of every stowed tensor in its place: on the device of the
     plain ones, where the weights of its model are brought there."""
-    device = device_of(tree_leaves(tree))
+    device = accelerator_of(tree_leaves(tree))
     return tree_map_only(PACKED, lambda t: _values(t, device), tree)
 
 

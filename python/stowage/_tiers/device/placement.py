@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import Held, Swap, values, worth_offloading
+from stowage._model.weights import Held, Swap, is_brought_whole, values
 from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lending import enter
@@ -43,27 +42,6 @@ def _watch_modules() -> None:
     torch_modules.register_module_module_registration_hook(_note)
     torch_modules.register_module_parameter_registration_hook(_note)
     torch_modules.register_module_buffer_registration_hook(_note)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes: of the device (None: not said), and of resting weights that may be pinned."""
-
-    accelerator: int | None
-    pin: int
-
-
-def rests(held: Held) -> bool:
-    """Whether a tensor can be brought: stowed, or a plain one that can rest as a cast of itself."""
-    tensor = held.tensor
-    if isinstance(tensor, StowedTensor):
-        return tensor.dim() >= 2
-    return worth_offloading(held, tensor.dtype)
-
-
-def is_brought(held: Held) -> bool:
-    """Whether it is used whole by some module: of a table that is not tied, rows are."""
-    return rests(held) and not held.gives_rows
 
 
 class Devices:
@@ -97,7 +75,7 @@ class Devices:
 def _resting_parts(models: Iterable[nn.Module]) -> list[tuple[list[Tensor], bool]]:
     """The parts of every weight that rests on the CPU, and whether the whole of it is used."""
     return [
-        (held.tensor._parts(), is_brought(held))
+        (held.tensor._parts(), is_brought_whole(held))
         for model in list(models)
         for held in values(model)
         if isinstance(held.tensor, StowedTensor) and held.tensor.device.type == "cpu"
@@ -114,10 +92,10 @@ def ring_bytes(every: list[Held], places: Places, limit: int | None) -> tuple[in
     stay = sum(
         nbytes(held.tensor)
         for held in every
-        if places.work(held.name) == places.home and not (rests(held) and places.streams(held))
+        if places.work(held.name) == places.home and not places.brings(held)
     )
-    brought = {h.name: unit_bytes(memory(h.tensor)) for h in every if is_brought(h)}
-    brought = {h.name: brought[h.name] for h in every if h.name in brought and places.streams(h)}
+    whole = (held for held in every if is_brought_whole(held) and places.brings(held))
+    brought = {held.name: unit_bytes(memory(held.tensor)) for held in whole}
     if not brought:
         wrong = limit is not None and limit < stay
         told = f"accelerator must hold {stay} bytes of modules and tensors that stay, got {limit}"
@@ -144,7 +122,7 @@ def attach_devices(model: nn.Module, devices: Devices, places: Places, pin: int)
     try:
         for held in values(model):
             device = places.work(held.name)
-            if device == CPU or (rests(held) and places.streams(held)):
+            if device == CPU or places.brings(held):
                 continue
             _move(held, device, swap, plain)
     except RuntimeError as error:
@@ -245,7 +223,7 @@ def place_new(module: nn.Module, device: torch.device) -> None:
 def _pin(model: nn.Module, most: int) -> None:
     """Puts resting parts into pinned memory, in the order of the model, up to `most` bytes."""
     for held in values(model):
-        if not isinstance(held.tensor, StowedTensor) or not is_brought(held):
+        if not isinstance(held.tensor, StowedTensor) or not is_brought_whole(held):
             continue
         parts = [part for part in held.tensor._parts() if not is_borrowed(part)]
         most -= sum(part.nbytes for part in parts)

@@ -8,8 +8,6 @@ Memory that is free: of the machine, and of the control group (a container) that
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,10 +18,8 @@ from stowage._ops.errors import InvalidArgument
 from stowage._tiers.maps.module_sizes import Dtype, leaves, module_sizes
 
 Device = int | str
-Limits = Mapping[Device, int | str]
+Limits = Mapping[Device, int]  # bytes
 _LOG = logging.getLogger("stowage")
-_UNITS = {"GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
-_SIZE = re.compile(r"\s*([0-9.]+(?:[eE][0-9]+)?)\s*([KMG](?:iB|IB|ib|Ib|B|b))\s*", re.IGNORECASE)
 _SHARE = 0.9  # of the only device, where the caller set no limit: the rest is for activations
 _SLACK = 1.25  # layers beside its share that each device gets, since they do not divide evenly
 _EDGES = 1 << 18  # bytes around the parts of a weight that are read with it, at most
@@ -31,32 +27,12 @@ _PART = 8  # of what is on a disk this part may be in memory: enough to read ahe
 ROOT = Path("/")
 
 
-def file_size(size: int | str) -> int:
-    """Bytes of "5GB", "1.5GiB" or of an int; "5Gb" is in bits. Raises InvalidArgument for what is
-    no size."""
-    if isinstance(size, int) and size >= 0:
-        return size
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    try:
-        number = float(found[1]) if found else math.nan
-    except ValueError:
-        number = math.nan
-    if found is None or not math.isfinite(number):
-        raise InvalidArgument(
-            f"stowage: size must be a number of bytes or a text such as '5.0GB', got {size!r}; it "
-            "is not in a valid format"
-        )
-    total = int(number * _UNITS[found[2].upper()])
-    in_bits = found[2].endswith("b") and len(found[2]) == 2
-    return total // 8 if in_bits else total
-
-
 def max_memory(given: Limits | None = None) -> dict[Device, int]:
     """Bytes for each device, accelerators first: of `given`, or the free ones of this machine.
     Raises InvalidArgument for keys that are neither a number nor "mps", "cpu" or "disk"."""
     if given is None:
         return _free()
-    limits = {device: file_size(size) for device, size in given.items()}
+    limits = dict(given)
     numbers = sorted(device for device in limits if isinstance(device, int))
     for number in numbers:
         if not 0 <= number < _accelerators():

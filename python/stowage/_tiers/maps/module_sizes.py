@@ -183,10 +183,3 @@ def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
 def _holder(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
-
-
-def tensor_at(model: nn.Module, name: str) -> torch.Tensor:
-    """The parameter or buffer with a dotted name."""
-    module, attribute = _holder(model, name)
-    found: torch.Tensor = getattr(module, attribute)
-    return found

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import byte_count, nbytes
-from stowage._model.weights import Held, values
+from stowage._model.weights import Held, can_be_brought, values
 from stowage._ops.errors import InvalidArgument, raise_problems
-from stowage._tiers.device.placement import rests
 from stowage._tiers.maps.budgets import Device, balanced, disk_budget
 from stowage._tiers.maps.first_fit import first_fit
 from stowage._tiers.places import CPU, RAM, DeviceMap, Places, device_of_name, device_problems
@@ -125,9 +124,9 @@ def _in_memory(model: nn.Module, folder: Folder | None, ram: int) -> Mapped:
         name: RAM for name, place in found.items() if place == "cpu" and name in known
     }
     stay = Places(model, places)
-    kept = sum(nbytes(held.tensor) for held in every if stay.stays(held) and rests(held))
+    kept = sum(nbytes(held.tensor) for held in every if stay.stays(held) and can_be_brought(held))
     return Mapped(None, folder, ram - kept, None, None, places)
 
 
 def _ring(every: list[Held]) -> int:
-    return disk_budget([nbytes(held.tensor) for held in every if rests(held)])
+    return disk_budget([nbytes(held.tensor) for held in every if can_be_brought(held)])

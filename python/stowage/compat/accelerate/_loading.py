@@ -19,11 +19,12 @@ from stowage._model.resting.making import Making
 from stowage._model.weights import Held, parameters, values
 from stowage._ops.errors import InvalidArgument, Unsupported, raise_problems
 from stowage._tiers.disk.engine import Engine, EngineOptions, attach, mapped_only
-from stowage._tiers.maps.budgets import Limits, disk_budget
+from stowage._tiers.maps.budgets import disk_budget
 from stowage._tiers.maps.module_sizes import Dtype, torch_dtype
 from stowage._tiers.offload import is_offloaded
 from stowage.compat.accelerate._checkpoints import Checkpoint, source_of
 from stowage.compat.accelerate._maps import (
+    Sizes,
     get_balanced_memory,
     infer_auto_device_map,
     place_of,
@@ -215,7 +216,7 @@ def load_checkpoint_and_dispatch(
     model: nn.Module,
     checkpoint: Checkpoint,
     device_map: str | Map | None = None,
-    max_memory: Limits | None = None,
+    max_memory: Sizes | None = None,
     no_split_module_classes: Iterable[str] | None = None,
     offload_folder: Folder | None = None,
     offload_buffers: bool = False,

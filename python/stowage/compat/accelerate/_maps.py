@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,11 +31,34 @@ from stowage._tiers.maps.module_sizes import (
 
 Names = Iterable[str] | str | None
 Dtypes = Mapping[str, Dtype] | None
+Sizes = Mapping[Device, int | str]
+_UNITS = {"GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+_SIZE = re.compile(r"\s*([0-9.]+(?:[eE][0-9]+)?)\s*([KMG](?:iB|IB|ib|Ib|B|b))\s*", re.IGNORECASE)
 
 
 def convert_file_size_to_int(size: int | str) -> int:
     """Bytes of "5GB", "1.5GiB", "8Gb" (bits) or of an int. Raises ValueError for anything else."""
-    return budgets.file_size(size)
+    if isinstance(size, int) and size >= 0:
+        return size
+    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    if found is None or not math.isfinite(number):
+        raise InvalidArgument(
+            f"stowage: size must be a number of bytes or a text such as '5.0GB', got {size!r}; it "
+            "is not in a valid format"
+        )
+    total = int(number * _UNITS[found[2].upper()])
+    in_bits = found[2].endswith("b") and len(found[2]) == 2
+    return total // 8 if in_bits else total
+
+
+def _bytes(given: Sizes | None) -> Limits | None:
+    if given is None:
+        return None
+    return {device: convert_file_size_to_int(size) for device, size in given.items()}
 
 
 def dtype_byte_size(dtype: Any) -> float:
@@ -82,14 +107,14 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
     return sizes[""], largest_layers(units, sizes, whole)
 
 
-def get_max_memory(max_memory: Limits | None = None) -> dict[Device, int]:
+def get_max_memory(max_memory: Sizes | None = None) -> dict[Device, int]:
     """Bytes for each device, accelerators first: those given, or those that are free."""
-    return budgets.max_memory(max_memory)
+    return budgets.max_memory(_bytes(max_memory))
 
 
 def get_balanced_memory(
     model: nn.Module,
-    max_memory: Limits | None = None,
+    max_memory: Sizes | None = None,
     no_split_module_classes: Names = None,
     dtype: Dtype | None = None,
     special_dtypes: Dtypes = None,
@@ -97,7 +122,12 @@ def get_balanced_memory(
 ) -> dict[Device, int]:
     """Limits that spread `model` evenly, for `infer_auto_device_map`."""
     return budgets.balanced(
-        model, max_memory, no_split_module_classes, dtype, special_dtypes, low_zero=low_zero
+        model,
+        _bytes(max_memory),
+        no_split_module_classes,
+        dtype,
+        special_dtypes,
+        low_zero=low_zero,
     )
 
 
@@ -121,7 +151,7 @@ def get_module_size_with_ties(
 
 def infer_auto_device_map(
     model: nn.Module,
-    max_memory: Limits | None = None,
+    max_memory: Sizes | None = None,
     no_split_module_classes: Names = None,
     dtype: Dtype | None = None,
     special_dtypes: Dtypes = None,
@@ -134,7 +164,7 @@ def infer_auto_device_map(
     the result differs from accelerate's."""
     found = first_fit(
         model,
-        max_memory,
+        _bytes(max_memory),
         no_split_module_classes,
         dtype,
         special_dtypes,

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import nbytes
-from stowage._model.weights import parameters, values
+from stowage._model.weights import can_be_brought, parameters, values
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.device.placement import rests
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.load import load_state_dict
 from stowage._tiers.maps.budgets import disk_budget
@@ -139,7 +138,7 @@ def to_device(
     brought, stay, in_memory = [], 0, 0
     for held in values(model):
         size, device = nbytes(held.tensor), place_of(held.name, device_map)
-        if device in ("cpu", "disk", None) and rests(held):
+        if device in ("cpu", "disk", None) and can_be_brought(held):
             brought.append(size)
             in_memory += size * (device == "cpu")
         elif device in ("cpu", "disk", None) or torch.device(device) == home:

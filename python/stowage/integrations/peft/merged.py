@@ -112,10 +112,6 @@ def modules(layer: BaseTunerLayer) -> list[nn.Module]:
     return list(layer.modules())
 
 
-def rests(held: Held) -> bool:
-    return isinstance(held.tensor, StowedTensor)
-
-
 def values(held: Held) -> torch.Tensor:
     """Of a parameter that rests, in fp32."""
     assert isinstance(held.tensor, StowedTensor)
@@ -140,7 +136,7 @@ def bare(layer: BaseTunerLayer) -> Iterator[None]:
 @contextmanager
 def stand_ins(layer: BaseTunerLayer) -> Iterator[None]:
     """fp32 parameters in the places of the base weights that rest."""
-    resting = [held for held in base_parameters(layer) if rests(held)]
+    resting = [held for held in base_parameters(layer) if held.rests]
     try:
         for held in resting:
             _put(held, nn.Parameter(values(held), requires_grad=False))
@@ -186,7 +182,7 @@ def check_unwritten(records: list[tuple[str, BaseTunerLayer, Record]]) -> None:
 def restore(layer: BaseTunerLayer, record: Record) -> None:
     """Takes the adapters out: PEFT's own state by its own code, the weights from what is kept."""
     every = base_parameters(layer)
-    plain = {h.name: h.tensor.detach().clone() for h in every if not rests(h)}
+    plain = {h.name: h.tensor.detach().clone() for h in every if not h.rests}
     set_record(layer, None)
     with bare(layer), stand_ins(layer), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that unmerging is inexact: it is not

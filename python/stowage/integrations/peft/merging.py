@@ -31,7 +31,6 @@ from stowage.integrations.peft.merged import (
     part_names,
     record_of,
     restore,
-    rests,
     set_record,
     stand_ins,
     tensors_of,
@@ -108,7 +107,7 @@ def _merge(
     kept: Mapping[str, Kept] | None,
 ) -> None:
     every, before_merge = base_parameters(layer), list(layer.merged_adapters)
-    plain = {h.name: h.tensor.detach().clone() for h in every if not rests(h)}
+    plain = {h.name: h.tensor.detach().clone() for h in every if not h.rests}
     stamps = {held.name: stamp(tensors_of(held)) for held in every}
     if kept is None:
         kept = keep_layers({name: layer}, how.place, how.folder)
@@ -118,7 +117,7 @@ def _merge(
         with bare(layer), stand_ins(layer):
             type(layer).merge(layer, safe_merge=safe, adapter_names=adapters)
             for held in every:
-                if rests(held) and not torch.equal(_there(held), values(held)):
+                if held.rests and not torch.equal(_there(held), values(held)):
                     full = f"{_without_wrappers(name)}.{held.name}"
                     wide, storage = _there(held).float(), _storage(held)
                     new[held.name] = how.parts(wide, storage, full)

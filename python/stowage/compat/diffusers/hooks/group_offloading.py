@@ -17,11 +17,10 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import values, written
+from stowage._model.weights import can_be_brought, values, written
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.device.placement import rests
 from stowage._tiers.maps.budgets import disk_budget
 from stowage._tiers.maps.module_sizes import largest_group
 from stowage._tiers.offload import is_offloaded, offload, onload
@@ -161,7 +160,7 @@ def _problems(module: nn.Module, config: GroupOffloadingConfig, use_stream: bool
 
 def _apply(module: nn.Module, config: GroupOffloadingConfig) -> None:
     folder, ram, device = None, None, config.onload_device
-    brought = [nbytes(held.tensor) for held in values(module) if rests(held)]
+    brought = [nbytes(held.tensor) for held in values(module) if can_be_brought(held)]
     if config.offload_to_disk_path is not None:
         folder = Path(config.offload_to_disk_path, _folder_name(module))
         ram = _budget(module, config, brought)
