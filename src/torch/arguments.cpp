@@ -192,7 +192,11 @@ Argument::Argument(const char* where, std::string_view name, AtenTensorHandle ha
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &elements_));
   bool contiguous = false;
   TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(handle, &contiguous));
-  TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(handle, &data_));
+  if (torch_get_const_data_ptr(handle, &data_) != 0) {
+    refuse(
+        " must have memory of its own, got a wrapper: what is kept from inside torch.func when "
+        "that has ended is one, and x.clone() is none");
+  }
   if (!has_memory(handle, sizes_, contiguous, elements_)) {
     refuse(" must have its memory, got a tensor whose storage was released");
   }

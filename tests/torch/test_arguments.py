@@ -6,7 +6,9 @@ import re
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from stowage import StowedTensor
 from stowage._ops import composite, library
 from stowage._ops.storage import Storage
 
@@ -88,6 +90,10 @@ def test_linear(linear, args, text) -> None:
         (lambda: library.amax([X, X.long()]), "x must be float64, float32, .*got int64"),
         (lambda: composite.amax([X, X.long()]), "x must be one of .*got int64"),
         (lambda: library.amax([X.to("meta"), X]), "x must be on (meta|the CPU)"),
+        (
+            lambda: composite.measure(torch.tensor(1.0), CODES, SCALES, KIND.key),
+            "must have rank 1 or more",
+        ),
         (lambda: library.measure(X, CODES, SCALES, KIND.key), r"codes must be \[3, 64\]"),
         (lambda: library.linear(X, CODES.to("meta"), SCALES, KIND.key, 8, None), "on the CPU|meta"),
     ],
@@ -130,6 +136,15 @@ def test_released_memory_in_other_ops(name) -> None:
     }
     with pytest.raises(RuntimeError, match="storage was released"):
         calls[name]()
+
+
+def test_what_is_kept_from_inside_a_transform() -> None:
+    kept: list[Tensor] = []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(X)
+    w = StowedTensor([CODES, *SCALES], "int8:row", (8, 64), torch.float32)
+    with pytest.raises(RuntimeError, match=r"x must have memory of its own.*torch\.func"):
+        F.linear(kept[0], w)
+    assert torch.equal(F.linear(kept[0].clone(), w), F.linear(X, w))
 
 
 def test_a_result_that_no_memory_holds() -> None:

@@ -41,6 +41,9 @@ def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:
         _wrong(where, f"{storage} must name the dtype of its parts", "none")
     if rule := storage.misfit(shape):
         _wrong(where, rule, list(shape))
+    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.bits == 8 else 0
+    if len(shape) < least:
+        _wrong(where, f"a weight stored as {storage} must have rank {least} or more", len(shape))
 
 
 def check_weight(
@@ -75,9 +78,6 @@ def check_quantize(x: Tensor, storage: Storage) -> None:
     where = "stowage::quantize"
     _check_dtype(where, "x", x.dtype, VALUES)
     _check_fit(where, storage.for_values(x.dtype), x.shape)
-    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.bits == 8 else 0
-    if x.dim() < least:
-        _wrong(where, f"a weight stored as {storage} must have rank {least} or more", x.dim())
 
 
 def _check_matrix_product(
