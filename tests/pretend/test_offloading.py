@@ -253,6 +253,16 @@ def test_no_more_is_pinned_than_was_asked_for(share: float) -> None:
         assert pinned()[0] - before <= 2 * TILE
 
 
+def test_what_is_brought_is_pinned_behind_a_layer_that_stays() -> None:
+    model = made("int8")
+    with counted():
+        before, _ = pinned()
+        there = {"0": DEVICE}
+        stowage.offload(model, device=DEVICE, accelerator=ROOM, pin=ROOM, device_map=there)
+        assert pinned()[0] - before >= sum(stowage.nbytes(w) for w in weights(model)[1:])
+        stowage.onload(model)
+
+
 @pytest.mark.parametrize("storage", [None, "int8"])
 def test_onload_undoes_all(storage: str | None) -> None:
     model = made(storage)

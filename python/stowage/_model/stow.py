@@ -30,8 +30,7 @@ from stowage._model.resting.masters import (
     fresh_master,
     master_of,
 )
-from stowage._model.weights import Choice, Held, Swap, values
-from stowage._model.weights import buffers as buffers_of
+from stowage._model.weights import Choice, Held, Inventory, Swap
 from stowage._ops.errors import StowageError, raise_problems
 from stowage._ops.storage import Storage
 from stowage._tensor.casts import is_cast_of_itself
@@ -96,27 +95,27 @@ def stow(
     keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():
         work = _Work(how, restow, WidePlaces(model), keeping)
-        _put_to_rest(model, policy, limits, work, buffers, grain)
+        _put_to_rest(Inventory(model), policy, limits, work, buffers, grain)
     return report(model)
 
 
 def _put_to_rest(
-    model: nn.Module,
+    inventory: Inventory,
     policy: Policy,
     limits: Limits,
     work: _Work,
     with_buffers: bool,
     grain: Granularity,
 ) -> None:
-    choices = policy.choose(model, with_buffers)
+    choices = policy.choices(inventory, with_buffers)
     work.problems.extend(policy.idle_rules(choices))
     asked = (work.how, work.restow, work.compute_of)
-    choices = limits.choose(model, choices, *asked, work.problems)
-    work.problems.extend(grain.problems(model, holders(choices)))
+    choices = limits.choose(inventory.model, choices, *asked, work.problems)
+    work.problems.extend(grain.problems(inventory, holders(choices)))
     for choice in choices:
         work.take(choice)
     if work.how.compute_dtype is not None and not with_buffers:
-        for held in buffers_of(model):
+        for held in inventory.buffers:
             work.cast(held)
     raise_problems("stowage.stow", work.problems)
     work.keeping.make()
@@ -124,7 +123,7 @@ def _put_to_rest(
     work.keeping.attach()
     for held, weight, reason, loss in work.memories:
         remember(held, weight, reason, loss)
-    grain.apply(model)
+    grain.apply(inventory)
 
 
 class _Work:
@@ -257,7 +256,7 @@ class Restored:
 
 def restored(model: nn.Module, compute: torch.dtype | None) -> Restored:
     """Raises BadFile where the file of a master was damaged."""
-    every = list(values(model))
+    every = Inventory(model).every
     fresh = {id(held): master for held in every if (master := fresh_master(held)) is not None}
     check_intact(list(fresh.values()))
     frozen = bool(adapter_paths(model))  # PEFT has frozen the base: the masters are older

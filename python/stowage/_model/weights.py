@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters and buffers of a model, each once under all its names, and changing many of them
-as one step that is either done whole or undone.
-
-Stamps of tensors: 64 bits that tell whether any byte has changed since, wherever it stands.
-"""
+"""The inventory of a model: its parameters and buffers, each once under all its names; what may be
+done with one; and changing many of them as one step that is either done whole or undone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +20,6 @@ from stowage._tensor.stowed import StowedTensor
 
 # Tensors of lazy modules that have not run yet: neither shape nor values.
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
-_WORDS = 1 << 16  # of 4 bytes, at once
-_STEP = 6364136223846793005  # odd, so that no word of an earlier block is lost
-_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -75,44 +69,51 @@ class Held:
         return all(isinstance(site.module, _TABLES) for site in self.sites)
 
 
-def _group(model: nn.Module, dictionary: str) -> list[Held]:
-    sites: dict[int, list[Site]] = {}
-    tensors: dict[int, torch.Tensor] = {}
-    chains: dict[str, tuple[nn.Module, ...]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        around = chains.get(path.rpartition(".")[0], ()) if path else ()
-        chains[path] = (*around, module)
-        for attribute, tensor in getattr(module, dictionary).items():
-            if tensor is not None:
-                tensors[id(tensor)] = tensor
-                sites.setdefault(id(tensor), []).append(Site(module, path, attribute, around))
-    return [Held(tensor, tuple(sites[key])) for key, tensor in tensors.items()]
-
-
-def parameters(model: nn.Module) -> list[Held]:
-    """Every parameter once, in the order of `model.named_parameters()`."""
-    return _group(model, "_parameters")
-
-
-def buffers(model: nn.Module) -> list[Held]:
-    """Every buffer once, persistent or not."""
-    return _group(model, "_buffers")
-
-
 def is_persistent(held: Held) -> bool:
     """Whether a buffer goes into `state_dict()`."""
     return any(s.attribute not in _torch.non_persistent(s.module) for s in held.sites)
 
 
-def values(model: nn.Module) -> Iterator[Held]:
-    """Parameters, then buffers."""
-    yield from parameters(model)
-    yield from buffers(model)
+class Inventory:
+    """The parameters and buffers of a model as they are now, each once under all its names, in the
+    order of `model.named_parameters()`.
 
+    Whoever is asked for something of a model makes one and hands it down in the model's place;
+    whoever has put other tensors there makes another.
+    """
 
-def written(model: nn.Module) -> list[Held]:
-    """What a file holds of a model: parameters and persistent buffers."""
-    return parameters(model) + [held for held in buffers(model) if is_persistent(held)]
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules(remove_duplicate=False))  # by all their paths
+        self.parameters = self._each(_torch.parameters)
+        self.buffers = self._each(_torch.buffers)
+
+    def _each(self, of: Callable[[nn.Module], dict[str, Tensor | None]]) -> list[Held]:
+        found: dict[int, tuple[Tensor, list[Site]]] = {}
+        chains: dict[str, tuple[nn.Module, ...]] = {}  # a module, and those that contain it
+        for path, module in self.modules.items():
+            around = chains.get(path.rpartition(".")[0], ()) if path else ()
+            chains[path] = (*around, module)
+            for attribute, tensor in of(module).items():
+                if tensor is not None:
+                    _, sites = found.setdefault(id(tensor), (tensor, []))
+                    sites.append(Site(module, path, attribute, around))
+        return [Held(tensor, tuple(sites)) for tensor, sites in found.values()]
+
+    @property
+    def every(self) -> list[Held]:
+        """Parameters, then buffers, persistent or not."""
+        return self.parameters + self.buffers
+
+    @property
+    def written(self) -> list[Held]:
+        """What a file holds of the model: parameters and persistent buffers."""
+        return self.parameters + [held for held in self.buffers if is_persistent(held)]
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """The further names of tied tensors, each with the one that its tensor is written under."""
+        return {name: held.name for held in self.written for name in held.names[1:]}
 
 
 @dataclass
@@ -229,32 +230,3 @@ class Choice:
     @property
     def candidates(self) -> Candidates:
         return () if self.storage is None else (self.storage, *self.others)
-
-
-@cache
-def _factors() -> Tensor:
-    made = torch.Generator().manual_seed(0x57077A6E)
-    return torch.randint(-(2**63), 2**63 - 1, (_WORDS,), generator=made)
-
-
-def stamp(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """One number for each tensor, of its bytes in order. Two contents that differ in known places
-    have the same stamp with a probability of 2^-33: a sum of words times random factors, words of
-    32 bits in 64. A sum without factors would not see that rows change places."""
-    return tuple(_stamp(tensor.detach()) for tensor in tensors)
-
-
-def _stamp(tensor: Tensor) -> int:
-    if tensor.is_meta:
-        return -1  # no values
-    octets = tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
-    whole = octets.numel() // 4 * 4
-    if octets.storage_offset() % 4:  # torch cannot look at these as words
-        octets = octets.clone()
-    words, total = octets[:whole].view(torch.int32), octets.numel()
-    for first in range(0, len(words), _WORDS):
-        block = words[first : first + _WORDS].to(torch.int64)
-        total = (total * _STEP + int(torch.dot(block, _factors()[: len(block)]))) % _MODULUS
-    for octet in octets[whole:].tolist():
-        total = (total * _STEP + octet + 1) % _MODULUS
-    return total

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from stowage._files.names import DISK_NAMES
-from stowage._model.weights import buffers, is_persistent, written
+from stowage._model.weights import Inventory, is_persistent
 from stowage._ops import library
 from stowage._ops.errors import translated
 
@@ -57,16 +56,11 @@ def write(
         raise translated(error) from None
 
 
-def ties(model: nn.Module) -> dict[str, str]:
-    """The further names of tied tensors, as safetensors.torch.save_model writes them."""
-    return {name: held.name for held in written(model) for name in held.names[1:]}
-
-
-def buffer_dtypes(model: nn.Module) -> dict[str, str]:
+def buffer_dtypes(inventory: Inventory) -> dict[str, str]:
     """Computed buffers are made again by the model's constructor, in its dtype, not in this one."""
     dtypes = {
         held.name: str(held.tensor.dtype).removeprefix("torch.")
-        for held in buffers(model)
+        for held in inventory.buffers
         if not is_persistent(held) and held.tensor.is_floating_point()
     }
     return {"stowage.buffer_dtypes": json.dumps(dtypes)} if dtypes else {}

@@ -167,12 +167,12 @@ def _fill(
         commit = filling.execute()
         source.check()  # before the problems: values that were lost make some of their own
         if grain is not None:
-            filling.problems.extend(grain.problems(model, filling.resting()))
+            filling.problems.extend(grain.problems(filling.inventory, filling.resting()))
         raise_problems(f"stowage.{where}: {source.where}", filling.problems)
         before_change(filling)
         commit()
         if grain is not None:
-            grain.apply(model)
+            grain.apply(filling.inventory)
     return filling
 
 

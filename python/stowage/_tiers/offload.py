@@ -21,7 +21,7 @@ from stowage._model.files.save import FILE, save
 from stowage._model.reports.report import remember, report
 from stowage._model.reports.table import Report
 from stowage._model.sizes import memory
-from stowage._model.weights import Held, Swap, values, worth_offloading, written
+from stowage._model.weights import Held, Inventory, Swap, worth_offloading
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
@@ -113,41 +113,42 @@ def offload(
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
     options = EngineOptions(given_bytes(ram, "ram") or 0, reads, workers, timeout, lock)
     given = Given(plan, folder, ram, device, accelerator, device_map)
-    how, options = _decided(model, given, options)
+    inventory = Inventory(model)
+    how, options = _decided(inventory, given, options)
     device = "cpu" if how.device is None else how.device
     asked = Asked(how.ram, how.folder, device, how.accelerator, pin, options)
-    _move_out(model, asked, how.device_map)
+    _move_out(inventory, asked, how.device_map)
     keep_to(model, how.plan)
     return report(model)
 
 
 def _decided(
-    model: nn.Module, given: Given, options: EngineOptions
+    inventory: Inventory, given: Given, options: EngineOptions
 ) -> tuple[Mapped, EngineOptions]:
     """What a map by name and a plan leave to be said."""
     plan, device_map = given.plan, given.device_map
     check_alone("stowage.offload", plan, given._replace(plan=None, folder=None)._asdict())
     if isinstance(device_map, str):
-        mapped = by_name(model, given)
+        mapped = by_name(inventory, given)
         if mapped.plan is None:
             return mapped, replace(options, ram=given_bytes(mapped.ram, "ram") or 0)
         plan = mapped.plan
     elif plan is None:
         return Mapped(None, *given[1:5], device_map), options
     plan = read_plan(plan)
-    how = carried("stowage.offload", plan, model)
+    how = carried("stowage.offload", plan, inventory)
     return Mapped(plan, *how.offload_arguments(given.folder)), how.options(options)
 
 
-def _move_out(model: nn.Module, asked: Asked, device_map: DeviceMap | None) -> None:
-    device, folder, every = asked.device, asked.folder, list(values(model))
-    places = Places(model, device_map, device_of_name(device) or CPU, folder is not None)
+def _move_out(inventory: Inventory, asked: Asked, device_map: DeviceMap | None) -> None:
+    device, folder, every = asked.device, asked.folder, inventory.every
+    places = Places(inventory, device_map, device_of_name(device) or CPU, folder is not None)
     problems = asked.problems(every, places)
     ring, wrong = (0, []) if problems else asked.ring(every, places)
     raise_problems("stowage.offload", problems + wrong)  # before anything is written
     with torch.inference_mode(False), torch.no_grad():
         devices = Devices(places, ring) if places.all_devices() else None
-        _rest(model, None if folder is None else Path(folder), places, devices, asked)
+        _rest(inventory, None if folder is None else Path(folder), places, devices, asked)
 
 
 def is_offloaded(model: nn.Module) -> bool:
@@ -155,48 +156,51 @@ def is_offloaded(model: nn.Module) -> bool:
 
 
 def _rest(
-    model: nn.Module,
+    inventory: Inventory,
     folder: Path | None,
     places: Places,
     devices: Devices | None,
     asked: Asked,
 ) -> None:
     """Everything goes to its place, or is as it was."""
+    model = inventory.model
     with nullcontext(None) if folder is None else _filled(model, folder) as where:
         if where is None:
-            _rest_in_ram(model, places)
+            _rest_in_ram(inventory, places)
         else:
-            _rest_on_disk(model, where, places, asked.options)
+            _rest_on_disk(inventory, where, places, asked.options)
         if devices is not None:
             try:
-                attach_devices(model, devices, places, asked.pin_bytes)
+                attach_devices(Inventory(model), devices, places, asked.pin_bytes)
             except BaseException:
                 _come_back(model)
                 raise
 
 
-def _rest_in_ram(model: nn.Module, places: Places) -> None:
+def _rest_in_ram(inventory: Inventory, places: Places) -> None:
     """Plain parameters that are brought to a device rest as casts of themselves."""
     _move(
         [
             Move(held, [held.tensor.detach()], cast_storage(held.tensor.dtype))
-            for held in values(model)
+            for held in inventory.every
             if not held.rests and places.brings(held)
         ]
     )
 
 
-def _rest_on_disk(model: nn.Module, where: Path, places: Places, options: EngineOptions) -> None:
+def _rest_on_disk(
+    inventory: Inventory, where: Path, places: Places, options: EngineOptions
+) -> None:
     source = FileSource(where)
     try:
-        moves, problems = compare(model, source, places)
+        moves, problems = compare(inventory, source, places)
         raise_problems(f"stowage.offload: {where}", problems)
         moved = {move.held.name: move.held for move in moves}
         options = replace(options, mapped_only=mapped_only(source.entries, moved))
         engine = Engine(source, options)
         engine.expect(move.held.name for move in moves)
         _move(moves)
-        attach(model, engine, [move.held for move in moves])
+        attach(inventory.model, engine, [move.held for move in moves])
     finally:
         source.close()
 
@@ -258,7 +262,7 @@ def onload(model: nn.Module) -> Report:
 def _come_back(model: nn.Module) -> None:
     """What rests on a disk, or as a cast of itself, is as it was."""
     swap = Swap()
-    for held in values(model):
+    for held in Inventory(model).every:
         weight = held.tensor
         if not isinstance(weight, StowedTensor):
             continue
@@ -282,12 +286,14 @@ class Move:
     storage: Storage | None  # of a plain parameter that will rest as a cast of itself
 
 
-def compare(model: nn.Module, source: FileSource, places: Places) -> tuple[list[Move], list[str]]:
+def compare(
+    inventory: Inventory, source: FileSource, places: Places
+) -> tuple[list[Move], list[str]]:
     """What moves, and every difference between the model and the file."""
     moves: list[Move] = []
     problems: list[str] = []
     names: set[str] = set()
-    for held in written(model):
+    for held in inventory.written:
         names.update(held.names)
         entry, tensor = source.entries.get(held.name), held.tensor
         storage, dtype = _form(tensor)

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
 
-from stowage._model.weights import Held, can_be_brought
+from stowage._model.weights import Held, Inventory, can_be_brought
 
 CPU = torch.device("cpu")
 RAM, DISK = "ram", "disk"
@@ -54,18 +53,18 @@ class Places:
 
     def __init__(
         self,
-        model: nn.Module,
+        inventory: Inventory,
         given: DeviceMap | None,
         home: torch.device = CPU,
         has_folder: bool = True,
     ) -> None:
         self.home, self._has_folder = home, has_folder
         self._given: dict[str, str | torch.device] = {}
-        self.problems = self._check(model, given or {})
+        self.problems = self._check(inventory, given or {})
 
-    def _check(self, model: nn.Module, given: DeviceMap) -> list[str]:
-        modules = {path for path, _ in model.named_modules(remove_duplicate=False)}
-        known = modules | {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    def _check(self, inventory: Inventory, given: DeviceMap) -> list[str]:
+        modules = inventory.modules.keys()
+        known = modules | {name for held in inventory.parameters for name in held.names}
         problems = []
         for name, place in given.items():
             if name not in known:

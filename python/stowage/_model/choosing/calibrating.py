@@ -17,7 +17,7 @@ from torch import nn
 
 from stowage._model.choosing.trials import source
 from stowage._model.resting.making import Making, from_values
-from stowage._model.weights import Held, Site, buffers
+from stowage._model.weights import Held, Inventory, Site
 from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves
 from stowage._ops.errors import InvalidArgument
@@ -227,7 +227,7 @@ def _listening(probes: list[_Probe], restow: bool) -> Iterator[None]:
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, compiled modules run as they are written; afterwards everything is as before."""
     modes = [(module, module.training) for module in model.modules()]
-    kept = [h.tensor for h in buffers(model) if not isinstance(h.tensor, StowedTensor)]
+    kept = [h.tensor for h in Inventory(model).buffers if not isinstance(h.tensor, StowedTensor)]
     # An embedding with max_norm rescales rows of its weight in forward.
     scaled = [module for module, _ in modes if getattr(module, "max_norm", None) is not None]
     kept += [tensor for module in scaled for tensor in module.parameters(recurse=False)]

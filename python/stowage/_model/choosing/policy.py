@@ -21,7 +21,7 @@ from stowage._model.declared import (
     too_narrow,
 )
 from stowage._model.patterns import Pattern, check, label, matches, near_misses
-from stowage._model.weights import Candidates, Choice, Held, Site, buffers, parameters
+from stowage._model.weights import Candidates, Choice, Held, Inventory, Site
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, StowageError
 from stowage._ops.storage import Storage
@@ -80,7 +80,12 @@ class Policy:
 
     def choose(self, model: nn.Module, with_buffers: bool = False) -> list[Choice]:
         """One choice for each parameter, tied ones once; then, if asked, for each buffer."""
-        every, asked = parameters(model), buffers(model) if with_buffers else []
+        return self.choices(Inventory(model), with_buffers)
+
+    def choices(self, inventory: Inventory, with_buffers: bool = False) -> list[Choice]:
+        """The same, of a model whose inventory is at hand."""
+        model, every = inventory.model, inventory.parameters
+        asked = inventory.buffers if with_buffers else []
         places = _Places(model, self.skips.settled(model), self._narrow_rules([*every, *asked]))
         chosen = [self._named(held, places) or self._unruled(held, places) for held in every]
         left = "the defaults take parameters, this is a buffer"

@@ -25,11 +25,9 @@ from stowage._model.weights import (
     LAZY,
     Choice,
     Held,
+    Inventory,
     Swap,
-    buffers,
     is_persistent,
-    parameters,
-    values,
     worth_offloading,
 )
 from stowage._ops.errors import StowageError
@@ -73,11 +71,11 @@ class Filling:
         self, model: nn.Module, source: Source, policy: Policy | None, options: Options
     ) -> None:
         self.problems: list[str] = []
-        self._model, self._source, self._options = model, source, options
+        self.inventory, self._source, self._options = Inventory(model), source, options
         self._wide = WidePlaces(model)
         names = Renaming(options.rename)
         self._entries = names.entries(source.entries)
-        every = (name for held in values(model) for name in held.names)
+        every = (name for held in self.inventory.every for name in held.names)
         self._kept_name = names.ties(source.ties, every)
         self.problems += names.problems
         plain = {e.dtype for e in source.entries.values() if e.dtype and e.dtype.is_floating_point}
@@ -87,14 +85,14 @@ class Filling:
         self._ties: list[tuple[Held, str]] = []
         self._recast: list[tuple[Held, torch.dtype]] = []
         choices = {} if policy is None else self._choices(policy)
-        for held in parameters(model):
+        for held in self.inventory.parameters:
             self._match(held, choices.get(held.name), required=True)
-        for held in buffers(model):
+        for held in self.inventory.buffers:
             self._match(held, None, required=is_persistent(held))
         self._leftovers()
 
     def _choices(self, policy: Policy) -> dict[str, Choice]:
-        choices = policy.choose(self._model)
+        choices = policy.choices(self.inventory)
         self.problems.extend(policy.idle_rules(choices))
         return {choice.held.name: choice for choice in choices}
 
@@ -218,10 +216,10 @@ class Filling:
                 self.problems.append(f"{name}: must be in the model, is only in the file")
 
     def _may_lack(self, name: str) -> bool:
-        return declared(self._model, "_keys_to_ignore_on_load_missing", name)
+        return declared(self.inventory.model, "_keys_to_ignore_on_load_missing", name)
 
     def _may_have(self, name: str) -> bool:
-        return declared(self._model, "_keys_to_ignore_on_load_unexpected", name)
+        return declared(self.inventory.model, "_keys_to_ignore_on_load_unexpected", name)
 
     def resting(self) -> Iterator[nn.Module]:
         """The modules that hold a resting weight after the load."""

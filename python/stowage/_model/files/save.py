@@ -27,8 +27,8 @@ from stowage._model.files.real_values import (
     without_old_shards,
     write_config,
 )
-from stowage._model.weights import Held, written
-from stowage._model.writing import buffer_dtypes, declared, ties, write
+from stowage._model.weights import Held, Inventory
+from stowage._model.writing import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
 from stowage._ops.errors import FileError, raise_problems
 from stowage._shard.describing import is_spread, local_of
@@ -44,7 +44,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
     takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too. Where weights are
     spread over processes, all must call it, and each gets the whole of them."""
-    every = together(model)
+    every = together(in_rows(model))
     flat = _flat(every)
     rest = ((held.name, held.tensor) for held in every if _is_declared(held))
     label_all(flat, {name: weight for name, weight in rest if isinstance(weight, StowedTensor)})
@@ -85,8 +85,8 @@ def save(
     where.mkdir(parents=True, exist_ok=True)
     if dtype is not None:
         return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
-    spread = any(is_spread(held.tensor) for held in written(model))
-    every = together(model)
+    inventory = in_rows(model)
+    every = together(inventory)
     raise_problems("stowage.save", _unsavable(model, every))
 
     def write_files() -> None:
@@ -99,12 +99,12 @@ def save(
                 [declared(name, tensor.dtype, tensor.shape) for name, tensor in flat.items()],
                 flat.items(),
                 weights=weights,
-                metadata={**(metadata or {}), **ties(model), **buffer_dtypes(model)},
+                metadata={**(metadata or {}), **inventory.ties, **buffer_dtypes(inventory)},
                 shard_bytes=shard_bytes,
                 checksums=checksums,
             )
 
-    by_the_first(spread, write_files)
+    by_the_first(is_spread_out(inventory), write_files)
     return _written_path(where, FILE)
 
 
@@ -122,8 +122,8 @@ def _save_values(
     checksums: bool,
 ) -> Path:
     check_dtype(dtype)
-    spread = any(is_spread(held.tensor) for held in written(model))
-    every = together(model)
+    inventory = in_rows(model)
+    every = together(inventory)
     raise_problems("stowage.save", unsavable(model, every))
     file = file_name(model)
 
@@ -140,7 +140,7 @@ def _save_values(
         without_old_shards(where, file)
         write_config(model, where, dtype)
 
-    by_the_first(spread, write_files)
+    by_the_first(is_spread_out(inventory), write_files)
     return _written_path(where, file)
 
 
@@ -209,13 +209,22 @@ def reshard(model: nn.Module) -> None:
             sharded.reshard()
 
 
-def together(model: nn.Module) -> list[Held]:
-    """What a file holds of `model`, no tensor spread any more, weights of fp8 training as their
-    plain values. All processes must call it, and in each of them the whole model rests then."""
+def in_rows(model: nn.Module) -> Inventory:
+    """Of a model whose modules hold their own rows again."""
     reshard(model)
-    held = written(model)
+    return Inventory(model)
+
+
+def is_spread_out(inventory: Inventory) -> bool:
+    """Whether some tensor is spread over processes."""
+    return any(is_spread(held.tensor) for held in inventory.every)
+
+
+def together(inventory: Inventory) -> list[Held]:
+    """What a file holds of a model, no tensor spread any more, weights of fp8 training as their
+    plain values. All processes must call it, and in each of them the whole model rests then."""
     with torch.no_grad():
-        return [replace(h, tensor=full(h.tensor)) for h in held]
+        return [replace(held, tensor=full(held.tensor)) for held in inventory.written]
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._model.files.save import reshard
-from stowage._model.weights import written
+from stowage._model.weights import Inventory
 from stowage._ops import _torch
 from stowage._ops.errors import BadFile, InvalidArgument
 from stowage._ops.memory import octets
@@ -76,7 +76,7 @@ def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
 
 def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
     reshard(model)
-    every = {held.name: _torch.local_of(held.tensor) for held in written(model)}
+    every = {held.name: _torch.local_of(held.tensor) for held in Inventory(model).written}
     return {n: t for n, t in every.items() if isinstance(t, (StowedRows, StowedTensor))}
 
 
@@ -96,7 +96,7 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
     if problems := widened(model):
         raise InvalidArgument("stowage.sharding: " + "\n  ".join(problems))
     state: dict[str, Tensor] = {}
-    for held in written(model):
+    for held in Inventory(model).written:
         local = _torch.local_of(held.tensor)
         if not isinstance(local, (StowedRows, StowedTensor)):
             state[held.name] = held.tensor.detach()
@@ -177,7 +177,7 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     del state[MANIFEST]
     _check_checkpoint(model, state, folder)
     read_state(state, checkpoint_id=folder)
-    spread = {held.name: held.tensor for held in written(model)}
+    spread = {held.name: held.tensor for held in Inventory(model).written}
     for name, tensor in _resting(model).items():
         if isinstance(tensor, StowedTensor):
             _fill(tensor, name, state)

@@ -15,7 +15,8 @@ from stowage._model.resting.granularity import block_paths, mode_of
 from stowage._model.resting.making import Loss
 from stowage._model.resting.masters import state_of
 from stowage._model.sizes import Seen, memory, new_bytes
-from stowage._model.weights import Held, buffers, parameters, stamp
+from stowage._model.stamps import stamp
+from stowage._model.weights import Held, Inventory
 from stowage._shard.describing import local_of, piece_of, wire_dtypes
 from stowage._shard.rows import StowedRows
 from stowage._tensor.operators import fallbacks
@@ -42,10 +43,11 @@ def report(model: nn.Module) -> Report:
     """Describes every parameter of `model`, and its buffers that rest, as they are now. Changes
     nothing."""
     seen: Seen = set()
-    blocks, dtypes = block_paths(model), wire_dtypes(model)
-    rows = [_row(held, seen, blocks, dtypes) for held in parameters(model)]
+    inventory = Inventory(model)
+    blocks, dtypes = block_paths(inventory), wire_dtypes(model)
+    rows = [_row(held, seen, blocks, dtypes) for held in inventory.parameters]
     plain_buffers = []
-    for held in buffers(model):
+    for held in inventory.buffers:
         if isinstance(held.tensor, StowedTensor) or _recall(held)[0]:
             rows.append(_row(held, seen, blocks, dtypes))
         else:

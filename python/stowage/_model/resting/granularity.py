@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage._model.patterns import Pattern, check, label, matches_module, near_misses
-from stowage._model.weights import Choice, Held
+from stowage._model.weights import Choice, Held, Inventory
 from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves, tree_map_only
 from stowage._ops.errors import InvalidArgument
@@ -61,35 +61,35 @@ class Granularity:
         casts = _casts(input_cast)
         return cls(working, given, casts, exact or working in ("layer", "block"))
 
-    def problems(self, model: nn.Module, resting: Iterable[nn.Module]) -> list[str]:
+    def problems(self, inventory: Inventory, resting: Iterable[nn.Module]) -> list[str]:
         """A sentence for each pattern that matches nothing. `resting` are the modules that will
         hold a resting weight."""
         found, holders = [], {id(module) for module in resting}
         for pattern in self.blocks:
-            if not _matching(pattern, model):
-                none = _none(pattern, model)
+            if not _matching(pattern, inventory):
+                none = _none(pattern, inventory)
                 found.append(f"blocks {label(pattern)}: must match a module, {none}")
         for pattern, _ in self.input_casts or ():
-            hit = _matching(pattern, model)
+            hit = _matching(pattern, inventory)
             if not any(id(module) in holders for module in hit):
-                got = "matches only others" if hit else _none(pattern, model)
+                got = "matches only others" if hit else _none(pattern, inventory)
                 found.append(
                     f"input_cast {label(pattern)}: must match a module that holds a resting "
                     f"weight, {got}"
                 )
         return found
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, inventory: Inventory) -> None:
         """Hooks for what is asked, in place of those of an earlier call."""
-        for module in model.modules():
+        for module in inventory.modules.values():
             if self.working is not None:
                 _blocks.unmark(module)
             if self.input_casts is not None:
                 cast_inputs(module, "never")
         for pattern in self.blocks:
-            for module in _outermost(pattern, model):
+            for module in _outermost(pattern, inventory):
                 _blocks.mark(module)
-        for path, module in _modules(model):
+        for path, module in inventory.modules.items():
             for pattern, how in self.input_casts or ():
                 if _holds(module) and matches_module(pattern, path, module):
                     cast_inputs(module, how)
@@ -110,16 +110,12 @@ def forget(model: nn.Module) -> None:
         cast_inputs(module, "never")
 
 
-def _modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    return model.named_modules(remove_duplicate=False)
+def _matching(pattern: Pattern, inventory: Inventory) -> list[nn.Module]:
+    return [m for path, m in inventory.modules.items() if matches_module(pattern, path, m)]
 
 
-def _matching(pattern: Pattern, model: nn.Module) -> list[nn.Module]:
-    return [module for path, module in _modules(model) if matches_module(pattern, path, module)]
-
-
-def _none(pattern: Pattern, model: nn.Module) -> str:
-    return f"matches none{near_misses(pattern, (path for path, _ in _modules(model)))}"
+def _none(pattern: Pattern, inventory: Inventory) -> str:
+    return f"matches none{near_misses(pattern, inventory.modules)}"
 
 
 def _patterns(blocks: Blocks) -> tuple[Pattern, ...]:
@@ -152,10 +148,10 @@ def _casts(input_cast: InputCast) -> tuple[tuple[Pattern, str], ...] | None:
     return tuple(rules.items())
 
 
-def _outermost(pattern: Pattern, model: nn.Module) -> Iterator[nn.Module]:
+def _outermost(pattern: Pattern, inventory: Inventory) -> Iterator[nn.Module]:
     """`*` crosses dots, so that "layers.*" matches what is below the layers too."""
     above: tuple[str, ...] = ()
-    for path, module in _modules(model):
+    for path, module in inventory.modules.items():
         if not path.startswith(above) and matches_module(pattern, path, module):
             above += (f"{path}." if path else "",)
             yield module
@@ -176,9 +172,10 @@ _OF_MATRICES = (nn.Linear, nn.RNN, nn.GRU, nn.LSTM, nn.RNNCellBase)  # f64: stoc
 _IN_TILES = (*_OF_MATRICES, nn.Bilinear, _torch.ConvNd, *_ROWS)
 
 
-def block_paths(model: nn.Module) -> list[str]:
+def block_paths(inventory: Inventory) -> list[str]:
     """The paths of the blocks of a model, as prefixes of names."""
-    return [f"{path}." if path else "" for path, m in _modules(model) if _blocks.is_block(m)]
+    blocks = (path for path, module in inventory.modules.items() if _blocks.is_block(module))
+    return [f"{path}." if path else "" for path in blocks]
 
 
 def mode_of(held: Held, blocks: list[str]) -> str:

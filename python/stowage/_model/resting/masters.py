@@ -17,7 +17,8 @@ from torch import nn
 
 from stowage._model.resting.beside import Beside, Kept, check_place, keep, verify
 from stowage._model.sizes import memory
-from stowage._model.weights import Held, stamp, values
+from stowage._model.stamps import stamp
+from stowage._model.weights import Held, Inventory
 from stowage._tensor.stowed import StowedTensor
 
 _MASTERS = "_stowage_masters"  # attribute of a module: name of its parameter -> Master
@@ -123,7 +124,7 @@ def drop_master(model: nn.Module) -> int:
     """Frees the exact values that `stow(..., keep_master=...)` kept for the weights of `model`,
     files included; returns their bytes. The weights rest on; `unstow` then dequantizes them. Those
     that a deep copy of the model shares stay with the copy."""
-    every = values(model)
+    every = Inventory(model).every
     freed = {id(m.kept): m.kept.nbytes for held in every if (m := master_of(held)) is not None}
     for module in model.modules():
         module.__dict__.pop(_MASTERS, None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import Held, Swap, is_brought_whole, values
+from stowage._model.weights import Held, Inventory, Swap, is_brought_whole
 from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lending import enter
@@ -77,7 +77,7 @@ def _resting_parts(models: Iterable[nn.Module]) -> list[tuple[list[Tensor], bool
     return [
         (held.tensor._parts(), is_brought_whole(held))
         for model in list(models)
-        for held in values(model)
+        for held in Inventory(model).every
         if isinstance(held.tensor, StowedTensor) and held.tensor.device.type == "cpu"
     ]
 
@@ -114,13 +114,13 @@ def ring_bytes(every: list[Held], places: Places, limit: int | None) -> tuple[in
 # --- attaching ------------------------------------------------------------------------------------
 
 
-def attach_devices(model: nn.Module, devices: Devices, places: Places, pin: int) -> None:
+def attach_devices(inventory: Inventory, devices: Devices, places: Places, pin: int) -> None:
     """Moves what stays on devices, and makes activations come to the weights' modules. Nothing is
     changed where a device has no room."""
     swap = Swap()
     plain: list[tuple[Tensor, Tensor]] = []
     try:
-        for held in values(model):
+        for held in inventory.every:
             device = places.work(held.name)
             if device == CPU or places.brings(held):
                 continue
@@ -131,10 +131,10 @@ def attach_devices(model: nn.Module, devices: Devices, places: Places, pin: int)
     for tensor, there in plain:
         _replace(tensor, there)
     if devices.tier is not None:
-        _pin(model, pin)
-    _hook(model, devices, places)
-    model.__dict__[_ATTRIBUTE] = devices
-    devices.models.add(model)
+        _pin(inventory, places, pin)
+    _hook(inventory, devices, places)
+    inventory.model.__dict__[_ATTRIBUTE] = devices
+    devices.models.add(inventory.model)
 
 
 def _move(held: Held, device: torch.device, swap: Swap, plain: list[tuple[Tensor, Tensor]]) -> None:
@@ -162,13 +162,13 @@ def _replace(tensor: Tensor, values: Tensor) -> None:
         tensor.grad = grad.to(tensor.device)
 
 
-def _hook(model: nn.Module, devices: Devices, places: Places) -> None:
+def _hook(inventory: Inventory, devices: Devices, places: Places) -> None:
     """Every module that computes elsewhere than its surroundings moves its inputs; where there are
     several devices, so do the modules between them. Elements of a Sequential or ModuleList leave
     their outputs where they are, for the next one; others give them back."""
+    model, modules = inventory.model, inventory.modules
     _torch.pre_hooks(model)[_ATTRIBUTE] = _Begin(devices)
     _torch.pre_hooks_with_kwargs(model)[_ATTRIBUTE] = True
-    modules = dict(model.named_modules(remove_duplicate=False))
     mapped = [n for name in places.mapped() if name in modules for n in _called(name, modules)]
     inside = tuple(f"{name}." for name in mapped)
     for name, part in modules.items() if mapped else ():
@@ -220,14 +220,16 @@ def place_new(module: nn.Module, device: torch.device) -> None:
         place_new(child, device)
 
 
-def _pin(model: nn.Module, most: int) -> None:
-    """Puts resting parts into pinned memory, in the order of the model, up to `most` bytes."""
-    for held in values(model):
-        if not isinstance(held.tensor, StowedTensor) or not is_brought_whole(held):
+def _pin(inventory: Inventory, places: Places, most: int) -> None:
+    """Puts resting parts that are brought into pinned memory, in the order of the model, up to
+    `most` bytes."""
+    for held in inventory.every:
+        brought = is_brought_whole(held) and places.brings(held)
+        if not isinstance(held.tensor, StowedTensor) or not brought:
             continue
         parts = [part for part in held.tensor._parts() if not is_borrowed(part)]
         most -= sum(part.nbytes for part in parts)
-        if most < 0 or held.tensor.device.type != "cpu":
+        if most < 0:
             return
         for part in parts:
             part.data = part.pin_memory()
@@ -242,7 +244,7 @@ def detach_devices(model: nn.Module) -> None:
     assert devices is not None
     swap = Swap()
     plain: list[tuple[Tensor, Tensor]] = []
-    for held in values(model):
+    for held in Inventory(model).every:
         if held.tensor.device.type not in ("cpu", "meta"):
             _move(held, CPU, swap, plain)
         elif isinstance(held.tensor, StowedTensor):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import nbytes
-from stowage._model.weights import parameters
+from stowage._model.weights import Inventory
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.stowed import StowedTensor
 
@@ -141,7 +141,7 @@ def largest_group(model: nn.Module, count: int, blocks: Container[str] | None = 
 
 def tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each parameter that has several, sorted; the groups in the model's order."""
-    return [sorted(held.names) for held in parameters(model) if len(held.names) > 1]
+    return [sorted(held.names) for held in Inventory(model).parameters if len(held.names) > 1]
 
 
 def holds(unit: str, name: str) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from stowage._model.sizes import byte_count, nbytes
-from stowage._model.weights import Held, can_be_brought, values
+from stowage._model.weights import Held, Inventory, can_be_brought
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tiers.maps.budgets import Device, balanced, disk_budget
 from stowage._tiers.maps.first_fit import first_fit
@@ -47,7 +46,7 @@ class Mapped(NamedTuple):
     device_map: DeviceMap | None
 
 
-def by_name(model: nn.Module, given: Given) -> Mapped:
+def by_name(inventory: Inventory, given: Given) -> Mapped:
     """What `given.device_map`, a name, stands for: "auto" plans; "sequential" fills the
     accelerators, or without one `ram`, with modules in the order of definition, "balanced" by equal
     shares. What is left is brought, into room that the first device, or memory, keeps for it: an
@@ -66,11 +65,13 @@ def by_name(model: nn.Module, given: Given) -> Mapped:
         )
     if name == "auto":
         rooms = {str(device): size for device, size in limits.items()}
-        made = plan(model, ram=ram or 0, accelerator=rooms or None, folder=given.folder or ".")
+        made = plan(
+            inventory.model, ram=ram or 0, accelerator=rooms or None, folder=given.folder or "."
+        )
         return Mapped(made, given.folder, None, None, None, None)
     if not limits:
-        return _in_memory(model, given.folder, ram or 0)
-    return _on_devices(model, given, limits)
+        return _in_memory(inventory, given.folder, ram or 0)
+    return _on_devices(inventory, given, limits)
 
 
 def _limits(given: Given) -> dict[torch.device, int]:
@@ -97,8 +98,8 @@ def _limits(given: Given) -> dict[torch.device, int]:
     return {d: found[d] for d in (home, *found) if d is not None and d != CPU}
 
 
-def _on_devices(model: nn.Module, given: Given, limits: dict[torch.device, int]) -> Mapped:
-    every, home = list(values(model)), next(iter(limits))
+def _on_devices(inventory: Inventory, given: Given, limits: dict[torch.device, int]) -> Mapped:
+    model, every, home = inventory.model, inventory.every, next(iter(limits))
     room = dict(limits)
     if sum(nbytes(held.tensor) for held in every) > sum(room.values()):
         room[home] = max(room[home] - _ring(every), 0)
@@ -107,23 +108,23 @@ def _on_devices(model: nn.Module, given: Given, limits: dict[torch.device, int])
     if given.device_map == "balanced":
         numbered = balanced(model, numbered)
     found = first_fit(model, numbered | {"cpu": _ALL})
-    modules = dict(model.named_modules(remove_duplicate=False))
-    places = {at: names[d] for at, d in found.items() if d in names and at in modules}
+    here = {at: d for at, d in found.items() if d in names and at in inventory.modules}
+    places = {at: names[d] for at, d in here.items()}
     return Mapped(None, given.folder, given.ram, home, limits[home], dict(places))
 
 
-def _in_memory(model: nn.Module, folder: Folder | None, ram: int) -> Mapped:
+def _in_memory(inventory: Inventory, folder: Folder | None, ram: int) -> Mapped:
     """The first modules stay as they are; an engine with what is left of `ram` brings the rest."""
-    every = list(values(model))
+    every = inventory.every
     if sum(nbytes(held.tensor) for held in every) <= ram:
         return Mapped(None, folder, ram, None, None, None)
-    found = first_fit(model, {"cpu": max(ram - _ring(every), 0), "disk": _ALL})
+    found = first_fit(inventory.model, {"cpu": max(ram - _ring(every), 0), "disk": _ALL})
     known = {name for held in every for name in held.names if not held.is_buffer}
-    known |= dict(model.named_modules(remove_duplicate=False)).keys()
+    known |= inventory.modules.keys()
     places: dict[str, str | torch.device] = {
         name: RAM for name, place in found.items() if place == "cpu" and name in known
     }
-    stay = Places(model, places)
+    stay = Places(inventory, places)
     kept = sum(nbytes(held.tensor) for held in every if stay.stays(held) and can_be_brought(held))
     return Mapped(None, folder, ram - kept, None, None, places)
 

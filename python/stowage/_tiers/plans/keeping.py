@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage._model.weights import Inventory
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.disk.engine import Engine, EngineOptions, engine_of, signature_of
@@ -91,10 +92,10 @@ def _kept(plan: Plan) -> list[Unit]:
     return [unit for unit in plan.units if unit.tier == "ram" and not unit.stays]
 
 
-def carried(where: str, plan: Plan, model: nn.Module) -> Carried:
-    """How `offload` keeps to a plan for `model`. Raises InvalidArgument for a plan for another
+def carried(where: str, plan: Plan, inventory: Inventory) -> Carried:
+    """How `offload` keeps to a plan for a model. Raises InvalidArgument for a plan for another
     model or machine, or one that cannot be carried out."""
-    plan.check(model)
+    plan.check(inventory.model)
     home = _home(where, plan)
     if home is None:
         how = carried_by_engine(where, plan)
@@ -102,7 +103,7 @@ def carried(where: str, plan: Plan, model: nn.Module) -> Carried:
     plan.check_machine()
     keep, ring = _kept(plan), plan.ring.get("ram", 0)
     streamed = any(unit.tier == "disk" and not unit.stays for unit in plan.units)
-    places = _places(plan, model, home)
+    places = _places(plan, inventory.modules, home)
     # What the map names is beside the engine's memory.
     kept = [u for u in keep if not any(_inside(u.name, at) for at in places)]
     size = _room(kept, ring)
@@ -128,10 +129,9 @@ def _home(where: str, plan: Plan) -> str | None:
     return next(iter(brought or limits), None)
 
 
-def _places(plan: Plan, model: nn.Module, home: str) -> dict[str, str]:
+def _places(plan: Plan, modules: Mapping[str, nn.Module], home: str) -> dict[str, str]:
     """A device map: modules whose weights rest where they are multiplied. What it does not name is
     brought to `home`."""
-    modules = dict(model.named_modules(remove_duplicate=False))
     tiers: dict[str, set[str]] = {}
     for unit in plan.units:
         if not unit.stays:

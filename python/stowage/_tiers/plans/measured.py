@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import Seen, memory, new_bytes
-from stowage._model.weights import written
+from stowage._model.weights import Inventory
 from stowage._ops.errors import FileError, InvalidArgument
 from stowage._ops.memory import is_borrowed
 from stowage._tiers.counts import DeviceReport, EngineReport
@@ -179,7 +179,7 @@ def _resident(model: nn.Module) -> dict[str, int]:
     """Bytes of weights and buffers that no engine brings, by tier."""
     found: dict[str, int] = {}
     seen: Seen = set()
-    for held in written(model):
+    for held in Inventory(model).written:
         for part in memory(held.tensor):
             if part.is_meta or is_borrowed(part):
                 continue

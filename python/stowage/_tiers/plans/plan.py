@@ -21,7 +21,7 @@ from torch import nn
 
 from stowage._files.names import DISK_NAMES, FLOAT8
 from stowage._model.sizes import byte_count, nbytes
-from stowage._model.weights import LAZY, Held, written
+from stowage._model.weights import LAZY, Held, Inventory
 from stowage._ops import library
 from stowage._ops.errors import FileError, InvalidArgument, translated
 from stowage._tensor.stowed import StowedTensor
@@ -324,7 +324,7 @@ def _around(name: str) -> list[str]:
 def units_of(model: nn.Module) -> list[dict[str, Any]]:
     """One unit for each parameter and persistent buffer, ties once, in the model's order. No value
     is read: the model may be on the meta device. Raises InvalidArgument for lazy modules."""
-    every = written(model)
+    every = Inventory(model).written
     lazy = [held.name for held in every if isinstance(held.tensor, LAZY)]
     if lazy:
         raise InvalidArgument(

@@ -16,7 +16,7 @@ from stowage._files.sources import DictSource, FileSource
 from stowage._model.declared import WidePlaces
 from stowage._model.files.filling import Filling, Options
 from stowage._model.resting.making import Making
-from stowage._model.weights import Held, parameters, values
+from stowage._model.weights import Held, Inventory
 from stowage._ops.errors import InvalidArgument, Unsupported, raise_problems
 from stowage._tiers.disk.engine import Engine, EngineOptions, attach, mapped_only
 from stowage._tiers.maps.budgets import disk_budget
@@ -109,7 +109,7 @@ class _Job:
 
     def run(self) -> bool:
         """Fills the model; returns whether the parts for the disk rest in the file now."""
-        on_disk = [held for held in parameters(self.model) if self._is_for_disk(held)]
+        on_disk = [held for held in Inventory(self.model).parameters if self._is_for_disk(held)]
         mapped = bool(on_disk) and all(self._is_as_wanted(held) for held in on_disk)
         in_place = mapped and not accelerators_of(self._map)  # else dispatch_model writes a folder
         if is_offloaded(self.model):
@@ -169,7 +169,7 @@ class _Job:
         ]
 
     def _known(self) -> set[str]:
-        return {name for held in values(self.model) for name in held.names}
+        return {name for held in Inventory(self.model).every for name in held.names}
 
     def _tell_of_leftovers(self) -> None:
         unused = sorted(self.source.entries.keys() - self._known())
@@ -193,7 +193,7 @@ def _kept_wide(
     try:
         yield
         wide = WidePlaces(model)
-        for held in values(model):
+        for held in Inventory(model).every:
             if held.tensor.is_floating_point() and wide.contain(held.name):
                 held.tensor.data = held.tensor.data.float()
     finally:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import nbytes
-from stowage._model.weights import can_be_brought, parameters, values
+from stowage._model.weights import Inventory, can_be_brought
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.disk.engine import engine_of
@@ -91,7 +91,7 @@ def disk_offload(
 def _execution_device(model: nn.Module, given: Device | None) -> torch.device:
     if given is not None:
         return torch.device(given)
-    found = (held.tensor.device for held in values(model) if not held.tensor.is_meta)
+    found = (held.tensor.device for held in Inventory(model).every if not held.tensor.is_meta)
     return next(found, torch.device("cpu"))
 
 
@@ -99,7 +99,7 @@ def _take(model: nn.Module, state: Mapping[str, torch.Tensor], where: str) -> No
     """Puts values in; what `state` lacks stays as it is, and must have values."""
     if state:
         load_state_dict(model, state, strict=False)
-    lost = [held.name for held in values(model) if held.tensor.is_meta]
+    lost = [held.name for held in Inventory(model).every if held.tensor.is_meta]
     if lost:
         raise InvalidArgument(
             f"stowage.{where}: parameters and buffers must have values, these are on the meta "
@@ -120,7 +120,7 @@ def to_folder(
         return
     places = _in_memory(model, device_map)
     raise_problems("stowage: a model that goes to a folder", _foreign(model))
-    moved = [nbytes(held.tensor) for held in values(model) if held.name not in places]
+    moved = [nbytes(held.tensor) for held in Inventory(model).every if held.name not in places]
     offload(model, ram=disk_budget(moved), folder=folder, device_map=places)
 
 
@@ -136,7 +136,7 @@ def to_device(
     modules = dict(model.named_modules(remove_duplicate=False))
     placed = {n: d for n, d in placed.items() if n in modules or torch.device(d) != home}
     brought, stay, in_memory = [], 0, 0
-    for held in values(model):
+    for held in Inventory(model).every:
         size, device = nbytes(held.tensor), place_of(held.name, device_map)
         if device in ("cpu", "disk", None) and can_be_brought(held):
             brought.append(size)
@@ -173,7 +173,7 @@ def _foreign(model: nn.Module) -> list[str]:
         f"{held.name}: must not be quantized by {type(held.tensor).__module__.split('.')[0]}, is "
         f"{type(held.tensor).__name__}; stowage.stow(model, 'nf4') or 'int8' instead, or all in "
         "memory"
-        for held in parameters(model)
+        for held in Inventory(model).parameters
         if type(held.tensor) not in (nn.Parameter, torch.Tensor)
         and not isinstance(held.tensor, StowedTensor)
     ]
@@ -216,7 +216,7 @@ def dispatch_model(
     state = dict(state_dict or {})
     if offload_index is not None:
         loader = OffloadedWeightsLoader(state, offload_dir, offload_index)
-        missing = {n for h in values(model) if h.tensor.is_meta for n in h.names}
+        missing = {n for h in Inventory(model).every if h.tensor.is_meta for n in h.names}
         state.update({name: loader[name] for name in missing if name in loader})
     _take(model, state, "dispatch_model")
     folder = Path(offload_dir) if on_disk and offload_dir is not None else None
@@ -234,7 +234,7 @@ def _in_memory(model: nn.Module, device_map: Mapping[str, Any]) -> dict[str, str
     """The parameters that are not on the disk. Of one with several names and places the memory
     counts."""
     places: dict[str, str] = {}
-    for held in parameters(model):
+    for held in Inventory(model).parameters:
         devices = {place_of(name, device_map) for name in held.names}
         if devices == {"disk"}:
             continue

@@ -17,7 +17,8 @@ from torch import nn
 from stowage._model.declared import adapter_paths
 from stowage._model.resting.beside import Beside, Kept, keep
 from stowage._model.sizes import memory
-from stowage._model.weights import Held, parameters, stamp
+from stowage._model.stamps import stamp
+from stowage._model.weights import Held, Inventory
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.requantize import Change
 from stowage._tensor.stowed import StowedTensor
@@ -81,7 +82,7 @@ def base_parameters(layer: BaseTunerLayer) -> list[Held]:
     """The parameters that a merge may change; adapters of layers inside are none of them."""
     base = layer.get_base_layer()
     inner = adapter_paths(base)
-    return [held for held in parameters(base) if held.sites[0].path not in inner]
+    return [held for held in Inventory(base).parameters if held.sites[0].path not in inner]
 
 
 def tensors_of(held: Held) -> list[torch.Tensor]:

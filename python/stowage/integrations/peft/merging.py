@@ -15,7 +15,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from stowage._model.reports.report import remember
 from stowage._model.resting.beside import Kept
 from stowage._model.resting.making import Loss, measured
-from stowage._model.weights import Held, stamp
+from stowage._model.stamps import stamp
+from stowage._model.weights import Held
 from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._ops.numbers import stochastic

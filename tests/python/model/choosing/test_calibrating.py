@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import stowage
 from stowage._model.choosing.calibrating import output_errors
-from stowage._model.weights import Held, parameters
+from stowage._model.weights import Held, Inventory
 from stowage._ops.storage import Storage
 
 INT8, NF4, BF16 = Storage("int8"), Storage("nf4"), Storage("bf16")
@@ -53,7 +53,7 @@ def batches(count: int = 3) -> list[Tensor]:
 
 
 def weights_of(model: nn.Module, *storages: Storage) -> list[tuple[Held, list[Storage]]]:
-    return [(h, list(storages)) for h in parameters(model) if h.tensor.dim() > 1]
+    return [(h, list(storages)) for h in Inventory(model).parameters if h.tensor.dim() > 1]
 
 
 def measured(model: nn.Module, calibrate: Any, *storages: Storage) -> dict[str, float]:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._model import weights
 from stowage._model.choosing import skips
 from stowage._model.patterns import near_misses
+from stowage._model.weights import Inventory
 
 
 class Block(nn.Module):
@@ -237,7 +237,7 @@ def test_named_lists_know_the_places(path: str, diffusion: bool, language: bool)
     model = nest(path)
     for name, expected in (("diffusion", diffusion), ("language", language)):
         skip = skips.Skips.parse(name)
-        (held, *_) = weights.parameters(model)
+        (held, *_) = Inventory(model).parameters
         assert bool(skip.reason(held, held.sites[0])) == expected, name
 
 

@@ -19,7 +19,8 @@ from torch import nn
 
 import stowage
 from stowage._model.resting.masters import master_of
-from stowage._model.weights import stamp, values
+from stowage._model.stamps import stamp
+from stowage._model.weights import Inventory
 from stowage.tensor import StowedTensor
 
 PLACES = ["ram", "disk"]
@@ -32,7 +33,7 @@ def test_a_copy_shares_the_masters_and_outlives_the_original(place: str, tmp_pat
     folder = tmp_path if place == "disk" else None
     stowage.stow(model, "nf4", keep_master=place, master_folder=folder)
     twin = copy.deepcopy(model)
-    assert master_of(next(iter(values(twin)))).kept is master_of(next(iter(values(model)))).kept
+    assert master_of(Inventory(twin).every[0]).kept is master_of(Inventory(model).every[0]).kept
     stowage.unstow(model)
     with torch.no_grad():
         model.body.weight.zero_()  # no memory in common with the copy

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import can_be_brought, values, written
+from stowage._model.weights import Inventory, can_be_brought
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._tensor.stowed import StowedTensor
@@ -152,7 +152,7 @@ def _problems(module: nn.Module, config: GroupOffloadingConfig, use_stream: bool
         mark = mark_of(part, _GROUP_OFFLOADING)
         if mark is not None and not isinstance(mark, GroupOffloadingHook):
             problems.append(f"{path or 'the module'}: is offloaded by diffusers itself already")
-    lost = [held.name for held in values(module) if held.tensor.is_meta]
+    lost = [held.name for held in Inventory(module).every if held.tensor.is_meta]
     if lost:
         problems.append(f"parameters must have values, {', '.join(lost)} are on the meta device")
     return problems
@@ -160,13 +160,13 @@ def _problems(module: nn.Module, config: GroupOffloadingConfig, use_stream: bool
 
 def _apply(module: nn.Module, config: GroupOffloadingConfig) -> None:
     folder, ram, device = None, None, config.onload_device
-    brought = [nbytes(held.tensor) for held in values(module) if can_be_brought(held)]
+    brought = [nbytes(held.tensor) for held in Inventory(module).every if can_be_brought(held)]
     if config.offload_to_disk_path is not None:
         folder = Path(config.offload_to_disk_path, _folder_name(module))
         ram = _budget(module, config, brought)
     if device.type != "cpu":
         module.to("cpu")
-        stay = sum(nbytes(held.tensor) for held in values(module)) - sum(brought)
+        stay = sum(nbytes(held.tensor) for held in Inventory(module).every) - sum(brought)
         room = stay + _budget(module, config, brought) if brought else None
         offload(module, ram=ram, folder=folder, device=device, accelerator=room)
     elif folder is not None:
@@ -191,7 +191,7 @@ def _budget(module: nn.Module, config: GroupOffloadingConfig, brought: list[int]
 def _folder_name(module: nn.Module) -> str:
     """Of the weights, by names, forms and bytes: other models have other folders."""
     digest = hashlib.sha256()
-    for held in written(module):
+    for held in Inventory(module).written:
         tensor = held.tensor
         storage = tensor.storage if isinstance(tensor, StowedTensor) else ""
         facts = (held.names, tuple(tensor.shape), str(tensor.dtype), str(storage))

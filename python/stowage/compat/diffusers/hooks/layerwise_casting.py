@@ -19,7 +19,7 @@ from stowage._model.choosing.policy import Rules
 from stowage._model.declared import cannot_rest, is_narrow
 from stowage._model.patterns import Predicate, names_around
 from stowage._model.stow import stow
-from stowage._model.weights import parameters
+from stowage._model.weights import Inventory
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.casts import is_plain
 from stowage._tensor.stowed import StowedTensor
@@ -103,7 +103,7 @@ def apply_layerwise_casting_hook(
 
 def _cast_whole(module: nn.Module, storage: str, compute: torch.dtype, exact: bool) -> None:
     _check_ready(module, [module], storage)
-    if any(not (is_narrow(held) or cannot_rest(held)) for held in parameters(module)):
+    if any(not (is_narrow(held) or cannot_rest(held)) for held in Inventory(module).parameters):
         stow(module, {"*": storage}, compute_dtype=compute, exact=exact)
     else:
         module.to(compute)
