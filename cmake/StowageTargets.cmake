@@ -52,7 +52,7 @@ endfunction()
 # compiles each file alone and notices one that forgets an include. The kernels' files have names in
 # common, and files with flags of their own stay alone by themselves.
 function(stowage_join target name files)
-  if(STOWAGE_JOIN AND name MATCHES "^(base|format|store|engine|cli|torch)$")
+  if(STOWAGE_JOIN AND name MATCHES "^(base|format|store|engine|plan|page|cli|torch)$")
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
     # It tells headers from sources by the file that the compiler was given.
     target_compile_options(${target} PRIVATE

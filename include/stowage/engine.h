@@ -120,7 +120,6 @@ class STOWAGE_API Engine {
   static std::optional<Lease> lease_at(const void* mapped);
 
  private:
-  friend class DeviceEngine;
   std::shared_ptr<engine::Core> core_;
 };
 

@@ -129,9 +129,6 @@ STOWAGE_API PlanMeasured measured_from_json(std::string_view text,
 /// "predicted 1.20 s, measured 1.31 s (+9 %)", and where that is off by more than 15 % what most
 /// likely differs. Throws invalid_argument where no seconds were measured.
 STOWAGE_API std::string compare(const Plan& plan, const PlanMeasured& measured);
-/// One page without any other resource: memory over the pass, bytes by tier and by storage, and
-/// what was predicted beside what was measured.
-STOWAGE_API std::string to_html(const Plan& plan, const PlanMeasured& measured = {});
 
 }  // namespace v0
 }  // namespace stowage

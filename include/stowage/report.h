@@ -40,12 +40,6 @@ STOWAGE_API void place(Report& report, const Plan& plan);
 /// Keys: docs/cli.md. Throws bad_file for what is no report.
 STOWAGE_API std::string to_json(const Report& report);
 STOWAGE_API Report report_from_json(std::string_view text, std::string_view where = "report");
-/// For people; and as one page without any other resource. `plan` may be null; what was measured
-/// is then shown alone.
-STOWAGE_API std::string to_text(const Report& report, const Plan* plan = nullptr,
-                                const PlanMeasured& measured = {});
-STOWAGE_API std::string to_html(const Report& report, const Plan* plan = nullptr,
-                                const PlanMeasured& measured = {});
 
 }  // namespace v0
 }  // namespace stowage

@@ -12,6 +12,8 @@
 
 namespace stowage {
 
+inline constexpr std::uint64_t kPage = 4096;  // of memory, and of reads past the page cache
+
 /// What tells that an open file is as it was. Its name is no part of it: a file that was deleted,
 /// or has another one in its place, keeps its bytes for those who have it open.
 struct FileIdentity {

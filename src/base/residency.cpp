@@ -18,7 +18,6 @@
 namespace stowage {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
 constexpr int kSamples = 512;  // leave an error of 0.013 at nine tenths
 
 bool is_told_all(const MappedFile& file) {

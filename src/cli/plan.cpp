@@ -5,6 +5,7 @@
 #include "base/env.h"
 #include "cli/commands.h"
 #include "cli/text.h"
+#include "page/page.h"
 
 namespace stowage::cli {
 namespace {
@@ -26,7 +27,7 @@ void plan(const PlanCommand& command) {
   Plan made = make_plan(file, command.options, links_for(file.paths().front()));
   made.model = command.model;
   if (!command.out.empty()) write_text(command.out, to_json(made));
-  if (!command.html.empty()) write_text(command.html, to_html(made));
+  if (!command.html.empty()) write_text(command.html, page::html_of(made));
   print(command.json ? to_json(made) : to_text(made));
 }
 

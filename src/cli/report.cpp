@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/text.h"
+#include "page/page.h"
 
 namespace stowage::cli {
 
@@ -22,8 +23,8 @@ void report(const ReportCommand& command) {
   if (!command.measured.empty())
     measured = measured_from_json(read_text(command.measured), command.measured);
   const Plan* const beside = plan ? &*plan : nullptr;
-  if (!command.html.empty()) write_text(command.html, to_html(made, beside, measured));
-  print(command.json ? to_json(made) : to_text(made, beside, measured));
+  if (!command.html.empty()) write_text(command.html, page::html_of(made, beside, measured));
+  print(command.json ? to_json(made) : page::text_of(made, beside, measured));
 }
 
 }  // namespace stowage::cli

@@ -38,7 +38,6 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
   // Large pages make the first touch cheaper; where the system declines, nothing is wrong.
   (void)::madvise(memory, size_, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
-  owns_ = true;
   try {
     touch();
     if (locked) lock();
@@ -46,15 +45,6 @@ Arena::Arena(std::uint64_t bytes, std::size_t most_runs, bool locked)
     ::munmap(memory, size_);
     throw;
   }
-  begin();
-}
-
-Arena::Arena(std::byte* memory, std::uint64_t bytes, std::size_t most_runs)
-    : data_(memory), size_(bytes / kPage * kPage), blocks_(blocks_for(most_runs)) {
-  if (size_ > 0) begin();
-}
-
-void Arena::begin() {
   for (std::size_t i = 0; i + 1 < blocks_.size(); ++i)
     blocks_[i].next_free = static_cast<Run>(i + 1);
   const Run whole = unused_;
@@ -88,7 +78,7 @@ void Arena::lock() {
 }
 
 Arena::~Arena() {
-  if (owns_) ::munmap(data_, size_);
+  if (data_ != nullptr) ::munmap(data_, size_);
 }
 
 std::optional<Arena::Run> Arena::take(std::uint64_t bytes) noexcept {

@@ -5,12 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
-namespace stowage::engine {
+#include "base/file.h"
 
-inline constexpr std::uint64_t kPage = 4096;
+namespace stowage::engine {
 
 class Arena {
  public:
@@ -19,8 +18,6 @@ class Arena {
   /// Room for `bytes` (whole pages) in at most `most_runs` runs: all of it is there when this
   /// returns, and where `lock` says so cannot be swapped. Throws out_of_memory.
   Arena(std::uint64_t bytes, std::size_t most_runs, bool lock = false);
-  /// The same in memory that stays the caller's, and is not touched.
-  Arena(std::byte* memory, std::uint64_t bytes, std::size_t most_runs);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -33,7 +30,6 @@ class Arena {
   /// Bytes of the free run that give(run) would leave.
   std::uint64_t hole(Run run) const noexcept;
   std::uint64_t taken() const noexcept { return taken_; }
-  std::span<std::byte> memory() const noexcept { return {data_, size_}; }  // all of it
 
  private:
   struct Block {
@@ -44,7 +40,6 @@ class Arena {
   };
   Block& at(Run run) noexcept { return blocks_[static_cast<std::size_t>(run)]; }
   const Block& at(Run run) const noexcept { return blocks_[static_cast<std::size_t>(run)]; }
-  void begin();
   void touch();
   void lock();
   void add_free(Run run) noexcept;
@@ -52,7 +47,6 @@ class Arena {
   void swallow_after(Run run) noexcept;
 
   std::byte* data_ = nullptr;
-  bool owns_ = false;
   std::uint64_t size_, taken_ = 0;
   std::vector<Block> blocks_;
   Run first_free_ = -1, unused_ = 0;

@@ -69,7 +69,7 @@ std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
 
 }  // namespace
 
-Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
+Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
            const CoreOptions& options)
     : file_(std::move(file)),
       units_(std::move(units)),
@@ -88,19 +88,13 @@ Core::Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
   const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
   if (all <= budget_)
     for (State& s : states_) s.kept = true;
-  if (link_->moves()) {
-    if (std::byte* const memory = link_->memory(bytes)) {
-      arena_.emplace(memory, bytes, units_.size());
-    } else {
-      arena_.emplace(bytes, units_.size(), options.lock);
-    }
-  }
+  if (link_->moves()) arena_.emplace(bytes, units_.size(), options.lock);
   queue_.reserve(units_.size());
 }
 
 // A core of the parent's is never deleted: its condition variables would wait for threads that do
 // not exist here.
-std::shared_ptr<Core> Core::make(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
+std::shared_ptr<Core> Core::make(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
                                  const CoreOptions& options) {
   const std::shared_ptr<Core> made(
       new Core(std::move(file), std::move(units), std::move(link), options), [](Core* core) {
@@ -147,10 +141,6 @@ void Core::cancel() noexcept {
   work_.notify_all();
   done_.notify_all();
   room_.notify_all();
-}
-
-std::span<std::byte> Core::memory() const noexcept {
-  return arena_ && !forked() ? arena_->memory() : std::span<std::byte>();
 }
 
 std::byte* Core::memory(const State& s) const noexcept {
@@ -255,13 +245,6 @@ void Core::throw_late(const Wait& wait) const {
                         s.stage == Stage::absent ? ", and no room for it" : ""));
 }
 
-void Core::throw_no_room(WeightId id) const {
-  throw Error(Code::out_of_memory,
-              formatted("{}: the budget must hold what one thread uses at a time, {} too, got {} "
-                        "bytes",
-                        file_.paths().front(), unit(id).name, budget_));
-}
-
 // Helps to read the unit, unless a timeout says that nobody may be held by a read of his own, and
 // waits for those who read the rest.
 void Core::wait_for_bytes(const Wait& wait, Lock& lock) {
@@ -304,7 +287,6 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
   while (s.stage != Stage::present) {
     if (s.stage == Stage::absent && !begin(id, kNow)) {
       if (holds_another) {
-        if (!link_->can_borrow()) throw_no_room(id);
         --kind;
         ++report_.borrowed;
         return false;
@@ -327,11 +309,6 @@ void Core::check_id(WeightId id) const {
 
 // Not the thread's own desk: what that knows is of the parent's engine.
 Lease Core::lend_to_child(WeightId id) {
-  if (!link_->can_borrow()) {
-    throw Error(Code::unsupported, file_.paths().front() +
-                                       ": an engine of a device must be used in the process that "
-                                       "made it, got a forked child");
-  }
   return {std::make_shared<Desk>(shared_from_this(), std::this_thread::get_id()), id,
           Hold::borrowed, trace_time()};
 }

@@ -22,7 +22,7 @@
 #include "engine/arena.h"
 #include "engine/candidates.h"
 #include "engine/desk.h"
-#include "engine/link.h"
+#include "engine/disk_link.h"
 #include "engine/order.h"
 #include "engine/reader.h"
 #include "engine/trace.h"
@@ -34,15 +34,15 @@ struct CoreOptions {
   std::uint64_t budget = 0;
   int workers = 0;
   double timeout = 0;  // seconds; 0: none
-  bool lock = false;   // of memory that is the host's
+  bool lock = false;   // of the memory
 };
 
 class Core : public std::enable_shared_from_this<Core> {
  public:
   /// `units` of `file` over `link`, within the options' budget. Throws invalid_argument,
   /// out_of_memory (no room for the budget, or no more threads).
-  static std::shared_ptr<Core> make(File file, std::vector<Unit> units, std::shared_ptr<Link> link,
-                                    const CoreOptions& options);
+  static std::shared_ptr<Core> make(File file, std::vector<Unit> units,
+                                    std::unique_ptr<DiskLink> link, const CoreOptions& options);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   ~Core();
@@ -66,12 +66,12 @@ class Core : public std::enable_shared_from_this<Core> {
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
-  std::span<std::byte> memory() const noexcept;  // that units come into; empty when mapped
 
   void forget(const Desk& desk) noexcept;  // its thread has ended
 
  private:
-  Core(File file, std::vector<Unit> units, std::shared_ptr<Link> link, const CoreOptions& options);
+  Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
+       const CoreOptions& options);
   void start_workers(int count);
 
   using Clock = std::chrono::steady_clock;
@@ -153,7 +153,6 @@ class Core : public std::enable_shared_from_this<Core> {
   void sleep(std::condition_variable& on, const Wait& wait, Lock& lock);
   void check_cancel(const Wait& wait) const;
   [[noreturn]] void throw_late(const Wait& wait) const;
-  [[noreturn]] void throw_no_room(WeightId id) const;
 
   File file_;
   std::vector<Unit> units_;
@@ -161,7 +160,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::uint64_t ring_;       // the budget without the room of units that were asked to be kept
   std::uint64_t ahead_ = 0;  // bytes of it that a window has, with the unit that is used
   double timeout_;           // seconds; 0: none
-  const std::shared_ptr<Link> link_;
+  const std::unique_ptr<DiskLink> link_;
   std::vector<Weight> weights_;  // over the mapping; empty for plain tensors
   const std::uint64_t serial_;
   const std::uint64_t process_ = process_generation();

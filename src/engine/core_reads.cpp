@@ -12,7 +12,7 @@ constexpr std::uint64_t kMostRun = 1 << 20;  // bytes of small pieces that are r
 
 using Errors = std::array<std::exception_ptr, kMostTransfers>;
 
-std::exception_ptr attempt(Link& link, std::span<const Transfer> run) {
+std::exception_ptr attempt(DiskLink& link, std::span<const Transfer> run) {
   try {
     link.bring(run);
     return nullptr;
@@ -22,7 +22,7 @@ std::exception_ptr attempt(Link& link, std::span<const Transfer> run) {
 }
 
 // What fails together is tried one by one, so that each has an error of its own or none.
-void bring(Link& link, std::span<const Transfer> run, Errors& errors) {
+void bring(DiskLink& link, std::span<const Transfer> run, Errors& errors) {
   errors[0] = attempt(link, run);
   if (!errors[0] || run.size() == 1) return;
   for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(link, run.subspan(i, 1));

@@ -42,7 +42,6 @@ void Core::evict(WeightId id) noexcept {
   if (!arena_) {
     mapped_bytes_ -= unit(id).bytes;
   } else if (s.run >= 0) {
-    link_->leave(id);
     arena_->give(s.run);
     s.run = -1;
   }

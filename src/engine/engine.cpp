@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "engine/core.h"
+#include "engine/disk_link.h"
 #include "engine/registry.h"
-#include "engine/source.h"
 
 namespace stowage {
 
@@ -16,7 +16,7 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
     throw Error(Code::invalid_argument,
                 "engine: reads must be automatic, buffered or direct, got mapped with lock");
   }
-  auto source = std::make_shared<Source>(file, options.reads, !options.lock, reader);
+  auto link = std::make_unique<DiskLink>(file, options.reads, !options.lock, reader);
   std::vector<Unit> units = units_of(file);
   for (const std::string& name : options.mapped_only) {
     const auto found = std::ranges::lower_bound(units, name, {}, &Unit::name);
@@ -24,7 +24,7 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
       throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
     found->comes = false;
   }
-  return Core::make(std::move(file), std::move(units), std::move(source),
+  return Core::make(std::move(file), std::move(units), std::move(link),
                     CoreOptions{.budget = options.ram,
                                 .workers = options.workers,
                                 .timeout = options.timeout,

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "stowage/report.h"
+#include "page/page.h"
 #include "torch/arguments.h"
 
 namespace stowage::door {
@@ -87,7 +87,7 @@ void plan_check(const std::string& plan, const std::string& text) {
 
 // `measured`: as measured_from_json() reads it.
 Tensor plan_html(const std::string& plan, const std::string& measured) {
-  return text_bytes(to_html(plan_from_json(plan), measured_from_json(measured)));
+  return text_bytes(page::html_of(plan_from_json(plan), measured_from_json(measured)));
 }
 
 Tensor plan_compare(const std::string& plan, const std::string& measured) {
@@ -98,9 +98,9 @@ Tensor plan_compare(const std::string& plan, const std::string& measured) {
 Tensor report_html(const std::string& text, const std::string& plan, const std::string& measured) {
   Report report = report_from_json(text);
   const PlanMeasured was = measured_from_json(measured);
-  if (plan.empty()) return text_bytes(to_html(report, nullptr, was));
+  if (plan.empty()) return text_bytes(page::html_of(report, nullptr, was));
   const Plan made = plan_from_json(plan);
-  return text_bytes(to_html(report, &made, was));
+  return text_bytes(page::html_of(report, &made, was));
 }
 
 Tensor machine_key_op() { return text_bytes(machine_key()); }

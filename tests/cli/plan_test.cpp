@@ -2,9 +2,9 @@
 // `stowage plan` and `stowage bench --links`.
 #include <nlohmann/json.hpp>
 
+#include "allocations.h"
 #include "cli/program.h"
-#include "engine/allocations.h"
-#include "engine/links.h"
+#include "plan/links.h"
 #include "stowage/plan.h"
 
 namespace stowage::cli {
@@ -21,8 +21,8 @@ class PlanProgram : public Program {
     Links links{.key = machine_key(), .memcpy = 1e10};
     links.linear["f32"] = {5e9, 1e11};
     const json machine{
-        {"links", engine::links_json(links)},
-        {"disks", {{engine::disk_key(path("m.safetensors")), {{"disk", 2e9}, {"cached", 6e9}}}}}};
+        {"links", planning::links_json(links)},
+        {"disks", {{planning::disk_key(path("m.safetensors")), {{"disk", 2e9}, {"cached", 6e9}}}}}};
     write_text(path("links.json"),
                json{{"stowage_links", 1}, {"machines", {{links.key, machine}}}}.dump());
     setenv("STOWAGE_LINKS", path("links.json").c_str(), 1);

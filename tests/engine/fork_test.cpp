@@ -13,7 +13,6 @@
 #include "engine/model.h"
 #include "expect_error.h"
 #include "forked.h"
-#include "stowage/device_engine.h"
 #include "stowage/trace.h"
 
 namespace stowage {
@@ -189,35 +188,6 @@ TEST_P(Forks, WhileOtherThreadsUseEveryDoor) {
   }
   over = true;
   for (std::thread& thread : threads) thread.join();
-}
-
-TEST(ForkedDevices, RefuseByName) {
-  if (!kForksBesideThreads) GTEST_SKIP() << kNoForks;
-  Scratch scratch;
-  const File file = File::open(write_model(scratch, {.weights = kForkedWeights}));
-  auto host =
-      std::make_shared<Engine>(file, EngineOptions{.ram = 1 << 24, .reads = Reads::buffered});
-  auto device = std::make_shared<PretendDevice>(PretendOptions{.memory = 1 << 26});
-  auto engine = std::make_unique<DeviceEngine>(host, device, DeviceOptions{.memory = 1 << 24});
-  auto lease = std::make_unique<DeviceLease>(engine->acquire(1, nullptr));
-  EXPECT_EQ(in_child(
-                [&] {
-                  try {
-                    (void)engine->acquire(1, nullptr);
-                    return false;
-                  } catch (const Error& error) {
-                    if (error.code() != Code::unsupported ||
-                        std::string(error.what()).find("got a forked child") == std::string::npos)
-                      return false;
-                  }
-                  lease.reset();
-                  engine.reset();
-                  device.reset();
-                  host.reset();
-                  return true;
-                },
-                End::by_exit),
-            "");
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/allocations.h"
+#include "allocations.h"
 #include "engine/model.h"
 #include "expect_error.h"
 

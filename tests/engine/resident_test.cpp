@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/allocations.h"
+#include "allocations.h"
 #include "engine/model.h"
 #include "stowage/quantize.h"
 

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/allocations.h"
+#include "allocations.h"
 #include "engine/model.h"
 #include "expect_error.h"
 

@@ -14,9 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "allocations.h"
 #include "base/threads.h"
-#include "engine/allocations.h"
-#include "engine/links.h"
 #include "engine/model.h"
 
 namespace stowage {
@@ -156,18 +155,6 @@ TEST_P(OtherShortages, APoolWorksWithTheThreadsThatItGets) {
     EXPECT_TRUE(worked) << nth << ": " << Shortage::failed();
     EXPECT_EQ(calls, 32) << nth << ": " << Shortage::failed();
     EXPECT_EQ(blocked_signals(), signals) << nth << ": " << Shortage::failed();
-  }
-}
-
-TEST_P(OtherShortages, ADiskIsNotMeasuredWithFewerReaders) {
-  for (const std::int64_t nth : {0, 3}) {
-    const Shortage shortage(nth, "pthread_create");
-    try {
-      (void)engine::measure_disk(scratch_.path());
-      ADD_FAILURE() << "a figure";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::out_of_memory) << error.what();
-    }
   }
 }
 

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/disk_link.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string>
+
+#include "base/file_error.h"
+#include "base/residency.h"
+#include "engine/arena.h"
+#include "stowage/error.h"
+
+namespace stowage::engine {
+namespace {
+
+constexpr double kCached = 0.9;
+
+// What of the run lies from the byte `at` on, as a read takes it.
+std::span<const iovec> rest_of(std::span<const Transfer> run, std::uint64_t at,
+                               std::span<iovec> space) {
+  std::size_t count = 0;
+  for (const Transfer& transfer : run) {
+    const Piece& piece = *transfer.piece;
+    if (piece.offset + piece.bytes <= at) continue;
+    const std::uint64_t done = at > piece.offset ? at - piece.offset : 0;
+    space[count++] = {transfer.memory + done, piece.bytes - done};
+  }
+  return space.first(count);
+}
+
+}  // namespace
+
+DiskLink::DiskLink(const File& file, Reads reads, bool may_map, Reader& reader)
+    : shards_(OpenShards::of(file)), reads_(reads), reader_(reader) {
+  if (reads_ == Reads::automatic) {
+    const Reads warm = may_map ? Reads::mapped : Reads::buffered;
+    reads_ = is_cached() ? warm : Reads::direct;
+  }
+  if (reads_ == Reads::direct) open_direct();
+}
+
+DiskLink::~DiskLink() {
+  for (const int direct : direct_)
+    if (direct >= 0) ::close(direct);
+}
+
+void DiskLink::open_direct() {
+  direct_.reserve(shards_.size());
+  for (const Shard& shard : shards_) {
+    direct_.push_back(shard.map.open_direct());
+    if (direct_.back() < 0) reads_ = Reads::buffered;
+  }
+}
+
+// Past the page cache while the bytes that are left begin at a page: after a short read they may
+// not. Returns how many came.
+std::uint64_t DiskLink::read(const Piece& first, std::span<const iovec> to, std::uint64_t at) {
+  const MappedFile& file = map(first);
+  for (;;) {
+    const bool direct = reads_ == Reads::direct && at % kPage == 0;
+    const int descriptor =
+        direct ? direct_[static_cast<std::size_t>(first.shard)] : file.descriptor();
+    const ssize_t got = reader_.read(descriptor, to, at);
+    if (got > 0) return static_cast<std::uint64_t>(got);
+    if (got == 0) {
+      throw Error(Code::bad_file, file.path() + ": byte " + std::to_string(at) +
+                                      ": must still be there, got a file that was cut short");
+    }
+    if (direct && errno == EINVAL) {  // a disk whose blocks are larger than a page
+      reads_ = Reads::buffered;
+    } else if (errno != EINTR) {
+      throw_errno(file.path(), "must be readable at byte " + std::to_string(at));
+    }
+  }
+}
+
+void DiskLink::fill(std::span<const Transfer> run) {
+  const Piece& last = *run.back().piece;
+  const std::uint64_t end = last.offset + last.needed;
+  std::array<iovec, kMostTransfers> space;
+  for (std::uint64_t at = run.front().piece->offset; at < end;)
+    at += read(*run.front().piece, rest_of(run, at, space), at);
+}
+
+// Where the system cannot populate, the pages come when they are touched. Where it tried and a page
+// could not be had, a touch would only find zeros: reading says what is wrong, or brings it.
+void DiskLink::populate(const Piece& first, std::uint64_t end) {
+  const MappedFile& file = map(first);
+  int result = 0;
+  do result = reader_.populate(file, first.offset, end - first.offset);
+  while (result != 0 && errno == EINTR);
+  if (result == 0 || (errno != EFAULT && errno != EIO && errno != EHWPOISON)) return;
+  std::array<std::byte, 2 * kPage> sink;
+  const iovec to{sink.data(), sink.size()};
+  end = std::min(end, file.size());
+  for (std::uint64_t at = first.offset; at < end;) at += read(first, {&to, 1}, at);
+}
+
+void DiskLink::bring(std::span<const Transfer> run) {
+  check_unchanged(map(*run.front().piece));
+  if (reads_ != Reads::mapped) return fill(run);
+  const Piece& last = *run.back().piece;
+  populate(*run.front().piece, last.offset + last.bytes);
+}
+
+void DiskLink::drop(const Unit& unit) noexcept {
+  for (const Piece& piece : unit.pieces) map(piece).drop(piece.offset, piece.bytes);
+}
+
+bool DiskLink::is_cached() const {
+  double bytes = 0, cached = 0;
+  for (const Shard& shard : shards_) {
+    const auto size = static_cast<double>(shard.map.size());
+    bytes += size;
+    cached += size * cached_part(shard.map);
+  }
+  return cached >= kCached * bytes;
+}
+
+}  // namespace stowage::engine

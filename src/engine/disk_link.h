@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shards of an open file as the engine reads them, and how: through the page cache or past it.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "engine/reader.h"
+#include "engine/units.h"
+#include "store/shard.h"
+
+namespace stowage::engine {
+
+/// One piece on its way to memory; units that do not move have none.
+struct Transfer {
+  WeightId id;
+  const Unit* unit;
+  const Piece* piece;
+  std::byte* memory;  // for the piece
+};
+inline constexpr std::size_t kMostTransfers = 64;  // in one read
+
+/// `file` and `reader` must outlive it.
+class DiskLink {
+ public:
+  /// `automatic` becomes mapped where most of the bytes lie in the page cache (buffered where it
+  /// may not map), else direct, which becomes buffered where the file system knows no direct reads,
+  /// or finds at the first one that it wants more than whole pages.
+  DiskLink(const File& file, Reads reads, bool may_map, Reader& reader);
+  DiskLink(const DiskLink&) = delete;
+  DiskLink& operator=(const DiskLink&) = delete;
+  ~DiskLink();
+
+  Reads reads() const noexcept { return reads_; }  // for the report
+  /// Whether units come into memory of their own; if not, they stay where the file is mapped.
+  bool moves() const noexcept { return reads_ != Reads::mapped; }
+  /// Brings pieces that follow each other in one shard, at most kMostTransfers. Any thread. Mapped
+  /// pieces come into the page cache and this process. Throws io, bad_file (cut short, written
+  /// since it was opened).
+  void bring(std::span<const Transfer> run);
+  /// Gives back the mapped pages that lie wholly in the unit.
+  void drop(const Unit& unit) noexcept;
+
+ private:
+  const MappedFile& map(const Piece& piece) const noexcept {
+    return shards_[static_cast<std::size_t>(piece.shard)].map;
+  }
+  std::uint64_t read(const Piece& first, std::span<const iovec> to, std::uint64_t at);
+  void fill(std::span<const Transfer> run);
+  void populate(const Piece& first, std::uint64_t end);
+  bool is_cached() const;
+  void open_direct();
+
+  std::span<const Shard> shards_;
+  std::atomic<Reads> reads_;
+  Reader& reader_;
+  std::vector<int> direct_;  // descriptors, one for each shard, if reads are direct
+};
+
+}  // namespace stowage::engine

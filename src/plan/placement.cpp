@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stowage::planning {
+namespace {
+
+constexpr double kLinkWeight = 1e-3;  // of a link's seconds beside those of the pass
+
+}  // namespace
+
+std::vector<Step> steps_of(std::span<const Candidate> units, std::span<const Choice> choices) {
+  std::vector<Step> steps(units.size());
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Candidate& unit = units[i];
+    const Choice choice = choices[i];
+    Step& step = steps[i];
+    step.bytes = unit.bytes;
+    step.compute = works_on_cpu(choice) ? unit.on_cpu : unit.on_accelerator;
+    if (unit.bytes == 0) continue;
+    if (rests_on_disk(choice)) step.read = unit.read;
+    if (!works_on_cpu(choice)) step.accelerator = unit.accelerator;
+    if (!works_on_cpu(choice) && choice != Choice::resident) step.copy = unit.copy;
+  }
+  return steps;
+}
+
+std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& limits,
+                              std::span<const Choice> choices) {
+  Rings held{}, most{}, moved{};  // bytes of residents, the largest that moves, all that move
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const std::uint64_t bytes = units[i].bytes;
+    const Choice choice = choices[i];
+    if (rests_in_ram(choice)) held.ram += bytes;
+    if (rests_on_disk(choice)) {
+      most.ram = std::max(most.ram, bytes);
+      moved.ram += bytes;
+    }
+    if (works_on_cpu(choice) || bytes == 0) continue;
+    const auto a = static_cast<std::size_t>(units[i].accelerator);
+    if (choice == Choice::resident) {
+      held.accelerators[a] += bytes;
+    } else {
+      most.accelerators[a] = std::max(most.accelerators[a], bytes);
+      moved.accelerators[a] += bytes;
+    }
+  }
+  if (held.ram + most.ram > limits.ram) return std::nullopt;
+  Rings rings{.ram = std::min(limits.ram - held.ram, moved.ram)};
+  for (std::size_t a = 0; a < rings.accelerators.size(); ++a) {
+    if (held.accelerators[a] + most.accelerators[a] > limits.accelerators[a]) return std::nullopt;
+    rings.accelerators[a] =
+        std::min(limits.accelerators[a] - held.accelerators[a], moved.accelerators[a]);
+  }
+  return rings;
+}
+
+std::optional<Placement> weigh(std::span<const Candidate> units, const Limits& limits,
+                               std::vector<Choice> choices) {
+  const auto rings = rings_of(units, limits, choices);
+  if (!rings) return std::nullopt;
+  const std::vector<Step> steps = steps_of(units, choices);
+  Placement placed{.choices = std::move(choices), .rings = *rings};
+  placed.seconds = Pass().seconds(steps, *rings);
+  double links = 0;
+  for (const Step& step : steps) links += step.read + step.copy;
+  placed.cost = placed.seconds + kLinkWeight * links;
+  return placed;
+}
+
+}  // namespace stowage::planning

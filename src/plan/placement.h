@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which unit rests in which tier: what a pass then does, and whether the limits of memory hold it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "plan/pass.h"
+
+namespace stowage::planning {
+
+/// Where a unit rests, and where it works.
+enum class Choice : std::uint8_t { disk_cpu, ram_cpu, disk_accelerator, ram_accelerator, resident };
+inline constexpr Choice kChoices[] = {Choice::disk_cpu, Choice::ram_cpu, Choice::disk_accelerator,
+                                      Choice::ram_accelerator, Choice::resident};
+constexpr bool works_on_cpu(Choice c) { return c == Choice::disk_cpu || c == Choice::ram_cpu; }
+constexpr bool rests_on_disk(Choice c) {
+  return c == Choice::disk_cpu || c == Choice::disk_accelerator;
+}
+constexpr bool rests_in_ram(Choice c) {
+  return c == Choice::ram_cpu || c == Choice::ram_accelerator;
+}
+
+/// A unit as its place is chosen. Seconds are those of a pass, with its uses in them.
+struct Candidate {
+  std::uint64_t bytes = 0;    // 0: takes nothing of the limits, its choice is `fixed`
+  double read = 0, copy = 0;  // over the links
+  double on_cpu = 0, on_accelerator = 0;
+  std::int32_t accelerator = -1;   // that its part of the order belongs to; -1: there is none
+  Choice fixed = Choice::ram_cpu;  // of a unit without bytes
+};
+
+/// Bytes that units and rings may take.
+struct Limits {
+  std::uint64_t ram = 0;
+  std::array<std::uint64_t, kMostAccelerators> accelerators{};
+  bool works_on_cpu = true;  // of units that have an accelerator
+};
+
+struct Placement {
+  std::vector<Choice> choices;
+  Rings rings{};
+  double seconds = 0;
+  double cost = 0;  // seconds, and a little for what the links carry: less of it is better
+};
+
+/// The steps of a pass in which units have these choices.
+std::vector<Step> steps_of(std::span<const Candidate> units, std::span<const Choice> choices);
+
+/// What is left of the limits is the rings'; none where it does not hold the largest that moves.
+std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& limits,
+                              std::span<const Choice> choices);
+
+/// A placement of those choices, or none where the limits do not hold it.
+std::optional<Placement> weigh(std::span<const Candidate> units, const Limits& limits,
+                               std::vector<Choice> choices);
+
+}  // namespace stowage::planning
