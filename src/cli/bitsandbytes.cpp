@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/formatted.h"
+#include "stowage/descriptor.h"
 #include "stowage/quantization_config.h"
 
 namespace stowage::cli {
@@ -49,7 +50,7 @@ void check_storages(const std::vector<Item>& items) {
   for (const Item& item : items) {
     if (!item.packed()) continue;
     const std::string found = item.source.name + " as " + to_string(item.storage);
-    if (trait(item.storage.codes).bits != 4 || item.storage.dialect != Dialect::standard)
+    if (describe(item.storage).file != FileForm::quant_state)
       throw UsageError("--for bitsandbytes: storages must be nf4 or fp4, got " + found);
     if (item.source.shape.rank() != 2 || is_embedding(item.source.name))
       throw UsageError("--for bitsandbytes: must pack weights of Linear modules, got " + found);

@@ -10,6 +10,7 @@
 #include "cli/pack_report.h"
 #include "cli/progress.h"
 #include "cli/text.h"
+#include "format/legal.h"
 
 namespace stowage::cli {
 namespace {
@@ -40,17 +41,12 @@ WriterOptions writer_options(const File& file, const std::vector<Item>& items,
   return made;
 }
 
-bool could_keep(const Storage& storage) {
-  return storage.scaling.kind == Scaling::Kind::none ||
-         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
-}
-
 Weight quantize_item(const Item& item, const Values& values, bool keep_nonfinite) {
   try {
     return quantize(values.data(), values.dtype(), item.source.shape, item.storage,
                     {.keep_nonfinite = keep_nonfinite});
   } catch (const Error& error) {
-    if (error.code() != Code::invalid_argument || !could_keep(item.storage)) throw;
+    if (error.code() != Code::invalid_argument || !can_keep_nonfinite(item.storage)) throw;
     throw Error(error.code(), std::string(error.what()) + " (--keep-nonfinite keeps it)");
   }
 }

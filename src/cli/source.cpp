@@ -5,19 +5,12 @@
 #include <cstring>
 #include <set>
 
+#include "stowage/descriptor.h"
 #include "stowage/quantize.h"
 
 namespace stowage::cli {
-namespace {
-
-bool is_cast_to_itself(const WeightInfo& weight) {
-  return weight.storage.scaling.kind == Scaling::Kind::none && trait(weight.storage.codes).bits > 8;
-}
-
-}  // namespace
-
 bool Source::is_plain_float() const noexcept {
-  return weight != nullptr ? is_cast_to_itself(*weight) : is_value_dtype(tensor->dtype);
+  return weight != nullptr ? is_value_cast(weight->storage.codes) : is_value_dtype(tensor->dtype);
 }
 
 std::vector<Source> sources(const File& file) {

@@ -2,8 +2,9 @@
 // Which storages exist: the rules behind the parser, which also guard hand-made Storage values.
 #pragma once
 #include <cstdint>
+#include <span>
 
-#include "stowage/storage.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 
@@ -17,6 +18,26 @@ inline constexpr std::int32_t kMinBlockTorchao = 16;
 inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
 /// Block scales that share one fp32 in a nested storage.
 inline constexpr std::int64_t kNestedBlock = 256;
+
+/// Which storages a format has, besides its own default.
+struct Legal {
+  std::uint8_t kinds;  // bits: 1 << Scaling::Kind
+  std::int32_t least_block = 0, most_block = 0;
+  bool powers = false;  // blocks are powers of two
+  bool nested = false;  // scales may be nested
+  bool open = false;    // nf4:torchao: always nested, a dtype and a scaler block of its own
+};
+/// What codes and dialect have for all of their storages; null where no row has them.
+struct FormRow {
+  Codes codes;
+  Dialect dialect;
+  Packing packing;
+  Codec codec;
+  FileForm file;
+  Legal legal;
+};
+const FormRow* form_row(Codes codes, Dialect dialect) noexcept;
+std::span<const FormRow> form_rows() noexcept;
 
 bool is_legal(const Storage& storage) noexcept;
 /// Whether NaN and infinity have codes, or scales that show them: casts, and 4-bit codes with plain

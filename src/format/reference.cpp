@@ -11,6 +11,7 @@
 #include "format/convert.h"
 #include "format/dynamic_map.h"
 #include "format/legal.h"
+#include "stowage/descriptor.h"
 
 namespace stowage::reference {
 namespace {
@@ -92,17 +93,16 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
     default:
       break;
   }
-  if (format.bits == 8) return format.values[element<std::uint8_t>(codes, i)];
+  if (!runs_across_rows(weight.storage())) return format.values[element<std::uint8_t>(codes, i)];
   const unsigned pair = element<std::uint8_t>(codes, i / 2);
   return format.values[i % 2 == 0 ? pair >> 4 : pair & 15u];
 }
 
-// The index of the scale of element i: 8-bit blocks restart at each row, all others are flat.
+// The index of the scale of element i: groups along rows begin anew in each, all others are flat.
 std::int64_t scale_index(const Weight& weight, std::int64_t i) noexcept {
   const Storage& storage = weight.storage();
   const std::int64_t group = group_elements(storage, weight.shape());
-  if (storage.scaling.kind != Scaling::Kind::block || trait(storage.codes).bits == 4)
-    return i / group;
+  if (describe(storage).scale.group.kind != Group::Kind::along) return i / group;
   const std::int64_t row = weight.row_elements();
   return i / row * ceil_div(row, group) + i % row / group;
 }
@@ -139,7 +139,7 @@ std::uint32_t encode(Codes codes, double x) noexcept {
 float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
-  if (weight.storage().dialect == Dialect::torchao) return torchao_scale_at(weight, i);
+  if (describe(weight.storage()).codec == Codec::torchao) return torchao_scale_at(weight, i);
   const std::int64_t index = scale_index(weight, i);
   if (!scaling.nested) return element<float>(weight.part(1), index);
   std::array<float, 256> map;
@@ -150,7 +150,7 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
 }
 
 float value_at(const Weight& weight, std::int64_t i) noexcept {
-  if (weight.storage().dialect == Dialect::torchao)
+  if (describe(weight.storage()).codec == Codec::torchao)
     return static_cast<float>(torchao_value_at(weight, i));
   return table_value(weight, i) * scale_at(weight, i);
 }
@@ -163,7 +163,7 @@ void dequantize(const Weight& weight, void* out, Dtype dtype) {
   }
   for (std::int64_t i = 0; i < n; ++i) {
     // Which NaN a product gives depends on the machine; which one is stored must not.
-    const double computed = weight.storage().dialect == Dialect::torchao
+    const double computed = describe(weight.storage()).codec == Codec::torchao
                                 ? torchao_value_at(weight, i)
                                 : double{value_at(weight, i)};
     const double value = std::isnan(computed) ? std::numeric_limits<double>::quiet_NaN() : computed;

@@ -13,6 +13,7 @@
 #include "format/dynamic_map.h"
 #include "format/legal.h"
 #include "format/reference.h"
+#include "stowage/descriptor.h"
 
 namespace stowage::reference {
 namespace {
@@ -42,18 +43,23 @@ Order4 make_order4(Codes codes) {
   return order;
 }
 
-const Order4& order4(Codes codes) noexcept {
-  static const Order4 nf4 = make_order4(Codes::nf4), fp4 = make_order4(Codes::fp4);
-  return codes == Codes::nf4 ? nf4 : fp4;
+const Order4& order4(Codes codes) noexcept {  // of a format of 16 values
+  static const auto orders = [] {
+    std::array<Order4, kCodesCount> made{};
+    for (const FormatTrait& format : formats())
+      if (format.values.size() == 16)
+        made[static_cast<std::size_t>(format.codes)] = make_order4(format.codes);
+    return made;
+  }();
+  return orders[static_cast<std::size_t>(codes)];
 }
 
 void check_finite(const Source& source, const Storage& storage, bool keep_nonfinite) {
-  const bool cast = storage.scaling.kind == Scaling::Kind::none;
+  const bool exact = sees_exact_values(storage);
   const bool can_keep = can_keep_nonfinite(storage);
   if (keep_nonfinite && can_keep) return;
   for (std::int64_t i = 0; i < source.n; ++i) {
-    const double x =
-        cast || storage.dialect == Dialect::torchao ? source.exact(i) : source.single(i);
+    const double x = exact ? source.exact(i) : source.single(i);
     if (std::isfinite(x)) continue;
     throw Error(Code::invalid_argument,
                 "quantize: values must be finite" +
@@ -97,7 +103,7 @@ void quantize_group(const Source& source, Codes codes, std::int64_t first, std::
 void quantize_scaled(const Source& source, const Storage& storage, const Shape& shape, void* codes,
                      void* scales) noexcept {
   const std::int64_t group = group_elements(storage, shape);
-  const bool blocks = storage.scaling.kind == Scaling::Kind::block;
+  const bool blocks = describe(storage).scale.group.kind == Group::Kind::along;
   const std::int64_t line = blocks ? shape.row_elements() : source.n;  // groups restart here
   auto* out = static_cast<std::uint8_t*>(codes);
   auto* scale = static_cast<float*>(scales);
@@ -183,14 +189,16 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
                                             std::to_string(parts.size()));
   const Source source{values, dtype, shape.elements()};
   check_finite(source, storage, keep_nonfinite);
-  if (storage.dialect == Dialect::torchao)
-    quantize_torchao(values, dtype, source.n, storage, parts);
-  else if (storage.scaling.kind == Scaling::Kind::none)
-    quantize_cast(source, storage.codes, parts[0]);
-  else if (trait(storage.codes).bits == 8)
-    quantize_scaled(source, storage, shape, parts[0], parts[1]);
-  else
-    quantize4(source, storage, parts);
+  switch (describe(storage).codec) {
+    case Codec::cast:
+      return quantize_cast(source, storage.codes, parts[0]);
+    case Codec::amax:
+      return quantize_scaled(source, storage, shape, parts[0], parts[1]);
+    case Codec::bitsandbytes:
+      return quantize4(source, storage, parts);
+    case Codec::torchao:
+      return quantize_torchao(values, dtype, source.n, storage, parts);
+  }
 }
 
 }  // namespace stowage::reference

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "format/legal.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
@@ -132,32 +133,44 @@ bool is_power_within(std::int32_t n, std::int32_t least, std::int32_t most) noex
   return n >= least && n <= most && std::has_single_bit(static_cast<std::uint32_t>(n));
 }
 
-bool is_legal_torchao(const Storage& storage) noexcept {
-  const Scaling& s = storage.scaling;
-  return storage.codes == Codes::nf4 && s.kind == Kind::block && s.nested &&
-         s.type <= ScaleType::of_values && is_power_within(s.block, kMinBlockTorchao, kMaxBlock4) &&
-         is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
+bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
+  if (legal.powers) return is_power_within(n, legal.least_block, legal.most_block);
+  return n >= legal.least_block && n <= legal.most_block;
+}
+
+// A row of the text that errors show: "nf4[:block<N>][:nested]".
+std::string spelled(const FormRow& row) {
+  std::string text(trait(row.codes).name);
+  if (row.dialect == Dialect::torchao) text += ":torchao";
+  const auto has = [&](Kind kind) { return (row.legal.kinds >> static_cast<int>(kind) & 1) != 0; };
+  if (has(Kind::tensor))
+    text += "[:tensor|:row|:row2|:block<N>]";
+  else if (has(Kind::block))
+    text += "[:block<N>]";
+  if (row.legal.nested) text += "[:nested]";
+  if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
+  return text;
 }
 
 }  // namespace
 
 bool is_legal(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
-  if (static_cast<int>(storage.codes) >= kCodesCount) return false;
-  if (storage.dialect == Dialect::torchao) return is_legal_torchao(storage);
-  if (storage.dialect != Dialect::standard || s.kind > Kind::block) return false;
-  if (s.type != ScaleType::f32 || s.scaler_block != 0) return false;
-  if ((s.kind == Kind::block) != (s.block != 0)) return false;
-  const int width = trait(storage.codes).bits;
-  if (width > 8) return s.kind == Kind::none && !s.nested;
-  if (width == 4) return s.kind == Kind::block && is_power_within(s.block, kMinBlock4, kMaxBlock4);
-  if (s.nested || (s.kind == Kind::none && storage.codes == Codes::int8)) return false;
-  return s.kind != Kind::block || (s.block >= kMinBlock && s.block <= kMaxBlock);
+  const FormRow* const row = form_row(storage.codes, storage.dialect);
+  if (row == nullptr || s.kind > Kind::block) return false;
+  const Legal& legal = row->legal;
+  if ((legal.kinds >> static_cast<int>(s.kind) & 1) == 0) return false;
+  if (s.kind == Kind::block ? !is_legal_block(legal, s.block) : s.block != 0) return false;
+  if (legal.open)
+    return s.nested && s.type <= ScaleType::of_values &&
+           is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
+  return (legal.nested || !s.nested) && s.type == ScaleType::f32 && s.scaler_block == 0;
 }
 
 bool can_keep_nonfinite(const Storage& storage) noexcept {
-  return storage.scaling.kind == Kind::none ||
-         (trait(storage.codes).bits == 4 && !storage.scaling.nested);
+  const Descriptor form = describe(storage);
+  return form.codec == Codec::cast ||
+         (form.codec == Codec::bitsandbytes && form.scale.code == ScaleCode::plain);
 }
 
 void check_legal(const Storage& storage, const char* where) {
@@ -185,14 +198,9 @@ std::string to_string(const Storage& storage) {
 
 std::string legal_storages() {
   std::string text;
-  for (const FormatTrait& format : formats()) {
-    if (!text.empty()) text += ", ";
-    text += format.name;
-    if (format.bits == 8) text += "[:tensor|:row|:row2|:block<N>]";
-    if (format.bits == 4) text += "[:block<N>][:nested]";
-    if (format.codes == Codes::nf4)
-      text += ", nf4:torchao[:block<N>][:scaler<M>][:f32|:bf16|:f16|:f64]";
-  }
+  for (const FormatTrait& format : formats())
+    for (const FormRow& row : form_rows())
+      if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
          "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +

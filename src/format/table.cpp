@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of formats. A format of at most 8 bits IS its list of values; the list is also what
-// the tests compare every kernel with.
+// the tests compare every kernel with. Beside it stand the forms: how codes lie, whose arithmetic
+// makes them, and what may be combined, for a format and for each dialect of one.
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
 
-#include "stowage/storage.h"
+#include "format/legal.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
-inline namespace v0 {
 namespace {
 
 constexpr float pow2(int e) {  // for normal results, -126 <= e <= 127
@@ -108,7 +109,63 @@ static_assert(std::ranges::all_of(kFormats,
                                   }),
               "a row sits at the index of its codes and has one value for each code");
 
+consteval std::uint8_t kinds(std::initializer_list<Scaling::Kind> some) {
+  int made = 0;
+  for (const Scaling::Kind kind : some) made |= 1 << static_cast<int>(kind);
+  return static_cast<std::uint8_t>(made);
+}
+using Kind = Scaling::Kind;
+constexpr Legal kPlain{.kinds = kinds({Kind::none})};
+constexpr Legal kScaledLegal{.kinds = kinds({Kind::tensor, Kind::row, Kind::row2, Kind::block}),
+                             .least_block = kMinBlock,
+                             .most_block = kMaxBlock};
+constexpr Legal kPlainOrScaled{
+    .kinds = kPlain.kinds | kScaledLegal.kinds, .least_block = kMinBlock, .most_block = kMaxBlock};
+constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
+                         .least_block = kMinBlock4,
+                         .most_block = kMaxBlock4,
+                         .powers = true,
+                         .nested = true};
+constexpr Legal kTorchaoLegal{.kinds = kinds({Kind::block}),
+                              .least_block = kMinBlockTorchao,
+                              .most_block = kMaxBlock4,
+                              .powers = true,
+                              .open = true};
+
+using enum Packing;
+constexpr Dialect kOwn = Dialect::standard;
+constexpr std::array kForms{
+    FormRow{Codes::f32, kOwn, whole, Codec::cast, FileForm::values, kPlain},
+    FormRow{Codes::bf16, kOwn, whole, Codec::cast, FileForm::values, kPlain},
+    FormRow{Codes::f16, kOwn, whole, Codec::cast, FileForm::values, kPlain},
+    FormRow{Codes::f8_e4m3, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
+    FormRow{Codes::f8_e5m2, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
+    FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kScaledLegal},
+    FormRow{Codes::nf4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
+    FormRow{Codes::fp4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
+    FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
+            kTorchaoLegal},
+};
+consteval bool forms_in_place() {
+  for (std::size_t i = 0; i < kFormats.size(); ++i)
+    if (kForms[i].codes != kFormats[i].codes || kForms[i].dialect != kOwn) return false;
+  return true;
+}
+static_assert(forms_in_place(), "each format has its form, at the same index; dialects come after");
+
 }  // namespace
+
+const FormRow* form_row(Codes codes, Dialect dialect) noexcept {
+  if (dialect == kOwn)
+    return codes < Codes{kCodesCount} ? &kForms[static_cast<std::size_t>(codes)] : nullptr;
+  const auto same = [&](const FormRow& r) { return r.codes == codes && r.dialect == dialect; };
+  const auto* const found = std::ranges::find_if(kForms, same);
+  return found == kForms.end() ? nullptr : found;
+}
+
+std::span<const FormRow> form_rows() noexcept { return kForms; }
+
+inline namespace v0 {
 
 const FormatTrait& trait(Codes codes) noexcept { return kFormats[static_cast<std::size_t>(codes)]; }
 

@@ -13,6 +13,7 @@
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
@@ -37,8 +38,7 @@ class BlockPlaces {
   explicit BlockPlaces(const Weight& weight) {
     const Storage& storage = weight.storage();
     group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
-    const bool restarts =
-        storage.scaling.kind == Scaling::Kind::block && trait(storage.codes).bits == 8;
+    const bool restarts = describe(storage).scale.group.kind == Group::Kind::along;
     row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
   }
   /// Calls body(block, first, last) for stretches of elements [begin, end) in order, none of which
@@ -175,7 +175,7 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
   check(values, dtype, weight);
   const std::int64_t n = weight.shape().elements();
   const Storage& storage = weight.storage();
-  const bool cast = storage.scaling.kind == Scaling::Kind::none;
+  const bool cast = is_cast(storage);
   const Comparison comparison{
       kernels.dequantize,
       static_cast<const char*>(values),

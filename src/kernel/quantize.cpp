@@ -13,16 +13,16 @@
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
 #include "kernel/quantize_torchao.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
 
 [[noreturn]] void refuse_nonfinite(const QuantizeJob& job) {
-  const bool cast =
-      job.storage.scaling.kind == Scaling::Kind::none || job.storage.dialect == Dialect::torchao;
+  const bool exact = sees_exact_values(job.storage);
   const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
     const double x = reference::read(job.values, job.dtype, i);
-    return cast ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
+    return exact ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
   };
   std::int64_t i = 0;
   while (i + 1 < job.n && is_finite(i)) ++i;
@@ -71,8 +71,8 @@ struct Groups {
   std::int64_t group, line, per_line, count;
   Groups(const Storage& storage, const Shape& shape)
       : group(group_elements(storage, shape)),
-        line(storage.scaling.kind == Scaling::Kind::block ? shape.row_elements()
-                                                          : shape.elements()),
+        line(describe(storage).scale.group.kind == Group::Kind::along ? shape.row_elements()
+                                                                      : shape.elements()),
         per_line(ceil_div(line, group)),
         count(shape.elements() / line * per_line) {}
   std::int64_t begin(std::int64_t g) const { return g / per_line * line + g % per_line * group; }
@@ -138,11 +138,19 @@ std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
 }
 
 std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
-  if (job.storage.scaling.kind == Scaling::Kind::none) return quantize_cast(job);
-  if (trait(job.storage.codes).bits == 8) return quantize_scaled(job, shape);
-  if (job.storage.dialect == Dialect::torchao) return quantize_torchao(job);
-  if (job.storage.scaling.nested) return quantize_nested(job);
-  return quantize_blocks(job, static_cast<float*>(job.parts[1]));
+  const Descriptor form = describe(job.storage);
+  switch (form.codec) {
+    case Codec::cast:
+      return quantize_cast(job);
+    case Codec::amax:
+      return quantize_scaled(job, shape);
+    case Codec::bitsandbytes:
+      if (form.scale.code == ScaleCode::mapped) return quantize_nested(job);
+      return quantize_blocks(job, static_cast<float*>(job.parts[1]));
+    case Codec::torchao:
+      break;
+  }
+  return quantize_torchao(job);
 }
 
 void check(const void* values, Dtype dtype, const Layout& made, const Storage& storage,

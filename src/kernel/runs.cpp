@@ -8,15 +8,17 @@
 #include "base/checked.h"
 #include "format/legal.h"
 #include "format/torchao.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 
 Runs::Runs(const Weight& weight) {
   const Storage& storage = weight.storage();
   codes_ = static_cast<const std::uint8_t*>(weight.part(0));
-  if (storage.scaling.kind == Scaling::Kind::none) return;
+  const Descriptor form = describe(storage);
+  if (form.scale.group.kind == Group::Kind::none) return;
   group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
-  if (storage.dialect == Dialect::torchao) {
+  if (form.scale.code == ScaleCode::affine) {
     torchao_ = {static_cast<const std::int8_t*>(weight.part(1)),
                 weight.part(2),
                 weight.part(3),
@@ -29,16 +31,15 @@ Runs::Runs(const Weight& weight) {
     });
     return;
   }
-  if (storage.scaling.nested) {
+  if (form.scale.code == ScaleCode::mapped) {
     nested_ = {static_cast<const std::uint8_t*>(weight.part(1)),
                static_cast<const float*>(weight.part(2)), static_cast<const float*>(weight.part(3)),
                static_cast<const float*>(weight.part(4))};
     return;
   }
   scales_ = static_cast<const float*>(weight.part(1));
-  const bool by_row =
-      storage.scaling.kind == Scaling::Kind::block && trait(storage.codes).bits == 8;
-  if (by_row && weight.row_elements() % group_ != 0) row_ = weight.row_elements();
+  if (form.scale.group.kind == Group::Kind::along && weight.row_elements() % group_ != 0)
+    row_ = weight.row_elements();
 }
 
 Run Runs::next(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept {

@@ -3,6 +3,7 @@
 #include "kernel/tables.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "format/torchao.h"
@@ -59,8 +60,14 @@ const float* torchao_thresholds(Dtype dtype) noexcept {
 }
 
 const FourBitTables& four_bit_tables(Codes codes) noexcept {
-  static const FourBitTables nf4 = derive(Codes::nf4), fp4 = derive(Codes::fp4);
-  return codes == Codes::nf4 ? nf4 : fp4;
+  static const auto tables = [] {
+    std::array<FourBitTables, kCodesCount> made{};
+    for (const FormatTrait& format : formats())
+      if (format.values.size() == 16)
+        made[static_cast<std::size_t>(format.codes)] = derive(format.codes);
+    return made;
+  }();
+  return tables[static_cast<std::size_t>(codes)];
 }
 
 int value_index(Dtype dtype) noexcept {

@@ -13,7 +13,7 @@ struct FourBitTables {
   float thresholds[16];    // 15 midpoints between neighbours in rank, and one that is not used
   std::int32_t codes[16];  // by rank
 };
-/// `codes` is nf4 or fp4.
+/// `codes` have 16 values.
 const FourBitTables& four_bit_tables(Codes codes) noexcept;
 /// nf4:torchao in f32, bf16 or f16: code k is left at the last number of that dtype, threshold k,
 /// for which the rule still gives it. 15 of them, ascending, and one that is not used.

@@ -22,6 +22,7 @@
 #include "plan/costs.h"
 #include "plan/links.h"
 #include "plan/pass.h"
+#include "stowage/descriptor.h"
 #include "stowage/quantize.h"
 
 namespace stowage::planning {
@@ -111,7 +112,7 @@ class Probe {
 
 FamilyRates measure_family(const FormatTrait& format) {
   Storage storage{.codes = format.codes, .scaling = format.default_scaling};
-  if (format.bits == 8) storage.scaling.kind = Scaling::Kind::row;
+  if (has_byte_codes(storage)) storage.scaling.kind = Scaling::Kind::row;
   Dtype dtype = Dtype::bf16;
   if (format.codes == Codes::f32) dtype = Dtype::f32;
   if (format.codes == Codes::f16) dtype = Dtype::f16;

@@ -13,6 +13,7 @@
 #include "store/checksum.h"
 #include "store/manifest.h"
 #include "store/policy.h"
+#include "store/quant_state.h"
 #include "stowage/writer.h"
 
 namespace stowage {
@@ -107,7 +108,7 @@ void convert(PlanUnit& unit, const Storage& storage) {
 // Quant states and maps, which a weight has in a file only.
 std::set<std::string> attached_to(const WeightInfo& weight) {
   std::set<std::string> names;
-  if (trait(weight.storage.codes).bits != 4) return names;
+  if (!has_quant_state(weight.storage)) return names;
   for (const Declaration& part : disk_layout(weight.name, weight.storage, weight.shape))
     names.insert(part.name);
   for (const std::string& part : weight.parts) names.erase(part);
@@ -119,7 +120,7 @@ std::set<std::string> attached_to(const WeightInfo& weight) {
 bool is_widened(const PlanUnit& unit) {
   const std::string_view family = family_of(unit);
   return std::ranges::any_of(formats(), [&](const FormatTrait& format) {
-    return format.name == family && format.bits <= 8;
+    return format.name == family && !is_value_cast(format.codes);
   });
 }
 

@@ -3,35 +3,15 @@
 // with scales) spell them, so that their readers need not know us. Nobody else has a file form of
 // nf4:torchao: its parts are named as the peer's attributes, and only the manifest says what they
 // are.
-#include <array>
 #include <string>
 #include <string_view>
 
 #include "store/quant_state.h"
+#include "stowage/descriptor.h"
 #include "stowage/writer.h"
 
 namespace stowage {
 namespace {
-
-struct Suffix {
-  std::string_view part, suffix;
-};
-constexpr std::array<Suffix, 9> kSuffixes{{{"codes", ""},
-                                           {"scale", "_scale"},
-                                           {"absmax", ".absmax"},
-                                           {"nested_absmax", ".nested_absmax"},
-                                           {"nested_map", ".nested_quant_map"},
-                                           {"quantized_scalers", ".quantized_scalers"},
-                                           {"quantization_factor", ".quantization_factor"},
-                                           {"scaler_mean", ".scaler_mean"},
-                                           {"nf4", ".nf4"}}};
-
-std::string_view suffix_of(std::string_view part) {
-  for (const Suffix& row : kSuffixes) {
-    if (row.part == part) return row.suffix;
-  }
-  return {};
-}
 
 Declaration declare(std::string name, Dtype dtype, const Shape& shape) {
   return {.name = std::move(name), .dtype = dtype, .shape = shape, .dtype_name = {}};
@@ -47,12 +27,12 @@ std::vector<Declaration> disk_layout(std::string_view name, const Storage& stora
   const FormatTrait& format = trait(storage.codes);
   const std::string base(name);
   std::vector<Declaration> made;
-  for (int i = 0; i < parts.count; ++i) {
-    const Part& part = parts.parts[static_cast<std::size_t>(i)];
-    if (part.name == "nested_offset") continue;  // a number in the quant state
-    const bool is_codes = part.name == "codes";
-    made.push_back(declare(base + std::string(suffix_of(part.name)),
-                           is_codes && format.bits != 4 ? format.disk : part.dtype, part.shape));
+  const Part* part = parts.parts.data();
+  for (const PartRow& row : describe(storage).parts) {
+    const Dtype dtype = row.extent == Extent::weight ? format.disk : part->dtype;
+    if (row.suffix != kNoTensor)
+      made.push_back(declare(base + std::string(row.suffix), dtype, part->shape));
+    ++part;
   }
   if (!has_quant_state(storage)) return made;
   const auto state_bytes =

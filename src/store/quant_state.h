@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "store/refusal.h"
+#include "stowage/descriptor.h"
 #include "stowage/storage.h"
 
 namespace stowage {
@@ -23,7 +24,7 @@ struct QuantState {
 
 /// Whether files describe a weight of this storage by a quant state.
 inline bool has_quant_state(const Storage& storage) noexcept {
-  return trait(storage.codes).bits == 4 && storage.dialect == Dialect::standard;
+  return describe(storage).file == FileForm::quant_state;
 }
 
 /// `place` names the tensor and the byte of its first character. Throws bad_file.

@@ -9,6 +9,7 @@
 
 #include "base/formatted.h"
 #include "store/json.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
@@ -64,7 +65,7 @@ std::string quantization_config(std::span<const WeightInfo> weights) {
   std::map<Scheme, std::vector<std::string>> groups;
   bool sayable = true, rests = false;
   for (const WeightInfo& weight : weights) {
-    if (weight.storage.scaling.kind == Kind::none) continue;  // values as they are
+    if (is_cast(weight.storage)) continue;  // values as they are
     rests = true;
     const auto scheme = scheme_of(weight);
     sayable = sayable && scheme.has_value();

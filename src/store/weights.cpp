@@ -190,7 +190,7 @@ void Search::manifest_weight(const std::string& name, const ManifestWeight& said
 
 std::optional<Codes> codes_of(Dtype dtype) {
   for (const FormatTrait& format : formats()) {
-    if (format.bits >= 8 && format.disk == dtype) return format.codes;
+    if (format.disk == dtype && !runs_across_rows({.codes = format.codes})) return format.codes;
   }
   return std::nullopt;
 }
@@ -252,7 +252,7 @@ void Search::scaled() {
   std::vector<std::pair<const TensorInfo*, const TensorInfo*>> pairs;
   for (const TensorInfo& tensor : source_.tensors) {
     const auto codes = codes_of(tensor.dtype);
-    if (!codes || trait(*codes).bits != 8 || taken_.contains(tensor.name)) continue;
+    if (!codes || !has_byte_codes({.codes = *codes}) || taken_.contains(tensor.name)) continue;
     const TensorInfo* const scale = find(tensor.name + std::string(kScale));
     if (scale == nullptr || !is_scale(*scale)) continue;
     pairs.emplace_back(&tensor, scale);
@@ -275,7 +275,7 @@ void Search::plain() {
     const auto codes = codes_of(tensor.dtype);
     if (!codes || taken_.contains(tensor.name) || made_.unreadable.contains(tensor.name)) continue;
     // An 8-bit tensor with a scale that we cannot read is no plain cast: its values would be wrong.
-    std::string other = trait(*codes).bits == 8 ? scaled_otherwise(tensor, false) : "";
+    std::string other = has_byte_codes({.codes = *codes}) ? scaled_otherwise(tensor, false) : "";
     if (!other.empty())
       made_.unreadable.emplace(tensor.name, std::move(other));
     else if (*codes != Codes::int8)

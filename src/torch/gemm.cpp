@@ -12,6 +12,7 @@
 #include <limits>
 #include <optional>
 
+#include "stowage/descriptor.h"
 #include "stowage/info.h"
 #include "stowage/quantize.h"
 #include "torch/executor.h"
@@ -115,7 +116,7 @@ class Widened {
   Widened(const Weight& weight, Dtype dtype) : data_(weight.part(0)) {
     const Storage& storage = weight.storage();
     constexpr std::uintptr_t kTorchAligns = 64;
-    if (storage.scaling.kind == Scaling::Kind::none && trait(storage.codes).disk == dtype &&
+    if (is_cast(storage) && trait(storage.codes).disk == dtype &&
         reinterpret_cast<std::uintptr_t>(data_) % kTorchAligns == 0)
       return;
     scratch_.emplace(scratch_bytes(weight, weight.rows(), dtype));

@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 
+#include "stowage/descriptor.h"
 #include "stowage/quantize.h"
 #include "torch/arguments.h"
 #include "torch/executor.h"
@@ -31,7 +32,7 @@ Argument factor(const char* where, const char* name, AtenTensorHandle given) {
 // 8-bit and wider codes have the weight's shape, so a wrong x can be told from wrong codes.
 void check_columns(const char* where, const char* name, std::span<const std::int64_t> sizes,
                    AtenTensorHandle codes, std::size_t dim, std::int64_t key) {
-  if (trait(storage_from_key(key).codes).bits == 4) return;
+  if (runs_across_rows(storage_from_key(key))) return;
   const auto shape = sizes_of(codes);
   if (shape.size() != 2) {
     fail(Code::invalid_argument, std::string(where) + ": codes must have 2 dimensions, got " +

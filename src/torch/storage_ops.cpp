@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that describe: storage strings and keys, this build.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "format/torchao.h"
+#include "stowage/descriptor.h"
 #include "stowage/info.h"
 #include "stowage/storage.h"
 #include "torch/arguments.h"
@@ -16,7 +16,25 @@ using nlohmann::json;
 constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values"};
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block"};
 
-// What 4-bit codes stand for, by code, rounded to the dtype of the parts.
+constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
+constexpr const char* kExtents[] = {"weight", "pairs", "scales", "outers", "one", "values", "map"};
+
+// Of a part in memory: "codes" as the format has them, "own" as the storage says.
+const char* dtype_name(const PartRow& part) {
+  if (part.extent == Extent::weight) return "codes";
+  switch (part.dtype) {
+    case Dtype::u8:
+      return "u8";
+    case Dtype::i8:
+      return "i8";
+    case Dtype::f32:
+      return "f32";
+    default:
+      return "own";
+  }
+}
+
+// What codes of sixteen values stand for, by code, rounded to the dtype of the parts.
 std::vector<double> values_of(const Storage& storage) {
   const auto standard = trait(storage.codes).values;
   std::vector<double> values(standard.begin(), standard.end());
@@ -35,26 +53,24 @@ std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_
 std::string storage_describe(std::int64_t key) {
   const Storage storage = storage_from_key(key);
   const FormatTrait& format = trait(storage.codes);
-  // What every storage holds, so that this shape shows which parts there are.
-  const Shape shape{1, std::max<std::int64_t>(
-                           1, std::int64_t{storage.scaling.block} * storage.scaling.scaler_block)};
-  const Layout sample = layout(storage_for_values(storage, Dtype::f32), shape);
+  const Descriptor form = describe(storage);
   json parts = json::array();
-  for (int i = 0; i < sample.count; ++i) {
-    parts.push_back(sample.parts[static_cast<std::size_t>(i)].name);
-  }
+  for (const PartRow& part : form.parts)
+    parts.push_back({part.name, kExtents[static_cast<int>(part.extent)], dtype_name(part)});
   json out = {{"name", to_string(storage)},
               {"codes", format.name},
-              {"bits", format.bits},
+              {"codec", kCodecs[static_cast<int>(form.codec)]},
               {"dialect", storage.dialect == Dialect::torchao ? "torchao" : "standard"},
               {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
+              {"flat", runs_across_rows(storage)},
               {"block", storage.scaling.block},
               {"nested", storage.scaling.nested},
+              {"outer", form.outer.group.n},
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},
               {"largest", format.largest}};
-  if (format.bits == 4) out["values"] = values_of(storage);
+  if (format.values.size() == 16) out["values"] = values_of(storage);
   return out.dump();
 }
 

@@ -14,7 +14,7 @@
 namespace stowage::reference {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Packed {
@@ -127,7 +127,7 @@ TEST(QuantizeScaled, TheLargestFloatTakesTheLargestCode) {
   const float huge = std::numeric_limits<float>::max();
   const Packed packed = pack("int8:row", {1, 3}, {huge, -huge, huge / 2});
   EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{127, 129, 63}));
-  EXPECT_EQ(packed.decoded()[0], kInf);
+  EXPECT_EQ(packed.decoded()[0], kInfinity);
   EXPECT_NEAR(packed.decoded()[2] / huge, 0.5f, 0.01f);
 }
 
@@ -178,13 +178,13 @@ TEST(Nonfinite, IsRefusedByIndex) {
   values[5] = kNan;
   for (const char* storage : {"f32", "bf16", "f8_e4m3", "int8:row", "nf4", "nf4:nested"})
     EXPECT_STOWAGE_ERROR(pack(storage, {2, 4}, values), invalid_argument, "got nan at element 5");
-  values[5] = -kInf;
+  values[5] = -kInfinity;
   EXPECT_STOWAGE_ERROR(pack("f8_e5m2", {8}, values), invalid_argument,
                        "quantize: values must be finite, got -inf at element 5");
 }
 
 TEST(Nonfinite, IsNeverKeptUnderAScale) {
-  const std::vector<float> values{1.0f, kInf};
+  const std::vector<float> values{1.0f, kInfinity};
   for (const char* storage : {"int8:row", "f8_e4m3:tensor", "f8_e5m2:block32", "nf4:nested"})
     EXPECT_STOWAGE_ERROR(pack(storage, {1, 2}, values, true), invalid_argument,
                          "values must be finite in " + to_string(parse_storage(storage)));
@@ -198,22 +198,22 @@ TEST(Nonfinite, ADoubleBeyondF32IsRefusedWhereItIsScaled) {
 }
 
 TEST(Nonfinite, CastsKeepItOnRequest) {
-  const std::vector<float> values{kNan, -kNan, kInf, -kInf};
+  const std::vector<float> values{kNan, -kNan, kInfinity, -kInfinity};
   EXPECT_EQ(pack("f8_e4m3", {4}, values, true).bytes(0),
             (std::vector<std::uint8_t>{0x7f, 0xff, 0x7f, 0xff}));
   EXPECT_EQ(pack("f8_e5m2", {4}, values, true).bytes(0),
             (std::vector<std::uint8_t>{0x7f, 0xff, 0x7c, 0xfc}));
-  EXPECT_EQ(pack("f32", {4}, values, true).floats(0)[2], kInf);
+  EXPECT_EQ(pack("f32", {4}, values, true).floats(0)[2], kInfinity);
 }
 
 TEST(Nonfinite, Nf4KeepsItBlockwiseAsBitsandbytesDoes) {
   std::vector<float> values(192, 0.5f);
   values[3] = kNan;
-  values[70] = kInf;
+  values[70] = kInfinity;
   const Packed packed = pack("nf4", {192}, values, true);
   const auto absmax = packed.floats(1);
   EXPECT_TRUE(std::isnan(absmax[0]));
-  EXPECT_EQ(absmax[1], kInf);
+  EXPECT_EQ(absmax[1], kInfinity);
   EXPECT_EQ(absmax[2], 0.5f);
   EXPECT_EQ(packed.bytes(0)[0], 0xff);   // NaN takes the last code
   EXPECT_EQ(packed.bytes(0)[32], 0x77);  // finite / inf is zero
@@ -236,7 +236,7 @@ TEST(Encode4, MidpointsTakeTheLowerValue) {
     const auto values = trait(codes).values;
     for (const float t : thresholds4(codes)) {
       const float at = values[encode4(codes, t)],
-                  above = values[encode4(codes, std::nextafter(t, kInf))];
+                  above = values[encode4(codes, std::nextafter(t, kInfinity))];
       EXPECT_LE(at, t);
       EXPECT_GE(above, t);
       EXPECT_TRUE(at < above || t == 0.0f);

@@ -108,7 +108,7 @@ def _plan_of(storage: str) -> Any:
 
     columns = {"up": ColwiseParallel(output_layouts=Replicate()), "down": ColwiseParallel()}
     by_groups = "nested" in storage or "torchao" in storage
-    blocks = stowage.quantize(torch.ones(8, 64), storage)._storage.bits == 4
+    blocks = stowage.quantize(torch.ones(8, 64), storage)._storage.flat
     return columns if by_groups or blocks else {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 

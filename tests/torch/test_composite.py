@@ -45,7 +45,7 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 
 def fits(storage: Storage, shape: Sequence[int]) -> bool:
     least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0)
-    return storage.bits == 4 or len(shape) >= least
+    return storage.flat or len(shape) >= least
 
 
 def test_quantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
@@ -69,14 +69,16 @@ def test_dequantize_gives_the_same_bytes(storage, dtype, values, other) -> None:
 
 def test_every_code_dequantizes_to_the_same_bytes(storage, dtype, other) -> None:
     kind = Storage(storage)
-    if kind.bits > 16:
+    if kind.codes == "f32":
         return
-    count = 1 << min(16, max(8, kind.bits))
+    count = 65536 if kind.holds_values else 256
     every = torch.arange(count, dtype=torch.int32)
-    codes = every.to(torch.int16).view(kind.codes_dtype) if kind.bits > 8 else every.to(torch.uint8)
-    elements = count * 2 if kind.bits == 4 else count
+    codes = (
+        every.to(torch.int16).view(kind.codes_dtype) if kind.holds_values else every.to(torch.uint8)
+    )
+    elements = count * 2 if kind.flat else count
     shape = (elements // 64, 64)
-    codes = codes.view(-1, 1) if kind.bits == 4 else codes.view(shape)
+    codes = codes.view(-1, 1) if kind.flat else codes.view(shape)
     _, *scales = library.quantize(torch.rand(shape) + 0.5, kind.key)
     args = (codes, scales, kind.key, shape, dtype)
     assert same_bytes(library.dequantize(*args), other.dequantize(*args))
@@ -122,7 +124,7 @@ def test_nonfinite_values(storage, dtype, bad, values, other) -> None:
     for function in (library.quantize, other.quantize):
         with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] .* finite.* element 74"):
             function(x, kind.key, False)
-    if kind.kind != "none" and (kind.bits != 4 or kind.nested):
+    if kind.kind != "none" and (not kind.flat or kind.nested):
         with pytest.raises(RuntimeError, match="finite"):
             library.quantize(x, kind.key, True)
         return

@@ -104,7 +104,7 @@ def label_all(flat: dict[str, torch.Tensor], weights: Mapping[str, StowedTensor]
     """Adds labels to the tensors that `weights` became, for readers that have no manifest."""
     for name, weight in weights.items():
         flat.update(label(name, weight._storage, weight.shape))
-    modules = {_module(name) for name, weight in weights.items() if weight._storage.bits == 8}
+    modules = {_module(name) for name, weight in weights.items() if weight._storage.byte_codes}
     near = {n: t for n, t in flat.items() if {_module(n), _module(_module(n))} & modules}
     for name in _describe(near, "the state")["unreadable"]:  # for what stands beside them
         if name in weights:
@@ -148,7 +148,7 @@ def described(facts: Mapping[str, Any]) -> list[Entry]:
     found: list[Entry] = []
     for weight in facts["weights"]:
         storage, compute = Storage.parse(weight["storage"]), weight["compute"]
-        if compute is None and storage.bits > 8:
+        if compute is None and storage.holds_values:
             continue
         found.append(
             Entry(

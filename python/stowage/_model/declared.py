@@ -141,7 +141,7 @@ def is_narrow(held: Held) -> bool:
 
 def too_narrow(held: Held, storage: Storage) -> str:
     """Why `storage` is not for a tensor of so few dimensions; "" if it is."""
-    if not is_narrow(held) or storage.bits != 8:
+    if not is_narrow(held) or not storage.byte_codes:
         return ""
     if held.tensor.dim() >= _LEAST_RANK.get(storage.kind, 0):
         return ""

@@ -41,7 +41,7 @@ def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:
         _wrong(where, f"{storage} must name the dtype of its parts", "none")
     if rule := storage.misfit(shape):
         _wrong(where, rule, list(shape))
-    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.bits == 8 else 0
+    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.byte_codes else 0
     if len(shape) < least:
         _wrong(where, f"a weight stored as {storage} must have rank {least} or more", len(shape))
 
@@ -88,7 +88,7 @@ def _check_matrix_product(
         _wrong(where, f"{name} must have at least 1 dimension", x.dim())
     if x.device != codes.device and not _may_be_brought(x, codes):
         _wrong(where, f"{name} must be on {codes.device} like codes", x.device)
-    if storage.bits != 4 and codes.dim() != 2:
+    if not storage.flat and codes.dim() != 2:
         _wrong(where, "codes must have 2 dimensions", codes.dim())
 
 
@@ -103,7 +103,7 @@ def check_linear(
     """The shape of the weight."""
     where = "stowage::linear"
     _check_matrix_product(where, "x", x, storage, codes)
-    if storage.bits != 4 and x.shape[-1] != codes.shape[1]:
+    if not storage.flat and x.shape[-1] != codes.shape[1]:
         _wrong(where, f"x must be [..., {codes.shape[1]}]", list(x.shape))
     shape = (rows, x.shape[-1])
     check_weight(where, storage, shape, codes, scales)
@@ -127,7 +127,7 @@ def check_linear_grad_input(
     """The shape of the weight."""
     where = "stowage::linear_grad_input"
     _check_matrix_product(where, "g", g, storage, codes)
-    if storage.bits != 4 and g.shape[-1] != codes.shape[0]:
+    if not storage.flat and g.shape[-1] != codes.shape[0]:
         _wrong(where, f"g must be [..., {codes.shape[0]}]", list(g.shape))
     shape = (g.shape[-1], columns)
     check_weight(where, storage, shape, codes, scales)

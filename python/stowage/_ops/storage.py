@@ -14,8 +14,8 @@ from stowage._ops.errors import InvalidArgument, translated
 
 _WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _TYPES = {**_WIDE, "f64": torch.float64}
-NESTED_BLOCK = 256  # block scales that share one scale of their own
-_NESTED_MAP = 256
+_PARTS = {"f32": torch.float32, "u8": torch.uint8, "i8": torch.int8}
+NESTED_BLOCK = 256  # block scales of bitsandbytes that share one scale of their own
 
 Part = tuple[str, torch.dtype, tuple[int, ...]]
 
@@ -64,17 +64,20 @@ class Storage:
     name: str  # canonical
     key: int  # what ops take
     codes: str
-    bits: int
+    codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao
     dialect: str
     kind: str  # none, tensor, row, row2, block
+    flat: bool  # codes and blocks run on across rows: one may begin in the middle of either
     block: int  # 0 unless kind is block
     nested: bool
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # nf4:torchao: f32, bf16, f16, f64 or of_values
     largest: float
-    values: tuple[float, ...]  # of 4-bit codes, by code
+    values: tuple[float, ...]  # where there are sixteen, by code
     part_names: tuple[str, ...]  # codes first
     codes_dtype: torch.dtype
+    outer: int  # scales that share a number of their own; 0: none do
+    _parts: tuple[tuple[str, str, str], ...]  # name, extent (_sizes) and dtype of each
 
     _known: dict[str, "Storage"] = {}  # noqa: RUF012  by every spelling seen
     _by_key: dict[int, "Storage"] = {}  # noqa: RUF012
@@ -111,7 +114,8 @@ class Storage:
                 object.__setattr__(self, field, facts[field])
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", tuple(facts.get("values", ())))
-        object.__setattr__(self, "part_names", tuple(facts["parts"]))
+        object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
+        object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
         return self
 
@@ -132,6 +136,16 @@ class Storage:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def holds_values(self) -> bool:
+        """Whether codes are numbers that values are given in too: f32, bf16, f16."""
+        return self.codes in _WIDE
+
+    @property
+    def byte_codes(self) -> bool:
+        """Whether codes have a byte each, in the weight's shape."""
+        return not self.flat and not self.holds_values
 
     @property
     def type_dtype(self) -> torch.dtype:
@@ -169,42 +183,39 @@ class Storage:
 
     def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
         """Name, dtype and shape of each part of a weight of this shape; sizes may be symbolic."""
-        elements = math.prod(shape)
-        if self.bits != 4:
-            codes: Part = ("codes", self.codes_dtype, tuple(shape))
-            return (codes,) if self.kind == "none" else (codes, self._scale(shape))
-        codes = ("codes", torch.uint8, ((elements + 1) // 2, 1))
-        blocks = (elements + self.block - 1) // self.block
-        if self.dialect == "torchao":
-            return (codes, *self._torchao(blocks))
-        if not self.nested:
-            return (codes, ("absmax", torch.float32, (blocks,)))
-        return (
-            codes,
-            ("absmax", torch.uint8, (blocks,)),
-            ("nested_absmax", torch.float32, ((blocks + NESTED_BLOCK - 1) // NESTED_BLOCK,)),
-            ("nested_map", torch.float32, (_NESTED_MAP,)),
-            ("nested_offset", torch.float32, ()),
+        return tuple(
+            (name, self._dtype(dtype), self._sizes(extent, shape))
+            for name, extent, dtype in self._parts
         )
 
-    def _torchao(self, blocks: int) -> tuple[Part, ...]:
-        dtype = self.type_dtype
-        return (
-            ("quantized_scalers", torch.int8, (blocks,)),
-            ("quantization_factor", dtype, (blocks // self.scaler_block,)),
-            ("scaler_mean", dtype, ()),
-            ("nf4", dtype, (16,)),
-        )
+    def _dtype(self, name: str) -> torch.dtype:
+        if name == "codes":
+            return self.codes_dtype
+        return self.type_dtype if name == "own" else _PARTS[name]
 
-    def _scale(self, shape: Sequence[int]) -> Part:
-        if self.kind == "tensor":
-            return ("scale", torch.float32, ())
-        if self.kind == "row":
-            return ("scale", torch.float32, (shape[0], *(1 for _ in shape[1:])))
-        if self.kind == "row2":
-            return ("scale", torch.float32, (*shape[:2], *(1 for _ in shape[2:])))
-        columns = math.prod(shape[1:])
-        return ("scale", torch.float32, (shape[0], (columns + self.block - 1) // self.block))
+    def _sizes(self, extent: str, shape: Sequence[int]) -> tuple[int, ...]:
+        match extent:
+            case "weight":
+                return tuple(shape)
+            case "pairs":
+                return ((math.prod(shape) + 1) // 2, 1)
+            case "scales":
+                return self._scales(shape)
+            case "outers":
+                return ((math.prod(self._scales(shape)) + self.outer - 1) // self.outer,)
+        return {"one": (), "values": (16,), "map": (256,)}[extent]
+
+    def _scales(self, shape: Sequence[int]) -> tuple[int, ...]:
+        match self.kind:
+            case "row":
+                return (shape[0], *(1 for _ in shape[1:]))
+            case "row2":
+                return (*shape[:2], *(1 for _ in shape[2:]))
+            case "block" if self.flat:
+                return ((math.prod(shape) + self.block - 1) // self.block,)
+            case "block":
+                return (shape[0], (math.prod(shape[1:]) + self.block - 1) // self.block)
+        return ()
 
 
 def check_parts(

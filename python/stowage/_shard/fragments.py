@@ -56,7 +56,7 @@ class Fragment(NamedTuple):
             return True
         if storage.kind == "tensor" or not self.by_rows:
             return False
-        return storage.bits != 4 or (not storage.nested and self.columns % storage.block == 0)
+        return not storage.flat or (not storage.nested and self.columns % storage.block == 0)
 
 
 def rows_fragment(storage: Storage, shape: Sequence[int], first: int, values: Tensor) -> Fragment:
@@ -72,7 +72,7 @@ def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
     total = math.prod(shape)
     if storage.kind == "tensor":
         return 1, total, total
-    if storage.bits == 4:
+    if storage.flat:
         return 1, total, storage.block
     if storage.kind == "row2":
         inner = math.prod(shape[2:])

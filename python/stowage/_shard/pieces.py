@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._ops.storage import Storage
 from stowage._shard.records import Geometry, geometry
 from stowage._tensor.stowed import StowedTensor, wrap
 
@@ -26,7 +26,7 @@ _TAG = 8  # bytes at the end of a record that say which row it is, where rows tr
 
 def rows_misfit(storage: Storage, shape: Sequence[int], first: int, last: int) -> str | None:
     """Why rows [first, last) have no flat form of their own; None where they have."""
-    if storage.bits != 4:
+    if not storage.flat:
         return None
     columns = math.prod(shape[1:])
     if (first * columns) % storage.block:
@@ -47,7 +47,7 @@ def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | 
     """Why a weight cannot be cut into so many pieces of its columns; None where it can."""
     if len(shape) != 2 or shape[1] % parts:
         return f"it must be a matrix whose columns {parts} divides, got {list(shape)}"
-    if storage.bits == 4 and storage.nested:
+    if storage.nested:
         return "scales of scales run on across rows; use Shard(0), or scales in fp32"
     columns = shape[1] // parts
     if storage.kind not in ("none", "tensor", "row") and columns % storage.block:
@@ -57,7 +57,7 @@ def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | 
 
 def _group(storage: Storage) -> int:
     """Blocks that share what is not in the records."""
-    return storage.scaler_block or (NESTED_BLOCK if storage.nested else 1)
+    return storage.outer or 1
 
 
 def shared_of(
@@ -76,7 +76,7 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
     """Columns [first, last) of a matrix, for which `columns_misfit` has given None."""
     storage, rows = weight._storage, weight.shape[0]
     parts, block = weight._parts(), weight._storage.block
-    if storage.bits == 4:
+    if storage.flat:
         codes = parts[0].view(rows, -1)[:, first // 2 : last // 2].reshape(-1, 1)
         scales = parts[1].view(rows, -1)[:, first // block : last // block].reshape(-1)
         own = [codes, scales]

@@ -37,7 +37,7 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
     """How the rows (dim 0) of a weight rest as records. `shape` has one dimension or more."""
     rows, columns = shape[0], math.prod(shape[1:])
     layout = storage.layout(shape)
-    if storage.bits == 4:
+    if storage.flat:
         slots, code_bytes = _slots(columns, storage.block), (columns + 1) // 2
         return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
     code_bytes = columns * layout[0][1].itemsize
@@ -69,7 +69,7 @@ def encode(
     if not records.numel():
         return records
     codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
-    if storage.bits != 4:
+    if not storage.flat:
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
         if g.slots:
             records[:, : g.scale_bytes] = _bytes(parts[1][first:last].reshape(last - first, -1))
@@ -94,7 +94,7 @@ def decode(
     if not records.numel():
         return
     codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
-    if storage.bits != 4:
+    if not storage.flat:
         own = into[0][first:last]
         own.view(last - first, -1).view(torch.uint8).copy_(codes)
         if g.slots:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage._ops import _torch, library
-from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._ops.storage import Storage
 from stowage._tensor import writes
 from stowage._tensor.products import blocks, linear
 from stowage._tensor.products.linear import rounds_by_autocast
@@ -317,7 +317,7 @@ def _cat(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ):
         return NotImplemented
     storage = pieces[0]._storage
-    parts = _flat(pieces) if storage.bits == 4 else _rows(pieces)
+    parts = _flat(pieces) if storage.flat else _rows(pieces)
     rows = sum(piece.shape[0] for piece in pieces)
     return _joined(pieces, parts, storage, (rows, *pieces[0].shape[1:]))
 
@@ -334,7 +334,7 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     storage, shape = pieces[0]._storage, (len(pieces), *pieces[0].shape)
     if storage.misfit(shape):  # nf4:torchao has no third dimension
         return NotImplemented
-    if storage.bits == 4:
+    if storage.flat:
         return _joined(pieces, _flat(pieces), storage, shape)
     codes, *scales = (torch.stack(parts) for parts in _by_part(pieces))
     if storage.kind == "tensor":
@@ -380,7 +380,7 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
 def _flat(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 4-bit codes; None where a piece but the last ends inside of a block."""
     storage = pieces[0]._storage
-    edge = storage.block * (storage.scaler_block or (NESTED_BLOCK if storage.nested else 1))
+    edge = storage.block * (storage.outer or 1)
     if any(piece.numel() % edge for piece in pieces[:-1]):
         return None
     codes, absmax, *rest = _by_part(pieces)

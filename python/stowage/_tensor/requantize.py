@@ -297,7 +297,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         return _encode_casts(weight, parts, lines)
     if not lines.rest:
         return library.quantize(lines.values.view(weight.shape), storage.key)
-    if storage.bits == 4:
+    if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, scale = (part.clone() for part in parts)
     if storage.kind == "tensor":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops import _torch
-from stowage._ops.storage import NESTED_BLOCK, Storage
+from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor, rows_and_columns, wrap
 from stowage._tensor.views import Step, share
 
@@ -37,7 +37,7 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
     if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(own[0]):
         return None
     with _as_views(own[0]):
-        if storage.bits == 4:
+        if storage.flat:
             each = math.prod(t.shape[1:])
             parts = _flat_slices(t, own, index * each, (index + 1) * each, index + 1 == t.shape[0])
             if parts is None:
@@ -100,7 +100,7 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
     rows, columns = rows_and_columns(t.shape)
     if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(codes)):
         return None
-    if t._storage.bits == 4:
+    if t._storage.flat:
         return _flat_slices(t, own, first * columns, last * columns, last == rows)
     if t._storage.kind in ("none", "tensor"):
         return [codes[first:last], *scales]
@@ -111,7 +111,7 @@ def _flat_slices(
     t: StowedTensor, own: list[Tensor], start: int, stop: int, to_end: bool
 ) -> list[Tensor] | None:
     block, nested = t._storage.block, t._storage.nested
-    edge = block * (t._storage.scaler_block or NESTED_BLOCK) if nested else block
+    edge = block * (t._storage.outer or 1)
     if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
         return None
     codes, absmax, *rest = own

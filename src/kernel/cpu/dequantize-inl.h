@@ -90,14 +90,7 @@ constexpr void fill(DequantizeKernels& kernels) {
 }
 constexpr DequantizeKernels dequantize_kernels() {
   DequantizeKernels kernels{};
-  fill<Codes::f32>(kernels);
-  fill<Codes::bf16>(kernels);
-  fill<Codes::f16>(kernels);
-  fill<Codes::f8_e4m3>(kernels);
-  fill<Codes::f8_e5m2>(kernels);
-  fill<Codes::int8>(kernels);
-  fill<Codes::nf4>(kernels);
-  fill<Codes::fp4>(kernels);
+  for_all_codes([&]<Codes kCodes>() { fill<kCodes>(kernels); });
   return kernels;
 }
 

@@ -353,22 +353,13 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
 template <Dtype kIn>
 constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
-  const auto encode_from = [&]<Codes kCodes>() {
-    kernels.encode[static_cast<int>(kCodes)][in] = &encode<kCodes, kIn>;
-  };
-  encode_from.template operator()<Codes::f8_e4m3>();
-  encode_from.template operator()<Codes::f8_e5m2>();
-  encode_from.template operator()<Codes::int8>();
-  const auto cast_from = [&]<Codes kCodes>() {
-    kernels.cast[static_cast<int>(kCodes)][in] = &cast<kCodes, kIn>;
-  };
-  cast_from.template operator()<Codes::f32>();
-  cast_from.template operator()<Codes::bf16>();
-  cast_from.template operator()<Codes::f16>();
-  cast_from.template operator()<Codes::f8_e4m3>();
-  cast_from.template operator()<Codes::f8_e5m2>();
-  kernels.blocks[static_cast<int>(Codes::nf4)][in] = &blocks<Codes::nf4, kIn>;
-  kernels.blocks[static_cast<int>(Codes::fp4)][in] = &blocks<Codes::fp4, kIn>;
+  for_all_codes([&]<Codes kCodes>() {
+    constexpr int kRow = static_cast<int>(kCodes);
+    if constexpr (is_four_bit(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
+    if constexpr (bits_of(kCodes) == 8) kernels.encode[kRow][in] = &encode<kCodes, kIn>;
+    if constexpr (!is_four_bit(kCodes) && kCodes != Codes::int8)
+      kernels.cast[kRow][in] = &cast<kCodes, kIn>;
+  });
 }
 constexpr QuantizeKernels quantize_kernels() {
   QuantizeKernels kernels{};

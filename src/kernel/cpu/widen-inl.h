@@ -11,12 +11,32 @@ namespace stowage {
 namespace {
 
 constexpr int bits_of(Codes c) {
-  return c == Codes::f32                       ? 32
-         : c == Codes::bf16 || c == Codes::f16 ? 16
-         : c == Codes::nf4 || c == Codes::fp4  ? 4
-                                               : 8;
+  switch (c) {
+    case Codes::f32:
+      return 32;
+    case Codes::bf16:
+    case Codes::f16:
+      return 16;
+    case Codes::f8_e4m3:
+    case Codes::f8_e5m2:
+    case Codes::int8:
+      return 8;
+    case Codes::nf4:
+    case Codes::fp4:
+      return 4;
+  }
+  return 0;
 }
+/// Formats of sixteen values: these, and what else the kernels need of them, come from the table.
 constexpr bool is_four_bit(Codes c) { return bits_of(c) == 4; }
+/// Calls body.operator()<codes>() for each format: one without kernels does not compile.
+template <int kNext = 0, class Body>
+constexpr void for_all_codes(Body body) {
+  static_assert(bits_of(Codes{kNext}) != 0, "a format must have its bits in bits_of()");
+  body.template operator()<Codes{kNext}>();
+  if constexpr (kNext + 1 < kCodesCount) for_all_codes<kNext + 1>(body);
+}
+constexpr bool is_float8(Codes c) { return c == Codes::f8_e4m3 || c == Codes::f8_e5m2; }
 constexpr bool is_own_type(Codes c, Dtype d) {
   return (c == Codes::f32 && d == Dtype::f32) || (c == Codes::bf16 && d == Dtype::bf16) ||
          (c == Codes::f16 && d == Dtype::f16);
@@ -62,9 +82,9 @@ F decode(const void* codes) {
   if constexpr (kCodes == Codes::f8_e4m3) return Lanes::load_e4m3(codes);
   if constexpr (kCodes == Codes::f8_e5m2) return Lanes::load_e5m2(codes);
   if constexpr (kCodes == Codes::int8) return __builtin_convertvector(Lanes::load_i8(codes), F);
+  static_assert(bits_of(kCodes) > 8 || is_float8(kCodes) || kCodes == Codes::int8,
+                "a format of 8 bits must be decoded here");
 }
-
-constexpr bool is_float8(Codes c) { return c == Codes::f8_e4m3 || c == Codes::f8_e5m2; }
 
 /// What does not change from group to group: the sixteen values of a 4-bit format; for fp8, values
 /// of every mantissa, normal and then subnormal, and the exponent bits that bf16 has for them.

@@ -32,7 +32,7 @@ def test_weights_only_load() -> None:
 
 def test_facts() -> None:
     nested = Storage("fp4:block128:nested")
-    assert (nested.bits, nested.kind, nested.block, nested.nested) == (4, "block", 128, True)
+    assert (nested.flat, nested.kind, nested.block, nested.nested) == (True, "block", 128, True)
     assert nested.part_names[0] == "codes" and len(nested.part_names) == 5
     assert len(nested.values) == 16 and nested.values[3] == 1.0
     assert Storage("f8_e4m3").largest == 448.0 and Storage("bf16").codes_dtype == torch.bfloat16
@@ -58,7 +58,7 @@ NAMES += ("int8:block5", "nf4", "fp4:block32", "nf4:block4096:nested")
 @pytest.mark.parametrize("name", NAMES)
 def test_layout_is_what_quantize_makes(name: str) -> None:
     kind = Storage(name)
-    least = {"row": 1, "block": 1, "row2": 2}.get(kind.kind, 0) if kind.bits == 8 else 0
+    least = {"row": 1, "block": 1, "row2": 2}.get(kind.kind, 0) if kind.byte_codes else 0
     for shape in SHAPES:
         if len(shape) >= least:
             made = [

@@ -72,7 +72,7 @@ def test_flat_parts(name: str, shape: tuple[int, ...]) -> None:
         for first, last in itertools.pairwise(cuts)
     ]
     largest = torch.stack([amaxes(fragment) for fragment in mine]).amax(0)
-    per = 2 if storage.bits == 4 else 1
+    per = 2 if storage.flat else 1
     for fragment in mine:
         got, *others = whole_parts(fragment, largest)
         assert all(torch.equal(a, b) for a, b in zip(others, scales, strict=True))

@@ -73,7 +73,7 @@ def _bound(columns: int) -> float:
 def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """Rows [first, last) of each piece; none ends inside of a 4-bit block."""
     rows, columns = shape
-    step = storage.block // math.gcd(storage.block, columns) if storage.bits == 4 else 1
+    step = storage.block // math.gcd(storage.block, columns) if storage.flat else 1
     each = max(_PIECE // max(columns, 1) // step, 1) * step
     for first in range(0, rows if columns else 0, each):
         yield first, min(first + each, rows)
@@ -82,7 +82,7 @@ def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]
 def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
     if storage.dialect == "torchao":
         return _fill_torchao(parts, storage, shape, draw)
-    if storage.bits == 4:
+    if storage.flat:
         return _fill_blocks(parts, storage, shape, draw)
     scale = None
     if storage.kind == "tensor":

@@ -49,7 +49,7 @@ def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
         if not keep:
             check_finite(widen(flat[span]), span.start)
         cast = _cast(flat[span], storage, keep)
-        out[span].copy_(cast if storage.bits > 8 else cast.view(torch.uint8))
+        out[span].copy_(cast if storage.holds_values else cast.view(torch.uint8))
     return [codes]
 
 
@@ -114,13 +114,17 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
 
 
 def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
-    if storage.dialect == "torchao":
-        return torchao.quantize(x, storage)
-    if storage.bits == 4:
-        return quantize4(x, storage, keep_nonfinite and not storage.nested)
-    if storage.kind == "none":
-        return _quantize_cast(x, storage, keep_nonfinite)
-    return (_quantize_tensor_scale if storage.kind == "tensor" else _quantize_groups)(x, storage)
+    match storage.codec:
+        case "torchao":
+            return torchao.quantize(x, storage)
+        case "bitsandbytes":
+            return quantize4(x, storage, keep_nonfinite and not storage.nested)
+        case "cast":
+            return _quantize_cast(x, storage, keep_nonfinite)
+        case "amax":
+            whole = storage.kind == "tensor"
+            return (_quantize_tensor_scale if whole else _quantize_groups)(x, storage)
+    raise AssertionError(f"no codec {storage.codec}")
 
 
 def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice) -> Tensor:
@@ -128,13 +132,13 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
     rounding."""
     length = row_elements(shape)
     count = rows.stop - rows.start
-    if storage.dialect == "torchao":
+    if storage.codec == "torchao":
         index = torch.arange(rows.start * length, rows.stop * length, device=parts[0].device)
         return torchao.decode(parts, storage, index).view(count, length)
-    if storage.bits == 4:
+    if storage.flat:
         return decode4(parts, storage, rows.start * length, rows.stop * length).view(count, length)
     codes = parts[0].reshape(-1, length)[rows] if length else parts[0].reshape(count, 0)
-    if storage.bits > 8:
+    if storage.holds_values:
         return codes.to(torch.float32)
     v = _decode8(codes, storage)
     if storage.kind == "none" or not v.numel():
@@ -149,9 +153,9 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:
     """The rows `ids` as fp32, [ids, elements of a row]."""
     rows, length = rows_of(shape), row_elements(shape)
-    if storage.bits == 4:
+    if storage.flat:
         index = ids[:, None] * length + torch.arange(length, device=ids.device)
-        if storage.dialect == "torchao":
+        if storage.codec == "torchao":
             return torchao.decode(parts, storage, index)
         packed = parts[0].view(-1)[index >> 1]
         codes = torch.where(index & 1 == 1, packed & 15, packed >> 4).to(torch.int32)
@@ -161,7 +165,7 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
             * block_scales(parts, blocks)[index // storage.block]
         )
     codes = parts[0].view(rows, length)
-    bits = codes.view(torch.int16) if storage.bits == 16 else codes
+    bits = codes.view(torch.int16) if codes.dtype.itemsize == 2 else codes
     lines = [bits[ids].view(codes.dtype)]
     if storage.kind != "none":
         scale = parts[1] if storage.kind == "tensor" else parts[1].reshape(rows, -1)[ids]

@@ -63,15 +63,15 @@ def uniform(key: int, first: int, last: int, device: torch.device) -> Tensor:
 @cache
 def _table(storage: Storage) -> tuple[Tensor, Tensor]:
     """The finite values in order, fp32, and their codes (as uint8 or int16). One zero."""
-    if storage.bits == 4:
+    if storage.flat:
         codes = torch.arange(16, dtype=torch.uint8)
         values = torch.tensor(storage.values, dtype=torch.float32)
     elif storage.codes == "int8":
         codes = torch.arange(-127, 128, dtype=torch.int8).view(torch.uint8)
         values = torch.arange(-127, 128, dtype=torch.float32)
     else:
-        bits = torch.uint8 if storage.bits == 8 else torch.int16
-        span = torch.arange(256 if storage.bits == 8 else 65536, dtype=torch.int32)
+        bits = torch.uint8 if storage.byte_codes else torch.int16
+        span = torch.arange(256 if storage.byte_codes else 65536, dtype=torch.int32)
         codes = span.to(bits)
         values = codes.view(_FLOATS[storage.codes]).to(torch.float32)
     order = values.argsort(stable=True)  # +0 is before -0, whose code is larger
@@ -129,7 +129,7 @@ def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor
 
 
 def _as_codes(out: Tensor, like: Tensor, storage: Storage) -> Tensor:
-    if storage.bits != 4:
+    if not storage.flat:
         return out.view(like.dtype).view(like.shape)
     zero = storage.values.index(0.0)
     pairs = torch.nn.functional.pad(out, (0, out.numel() % 2), value=zero)

@@ -24,7 +24,7 @@ class BlockErrors:
             self._size = max(math.prod(shape[2:]), 1)
         elif storage.kind == "block":
             self._size = storage.block
-            if storage.bits == 8:  # blocks begin anew in each row
+            if not storage.flat:  # blocks begin anew in each row
                 self._row = max(length, 1)
         blocks = -(-self._row // self._size) * (elements // self._row)
         self._error2 = torch.zeros(blocks, dtype=torch.float64)

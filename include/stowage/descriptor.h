@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a storage says, as data: how codes lie in bytes, which elements share a scale, how scales
+// lie, whose arithmetic makes them, and the parts that follow. The only place that knows it:
+// everything else asks for a field, or one of the questions below, and nothing asks how wide codes
+// are.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "stowage/storage.h"
+
+namespace stowage {
+inline namespace v0 {
+
+/// How codes lie in bytes.
+enum class Packing : std::uint8_t {
+  whole,       // each in bytes of its own, in the weight's shape
+  high_first,  // two in a byte, flat over the tensor, the first in the high half
+};
+
+/// Which elements share a number.
+struct Group {
+  enum class Kind : std::uint8_t {
+    none,    // each has its own value: no number
+    tensor,  // all
+    row,     // one index of dim 0
+    row2,    // one pair of indices of dims 0 and 1
+    flat,    // N consecutive ones of the tensor, across rows; the last group may be short
+    along,   // N consecutive ones of a row; the last group of each row may be short
+  };
+  Kind kind = Kind::none;
+  std::int32_t n = 0;  // of flat and along
+};
+
+/// How the numbers of a level are kept.
+enum class ScaleCode : std::uint8_t {
+  plain,   // as numbers
+  mapped,  // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
+  affine,  // i8 codes, divided by an outer factor, plus one mean
+};
+struct Level {
+  Group group;
+  Dtype type = Dtype::f32;  // of its numbers; unknown where only values will tell it
+  ScaleCode code = ScaleCode::plain;
+};
+
+/// Whose arithmetic makes codes and scales of values (docs/numbers.md).
+enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao };
+
+/// How files tell what a weight is.
+enum class FileForm : std::uint8_t {
+  values,       // by the element type alone
+  scaled,       // by a scale beside it, whose shape says of which elements
+  quant_state,  // by bitsandbytes' JSON beside it
+  manifest,     // by our manifest or label alone
+};
+
+/// How large a part is.
+enum class Extent : std::uint8_t {
+  weight,  // the weight's shape
+  pairs,   // [(elements + 1) / 2, 1]
+  scales,  // as the group of scales says
+  outers,  // one for each group of scales
+  one,     // []
+  values,  // [16]
+  map,     // [256]
+};
+/// The suffix of a part that files have as a number in a quant state.
+inline constexpr std::string_view kNoTensor = "-";
+struct PartRow {
+  std::string_view name;    // as layout() says
+  std::string_view suffix;  // behind the weight's name in a file
+  Extent extent;
+  Dtype dtype;  // unknown: that of the format's codes, or of the numbers of the level
+};
+
+/// Of one storage. A value; `parts` and names point to constants.
+struct Descriptor {
+  Codes codes = Codes::f32;
+  Packing packing = Packing::whole;
+  Codec codec = Codec::cast;
+  FileForm file = FileForm::values;
+  Level scale;  // each value is multiplied by the scale of its group
+  Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
+  Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
+  std::span<const PartRow> parts;    // codes first
+};
+/// Throws invalid_argument where no row of the table has these codes in this dialect.
+STOWAGE_API Descriptor describe(const Storage& storage);
+
+/// Plain casts: no scales.
+inline bool is_cast(const Storage& storage) noexcept {
+  return storage.scaling.kind == Scaling::Kind::none;
+}
+/// Whether values are taken as they are; other storages see them in fp32.
+inline bool sees_exact_values(const Storage& storage) noexcept {
+  return is_cast(storage) || storage.dialect == Dialect::torchao;
+}
+/// Casts to what values are given in too: f32, bf16 and f16.
+inline bool is_value_cast(Codes codes) noexcept { return is_value_dtype(trait(codes).disk); }
+/// Whether codes run on across rows, which may begin inside of a byte or a group.
+inline bool runs_across_rows(const Storage& storage) {
+  return describe(storage).packing == Packing::high_first;
+}
+/// Whether codes have a byte each, in the weight's shape.
+inline bool has_byte_codes(const Storage& storage) {
+  return !runs_across_rows(storage) && !is_value_cast(storage.codes);
+}
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a storage to its descriptor: the form of its row, and what its scaling chooses.
+#include "stowage/descriptor.h"
+
+#include <array>
+
+#include "format/legal.h"
+
+namespace stowage {
+namespace {
+
+using enum Extent;
+constexpr Dtype kOfLevel = Dtype::unknown;
+constexpr PartRow kWhole{"codes", "", weight, Dtype::unknown};
+constexpr PartRow kPairs{"codes", "", pairs, Dtype::u8};
+
+constexpr std::array kCastParts{kWhole};
+constexpr std::array kScaledParts{kWhole, PartRow{"scale", "_scale", scales, kOfLevel}};
+constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
+constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
+                                  PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
+                                  PartRow{"nested_map", ".nested_quant_map", map, Dtype::f32},
+                                  PartRow{"nested_offset", kNoTensor, one, Dtype::f32}};
+constexpr std::array kTorchaoParts{
+    kPairs, PartRow{"quantized_scalers", ".quantized_scalers", scales, Dtype::i8},
+    PartRow{"quantization_factor", ".quantization_factor", outers, kOfLevel},
+    PartRow{"scaler_mean", ".scaler_mean", one, kOfLevel},
+    PartRow{"nf4", ".nf4", values, kOfLevel}};
+static_assert(kNestedParts.size() <= kMaxParts && kTorchaoParts.size() <= kMaxParts);
+
+Dtype dtype_of(ScaleType type) noexcept {
+  switch (type) {
+    case ScaleType::f32:
+      return Dtype::f32;
+    case ScaleType::bf16:
+      return Dtype::bf16;
+    case ScaleType::f16:
+      return Dtype::f16;
+    case ScaleType::f64:
+      return Dtype::f64;
+    case ScaleType::of_values:
+      break;
+  }
+  return Dtype::unknown;
+}
+
+Group group_of(const Scaling& scaling, Packing packing) noexcept {
+  using Kind = Scaling::Kind;
+  switch (scaling.kind) {
+    case Kind::none:
+      break;
+    case Kind::tensor:
+      return {Group::Kind::tensor};
+    case Kind::row:
+      return {Group::Kind::row};
+    case Kind::row2:
+      return {Group::Kind::row2};
+    case Kind::block:
+      return {packing == Packing::whole ? Group::Kind::along : Group::Kind::flat, scaling.block};
+  }
+  return {};
+}
+
+}  // namespace
+
+inline namespace v0 {
+
+Descriptor describe(const Storage& storage) {
+  const FormRow* const found = form_row(storage.codes, storage.dialect);
+  if (found == nullptr) check_legal(storage, "describe");  // which throws
+  const FormRow& row = *found;
+  const Scaling& scaling = storage.scaling;
+  Descriptor made;
+  made.codes = storage.codes;
+  made.packing = row.packing;
+  made.codec = row.codec;
+  made.file = row.file;
+  made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
+  switch (row.codec) {
+    case Codec::cast:
+      made.parts = kCastParts;
+      break;
+    case Codec::amax:
+      made.parts = kScaledParts;
+      if (scaling.kind != Scaling::Kind::none) break;
+      made.codec = Codec::cast;
+      made.file = FileForm::values;
+      made.parts = kCastParts;
+      break;
+    case Codec::bitsandbytes:
+      made.parts = kAbsmaxParts;
+      if (!scaling.nested) break;
+      made.scale.code = ScaleCode::mapped;
+      made.outer.group = {Group::Kind::flat, static_cast<std::int32_t>(kNestedBlock)};
+      made.parts = kNestedParts;
+      break;
+    case Codec::torchao:
+      made.scale.code = ScaleCode::affine;
+      made.outer = {.group = {Group::Kind::flat, scaling.scaler_block}, .type = made.scale.type};
+      made.rounds_to = made.scale.type;
+      made.parts = kTorchaoParts;
+      break;
+  }
+  return made;
+}
+
+}  // namespace v0
+}  // namespace stowage

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stowage/descriptor.h"
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "expect_error.h"
+#include "format/legal.h"
+
+namespace stowage {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<Descriptor>);
+
+struct Facts {
+  const char* storage;
+  Packing packing;
+  Codec codec;
+  FileForm file;
+  Group::Kind group;
+  std::int32_t n, outer;
+  ScaleCode code;
+  Dtype rounds_to;
+};
+
+TEST(Descriptor, SaysWhatEachStorageIs) {
+  using enum Packing;
+  using K = Group::Kind;
+  using S = ScaleCode;
+  constexpr Dtype kNone = Dtype::unknown;
+  const std::vector<Facts> rows{
+      {"bf16", whole, Codec::cast, FileForm::values, K::none, 0, 0, S::plain, kNone},
+      {"f8_e4m3", whole, Codec::cast, FileForm::values, K::none, 0, 0, S::plain, kNone},
+      {"f8_e5m2:tensor", whole, Codec::amax, FileForm::scaled, K::tensor, 0, 0, S::plain, kNone},
+      {"int8", whole, Codec::amax, FileForm::scaled, K::row, 0, 0, S::plain, kNone},
+      {"int8:row2", whole, Codec::amax, FileForm::scaled, K::row2, 0, 0, S::plain, kNone},
+      {"int8:block48", whole, Codec::amax, FileForm::scaled, K::along, 48, 0, S::plain, kNone},
+      {"fp4", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 64, 0, S::plain,
+       kNone},
+      {"nf4:block128:nested", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 128,
+       256, S::mapped, kNone},
+      {"nf4:torchao:block32:scaler8:f16", high_first, Codec::torchao, FileForm::manifest, K::flat,
+       32, 8, S::affine, Dtype::f16},
+      {"nf4:torchao", high_first, Codec::torchao, FileForm::manifest, K::flat, 64, 256, S::affine,
+       kNone},
+  };
+  for (const Facts& row : rows) {
+    SCOPED_TRACE(row.storage);
+    const Storage storage = parse_storage(row.storage);
+    const Descriptor form = describe(storage);
+    EXPECT_EQ(form.codes, storage.codes);
+    EXPECT_EQ(form.packing, row.packing);
+    EXPECT_EQ(form.codec, row.codec);
+    EXPECT_EQ(form.file, row.file);
+    EXPECT_EQ(form.scale.group.kind, row.group);
+    EXPECT_EQ(form.scale.group.n, row.n);
+    EXPECT_EQ(form.outer.group.n, row.outer);
+    EXPECT_EQ(form.scale.code, row.code);
+    EXPECT_EQ(form.rounds_to, row.rounds_to);
+    EXPECT_EQ(form.parts.front().name, "codes");
+    EXPECT_LE(form.parts.size(), static_cast<std::size_t>(kMaxParts));
+  }
+}
+
+TEST(Descriptor, QuestionsTellTheThreeKindsOfCodesApart) {
+  for (const FormatTrait& format : formats()) {
+    const Storage storage{.codes = format.codes, .scaling = format.default_scaling};
+    const int kinds = static_cast<int>(is_value_cast(format.codes)) +
+                      static_cast<int>(has_byte_codes(storage)) +
+                      static_cast<int>(runs_across_rows(storage));
+    EXPECT_EQ(kinds, 1) << format.name;
+    EXPECT_EQ(is_value_cast(format.codes), format.values.empty()) << format.name;
+    EXPECT_EQ(runs_across_rows(storage), format.values.size() == 16) << format.name;
+  }
+}
+
+TEST(Descriptor, FormsThatNoRowNamesAreRefused) {
+  EXPECT_EQ(form_row(Codes{kCodesCount}, Dialect::standard), nullptr);
+  EXPECT_EQ(form_row(Codes::fp4, Dialect::torchao), nullptr);
+  EXPECT_FALSE(is_legal({Codes{kCodesCount}}));
+  EXPECT_STOWAGE_ERROR(describe({Codes{kCodesCount}}), invalid_argument, "describe: storage: must");
+  EXPECT_FALSE(is_legal({.codes = Codes::fp4,
+                         .dialect = Dialect::torchao,
+                         .scaling = parse_storage("nf4:torchao").scaling}));
+}
+
+TEST(Descriptor, TheDefaultOfEachFormatIsLegal) {
+  for (const FormatTrait& format : formats())
+    EXPECT_TRUE(is_legal({.codes = format.codes, .scaling = format.default_scaling}))
+        << format.name;
+}
+
+}  // namespace
+}  // namespace stowage
