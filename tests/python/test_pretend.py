@@ -18,6 +18,7 @@ LONG = FOLDER / "test_models.py"  # many kinds of use, for each storage
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a hundred tests, and the device is compiled first
 def test_on_the_pretend_device() -> None:
     assert run(str(FOLDER), "--ignore", str(LONG)) > 90
 
