@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import stowage
+from stowage import sharding
 from stowage.training import convert_float8, refresh_scales
 
 RANKS = 4
@@ -69,11 +70,12 @@ def train(model: Any, steps: int = 3) -> list[float]:
 def process(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    for prepare in (frozen_nf4, fp8):
+    for change in (frozen_nf4, fp8):
         torch.manual_seed(0)
         whole = Block()
-        prepare(whole)
+        change(whole)
         model = copy.deepcopy(whole)
+        sharding.prepare(model)  # so that they rest
         parallelize_module(model, mesh["tp"], PLAN)  # pieces over tp
         fully_shard(model, mesh=mesh["dp"])  # and the pieces over dp
         here, everywhere = model.up.weight.to_local(), whole.up.weight
@@ -82,7 +84,7 @@ def process(rank: int, store: str) -> None:
         losses = zip(train(whole), train(model), strict=True)
         apart = max(abs(a - b) / a for a, b in losses)
         if rank == 0:
-            print(f"{prepare.__name__}: {share} of {total} bytes of up.weight on each rank, "
+            print(f"{change.__name__}: {share} of {total} bytes of up.weight on each rank, "
                   f"losses within {apart:.0e} of the whole model")  # fmt: skip
     dist.destroy_process_group()
 

@@ -2,12 +2,14 @@
 """Models whose resting weights are spread over processes: checks and checkpoints."""
 
 from stowage._model.files.sharded import check, load, save, state_dict
+from stowage._shard.preparing import prepare
 from stowage._shard.rows import StowedRows
 
 __all__ = [
     "StowedRows",
     "check",
     "load",
+    "prepare",
     "save",
     "state_dict",
 ]

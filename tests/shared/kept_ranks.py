@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import weakref
 from typing import Any
@@ -49,6 +50,8 @@ def build(context: Any, meta: bool) -> Uneven:
     with context:
         with torch.device("meta" if meta else "cpu"):
             model = Uneven()
+        if meta:  # a copy's weights are its own modules'
+            model = copy.deepcopy(model)
         fully_shard(model, mesh=mesh)
         if meta:
             model.to_empty(device="cpu")

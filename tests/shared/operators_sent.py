@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 class Bare(Tensor):
     seen: list[str] = []  # noqa: RUF012
+    rows = 0  # that each rank sends
     inner: Tensor
 
     @staticmethod
@@ -45,12 +46,32 @@ class Bare(Tensor):
         return self.inner.__reduce_ex__(protocol)
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], None]:
-        return (self.inner,), None
+        missing = Bare.rows - self.inner.shape[0]
+        return (nn.functional.pad(self.inner, (0, 0, 0, max(0, missing))),), None
 
     def fsdp_post_all_gather(
         self, outputs: Sequence[Tensor], metadata: Any, dtype: Any, *, out: Any = None
     ) -> Any:
         return None if out is not None else (Bare(outputs[0]), (outputs[0],))
+
+
+def sent_unevenly() -> dict[str, list[str]]:
+    """The same of one row for two ranks, and of three: operators of empty and short shards."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    found = {}
+    for rows in (1, 3):
+        Bare.rows = -(-rows // mesh.size())
+        model = nn.Sequential(nn.Linear(4, rows, bias=False))
+        model[0].weight = nn.Parameter(Bare(torch.randn(rows, 4)), False)
+        _seen()
+        fully_shard(model, mesh=mesh)
+        model(torch.randn(2, 4))
+        found[f"fully_shard {rows} rows"] = _seen()
+        for source in (0, None):
+            weight = Bare(torch.randn(rows, 4))
+            distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=source).full_tensor()
+            found[f"distribute_tensor {rows} rows from {source}"] = _seen()
+    return found
 
 
 def _inner(t: Any) -> Any:

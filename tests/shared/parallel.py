@@ -46,7 +46,7 @@ def spread(
     model: nn.Module, mesh: DeviceMesh, fsdp: bool, plan: Any = None, **options: Any
 ) -> nn.Module:
     plan = plan or {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallelize_module(model, mesh["tp"], plan)
+    parallelize_module(sharding.prepare(model), mesh["tp"], plan)
     if fsdp:
         for layer in (model.up, model.down):
             fully_shard(layer, mesh=mesh["dp"], **options)

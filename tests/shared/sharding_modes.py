@@ -125,7 +125,7 @@ def distributed(storage: str, mode: Callable[[], Any], shape: tuple[int, int]) -
     mesh, found = mesh_of(shape)["tp"], []
     for placement in (Shard(0), Replicate()):
         for source in (0, None):
-            weight = _rests(storage).up.weight
+            weight = sharding.prepare(_rests(storage).up.weight)
             with mode():
                 spread_weight = distribute_tensor(weight, mesh, [placement], src_data_rank=source)
             found.append(_facts(spread_weight))
@@ -170,11 +170,30 @@ def replicas(name: str) -> str:
     model = nn.Sequential(nn.Linear(8, 8))
     stowage.stow(model, "int8")
     try:
-        with MODES[name]():
+        with MODES[name](), copied_in_cpp():
             nn.parallel.replicate(model, [0], detach=True)
     except stowage.Unsupported as error:
         return str(error)
     return "copied"
+
+
+@contextlib.contextmanager
+def copied_in_cpp() -> Iterator[None]:
+    """As torch copies parameters to devices where it has some: dense, and below every hook."""
+    had = hasattr(torch._C, "_broadcast_coalesced")
+    usual = getattr(torch._C, "_broadcast_coalesced", None)
+
+    def copy(tensors: Any, devices: Any, size: int) -> list[list[Any]]:
+        return [[torch.empty(t.shape) for t in tensors] for _ in devices]
+
+    torch._C._broadcast_coalesced = copy  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if had:
+            torch._C._broadcast_coalesced = usual  # type: ignore[attr-defined]
+        else:
+            del torch._C._broadcast_coalesced  # type: ignore[attr-defined]
 
 
 def kept_values(names: list[str]) -> None:
@@ -198,17 +217,36 @@ def along_columns(name: str) -> str:
     return "sharded"
 
 
-def unknown_plan(storage: str) -> str:
-    """What tensor parallelism gets to hear that is not known for what it is."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+def not_prepared(storage: str) -> list[str]:
+    """What tensor parallelism gets to hear whose weights nobody prepared: the text of each way."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-    from stowage._shard import callers
-
-    model, mesh = _rests(storage), mesh_of((1, 2))["tp"]
-    weight, callers._SHARDS = model.up.weight, ("torch.distributed.elsewhere.",)
+    mesh, texts = mesh_of((1, 2))["tp"], []
+    for style in (ColwiseParallel(), RowwiseParallel()):
+        for source in (0, None):
+            model = _rests(storage)
+            weight = model.up.weight
+            try:
+                parallelize_module(model, mesh, {"up": style}, src_data_rank=source)
+                texts.append("parallelized")
+            except stowage.Unsupported as error:
+                assert model.up.weight is weight
+                texts.append(str(error))
+    for placement in (Shard(0), Replicate()):
+        try:
+            distribute_tensor(_rests(storage).up.weight, mesh, [placement])
+            texts.append("distributed")
+        except stowage.Unsupported as error:
+            texts.append(str(error))
+    weight = _rests(storage).up.weight
+    spread = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
     try:
-        parallelize_module(model, mesh, {"up": ColwiseParallel()}, src_data_rank=None)
+        spread.full_tensor()
+        texts.append("gathered")
     except stowage.Unsupported as error:
-        assert model.up.weight is weight
-        return str(error)
-    return "parallelized"
+        texts.append(str(error))
+    return texts

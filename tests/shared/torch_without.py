@@ -138,6 +138,7 @@ CORNERS: dict[str, Callable[[], object]] = {
     "_scaled_mm": _imported("stowage.training"),
     "FSDP_FLATTENED": _stowed,
     "compute_local_shape_and_global_offset": _described,
+    "_module_state_mapping": _called("stowage._shard.resharding", "check_resharding"),
     "_apply": _imported("stowage.compat.bitsandbytes.nn"),
     "_load_from_state_dict": _imported("stowage.compat.bitsandbytes.nn"),
     "_save_to_state_dict": _imported("stowage.compat.bitsandbytes.nn"),

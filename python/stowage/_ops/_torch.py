@@ -3,7 +3,7 @@
 
 What the core needs is looked up at once, so that a torch without it fails at `import stowage`; what
 a corner needs when it is first read as `_torch.name`, so that only that corner fails. Operators are
-no private names: torch keeps their schemas. `_shard/callers.py` knows code of torch on the stack.
+no private names: torch keeps their schemas.
 """
 
 import sys
@@ -63,6 +63,7 @@ _CORNERS = {
         "compiled float8 training stays out of caches"
     ),
     "torch._scaled_mm": "float8 is multiplied on a device",
+    "torch.distributed._composable_state._module_state_mapping": "FSDP2's modules are found",
     "torch.distributed._functional_collectives": "torch has the operators that gather",
     "torch.distributed.fsdp._common_utils.FSDP_FLATTENED": "parameters of FSDP1 are known",
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": (
@@ -164,9 +165,6 @@ compiled_call = _reader("_compiled_call_impl", "compiled modules are known")
 # of DTensor and FSDP2
 local_tensor = _reader("_local_tensor", "the shard is known that a process holds")
 get_fsdp_state = _reader("_get_fsdp_state", "modules are known that FSDP2 shards")
-mesh_info = _reader("mesh_info", "the mesh is known over which FSDP2 shards")
-post_forward_mesh_info = _reader("post_forward_mesh_info", "the mesh is known between passes")
-module_info = _reader("_module_info", "parameters are named that FSDP2 shards")
 sharded_local_tensor = _reader("_sharded_local_tensor", "shards are known that FSDP2 holds")
 unsharded_param = _reader("_unsharded_param", "parameters are known that FSDP2 gathered")
 set_on_modules = _reader("_setattr_on_modules", "graphs hold gathered parameters")
@@ -204,6 +202,11 @@ def fsdp_groups(state: Any) -> list[Any]:
     if not hasattr(state, "_fsdp_param_groups") and hasattr(state, "_fsdp_param_group"):
         return [state._fsdp_param_group] if state._fsdp_param_group else []
     return list(_param_groups(state))
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether `nn.parallel.replicate` has made it."""
+    return "_is_replica" in module.__dict__
 
 
 def was_gathered(parameter: Any) -> bool:

@@ -14,6 +14,7 @@ from stowage._ops import _torch
 from stowage._ops._torch import tree_map_only
 from stowage._ops.errors import Unsupported
 from stowage._shard.fragments import amaxes, largest_of, row_parts, rows_fragment
+from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
 
 
@@ -27,7 +28,7 @@ def takes_over(into: StowedRows, values: Any) -> bool:
     if into._origin is None or not isinstance(values, StowedRows):
         return False
     theirs = values._parent or values._origin
-    return theirs is not None and bool(into._origin.was_made_for(theirs))
+    return theirs is not None and into._origin.made_for() is theirs
 
 
 def follow(into: StowedRows, values: StowedRows) -> None:
@@ -38,10 +39,10 @@ def follow(into: StowedRows, values: StowedRows) -> None:
     if not takes_over(into, values):
         mine.written()
     elif values._parent is None:
-        into._kept[0] = values._origin
+        into._place.origin = values._origin
     elif values.first is not None:
         last = values.first + values.shape[0]
-        into._kept[0] = values._parent.of_rows(values.first, last, mine.group, mine.share)
+        into._place.origin = values._parent.of_rows(values.first, last, mine.share)
 
 
 def initialise(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,10 +94,26 @@ def settle(rows: StowedRows, exact: Tensor) -> None:
         values = exact.nan_to_num(0.0, 0.0, 0.0)
     fragment = rows_fragment(whole.storage, whole.shape, first, values)
     largest = amaxes(fragment)
-    if len(largest) and rows._origin.group is not None:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=rows._origin.group)
+    if len(largest):
+        for group in _groups(rows):
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     put(rows, *row_parts(fragment, largest))
     rows._origin.written()
+
+
+def _groups(rows: StowedRows) -> tuple[Any, ...]:
+    """Of the processes that have the other rows, as the parameter says whose rows these are."""
+    module, name = rows._origin.owner()
+    spread = None if module is None else _torch.parameters(module).get(name)
+    held = _torch.local_of(spread)
+    if spread is held or getattr(held, "_origin", None) is not rows._origin:
+        if rows._is_all():
+            return ()
+        raise Unsupported(
+            f"stowage: {rows._origin.name} must be initialised as a parameter of its module, since "
+            f"its scales depend on the rows of other processes, got {rows!r}"
+        )
+    return groups_of(spread)
 
 
 def put(rows: StowedRows, records: Tensor, shared: list[Tensor]) -> None:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of DTensor on rows of resting weights, how what comes is put together again, and who
-has the other pieces of a tensor that is spread over a mesh, in one group for all of them.
+"""Collectives of DTensor on rows of resting weights, and how what comes is put together again.
 
 Where two dimensions of a mesh have cut a weight, rows come out of order and columns in pieces:
 records then travel with the numbers of their rows.
@@ -8,23 +7,20 @@ records then travel with the numbers of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from stowage._ops import _torch
 from stowage._ops.memory import octets
 from stowage._shard.pieces import is_tagged, join_columns, tagged
-from stowage._shard.row_operators import together
+from stowage._shard.row_operators import not_prepared, together
 from stowage._shard.rows import StowedRows
 from stowage._tensor.tables import row_op
 
 aten = torch.ops.aten
 c10d = torch.ops.c10d
 functional = torch.ops._c10d_functional
-_joint: dict[tuple[int, ...], Any] = {}  # groups that were made here, by their ranks
 
 
 @row_op(functional.all_gather_into_tensor.default)
@@ -33,16 +29,16 @@ def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if whole.span or whole.total or is_tagged(rows._records, whole.geometry.length):
         sent = rows._records
         sent = sent if is_tagged(sent, whole.geometry.length) else tagged(sent, rows.first)
-        return rows._like(called(sent, *args[1:], **kwargs), [None])
+        return rows._like(called(sent, *args[1:], **kwargs), None)
     records = called(rows._records, *args[1:], **kwargs)
     start: int | None = 0 if records.shape[0] >= rows._whole.shape[0] else None
-    return rows._like(records, [start])
+    return rows._like(records, start)
 
 
 @row_op(functional.wait_tensor.default)
 def _wait(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     records = called(args[0]._records)
-    return together(args[0]._like(records))
+    return together(args[0]._like(records, args[0].first))
 
 
 @row_op(aten.index_select.default)
@@ -51,7 +47,7 @@ def _index_select(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     rows, dim, index = args
     if dim % rows.dim() or not is_tagged(rows._records, rows._whole.geometry.length):
         return NotImplemented
-    return together(rows._like(called(rows._records, 0, index), [None]))
+    return together(rows._like(called(rows._records, 0, index), None))
 
 
 @row_op(aten.cat.default)
@@ -68,7 +64,7 @@ def _cat(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     joined = join_columns(records, whole.storage, whole.shape[0], whole.total)
     joined = torch.cat([joined, pieces[0]._records[:, length:]], 1)
     whole = whole._replace(shape=(whole.shape[0], whole.total), total=None)
-    return together(StowedRows(joined, pieces[0]._shared(), whole, [None]))
+    return together(StowedRows(joined, pieces[0]._shared(), whole, pieces[0]._place.at(None)))
 
 
 def _gathered(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,6 +76,8 @@ def _gathered(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Records from one process to each; the shared parts of that process to all."""
     outputs, inputs, group, root, is_async, *rest = args
+    if any(rows._place.room is not None for rows in outputs):
+        raise not_prepared(outputs[0])
     for part in (part for rows in outputs for part in rows._shared()):
         c10d.broadcast_([octets(part)], group, root, 0, False, *rest)
     records = [rows._records for rows in outputs]
@@ -88,7 +86,7 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     at = torch.distributed.ProcessGroup.unbox(group).rank()
     for rows in outputs:  # made like those of the first process
         if rows._whole.total is None:
-            rows._start[0] = at * rows.shape[0]
+            rows._place.first = at * rows.shape[0]
     return outputs, work
 
 
@@ -96,44 +94,3 @@ def enter_autograd_wrapper() -> None:
     """torch has this operator only once its functional collectives were imported."""
     _ = _torch.functional_collectives
     row_op(functional._wrap_tensor_autograd.default)(_gathered)
-
-
-def shard_dim(placement: Any) -> int | None:
-    """The dimension that a placement cuts. FSDP2 says `_StridedShard` where tensor parallelism has
-    cut it before; of that one torch's `is_shard()` is False."""
-    if placement.is_shard() or type(placement).__name__ == "_StridedShard":
-        return int(placement.dim)
-    return None
-
-
-def groups_of(tensor: Any) -> tuple[Any, ...]:
-    """The group of the processes over which a DTensor is spread: one, whatever the number of mesh
-    dimensions, or none. The first call for such a mesh makes it: all of its processes must call."""
-    mesh = tensor.device_mesh
-    cut = [i for i, place in enumerate(tensor.placements) if shard_dim(place) is not None]
-    dims = [i for i in cut if mesh.size(i) > 1]
-    if len(dims) < 2:
-        return tuple(mesh.get_group(dim) for dim in dims)
-    ranks = _ranks(mesh, dims)
-    if len(ranks) == dist.get_world_size():
-        return (dist.group.WORLD,)
-    if not _lives(_joint.get(ranks)):
-        _joint[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return (_joint[ranks],)
-
-
-def _ranks(mesh: Any, dims: Sequence[int]) -> tuple[int, ...]:
-    """Those that differ from this process along `dims` only."""
-    here = mesh.get_coordinate()
-    place = tuple(slice(None) if i in dims else here[i] for i in range(mesh.ndim))
-    return tuple(sorted(mesh.mesh[place].flatten().tolist()))
-
-
-def _lives(group: Any) -> bool:
-    """Not one of a torch.distributed that was shut down since."""
-    if group is None:
-        return False
-    try:
-        return bool(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError):
-        return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage._ops import _torch
-from stowage._shard.collectives import shard_dim
+from stowage._shard.groups import shard_dim
 from stowage._shard.resharding import groups_of
 from stowage._shard.rows import StowedRows
 

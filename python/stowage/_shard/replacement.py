@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may take the place of a resting parameter: no DTensor that holds its dense values.
+"""What may take the place of a resting parameter: no DTensor that holds its dense values, and no
+copy that DataParallel makes.
 
-torch calls a hook for each parameter that a module is about to hold. So tensor parallelism that was
-not known for what it is ends with an error, not with a model that is four times as large. FSDP2
-calls none: a module remembers which of its parameters rested, and `widened` compares.
+torch calls hooks for each parameter and module that a module is about to hold. So what was not
+prepared for tensor parallelism ends with an error, not with a model that is four times as large.
+FSDP2 calls none: a module remembers which of its parameters rested, and `widened` compares.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._shard.describing import is_spread
+from stowage._shard.row_operators import PREPARE
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.tables import with_first_weight
@@ -29,6 +34,8 @@ def note(module: nn.Module, name: str, parameter: Any) -> None:
     rested: dict[str, str] = module.__dict__.get(_RESTED, {})
     if isinstance(parameter, StowedTensor):
         module.__dict__.setdefault(_RESTED, {})[name] = parameter.storage
+        if parameter._origin is not None:
+            parameter._origin.owned_by(module, name)
     elif name not in rested:
         return
     elif parameter is None or not is_spread(parameter):
@@ -36,9 +43,11 @@ def note(module: nn.Module, name: str, parameter: Any) -> None:
     elif not _rests(parameter):
         raise Unsupported(
             f"stowage: {name} of {type(module).__name__} rests as {rested[name]} and must do so "
-            f"where it is spread over processes, got a DTensor of {_text(parameter)}; "
-            "stowage.unstow it first if that is meant"
+            f"where it is spread over processes, got a DTensor of {_text(parameter)}; {PREPARE}, "
+            "or stowage.unstow it first if plain values are meant"
         )
+    elif isinstance(local := _torch.local_tensor(parameter), StowedTensor):
+        local._prepared = local._prepared or name  # redistribute may cut it
 
 
 def widened(model: nn.Module) -> list[str]:
@@ -67,4 +76,34 @@ def _text(spread: Any) -> str:
     return f"{kind} {list(local.shape)} of {list(spread.shape)}"
 
 
+# --- DataParallel ---------------------------------------------------------------------------------
+
+
+def _child(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    """Refuses the copies that `replicate` makes of each module, whose parameters it has widened in
+    C++, and has DataParallel look at its model, of whose copy no module is the parent."""
+    if child is None:
+        return
+    if isinstance(module, nn.DataParallel):
+        module.register_forward_pre_hook(_one_device)
+    elif _torch.is_replica(child):
+        _refuse_rested(child)
+
+
+def _one_device(parallel: nn.Module, inputs: Any) -> None:
+    assert isinstance(parallel, nn.DataParallel)
+    if len(parallel.device_ids) > 1:
+        for module in parallel.module.modules():
+            _refuse_rested(module)
+
+
+def _refuse_rested(module: nn.Module) -> None:
+    if module.__dict__.get(_RESTED):
+        raise Unsupported(
+            "stowage: nn.DataParallel and replicate() copy plain parameters to each device and "
+            "cannot copy stowed ones; run one process for each device"
+        )
+
+
 with_first_weight(lambda: register_module_parameter_registration_hook(note))
+with_first_weight(lambda: register_module_module_registration_hook(_child))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`reshard_after_forward` as an int, impossible in FSDP2 for weights that say what travels."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from stowage._ops import _torch
+from stowage._ops.errors import Unsupported
 
 RESHARD = (
     "reshard_after_forward must be True or False for modules whose weights travel in a form of "
@@ -15,8 +17,26 @@ RESHARD = (
 
 def reshard_problems(model: nn.Module) -> list[str]:
     """The modules of `model` that were sharded with an int, named. Asks no other process."""
+    return _problems(model.named_modules())
+
+
+def check_resharding() -> None:
+    """Looks at every module that FSDP2 shards, before rows travel for the first time: what gathers
+    them is known to FSDP2 alone. Raises Unsupported, the same in each process."""
+    modules = list(_torch.module_state_mapping)
+    if problems := _problems((type(module).__name__, module) for module in modules):
+        raise Unsupported("stowage: " + "; ".join(problems))
+    for module in modules:
+        for group in groups_of(module):
+            for parameter in group.fsdp_params:
+                place = getattr(_torch.sharded_local_tensor(parameter), "_place", None)
+                if place is not None:
+                    place.gathered = True
+
+
+def _problems(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
     problems = []
-    for name, module in model.named_modules():
+    for name, module in modules:
         for group in groups_of(module):
             parts = (_torch.sharded_local_tensor(parameter) for parameter in group.fsdp_params)
             own = any(hasattr(part, "fsdp_pre_all_gather") for part in parts)

@@ -5,6 +5,7 @@ An operator that the table lacks computes with the weight where all rows are tog
 dequantizes the rows that are there and is counted: `stowage.fallbacks()`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,20 +15,24 @@ from stowage._ops import _torch
 from stowage._ops._torch import tree_map_only
 from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._shard.beginning import follow, initialise, initialising, takes_over
-from stowage._shard.callers import (
-    HALF_DONE,
-    SHARDS_ONE,
-    asked_by,
-    check_reshard,
-    name_of,
-    sharder,
-)
 from stowage._shard.pieces import Whole, is_tagged, rows_misfit, untagged
-from stowage._shard.rows import StowedRows, rows_that_fit
+from stowage._shard.records import encode
+from stowage._shard.rows import Place, StowedRows, rows_that_fit
 from stowage._tensor.operators import counted_fallbacks
+from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.tables import row_op
+from stowage._tensor.views import PACKED, Packed, StowedView, source
 from stowage._tensor.writes import writes
 
+COLUMNS = "_stowage_columns"  # attribute of memory that a weight made for columns: which, in words
+PREPARE = (
+    "call stowage.sharding.prepare(model) before parallelize_module or distribute_tensor, so that "
+    "DTensor takes its rows as they rest"
+)
+HALF_DONE = (
+    "; the parameters before it in this fully_shard call are sharded already, and none after it: "
+    "build the model again"
+)
 aten = torch.ops.aten
 
 
@@ -36,6 +41,7 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if writes(called):
         if any(isinstance(t, StowedRows) and initialising(t) for t in args):
             return initialise(called, args, kwargs)
+        _refuse_room(called, args)
         raise Unsupported(
             f"stowage: {called} would write to rows of a resting weight that is spread over "
             "processes; write before it is sharded, or load a checkpoint"
@@ -44,6 +50,9 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = called.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+
+    if called.is_view:  # a write to it would be lost
+        _refuse_room(called, args)
 
     def values(rows: StowedRows) -> Tensor:
         if (piece := rows.piece()) is not None:  # all rows, or some that blocks divide
@@ -56,14 +65,21 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
+def _refuse_room(called: Any, args: tuple[Any, ...]) -> None:
+    if isinstance(args[0], StowedRows) and args[0]._place.room is not None and args[0].numel():
+        raise Unsupported(
+            "stowage: memory that new_zeros of a resting weight makes while torch.distributed runs "
+            f"is room for rows of that weight (Shard(0)) and takes nothing else, got {called}; "
+            "take torch.zeros for plain memory"
+        )
+
+
 # --- the same rows in another place ---------------------------------------------------------------
 
 
 def view_of(rows: StowedRows, records: Tensor, skip: int = 0) -> StowedRows:
     """Some of `rows`, in the same memory and with the same knowledge of its place."""
-    view = StowedRows(records, rows._shared(), rows._whole, rows._start, rows._skip + skip)
-    view._kept = rows._kept
-    return view
+    return StowedRows(records, rows._shared(), rows._whole, rows._place, rows._skip + skip)
 
 
 @row_op(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -75,7 +91,7 @@ def _alias(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _clone(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = args[0]
     shared = [part.clone() for part in rows._shared()]
-    return StowedRows(rows._records.clone(), shared, rows._whole, [rows.first])
+    return StowedRows(rows._records.clone(), shared, rows._whole, rows._place.at(rows.first))
 
 
 @row_op(aten._to_copy.default, aten._pin_memory.default)
@@ -86,8 +102,9 @@ def _move(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     records, *shared = (called(part, *args[1:], **where) for part in _inner(rows))
-    moved = StowedRows(records, shared, rows._whole._replace(dtype=dtype), [rows.first])
-    moved._kept = [rows._origin and rows._origin.at(moved.device)]
+    whole, place = rows._whole._replace(dtype=dtype), rows._place.at(rows.first)
+    moved = StowedRows(records, shared, whole, place)
+    place.origin = rows._origin and rows._origin.at(moved.device)
     return moved
 
 
@@ -122,15 +139,13 @@ def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     start, stop, _ = slice(first, last).indices(rows.shape[0])
     piece = view_of(rows, rows._records[start : max(start, stop)], start)
     padded = rows.shape[0] > rows._whole.shape[0]  # after a gather of unequal shares
-    return piece.stowed() if padded and piece._is_all() else piece
+    return together(piece) if padded else piece
 
 
 @row_op(aten.split.Tensor, aten.split_with_sizes.default)
 def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, sizes, dim = (*args, kwargs.get("dim", 0))[:3]
     if dim % rows.dim():
-        if sharder() is None:
-            return NotImplemented
         raise Unsupported(
             "stowage: rows of a resting weight must be sharded along dim 0, got "
             f"Shard({dim % rows.dim()}) for {rows!r}; use Shard(0)" + HALF_DONE
@@ -148,7 +163,10 @@ def _flat_view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     gives its tensor away as a view of the same shape: a weight, where all rows are there."""
     rows, size = args
     if tuple(size) == tuple(rows.shape):
-        return together(view_of(rows, rows._records))
+        given = together(view_of(rows, rows._records))
+        if isinstance(given, StowedTensor):
+            given._prepared = None
+        return given
     return (
         view_of(rows, rows._records) if tuple(size) in ((-1,), (rows.numel(),)) else NotImplemented
     )
@@ -177,39 +195,40 @@ def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     like = called is aten.empty_like.default
     size = rows.shape if like else args[1]
     count = rows_that_fit(size, rows.shape)
+    if rows._whole.total is not None and count is None and len(size) == 2 and size[1] == 0:
+        raise Unsupported(  # DTensor fills up with such, where it has fewer chunks than processes
+            f"stowage: {rows._place.name}: a resting weight can be sharded along dim 1 only where "
+            f"the processes divide its columns, for {list(rows._whole.uncut)}; use Shard(0)"
+        )
     if count is None or kwargs.get("dtype") not in (None, rows.dtype):
         dtype, device = (kwargs.get(name) or getattr(rows, name) for name in ("dtype", "device"))
         plain = torch.zeros if called is aten.new_zeros.default else torch.empty
         return plain(size, dtype=dtype, device=device)
     device = {"device": kwargs["device"]} if kwargs.get("device") else {}
     made = empty_rows(rows, count, rows.first if like else None, **device)
-    if called is aten.new_zeros.default:
+    if called is aten.new_zeros.default and count <= rows.shape[0] and (count or not len(rows)):
         made._whole = _spread(rows)
-    made._kept = [rows._origin and rows._origin.unset()]
+    made._place.origin = rows._origin and rows._origin.unset()
     return made
 
 
 def _spread(rows: StowedRows) -> Whole:
-    """Rows that FSDP2 spreads, though DTensor has left others elsewhere: only these come back."""
-    whole, frame = rows._whole, asked_by(sharder(), SHARDS_ONE)
-    if frame is None:
-        return whole
-    parameter, given = frame.f_locals["self"], frame.f_locals["param"]
-    check_reshard(parameter)
+    """Of rows that FSDP2 spreads, though DTensor has left others elsewhere: only these come back.
+    It asks for room for no more than there are; for more, where it fills up what it has spread, and
+    DTensor for room for none."""
+    whole = rows._whole
     first, last = rows.first or 0, (rows.first or 0) + rows.shape[0]
-    if (first, last) == (0, whole.shape[0]):
+    if (first, last) == (0, whole.shape[0]) or whole.span is not None:
         return whole
-    total = whole.shape[0]
-    each = max(1, -(-total // given.device_mesh.size()))
-    for start in range(0, total, each):  # of all processes, so that all refuse alike
-        stop = min(start + each, total)
-        if why := rows_misfit(whole.storage, whole.shape, start, stop):
-            raise Unsupported(
-                f"stowage: {name_of(frame, parameter)}rows {start} to {stop - 1} of a resting "
-                f"weight that tensor parallelism has cut must be a weight of their own to be "
-                f"sharded again: {why}, for {list(whole.shape)} in {whole.storage}; leave it to "
-                "fully_shard or to parallelize_module alone" + HALF_DONE
-            )
+    if misfit := rows._place.misfit:  # of any process, so that all refuse alike
+        start, stop = misfit
+        why = rows_misfit(whole.storage, whole.shape, start, stop)
+        raise Unsupported(
+            f"stowage: {rows._place.name}: rows {start} to {stop - 1} of a resting weight that "
+            f"tensor parallelism has cut must be a weight of their own to be sharded again: {why}, "
+            f"for {list(whole.shape)} in {whole.storage}; leave it to fully_shard or to "
+            "parallelize_module alone" + HALF_DONE
+        )
     return whole._replace(span=(first, last))
 
 
@@ -217,7 +236,7 @@ def empty_rows(rows: StowedRows, count: int, first: int | None, **device: Any) -
     """Zero records, for `count` rows of the weight that `rows` belongs to."""
     records = rows._records.new_zeros((count, rows._records.shape[1]), **device)
     shared = [_there(part, device) for part in rows._shared()]
-    return StowedRows(records, shared, rows._whole, [first])
+    return StowedRows(records, shared, rows._whole, rows._place.at(first))
 
 
 def _there(part: Tensor, device: dict[str, Any]) -> Tensor:
@@ -233,45 +252,88 @@ def _pad(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     *inner, before, after = padding
     if any(inner) or before or value or len(padding) != 2 * rows.dim():
         return NotImplemented
-    return rows._like(called(rows._records, [0, 0, 0, after], 0))
+    return rows._like(called(rows._records, [0, 0, 0, after], 0), rows.first)
 
 
 @row_op(aten.copy_.default)
 def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     into, values = args[:2]
     if not isinstance(into, StowedRows):
-        if asked_by(sharder(), SHARDS_ONE) is not None:
-            raise Unsupported(
-                f"stowage: torch {torch.__version__} must make room for {values!r} with new_zeros "
-                f"of its own size, got plain memory {list(into.shape)}: the shard would be dense"
-                + HALF_DONE
-            )
+        refuse_columns(into)
         return called(into, values.dequantize(), *args[2:])
+    if isinstance(values, PACKED) and into._place.room is not None:
+        values = _rows_at(values, into)
     if initialising(into) and not takes_over(into, values):
         return initialise(called, args, kwargs)
     if not isinstance(values, StowedRows) or not _same_form(into, values):
         raise InvalidArgument(
             f"stowage: into {into!r} only rows of the same storage and shape can be copied, got "
-            f"{values!r}"
+            f"{values!r}; take torch.zeros for plain memory"
         )
     called(into._records, values._records, *args[2:])
     for mine, given in zip(into._shared(), values._shared(), strict=True):
         if mine is not given:
             called(mine, given, *args[2:])
     if values.first is not None:
-        into._start[0] = values.first - into._skip
+        into._place.first = values.first - into._skip
+    into._place.room = None
     follow(into, values)
     return into
 
 
+def _rows_at(values: Packed, into: StowedRows) -> Tensor:
+    """The rows of the weight that `into` is room for which a slice or a view shows, as records;
+    `values` where it shows something else."""
+    room, columns = into._place.room, math.prod(into.shape[1:])
+    weight: StowedTensor = values._weight if isinstance(values, StowedView) else values
+    root = source(values)[0]
+    if room is None or root._parts()[0] is not room.codes() or not values.is_contiguous():
+        return values
+    sizes = {tuple(t.shape[1:]) for t in (values, weight, into)}
+    if len(sizes) > 1 or values.dtype != into.dtype or not columns:
+        return values
+    offset = int(values.storage_offset())
+    start = (offset - int(weight.storage_offset())) // columns
+    first, rest = divmod(offset - room.offset, columns)
+    count, total = values.shape[0], into._whole.shape[0]
+    if rest or not 0 <= first <= first + count <= total:
+        return values
+    records = encode(weight._parts(), weight._storage, weight.shape, start, start + count)
+    rows = StowedRows(records, into._shared(), into._whole, Place(first))
+    rows._parent = into._origin and into._origin.made_for()
+    return rows
+
+
+def not_prepared(weight: StowedTensor | StowedRows) -> Unsupported:
+    shape, storage = list(weight.shape), weight.storage
+    return Unsupported(
+        "stowage: a resting weight must be prepared before it is distributed, got "
+        f"{shape} as {storage}; {PREPARE}"
+    )
+
+
+def refuse_columns(memory: Tensor) -> None:
+    """Raises Unsupported where FSDP2 copies columns into memory that a weight has made for them."""
+    if (asked := getattr(memory.untyped_storage(), COLUMNS, None)) is not None:
+        raise Unsupported(
+            "stowage: a resting weight must be sharded along dim 0, whose rows have records of "
+            f"their own, got {asked}; use Shard(0) or Replicate" + HALF_DONE
+        )
+
+
 def together(rows: StowedRows) -> Tensor:
+    """The weight, where all of its rows are there, for DTensor to cut again; else `rows`."""
     whole = rows._whole
     if is_tagged(rows._records, whole.geometry.length) and whole.total is None:
         if (records := untagged(rows._records, whole.shape[0])) is None:
             return rows
-        whole, rows = whole._replace(span=None), rows._like(records, [0])
+        whole, rows = whole._replace(span=None), rows._like(records, 0)
         rows._whole = whole
-    return rows.stowed() if rows._is_all() else rows
+    if not rows._is_all():
+        return rows
+    weight = rows.stowed()
+    weight._prepared = rows._place.name
+    return weight
 
 
 def _same_form(a: StowedRows, b: StowedRows) -> bool:

@@ -6,8 +6,9 @@ Its operators are in row_operators.py; it becomes a StowedTensor again where all
 """
 
 import copy
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +18,45 @@ from stowage._ops.errors import Unsupported
 from stowage._ops.storage import Storage
 from stowage._shard.pieces import Whole, rows_misfit, shared_of
 from stowage._shard.records import decode, encode
+from stowage._shard.resharding import check_resharding
 from stowage._tensor import tables
 from stowage._tensor.stowed import StowedTensor, wrap
 
 _preserve_versions = _torch.unsafe_preserve_version_counter
+
+
+class Room(NamedTuple):
+    """Of which weight the rows are that memory was made for."""
+
+    codes: weakref.ref[Tensor]  # of the weight that it is, or that it is a slice of
+    offset: int  # of its first element there
+
+    @staticmethod
+    def of(weight: StowedTensor) -> "Room":
+        root = weight if weight._root is None else weight._root
+        return Room(weakref.ref(root._parts()[0]), int(weight.storage_offset()))
+
+
+class Place:
+    """Where rows are from: one object for what was allocated as one and all views of it."""
+
+    def __init__(
+        self,
+        first: int | None = None,
+        name: str = "",
+        misfit: tuple[int, int] | None = None,
+    ) -> None:
+        self.first = first  # row of the weight; None: nobody has told yet
+        self.name = name  # of the weight, for messages
+        # Of the pieces that the weight was cut into, the first that is no weight of its own.
+        self.misfit = misfit
+        self.room: Room | None = None  # has got no rows yet
+        self.origin: Any = None  # training.init.origin.Origin of these rows
+        self.gathered = False  # at least once, so that it is known how
+
+    def at(self, first: int | None) -> "Place":
+        """Of other memory for rows of the same piece."""
+        return Place(first, self.name, self.misfit)
 
 
 class StowedRows(Tensor):
@@ -34,9 +70,8 @@ class StowedRows(Tensor):
     _source: StowedTensor | None  # what they are then made of
     _parent: Any = None  # the origin of the weight that they were cut from
     _whole: Whole
-    _start: list[int | None]  # first row of what was allocated as one; its views share the list
-    _skip: int  # rows from there to here
-    _kept: list[Any]  # the origin of those rows, if their weight has one; shared like _start
+    _place: Place
+    _skip: int  # rows from the place's first to the first one here
 
     @staticmethod
     def __new__(
@@ -44,7 +79,7 @@ class StowedRows(Tensor):
         records: Tensor | None,
         shared: Sequence[Tensor],
         whole: Whole,
-        start: list[int | None],
+        place: Place,
         skip: int = 0,
         source: StowedTensor | None = None,
         count: int = 0,
@@ -58,7 +93,7 @@ class StowedRows(Tensor):
             device=given.device,
         )
         rows._held, rows._source, rows._whole = records, source, whole
-        rows._start, rows._skip, rows._kept = start, skip, [None]
+        rows._place, rows._skip = place, skip
         for name, part in zip(whole.shared_names, shared, strict=True):
             setattr(rows, "_" + name, part)
         return rows
@@ -74,12 +109,12 @@ class StowedRows(Tensor):
     @property
     def first(self) -> int | None:
         """The row of the weight that is row 0 here."""
-        start = self._start[0]
+        start = self._place.first
         return None if start is None else start + self._skip
 
     @property
     def _origin(self) -> Any:
-        return self._kept[0]
+        return self._place.origin
 
     @property
     def _records(self) -> Tensor:
@@ -103,9 +138,9 @@ class StowedRows(Tensor):
     def _shared(self) -> list[Tensor]:
         return [getattr(self, "_" + name) for name in self._whole.shared_names]
 
-    def _like(self, records: Tensor, start: list[int | None] | None = None) -> "StowedRows":
-        """Other records of the same weight, in memory of their own."""
-        return StowedRows(records, self._shared(), self._whole, start or [self.first])
+    def _like(self, records: Tensor, first: int | None) -> "StowedRows":
+        """Other records of the same weight, in memory of their own, from row `first` on."""
+        return StowedRows(records, self._shared(), self._whole, self._place.at(first))
 
     def _is_all(self) -> bool:
         return self.first == 0 and self.shape[0] == self._whole.shape[0]
@@ -142,6 +177,8 @@ class StowedRows(Tensor):
             return exact.to(dtype or self.dtype, copy=True)
         if (piece := self.piece()) is not None:
             return piece.dequantize(dtype)
+        if self._place.room is not None:
+            return torch.zeros(self.shape, dtype=dtype or self.dtype, device=self.device)
         first = self.first if self.shape[0] else 0
         if first is None:
             raise Unsupported(
@@ -171,6 +208,8 @@ class StowedRows(Tensor):
 
         FSDP2 accepts two signatures. The other one demands inputs of the parameter's own shape.
         """
+        if not self._place.gathered:
+            check_resharding()
         first, last = self._whole.rows
         missing = -(-(last - first) // mesh.size()) - self.shape[0]
         records = self._records
@@ -220,14 +259,14 @@ class StowedRows(Tensor):
         name, *facts, first = context
         whole = Whole(Storage(name), *facts)
         shared = [inner["_" + name] for name in whole.shared_names]
-        return StowedRows(inner["_records"], shared, whole, [first])
+        return StowedRows(inner["_records"], shared, whole, Place(first))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StowedRows":
         if id(self) in memo:
             return memo[id(self)]
         made: Any = self.detach().clone()
         memo[id(self)] = made
-        made._kept = [copy.deepcopy(self._origin, memo)]
+        made._place.origin = copy.deepcopy(self._origin, memo)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -244,12 +283,15 @@ class StowedRows(Tensor):
         return tables.dispatch(func, args, kwargs or {}, tables.ROW_OPS)
 
 
-def rows_of(weight: StowedTensor, first: int, last: int) -> StowedRows:
+def rows_of(
+    weight: StowedTensor, first: int, last: int, misfit: tuple[int, int] | None = None
+) -> StowedRows:
     """Rows [first, last) of `weight`, made when they are asked for: who shards a weight cuts it for
     all processes and takes one piece. The records are new memory; shared parts are the weight's."""
     whole = Whole(weight._storage, tuple(weight.shape), weight._dt, weight._exact)
     shared = weight._parts()[whole.geometry.in_rows :]
-    rows = StowedRows(None, shared, whole, [first], source=weight, count=last - first)
+    place = Place(first, weight._prepared or "", misfit)
+    rows = StowedRows(None, shared, whole, place, source=weight, count=last - first)
     rows._parent = weight._origin
     return rows
 
@@ -275,7 +317,7 @@ def _rebuild(
     total: int | None = None,
 ) -> StowedRows:
     whole = Whole(Storage(storage), shape, dtype, exact, span, total)
-    return StowedRows(records, shared, whole, [first])
+    return StowedRows(records, shared, whole, Place(first))
 
 
 torch.serialization.add_safe_globals([StowedRows, _rebuild])

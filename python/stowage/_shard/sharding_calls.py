@@ -1,133 +1,140 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FSDP2 and DTensor ask of a resting weight when they shard it: chunks, room for one, a slice.
+"""What FSDP2 and DTensor ask of a resting weight when they shard it.
 
-They call operators as anybody does, but need rows that travel. So who calls decides. Operators, not
-torch functions: those a mode may keep from us.
+FSDP2 asks for room, by `new_zeros`, and copies a slice of rows into it: that needs nothing of the
+user. DTensor asks for no such room; a weight that `prepare` has marked is cut into rows for it.
+What the tensors are decides, never who calls. docs/sharding.md lists the operators.
 """
 
-from types import FrameType
+from __future__ import annotations
+
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
-from stowage._shard.callers import (
-    HALF_DONE,
-    SIZES_ONLY,
-    asked_by,
-    check_reshard,
-    fsdp_parameter,
-    name_of,
-    sharder,
-)
 from stowage._shard.collectives import enter_autograd_wrapper
-from stowage._shard.pieces import columns_misfit, columns_of
-from stowage._shard.row_operators import empty_rows
-from stowage._shard.rows import rows_of, rows_that_fit
+from stowage._shard.pieces import columns_misfit, columns_of, rows_misfit
+from stowage._shard.row_operators import COLUMNS, empty_rows, not_prepared, refuse_columns
+from stowage._shard.rows import Room, StowedRows, rows_of
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.tables import earlier_op, op
-from stowage._tensor.views import alias, outside_inference
+from stowage._tensor.views import PACKED, StowedView, alias, outside_inference, source
 
 _ROWS = "records are of rows"
 aten = torch.ops.aten
 
 
-@earlier_op(aten.split.Tensor)
-def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch.chunk, which FSDP2 and DTensor call, comes as this."""
-    weight, each, dim = (*args, kwargs.get("dim", 0))[:3]
-    if type(weight) is not StowedTensor or (frame := sharder()) is None:
-        return NotImplemented
-    dim %= weight.dim()
-    parameter = fsdp_parameter(frame)
-    if dim and parameter is None:
-        count = _chunk_count(weight, frame)
-        return outside_inference(lambda: _columns(weight, dim, count, frame))
-    _check_dim(weight, dim, "" if parameter is None else HALF_DONE)
-    check_reshard(parameter)
-    if asked_by(frame, SIZES_ONLY) is not None:
-        sizes = outside_inference(lambda: torch.empty(weight.shape, device="meta"))
-        return outside_inference(lambda: sizes.split(each))
-    rows = weight.shape[0]
-    starts = range(0, rows, each)
-    return outside_inference(lambda: [rows_of(weight, i, min(i + each, rows)) for i in starts])
-
-
-def _chunk_count(weight: StowedTensor, frame: FrameType) -> int:
-    """For how many processes DTensor cuts, which the sizes of chunks may not tell."""
-    count = frame.f_locals.get("num_chunks")
-    if not isinstance(count, int):
-        raise Unsupported(
-            f"stowage: {frame.f_code.co_name} of this torch ({torch.__version__}) must say as "
-            f"num_chunks into how many columns it cuts {weight!r}; use Shard(0) or Replicate"
-        )
-    return count
-
-
-def _columns(weight: StowedTensor, dim: int, chunks: int, frame: FrameType) -> list[Tensor]:
-    """Pieces along dim 1, each a weight of its own, all of whose rows are there."""
-    if chunks == 1:
-        return [rows_of(weight, 0, weight.shape[0])]
-    why = columns_misfit(weight._storage, weight.shape, chunks) if dim == 1 else _ROWS
-    if why is None and weight._origin is not None:
-        why = "it has init values, which go by rows; clear_init_value first"
-    if why is not None:
-        raise Unsupported(
-            f"stowage: {name_of(frame)}a resting weight can be sharded along dim {dim} only where "
-            f"blocks allow it: {why}, for {weight!r}; use Shard(0) (ColwiseParallel) or Replicate"
-        )
-    pieces: list[Tensor] = []
-    each = weight.shape[1] // chunks
-    for first in range(0, weight.shape[1], each):
-        piece = rows_of(columns_of(weight, first, first + each), 0, weight.shape[0])
-        piece._whole = piece._whole._replace(total=weight.shape[1])
-        pieces.append(piece)
-    return pieces
-
-
-@earlier_op(aten.slice.Tensor)
-def _slice(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given: list[Any] = [*args, *(0, None, None, 1)[len(args) - 1 :]]
-    weight, dim, first, last, step = given
-    if type(weight) is not StowedTensor or step != 1 or sharder() is None:
-        return NotImplemented
-    _check_dim(weight, dim)
-    start, stop, _ = slice(first, last).indices(weight.shape[0])
-    return outside_inference(lambda: rows_of(weight, start, max(start, stop)))
+# --- memory for some of a weight ------------------------------------------------------------------
 
 
 @earlier_op(aten.new_zeros.default)
 def _new_zeros(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The memory that FSDP2 copies a process's rows into, as many as the first process has."""
+    """How FSDP2 asks for room: as many rows as the first process has."""
     weight, size = args
-    asked = type(weight) is StowedTensor and not any(kwargs.values())
-    if not asked or (frame := sharder()) is None:
+    if type(weight) is not StowedTensor or any(kwargs.values()) or not _may_be_sharded():
         return NotImplemented
-    count = rows_that_fit(size, weight.shape)
-    if count is None:
+    if len(size) != weight.dim() or not weight.dim() or size[0] > weight.shape[0]:
         return NotImplemented
+    if tuple(size[1:]) == tuple(weight.shape[1:]):
+        return _room(weight, size[0])
+    if size[0] == weight.shape[0]:  # as it asks for columns, which it must not get
+        made = torch.zeros(size, dtype=weight._dt, device=weight.device)
+        dim = next(d for d, n in enumerate(size) if n != weight.shape[d])
+        setattr(made.untyped_storage(), COLUMNS, f"Shard({dim}) for {weight!r}")
+        return made
+    return NotImplemented
+
+
+@earlier_op(aten.empty_like.default)
+def _empty_like(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """How DTensor asks for memory to scatter to: as a chunk of rows."""
+    piece = args[0]
+    is_cut = type(piece) is StowedView or (type(piece) is StowedTensor and piece._root is not None)
+    if not is_cut or any(kwargs.values()) or not _may_be_sharded():
+        return NotImplemented
+    weight = source(piece)[0]
+    rows = piece.dim() == weight.dim() and piece.shape[1:] == weight.shape[1:]
+    return _room(weight, piece.shape[0]) if rows and weight.dim() else NotImplemented
+
+
+def _may_be_sharded() -> bool:
+    return dist.is_available() and dist.is_initialized() and not torch.compiler.is_compiling()
+
+
+def _room(weight: StowedTensor, count: int) -> StowedRows:
+    """Memory for rows of the weight, which takes nothing else and reads as zeros until then."""
     rows = empty_rows(rows_of(weight, 0, 0), count, None)
+    rows._place.room = Room.of(weight)
     if weight._origin is not None:  # that of no rows, until they are copied
-        mesh_info = getattr(fsdp_parameter(frame), "mesh_info", None)
-        group = getattr(mesh_info, "shard_process_group", None)
-        rows._kept = [weight._origin.of_rows(0, 0, group, rows.numel())]
+        rows._place.origin = weight._origin.of_rows(0, 0, rows.numel())
     return rows
 
 
-def _check_dim(weight: StowedTensor, dim: int, half_done: str = "") -> None:
+@earlier_op(aten.copy_.default)
+def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    into, values = args[:2]
+    if type(values) is StowedView and not isinstance(into, PACKED):
+        refuse_columns(into)
+    return NotImplemented
+
+
+# --- chunks of a weight that is prepared ----------------------------------------------------------
+
+
+@earlier_op(aten.split.Tensor)
+def _split(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.chunk comes as this."""
+    weight, each, dim = (*args, kwargs.get("dim", 0))[:3]
+    if type(weight) is not StowedTensor or weight._prepared is None or each <= 0:
+        return NotImplemented
     if dim % weight.dim():
+        return outside_inference(lambda: _columns(weight, dim % weight.dim(), each))
+    return outside_inference(lambda: _rows(weight, each))
+
+
+def _rows(weight: StowedTensor, each: int) -> list[Tensor]:
+    storage, shape, count = weight._storage, weight.shape, weight.shape[0]
+    spans = [(first, min(first + each, count)) for first in range(0, max(count, 1), each)]
+    found = (rows_misfit(storage, shape, *span) and span for span in spans)
+    misfit = next((span for span in found if span), None)
+    return [rows_of(weight, *span, misfit) for span in spans]
+
+
+def _columns(weight: StowedTensor, dim: int, each: int) -> list[Tensor]:
+    """Pieces along dim 1, each a weight of its own, all of whose rows are there."""
+    columns = weight.shape[dim]
+    if each >= columns:
+        return [rows_of(weight, 0, weight.shape[0])]
+    parts = -(-columns // each)
+    why = columns_misfit(weight._storage, weight.shape, parts) if dim == 1 else _ROWS
+    if why is None and weight._origin is not None:
+        why = "it has init values, which go by rows; clear_init_value first"
+    if why is not None:
         raise Unsupported(
-            f"stowage: a resting weight must be sharded along dim 0, whose rows have records of "
-            f"their own, got Shard({dim % weight.dim()}) for {weight!r}; use Shard(0) or Replicate"
-            + half_done
+            f"stowage: {weight._prepared}: a resting weight can be sharded along dim {dim} only "
+            f"where blocks allow it: {why}, for {weight!r}; use Shard(0) (ColwiseParallel) or "
+            "Replicate"
         )
+    pieces: list[Tensor] = []
+    for first in range(0, columns, each):
+        cut = columns_of(weight, first, first + each)
+        cut._prepared = weight._prepared
+        piece = rows_of(cut, 0, weight.shape[0])
+        piece._whole = piece._whole._replace(total=columns)
+        pieces.append(piece)
+    return pieces
+
+
+# --- the whole weight, as it is -------------------------------------------------------------------
 
 
 @op(aten.as_strided.default)
 def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The whole weight as it is: FSDP2 cuts padding off like this."""
+    """FSDP2 cuts padding off like this."""
     t, size, stride, offset = (*args, kwargs.get("storage_offset"))[:4]
     whole = tuple(size) == tuple(t.shape) and tuple(stride) == t.stride()
     if type(t) is not StowedTensor or not whole or offset not in (None, t.storage_offset()):
@@ -137,9 +144,13 @@ def _as_strided(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @op(aten.view.default)
 def _view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same shape: how DTensor gives a tensor away."""
+    """The same shape: how DTensor gives a tensor away, to those who want slices of a chunk."""
     t, size = args
-    return alias(t) if type(t) is StowedTensor and tuple(size) == tuple(t.shape) else NotImplemented
+    if type(t) is not StowedTensor or tuple(size) != tuple(t.shape):
+        return NotImplemented
+    given = alias(t)
+    given._prepared = None
+    return given
 
 
 @op(torch.ops.c10d.broadcast_.default)
@@ -156,6 +167,12 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if any(not torch.equal(octets(a), octets(b)) for a, b in zip(before, parts, strict=False)):
             weight._origin.written()
     return tensors, work
+
+
+@op(torch.ops._c10d_functional.all_gather_into_tensor.default)
+def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a chunk: nobody has told which."""
+    raise not_prepared(source(args[0])[0])
 
 
 enter_autograd_wrapper()

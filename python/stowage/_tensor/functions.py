@@ -18,7 +18,6 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from stowage._ops import _torch, library
 from stowage._ops.errors import Unsupported, translated
 from stowage._tensor import autograd, writes
-from stowage._tensor.frames import module_of, nearest
 from stowage._tensor.products import linear
 from stowage._tensor.products.linear import rounds_twice, strides_count
 from stowage._tensor.stowed import MATRIX_DTYPES, Matrix, StowedTensor
@@ -250,22 +249,6 @@ def _move(held: Tensor, values: Tensor) -> Any:
 @function(Tensor.data.__set__)  # type: ignore[attr-defined]
 def _set_data(into: Tensor, values: Tensor) -> Any:
     return writes.set_data(into, values)
-
-
-_COPIERS = {f"torch.nn.parallel.{name}" for name in ("replicate", "comm", "_functions")}
-
-
-@function(torch.is_complex, Tensor.is_complex)
-def _is_complex(input: Tensor) -> bool:
-    """DataParallel asks this of each weight, on its way to copying memory that is not there."""
-    if not _compiling():
-        asker = nearest("torch.nn.parallel.")
-        if asker is not None and module_of(asker) in _COPIERS:
-            raise Unsupported(
-                "stowage: nn.DataParallel and replicate() copy plain parameters to each device and "
-                "cannot copy stowed ones; run one process for each device"
-            )
-    return False
 
 
 @function(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)

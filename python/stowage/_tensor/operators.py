@@ -100,7 +100,7 @@ def _to_copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # Parts keep their own dtypes and their one legal layout.
     where = {k: v for k, v in kwargs.items() if k in ("device", "pin_memory", "non_blocking")}
     moved = t._like([called(part, **where) for part in t._parts()], dtype=dtype)
-    moved._stays, moved._plain = t._stays, t._plain
+    moved._stays, moved._plain, moved._prepared = t._stays, t._plain, t._prepared
     moved._origin = t._origin and t._origin.at(moved.device)
     return moved
 

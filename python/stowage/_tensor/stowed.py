@@ -27,6 +27,7 @@ MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear co
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OWN = frozenset(
     {"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_carried", "_origin"}
+    | {"_prepared"}
 )
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
@@ -81,6 +82,7 @@ class StowedTensor(Tensor):
     _trail: tuple[Any, ...] = ()  # ... and the view ops that lead here (views.Step)
     _of: "StowedTensor | None" = None  # what this is an alias of, through detach() or .data
     _carried: Mapping[str, Any] | None = None  # notes of others, for the next alias alone
+    _prepared: str | None = None  # by sharding.prepare: its name; chunks are rows that travel
     _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(
@@ -214,7 +216,7 @@ class StowedTensor(Tensor):
         memo[id(self)] = result
         result.requires_grad_(self.requires_grad)  # before it is known for a parameter
         result.__dict__.update(copy.deepcopy(self._extras(), memo))
-        result._origin = copy.deepcopy(self._origin, memo)
+        result._origin, result._prepared = copy.deepcopy(self._origin, memo), self._prepared
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result

@@ -170,6 +170,8 @@ def alias(t: StowedTensor) -> StowedTensor:
     def make() -> StowedTensor:
         result = wrap(t._parts(), t._storage, t.shape, t._dt, t._exact, offset=t.storage_offset())
         result._root, result._trail, result._origin = t._root, t._trail, t._origin
+        if t._prepared is not None:
+            result._prepared = t._prepared
         result._of = t if t._of is None else t._of
         if t._plain:
             result._plain = True

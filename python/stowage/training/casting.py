@@ -20,7 +20,6 @@ from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.beginning import put
-from stowage._shard.collectives import groups_of
 from stowage._shard.fragments import (
     Fragment,
     amax_count,
@@ -31,6 +30,7 @@ from stowage._shard.fragments import (
     rows_fragment,
     whole_parts,
 )
+from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
 from stowage._tensor.requantize import Change
 from stowage._tensor.stowed import StowedTensor

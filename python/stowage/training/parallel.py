@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, Unsupported
-from stowage._shard.collectives import shard_dim
 from stowage._shard.describing import is_spread
+from stowage._shard.groups import shard_dim
 from stowage.training.cutting import Cut
 from stowage.training.gathered import Float8Weight
 from stowage.training.linear import linear

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
-from stowage._shard.collectives import groups_of
+from stowage._shard.groups import groups_of
 from stowage.training import history
 from stowage.training.layers import Layer, Stamp, Watched, watched
 from stowage.training.recipes import amax_of, amaxes, tensor_scale

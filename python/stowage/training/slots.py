@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.stochastic import key_of
-from stowage._shard.collectives import groups_of
+from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
 from stowage.training.casting import Job
 from stowage.training.init.kept import origin_of
@@ -121,7 +121,7 @@ def _counted(parameter: Any, name: str) -> Origin:
     """An origin that keeps nothing, so that writes are counted."""
     local, made = _torch.local_of(parameter), Origin(Terms(False), Home(), name)
     if isinstance(local, StowedRows):
-        local._kept[0] = made
+        local._place.origin = made
     else:
         local._origin = made
     return made

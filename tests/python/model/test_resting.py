@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from sharding_modes import copied_in_cpp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -80,8 +81,15 @@ def test_quantized_modules_have_nothing_to_stow() -> None:
 def test_replicas_are_refused_by_name() -> None:
     model = linear()
     stowage.stow(model, "int8")
-    with pytest.raises(stowage.Unsupported, match="DataParallel and replicate"):
+    refused = pytest.raises(stowage.Unsupported, match="DataParallel and replicate")
+    with refused, copied_in_cpp():
         nn.parallel.replicate(model, [0], detach=True)
+    for parallel in (nn.DataParallel(model), nn.DataParallel(model[0])):
+        parallel.device_ids = [0]
+        parallel.module(torch.ones(1, 16))
+        parallel.device_ids = [0, 1]
+        with refused:
+            parallel(torch.ones(1, 16))
     assert not model[0].weight.is_complex() and not torch.is_complex(model[0].weight)
 
 

@@ -31,10 +31,10 @@ def test_pieces_on_two_dimensions_of_a_mesh(tmp_path: Path) -> None:
     cases += [("nf4", (2, 2), False, SIZES, None), ("nf4:nested", (2, 2), True, LARGE, COLUMNS)]
     cases += [("int8:row", (2, 2), True, (34, 12, 5), None)]  # uneven rows
     columns, nested, block, group, master = check(4, cases, tmp_path)
-    assert "weight of down: a resting weight can be sharded along dim 1 only where" in columns
+    assert "down.weight: a resting weight can be sharded along dim 1 only where" in columns
     assert "must have whole blocks of 64 columns, got 48" in columns
     assert "scales of scales run on across rows; use Shard(0)" in nested
-    assert "weight of Linear: rows 3 to 5 of a resting weight" in block
+    assert "up.weight: rows 3 to 5 of a resting weight" in block
     assert "must begin with a block of 64, got element 99" in block
     assert "from_masters: 0: must have all of its columns here" in master
     assert "must begin with a group of 256 block scales, got block 64" in group

@@ -125,7 +125,7 @@ def test_a_model_of_many_storages_and_trainable_weights() -> None:
 @pytest.mark.parametrize(
     ("world", "kind", "text"),
     [
-        (4, "int", "reshard_after_forward must be True or False.*sharded already.*model again"),
+        (4, "int", "^stowage: .*Block: reshard_after_forward must be True or False"),
         (2, "dim1", r"sharded along dim 0.*got Shard\(1\).*sharded already.*model again"),
         (2, "unequal", "0.up.base.weight: must rest in process 1 as in 0"),
     ],

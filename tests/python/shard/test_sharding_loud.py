@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import stowage
 from stowage import sharding
-from stowage._shard import callers, sharding_calls
+from stowage._shard import sharding_calls
 from stowage.training import convert_float8, init_value, quantized_init
 
 
@@ -33,8 +33,8 @@ def mesh() -> Iterator[Any]:
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch whose sharding code has other names, which nobody noticed."""
-    monkeypatch.setattr(callers, "_SHARDS", ("torch.distributed.elsewhere.",))
+    """A torch that makes room for shards in another way: operators that are not answered."""
+    monkeypatch.setattr(sharding_calls, "_may_be_sharded", lambda: False)
 
 
 def rests(storage: str = "nf4") -> Any:
@@ -77,46 +77,107 @@ def test_check_passes_what_rests_and_what_was_unstowed(mesh: Any) -> None:
         sharding.check(each)
 
 
-@pytest.mark.parametrize("library", ["fsdp", "tensor"])
-def test_a_torch_without_the_known_names_is_refused(
-    mesh: Any, unknown: None, monkeypatch: pytest.MonkeyPatch, library: str
-) -> None:
-    key = f"torch.distributed.{library}."
-    ((module, name),) = callers._KNOWN[key]
-    monkeypatch.setitem(callers._KNOWN, key, ((module, f"{name}_of_old"),))
-    callers._missing.cache_clear()
-    model = rests()
-    try:
-        with pytest.raises(stowage.Unsupported, match=rf"has no {module}\.{name}_of_old, by which"):
-            if library == "fsdp":
-                fully_shard(model, mesh=mesh)
-            else:
-                distribute_tensor(model[0].weight, mesh, [Shard(0)])
-    finally:
-        callers._missing.cache_clear()
-    assert type(model[0].weight) is stowage.StowedTensor
-
-
-def test_room_that_is_not_known_for_what_it_is(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding_calls, "rows_that_fit", lambda *sizes: None)
-    model = rests()
-    with pytest.raises(stowage.Unsupported, match=r"must make room .*plain memory \[32, 64\]"):
-        fully_shard(model, mesh=mesh)
-    assert type(model[0].weight) is stowage.StowedTensor
-
-
-def test_the_known_names_are_there() -> None:
-    assert [callers._missing(library) for library in callers._KNOWN] == ["", ""]
+PREPARE = r"call stowage\.sharding\.prepare\(model\) before parallelize_module or distribute_tensor"
 
 
 @pytest.mark.parametrize(
     ("storage", "what"),
     [("nf4", "a slice"), ("nf4:block64:nested", r"plain torch\.float32 values")],
 )
-def test_tensor_parallelism_that_was_not_known_changes_no_module(storage: str, what: str) -> None:
-    for text in on_ranks(2, sharding_modes.unknown_plan, storage):
-        wanted = rf"weight of Linear rests as {storage}.* got a DTensor of {what} \[20, 64\]"
-        assert re.search(wanted, text), text
+def test_tensor_parallelism_must_be_prepared_for(storage: str, what: str) -> None:
+    """By an error in each process, also where torch sends nothing, and modules stay as they are."""
+    dense = rf"weight of Linear rests as {storage}.* got a DTensor of "
+    early = rf"must be prepared before it is distributed, got \[20, 64\] as {storage}"
+    columns = r"plain torch\.float32 values \[40, 32\]"
+    wanted = [early, rf"{dense}{what} \[20, 64\]", dense + columns, dense + columns, early]
+    for *texts, replicated, gathered in on_ranks(2, sharding_modes.not_prepared, storage):
+        assert ("nested" in storage) == (gathered == "gathered")  # of plain values
+        for text, want in zip(texts, wanted, strict=True):
+            assert re.search(rf"{want}.*; {PREPARE}", text), text
+        assert replicated == "distributed"  # the whole weight rests, in each process
+
+
+def test_prepare_takes_modules_and_weights(mesh: Any) -> None:
+    model = rests()
+    assert sharding.prepare(model) is model
+    weight = stowage.quantize(torch.ones(8, 64), "nf4")
+    spread: Any = distribute_tensor(sharding.prepare(weight), mesh, [Shard(0)])
+    assert isinstance(spread._local_tensor, sharding.StowedRows)
+    with pytest.raises(stowage.InvalidArgument, match="a module or a resting weight, got list"):
+        sharding.prepare([weight])  # type: ignore[type-var]
+
+
+def test_what_is_prepared_stays_so_and_computes_as_before(mesh: Any) -> None:
+    model, x = rests(), torch.linspace(-1, 1, 64)
+    want = model(x)
+    sharding.prepare(model)
+    stowage.fallbacks(clear=True)
+    for each in (model, copy.deepcopy(model), model.to(torch.float32)):
+        assert torch.equal(each(x), want) and not stowage.fallbacks()
+        assert all(isinstance(p, sharding.StowedRows) for p in each[0].weight.chunk(2))
+    given: Any = distribute_tensor(model[0].weight, mesh, [Shard(0)]).full_tensor()
+    assert all(type(piece) is stowage.StowedTensor for piece in given.chunk(2))
+    again: Any = distribute_tensor(model[0].weight, mesh, [Replicate()])
+    assert isinstance(again.redistribute(placements=[Shard(0)])._local_tensor, sharding.StowedRows)
+
+
+def test_room_reads_as_zeros_and_takes_rows_of_its_weight_alone(mesh: Any) -> None:
+    weight, other = rests()[0].weight, rests()[0].weight
+    room = weight.new_zeros(3, 64)
+    assert isinstance(room, sharding.StowedRows)
+    assert torch.equal(room + 1, torch.ones(3, 64))
+    for write in (
+        lambda: room.add_(1),
+        lambda: room[0].fill_(1),
+        lambda: room[:, :3].zero_(),
+        lambda: room.view(-1)[:3].zero_(),
+        lambda: room.copy_(torch.ones(3, 64)),
+        lambda: room.copy_(other[:3]),
+        lambda: room.copy_(weight.t()[:3, :3]),
+        lambda: room.copy_(weight[::2][:3]),
+    ):
+        with pytest.raises(stowage.StowageError, match=r"take torch\.zeros for plain memory"):
+            write()
+    room.copy_(weight[5:8])
+    assert room.first == 5 and torch.equal(room.dequantize(), weight.dequantize()[5:8])
+
+
+@pytest.mark.parametrize("size", [(33, 64), (3, 65), (64,), (32, 8, 8), (0,), (5, 32)])
+def test_other_memory_is_plain(mesh: Any, size: tuple[int, ...]) -> None:
+    made = rests()[0].weight.new_zeros(size)
+    assert type(made) is torch.Tensor and torch.equal(made, torch.zeros(size))
+    typed = rests()[0].weight.new_zeros(3, 64, dtype=torch.float32)
+    assert type(typed) is torch.Tensor
+
+
+def test_rows_by_any_view_of_them(mesh: Any) -> None:
+    """Whatever way leads to consecutive rows: slices that rest, views, a slice's slice."""
+    for storage in ("nf4", "nf4:block64:nested", "f8_e4m3:row", "f8_e4m3", "int8:block16"):
+        weight = stowage.quantize(torch.randn(24, 33 if storage != "int8:block16" else 32), storage)
+        records = sharding_calls.rows_of(weight, 0, 24).records
+        for held in (weight, nn.Parameter(weight, False)):
+            for values, first in (
+                (held[4:9], 4),
+                (held.narrow(0, 4, 9)[3:5], 7),
+                (held.split(8)[2], 16),
+                (held.detach().view(24, -1)[23:], 23),
+                (held.t().t()[1:4], 1),
+                (held, 0),
+            ):
+                room: Any = held.new_zeros(values.shape)
+                room.copy_(values)
+                assert room.first == first
+                assert torch.equal(room.records, records[first : first + len(values)])
+
+
+def test_a_slice_as_a_parameter_is_sharded_by_its_own_rows(mesh: Any) -> None:
+    whole = stowage.quantize(torch.randn(32, 64), "nf4")
+    model = nn.Sequential(nn.Linear(64, 16, bias=False).requires_grad_(False))
+    model[0].weight = nn.Parameter(whole[16:], False)
+    want = model[0].weight.dequantize()
+    fully_shard(model, mesh=mesh)
+    rows: Any = model[0].weight
+    assert rows._local_tensor.first == 0 and torch.equal(rows.full_tensor().dequantize(), want)
 
 
 def test_a_dense_dtensor_takes_no_place_of_a_resting_weight(mesh: Any) -> None:
@@ -140,7 +201,8 @@ def test_plain_values_take_no_place_of_a_float8_weight(mesh: Any) -> None:
 
 def test_rows_are_refused_along_columns(mesh: Any) -> None:
     both = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(rests("int8:row"), both["tp"], {"0": ColwiseParallel()})
+    model = sharding.prepare(rests("int8:row"))
+    parallelize_module(model, both["tp"], {"0": ColwiseParallel()})
     with pytest.raises(stowage.Unsupported, match=r"rows of .* along dim 0, got Shard\(1\)"):
         fully_shard(model[0], mesh=both["dp"], shard_placement_fn=lambda _: Shard(1))
 

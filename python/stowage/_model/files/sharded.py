@@ -23,7 +23,7 @@ from stowage._model.weights import Inventory
 from stowage._ops import _torch
 from stowage._ops.errors import BadFile, InvalidArgument
 from stowage._ops.memory import octets
-from stowage._shard.collectives import shard_dim
+from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import join_columns, take_columns
 from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stowage._model.resting.beside import Kept, keep
 from stowage._ops import _torch
@@ -59,7 +59,7 @@ class Origin:
         self._value: Tensor | None = None  # exact, also while it is being initialised
         self._file: Kept | None = None
         self.is_finite, self._lent = True, False
-        self.group: Any = None  # of the processes that have the other rows
+        self._owner: tuple[weakref.ref[nn.Module], str] | None = None
         self.share = 0  # elements of the process that has most of them
         self._made_for: Any = None
         self._join(terms, home)
@@ -68,6 +68,18 @@ class Origin:
         self.terms, self.home = terms, home
         terms.origins.add(self)
         home.origins.add(self)
+
+    # --- whose it is ---
+
+    def owner(self) -> tuple[nn.Module | None, str]:
+        """The module that holds the weight, and its name there."""
+        if self._owner is None:
+            return None, ""
+        module, name = self._owner
+        return module(), name
+
+    def owned_by(self, module: nn.Module, name: str) -> None:
+        self._owner = weakref.ref(module), name
 
     # --- who has it ---------------------------------------------------------------------------
 
@@ -184,23 +196,23 @@ class Origin:
         """Of the same weight in new memory without values, as `to_empty` gives it."""
         made = _bare(self)
         made.state = UNSET if self.terms.keeps else ABSENT
-        made._made_for, made.group, made.share = weakref.ref(self), self.group, self.share
+        made._made_for, made.share = weakref.ref(self), self.share
         return made
 
-    def was_made_for(self, other: Origin) -> bool:
-        """Whether it is that of memory which is to hold the weight of `other`."""
-        return self._made_for is not None and self._made_for() is other
+    def made_for(self) -> Origin | None:
+        """That of the weight which the memory of this one is to hold."""
+        return self._made_for and self._made_for()
 
     def at(self, device: torch.device) -> Origin:
         """Of the weight on another device: the same; on meta, where nothing has values, unset."""
         return self.unset() if device.type == "meta" else self
 
-    def of_rows(self, first: int, last: int, group: Any = None, share: int = 0) -> Origin:
-        """Of rows [first, last), which one process of `group` has: with a value of its own. `share`
-        is the number of elements that the process has which has most."""
+    def of_rows(self, first: int, last: int, share: int = 0) -> Origin:
+        """Of rows [first, last), which one process has: with a value of its own. `share` is the
+        number of elements that the process has which has most."""
         made = _bare(self)
         made.state, made._why = self.state, self._why
-        made.group, made._made_for, made.share = group, weakref.ref(self), share
+        made._made_for, made.share = weakref.ref(self), share
         if self.state == KEPT:
             value = self.get()[first:last].clone()
             made.place, made.reserved = self.place, value.nbytes
@@ -210,6 +222,9 @@ class Origin:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         made = _bare(self, copy.deepcopy(self.home, memo))
+        module, name = self.owner()
+        if module is not None and id(module) in memo:  # which is being copied around it
+            made.owned_by(memo[id(module)], name)
         made.state, made._why, made.writes = self.state, self._why, self.writes
         made.place, made.reserved = self.place, self.reserved
         made._file = self._file
@@ -230,7 +245,7 @@ def _bare(like: Origin, home: Home | None = None) -> Origin:
     made.name, made.place, made.reserved, made.writes = like.name, like.place, 0, 0
     made.state, made._why = ABSENT, ""
     made._value, made._file, made.is_finite, made._lent = None, None, True, False
-    made.group, made._made_for, made.share = None, None, 0
+    made._made_for, made.share, made._owner = None, 0, like._owner
     made._join(like.terms, like.home if home is None else home)
     return made
 
