@@ -242,11 +242,4 @@ def not_prepared(storage: str) -> list[str]:
             texts.append("distributed")
         except stowage.Unsupported as error:
             texts.append(str(error))
-    weight = _rests(storage).up.weight
-    spread = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
-    try:
-        spread.full_tensor()
-        texts.append("gathered")
-    except stowage.Unsupported as error:
-        texts.append(str(error))
     return texts

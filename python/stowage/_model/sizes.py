@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from stowage._ops.errors import InvalidArgument
-from stowage._shard.describing import local_of
+from stowage._shard.describing import values_of
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.views import StowedView
@@ -32,7 +32,7 @@ def nbytes(of: Tensor | nn.Module) -> int:
 def memory(tensor: Tensor) -> list[Tensor]:
     """What a tensor is made of: codes and scales, or itself; of one that is spread over processes
     what this one holds."""
-    tensor = local_of(tensor)
+    tensor = values_of(tensor)
     if isinstance(tensor, StowedRows):
         return [tensor._records, *tensor._shared()]
     weight = tensor._weight if isinstance(tensor, StowedView) else tensor

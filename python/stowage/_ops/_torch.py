@@ -198,7 +198,10 @@ def fsdp_state(module: nn.Module) -> Any:
 
 
 def fsdp_groups(state: Any) -> list[Any]:
-    """What FSDP2 gathers together: torch 2.11 has at most one group, later ones any number."""
+    """What FSDP2 gathers together: torch 2.11 has at most one group, later ones any number. Without
+    a state nothing is."""
+    if state is None:
+        return []
     if not hasattr(state, "_fsdp_param_groups") and hasattr(state, "_fsdp_param_group"):
         return [state._fsdp_param_group] if state._fsdp_param_group else []
     return list(_param_groups(state))

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from stowage._ops import _torch
+from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
 from stowage._shard.pieces import is_tagged, join_columns, tagged
-from stowage._shard.row_operators import not_prepared, together
+from stowage._shard.row_operators import PREPARE, together
 from stowage._shard.rows import StowedRows
 from stowage._tensor.tables import row_op
 
@@ -77,7 +78,11 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Records from one process to each; the shared parts of that process to all."""
     outputs, inputs, group, root, is_async, *rest = args
     if any(rows._place.room is not None for rows in outputs):
-        raise not_prepared(outputs[0])
+        weight = f"{list(outputs[0].shape)} as {outputs[0].storage}"
+        raise Unsupported(
+            f"stowage: a resting weight must be prepared before it is distributed, got {weight}; "
+            + PREPARE
+        )
     for part in (part for rows in outputs for part in rows._shared()):
         c10d.broadcast_([octets(part)], group, root, 0, False, *rest)
     records = [rows._records for rows in outputs]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._shard.groups import shard_dim
-from stowage._shard.resharding import groups_of
 from stowage._shard.rows import StowedRows
 
 
@@ -29,8 +28,8 @@ def is_spread(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    """What this process holds: of a DTensor its local tensor, of fp8 training the plain values."""
+def values_of(tensor: Tensor) -> Tensor:
+    """What files hold of it here: of a DTensor the local tensor, of fp8 training plain values."""
     local: Any = _torch.local_of(tensor)
     return getattr(local, "plain_value", local)
 
@@ -40,7 +39,7 @@ def wire_dtypes(model: nn.Module) -> dict[int, torch.dtype]:
     return {
         id(held.sharded_param): held.mp_policy.param_dtype
         for module in model.modules()
-        for group in groups_of(module)
+        for group in _torch.fsdp_groups(_torch.fsdp_state(module))
         for held in group.fsdp_params
         if held.mp_policy.param_dtype is not None
     }
@@ -48,7 +47,7 @@ def wire_dtypes(model: nn.Module) -> dict[int, torch.dtype]:
 
 def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
     """`dtypes` are those of `wire_dtypes`."""
-    local = local_of(tensor)
+    local = values_of(tensor)
     if not is_spread(tensor):
         return Piece(local, "whole", None, None)
     spread: Any = tensor

@@ -2,7 +2,6 @@
 """`reshard_after_forward` as an int, impossible in FSDP2 for weights that say what travels."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import nn
 
@@ -27,7 +26,7 @@ def check_resharding() -> None:
     if problems := _problems((type(module).__name__, module) for module in modules):
         raise Unsupported("stowage: " + "; ".join(problems))
     for module in modules:
-        for group in groups_of(module):
+        for group in _torch.fsdp_groups(_torch.fsdp_state(module)):
             for parameter in group.fsdp_params:
                 place = getattr(_torch.sharded_local_tensor(parameter), "_place", None)
                 if place is not None:
@@ -37,15 +36,9 @@ def check_resharding() -> None:
 def _problems(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
     problems = []
     for name, module in modules:
-        for group in groups_of(module):
+        for group in _torch.fsdp_groups(_torch.fsdp_state(module)):
             parts = (_torch.sharded_local_tensor(parameter) for parameter in group.fsdp_params)
             own = any(hasattr(part, "fsdp_pre_all_gather") for part in parts)
             if own and _torch.use_post_forward_mesh(group):
                 problems.append(f"{name or type(module).__name__}: {RESHARD}")
     return problems
-
-
-def groups_of(module: nn.Module) -> list[Any]:
-    """What FSDP2 gathers together for this module."""
-    state = _torch.fsdp_state(module)
-    return [] if state is None else _torch.fsdp_groups(state)

@@ -304,14 +304,6 @@ def _rows_at(values: Packed, into: StowedRows) -> Tensor:
     return rows
 
 
-def not_prepared(weight: StowedTensor | StowedRows) -> Unsupported:
-    shape, storage = list(weight.shape), weight.storage
-    return Unsupported(
-        "stowage: a resting weight must be prepared before it is distributed, got "
-        f"{shape} as {storage}; {PREPARE}"
-    )
-
-
 def refuse_columns(memory: Tensor) -> None:
     """Raises Unsupported where FSDP2 copies columns into memory that a weight has made for them."""
     if (asked := getattr(memory.untyped_storage(), COLUMNS, None)) is not None:

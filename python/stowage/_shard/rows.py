@@ -283,6 +283,14 @@ class StowedRows(Tensor):
         return tables.dispatch(func, args, kwargs or {}, tables.ROW_OPS)
 
 
+RESTING = (StowedTensor, StowedRows)
+
+
+def rests(tensor: Any) -> bool:
+    """Whether it is a resting weight, whole or in rows, or a DTensor of one."""
+    return isinstance(_torch.local_of(tensor), RESTING)
+
+
 def rows_of(
     weight: StowedTensor, first: int, last: int, misfit: tuple[int, int] | None = None
 ) -> StowedRows:

@@ -18,7 +18,7 @@ from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
 from stowage._shard.collectives import enter_autograd_wrapper
 from stowage._shard.pieces import columns_misfit, columns_of, rows_misfit
-from stowage._shard.row_operators import COLUMNS, empty_rows, not_prepared, refuse_columns
+from stowage._shard.row_operators import COLUMNS, empty_rows, refuse_columns
 from stowage._shard.rows import Room, StowedRows, rows_of
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.tables import earlier_op, op
@@ -167,12 +167,6 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if any(not torch.equal(octets(a), octets(b)) for a, b in zip(before, parts, strict=False)):
             weight._origin.written()
     return tensors, work
-
-
-@op(torch.ops._c10d_functional.all_gather_into_tensor.default)
-def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a chunk: nobody has told which."""
-    raise not_prepared(source(args[0])[0])
 
 
 enter_autograd_wrapper()

@@ -31,7 +31,7 @@ from stowage._shard.fragments import (
     whole_parts,
 )
 from stowage._shard.groups import groups_of
-from stowage._shard.rows import StowedRows
+from stowage._shard.rows import StowedRows, rests
 from stowage._tensor.requantize import Change
 from stowage._tensor.stowed import StowedTensor
 
@@ -60,11 +60,6 @@ class Job(NamedTuple):
         shape, storage = tuple(self.weight.shape), self.weight._storage
         values = values.detach().to(torch.float32).contiguous()
         return Fragment(storage, shape, self.start or 0, values, self.start is None)
-
-
-def rests(tensor: Any) -> bool:
-    """Whether a parameter is a resting weight, whole or in rows."""
-    return isinstance(_torch.local_of(tensor), (StowedTensor, StowedRows))
 
 
 def from_masters(

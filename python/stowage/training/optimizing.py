@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from stowage._ops.errors import InvalidArgument
-from stowage.training.casting import cast, rests
+from stowage._shard.rows import rests
+from stowage.training.casting import cast
 from stowage.training.slots import CASTS, MASTER, Slot, slot_of
 
 ROUNDING = ("nearest", "stochastic")

@@ -31,7 +31,7 @@ from stowage._model.weights import Held, Inventory
 from stowage._model.writing import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
 from stowage._ops.errors import FileError, raise_problems
-from stowage._shard.describing import is_spread, local_of
+from stowage._shard.describing import is_spread, values_of
 from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
 
@@ -229,7 +229,7 @@ def together(inventory: Inventory) -> list[Held]:
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     spread: Any = tensor
-    return local_of(spread.full_tensor() if is_spread(tensor) else tensor)
+    return values_of(spread.full_tensor() if is_spread(tensor) else tensor)
 
 
 def by_the_first(spread: bool, write: Callable[[], T]) -> T | None:

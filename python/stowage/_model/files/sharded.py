@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose resting weights are spread over processes: checks, and checkpoints of
-`torch.distributed.checkpoint` that hold plain named tensors. Nothing here need be called to shard a
-model: `fully_shard` and `distribute_tensor` take resting weights as they are. docs/sharding.md."""
+`torch.distributed.checkpoint` that hold plain named tensors. A model is sharded by torch's own
+`fully_shard`, and after `prepare` by its DTensor. docs/sharding.md."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from stowage._model.files.save import reshard
 from stowage._model.weights import Inventory
 from stowage._ops import _torch
-from stowage._ops.errors import BadFile, InvalidArgument
+from stowage._ops.errors import BadFile, raise_problems
 from stowage._ops.memory import octets
 from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import join_columns, take_columns
 from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened
 from stowage._shard.resharding import reshard_problems
-from stowage._shard.rows import StowedRows, rows_of
+from stowage._shard.rows import RESTING, StowedRows, rows_of
 from stowage._tensor.stowed import StowedTensor
 
 __all__ = ["StowedRows", "check", "load", "save", "state_dict"]
@@ -42,22 +42,24 @@ def check(model: nn.Module) -> None:
     Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, where
     a weight that was stowed is spread as plain values, or where one rests in another form, shape or
     with other shared parts than in process 0."""
+    mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
+    problems, every = _problems(model, mine)
+    for rank, facts in enumerate(every):
+        for name in sorted(every[0].keys() | facts.keys()):
+            if (want := every[0].get(name)) != (got := facts.get(name)):
+                problems.append(f"{name}: must rest in process {rank} as in 0, {want}, got {got}")
+    raise_problems("stowage.sharding.check", problems)
+
+
+def _problems(model: nn.Module, facts: Any = None) -> tuple[list[str], list[Any]]:
+    """Of what travels otherwise than it was stowed, in any process; and the facts of each."""
     reshard(model)
-    problems = reshard_problems(model) + widened(model)
+    mine = (reshard_problems(model) + widened(model), facts)
+    every: list[Any] = [mine]
     if dist.is_initialized():
-        mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, (problems, mine))
-        problems = sorted({problem for theirs, _ in every for problem in theirs})
-        first = every[0][1]
-        for rank, (_, facts) in enumerate(every):
-            for name in sorted(first.keys() | facts.keys()):
-                if (want := first.get(name)) != (got := facts.get(name)):
-                    problems.append(
-                        f"{name}: must rest in process {rank} as in 0, {want}, got {got}"
-                    )
-    if problems:
-        raise InvalidArgument("stowage.sharding.check: " + "\n  ".join(problems))
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+    return sorted({text for texts, _ in every for text in texts}), [facts for _, facts in every]
 
 
 def _facts(tensor: StowedRows | StowedTensor) -> tuple[Any, ...]:
@@ -77,7 +79,7 @@ def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
 def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
     reshard(model)
     every = {held.name: _torch.local_of(held.tensor) for held in Inventory(model).written}
-    return {n: t for n, t in every.items() if isinstance(t, (StowedRows, StowedTensor))}
+    return {n: t for n, t in every.items() if isinstance(t, RESTING)}
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -93,12 +95,11 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
     tensor parallelism has cut: the records of their whole rows are put together here.
     Raises InvalidArgument where a weight that was stowed is spread as plain values."""
     reshard(model)
-    if problems := widened(model):
-        raise InvalidArgument("stowage.sharding: " + "\n  ".join(problems))
+    raise_problems("stowage.sharding.state_dict", widened(model))
     state: dict[str, Tensor] = {}
     for held in Inventory(model).written:
         local = _torch.local_of(held.tensor)
-        if not isinstance(local, (StowedRows, StowedTensor)):
+        if not isinstance(local, RESTING):
             state[held.name] = held.tensor.detach()
             continue
         rows = _as_rows(local)
@@ -164,7 +165,9 @@ def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it.
 
-    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
+    Raises InvalidArgument, the same in each process, where `check` would say of one that it cannot
+    work. Processes may hold different models."""
+    raise_problems("stowage.sharding.save", _problems(model)[0])
     write_state(state_dict(model), checkpoint_id=folder)
 
 

@@ -17,12 +17,11 @@ from stowage._model.resting.masters import state_of
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory
-from stowage._shard.describing import local_of, piece_of, wire_dtypes
-from stowage._shard.rows import StowedRows
+from stowage._shard.describing import piece_of, wire_dtypes
+from stowage._shard.rows import RESTING, rests
 from stowage._tensor.operators import fallbacks
 from stowage._tensor.stowed import StowedTensor
 
-RESTING = (StowedTensor, StowedRows)
 _MEMORIES = "_stowage_memories"  # attribute of a module: its parameter's name -> _Memory
 
 
@@ -120,7 +119,7 @@ def remember(
 
 
 def _recall(held: Held) -> tuple[str, Loss | None]:
-    site, resting = held.sites[0], isinstance(local_of(held.tensor), RESTING)
+    site, resting = held.sites[0], rests(held.tensor)
     known: _Memory | None = site.module.__dict__.get(_MEMORIES, {}).get(site.attribute)
     if known is None or (known.stamp is not None) != resting:
         return "", None
