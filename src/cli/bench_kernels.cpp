@@ -25,10 +25,10 @@ class Weights {
       const bool scales = part.dtype == Dtype::f32;
       std::size_t& used = scales ? scale_bytes : code_bytes;
       WarmBytes& pool = scales ? memory.scales : memory.codes;
-      places_.push_back({static_cast<char*>(pool.data()) + used, 0, scales});
+      copies_.push_back({static_cast<char*>(pool.data()) + used, 0, scales});
       used += static_cast<std::size_t>(part.bytes + 63) / 64 * 64;
     }
-    for (Place& place : places_) place.stride = place.scales ? scale_bytes : code_bytes;
+    for (Copy& copy : copies_) copy.stride = copy.scales ? scale_bytes : code_bytes;
     count_ = memory.codes.size() / code_bytes;
     if (scale_bytes != 0) count_ = std::min(count_, memory.scales.size() / scale_bytes);
   }
@@ -36,20 +36,20 @@ class Weights {
   std::int64_t bytes() const noexcept { return layout_.bytes(); }
   const Storage& storage() const noexcept { return storage_; }
   /// The first weight's parts.
-  std::vector<void*> places() const {
-    std::vector<void*> places;
-    for (const Place& place : places_) places.push_back(place.first);
-    return places;
+  std::vector<void*> firsts() const {
+    std::vector<void*> firsts;
+    for (const Copy& copy : copies_) firsts.push_back(copy.first);
+    return firsts;
   }
   Weight next() {
     const std::size_t at = next_++ % count_;
     std::vector<const void*> parts;
-    for (const Place& place : places_) parts.push_back(place.first + at * place.stride);
+    for (const Copy& copy : copies_) parts.push_back(copy.first + at * copy.stride);
     return {storage_, shape_, parts};
   }
 
  private:
-  struct Place {
+  struct Copy {
     char* first;
     std::size_t stride;
     bool scales;
@@ -57,7 +57,7 @@ class Weights {
   Storage storage_;
   Shape shape_;
   Layout layout_;
-  std::vector<Place> places_;
+  std::vector<Copy> copies_;
   std::size_t count_, next_ = 0;
 };
 
@@ -95,7 +95,7 @@ BenchCase quantize_case(const char* storage, BenchMemory& memory, Executor& exec
           executor.threads(),
           [=, &memory, &executor] {
             quantize_into(memory.values.data(), kDtype, shape, weights->storage(),
-                          weights->places(), {.executor = &executor});
+                          weights->firsts(), {.executor = &executor});
           }};
 }
 

@@ -43,19 +43,19 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
-std::string_view module_name(const Item& item) { return module_path(item.source.name); }
+std::string_view module_name(const Packing& packing) { return module_path(packing.item.name); }
 
-void check_storages(const std::vector<Item>& items) {
-  const Item* first = nullptr;
-  for (const Item& item : items) {
-    if (!item.packed()) continue;
-    const std::string found = item.source.name + " as " + to_string(item.storage);
-    if (describe(item.storage).file != FileForm::quant_state)
+void check_storages(const std::vector<Packing>& packings) {
+  const Packing* first = nullptr;
+  for (const Packing& packing : packings) {
+    if (!packing.packed()) continue;
+    const std::string found = packing.item.name + " as " + to_string(packing.storage);
+    if (describe(packing.storage).file != FileForm::quant_state)
       throw UsageError("--for bitsandbytes: storages must be nf4 or fp4, got " + found);
-    if (item.source.shape.rank() != 2 || is_embedding(item.source.name))
+    if (packing.item.shape.rank() != 2 || is_embedding(packing.item.name))
       throw UsageError("--for bitsandbytes: must pack weights of Linear modules, got " + found);
-    if (first == nullptr) first = &item;
-    if (item.storage.codes != first->storage.codes)
+    if (first == nullptr) first = &packing;
+    if (packing.storage.codes != first->storage.codes)
       throw UsageError("--for bitsandbytes: must be all nf4 or all fp4, got both");
   }
   if (first == nullptr) throw UsageError("--for bitsandbytes: must pack a weight, got none");
@@ -63,33 +63,35 @@ void check_storages(const std::vector<Item>& items) {
 
 // Modules that stay plain although transformers would take them for 4-bit ones. lm_head always: it
 // may be tied, and then no tensor of the file shows it.
-std::vector<std::string> skipped_modules(const std::vector<Item>& items) {
+std::vector<std::string> skipped_modules(const std::vector<Packing>& packings) {
   std::vector<std::string> skipped{"lm_head"};
-  for (const Item& item : items) {
-    const std::string& name = item.source.name;
-    if (item.packed() || item.source.shape.rank() != 2 || !name.ends_with(".weight")) continue;
-    if (!is_embedding(name) && module_name(item) != "lm_head")
-      skipped.emplace_back(module_name(item));
+  for (const Packing& packing : packings) {
+    const std::string& name = packing.item.name;
+    if (packing.packed() || packing.item.shape.rank() != 2 || !name.ends_with(".weight")) continue;
+    if (!is_embedding(name) && module_name(packing) != "lm_head")
+      skipped.emplace_back(module_name(packing));
   }
   return skipped;
 }
 
 // transformers skips every module whose path starts or ends with a listed name.
-void check_skips(const std::vector<std::string>& skipped, const std::vector<Item>& items) {
-  for (const Item& item : items)
+void check_skips(const std::vector<std::string>& skipped, const std::vector<Packing>& packings) {
+  for (const Packing& packing : packings)
     for (const std::string& name : skipped)
-      if (item.packed() &&
-          (module_name(item).ends_with(name) || module_name(item).starts_with(name + ".")))
+      if (packing.packed() &&
+          (module_name(packing).ends_with(name) || module_name(packing).starts_with(name + ".")))
         throw Error(Code::unsupported,
                     formatted("--for bitsandbytes: llm_int8_skip_modules cannot name '{}' "
                               "without '{}', which is packed",
-                              name, module_name(item)));
+                              name, module_name(packing)));
 }
 
-Json quantization_config(const std::vector<Item>& items, const std::vector<std::string>& skipped) {
-  const auto packed = std::ranges::find_if(items, &Item::packed);
-  const bool nested = std::ranges::any_of(
-      items, [](const Item& item) { return item.packed() && item.storage.scaling.nested; });
+Json quantization_config(const std::vector<Packing>& packings,
+                         const std::vector<std::string>& skipped) {
+  const auto packed = std::ranges::find_if(packings, &Packing::packed);
+  const bool nested = std::ranges::any_of(packings, [](const Packing& packing) {
+    return packing.packed() && packing.storage.scaling.nested;
+  });
   return {{"_load_in_4bit", true},
           {"_load_in_8bit", false},
           {"bnb_4bit_compute_dtype", torch_name(packed->compute.value_or(Dtype::bf16))},
@@ -115,9 +117,9 @@ void set_dtype(Json& config, std::optional<Dtype> compute) {
 
 std::string text_of(const Json& config) { return config.dump(2) + "\n"; }
 
-std::string config_for_bitsandbytes(const Output& output, const std::vector<Item>& items,
+std::string config_for_bitsandbytes(const Output& output, const std::vector<Packing>& packings,
                                     const PackOptions& options) {
-  check_storages(items);
+  check_storages(packings);
   if (!output.is_folder())
     throw UsageError("--for bitsandbytes: OUT must be a folder, got '" + options.out + "'");
   const auto text = output.config();
@@ -129,26 +131,26 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Item
                                        ": model_type must be one whose layers "
                                        "are Linear, got " +
                                        type);
-  const std::vector<std::string> skipped = skipped_modules(items);
-  check_skips(skipped, items);
+  const std::vector<std::string> skipped = skipped_modules(packings);
+  check_skips(skipped, packings);
   set_dtype(config, options.compute);
-  config["quantization_config"] = quantization_config(items, skipped);
+  config["quantization_config"] = quantization_config(packings, skipped);
   return text_of(config);
 }
 
 }  // namespace
 
-std::optional<std::string> packed_config(const Output& output, const std::vector<Item>& items,
+std::optional<std::string> packed_config(const Output& output, const std::vector<Packing>& packings,
                                          const PackOptions& options) {
-  if (options.for_bitsandbytes) return config_for_bitsandbytes(output, items, options);
+  if (options.for_bitsandbytes) return config_for_bitsandbytes(output, packings, options);
   const auto text = output.config();
   if (!text) return text;
   std::vector<WeightInfo> resting;
-  for (const Item& item : items) {
-    const WeightInfo* const weight = item.source.weight;
-    if (item.packed())
-      resting.push_back({item.source.name, item.storage, item.source.shape, {}, {}});
-    else if (item.action == Item::Action::copy && weight != nullptr)
+  for (const Packing& packing : packings) {
+    const WeightInfo* const weight = packing.item.weight;
+    if (packing.packed())
+      resting.push_back({packing.item.name, packing.storage, packing.item.shape, {}, {}});
+    else if (packing.action == Packing::Action::copy && weight != nullptr)
       resting.push_back({weight->name, weight->storage, weight->shape, {}, {}});
   }
   const std::string said = quantization_config(resting);

@@ -5,9 +5,9 @@
 
 #include "base/formatted.h"
 #include "cli/interrupt.h"
+#include "cli/items.h"
 #include "cli/losses.h"
 #include "cli/progress.h"
-#include "cli/source.h"
 #include "cli/text.h"
 #include "format/legal.h"
 #include "store/policy.h"
@@ -26,7 +26,7 @@ struct Cell {
 };
 
 struct Line {
-  Source source;
+  Item item;
   std::vector<Cell> cells;
 };
 
@@ -36,7 +36,7 @@ struct Total {
   std::size_t refused = 0;
 };
 
-Cell cell(const Values& values, const Shape& shape, const Storage& storage) {
+Cell cell(const ItemValues& values, const Shape& shape, const Storage& storage) {
   try {
     const Weight weight = quantize(values.data(), values.dtype(), shape, storage,
                                    {.keep_nonfinite = can_keep_nonfinite(storage)});
@@ -48,24 +48,24 @@ Cell cell(const Values& values, const Shape& shape, const Storage& storage) {
   }
 }
 
-std::vector<Line> compare_all(const File& file, const std::vector<Source>& taken,
+std::vector<Line> compare_all(const File& file, const std::vector<Item>& taken,
                               const std::vector<Storage>& storages) {
   std::uint64_t bytes = 0;
-  for (const Source& source : taken) bytes += source.bytes;
+  for (const Item& item : taken) bytes += item.bytes;
   Progress progress("comparing", bytes);
   std::vector<Line> lines;
-  for (const Source& source : taken) {
+  for (const Item& item : taken) {
     check_interrupt();
-    progress.at(source.name);
-    Line line{source, {}};
-    in_tensor(file, source, [&] {
-      const Values values(file, source);
+    progress.at(item.name);
+    Line line{item, {}};
+    in_tensor(file, item, [&] {
+      const ItemValues values(file, item);
       for (const Storage& storage : storages)
-        line.cells.push_back(cell(values, source.shape, storage));
+        line.cells.push_back(cell(values, item.shape, storage));
     });
     lines.push_back(std::move(line));
-    drop(file, source);
-    progress.done(source.bytes);
+    drop(file, item);
+    progress.done(item.bytes);
   }
   file.check();
   return lines;
@@ -80,7 +80,7 @@ Total total_of(const std::vector<Line>& lines, const Storage& storage, std::size
       continue;
     }
     total.bytes += cell.bytes;
-    total.losses.add(line.source.name, storage, cell.loss);
+    total.losses.add(line.item.name, storage, cell.loss);
   }
   return total;
 }
@@ -97,14 +97,14 @@ std::string text(const std::string& model, const std::vector<Line>& lines,
   Table table(heading, 2);
   std::uint64_t bytes = 0;
   for (const Line& line : lines) {
-    std::vector<std::string> row{printable(line.source.name), to_string(line.source.shape),
-                                 size_text(line.source.bytes)};
+    std::vector<std::string> row{printable(line.item.name), to_string(line.item.shape),
+                                 size_text(line.item.bytes)};
     for (const Cell& cell : line.cells) {
       row.push_back(cell.reason.empty() ? size_text(cell.bytes) : "-");
       row.push_back(cell.reason.empty() ? error_text(cell.loss) : "-");
     }
     table.add(std::move(row));
-    bytes += line.source.bytes;
+    bytes += line.item.bytes;
   }
   sums[2] = size_text(bytes);
   std::string notes;
@@ -149,13 +149,13 @@ Json json_of(const File& file, const std::vector<Line>& lines, const std::vector
     totals.push_back(std::move(json));
   }
   for (const Line& line : lines) {
-    const auto sizes = line.source.shape.sizes();
+    const auto sizes = line.item.shape.sizes();
     Json compared = Json::array();
     for (std::size_t i = 0; i < storages.size(); ++i)
       compared.push_back(cell_json(storages[i], line.cells[i]));
-    weights.push_back({{"name", line.source.name},
+    weights.push_back({{"name", line.item.name},
                        {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},
-                       {"bytes", line.source.bytes},
+                       {"bytes", line.item.bytes},
                        {"compared", std::move(compared)}});
   }
   return {{"files", file.paths()},
@@ -180,15 +180,15 @@ void compare(const std::string& model, const std::vector<Storage>& storages, boo
   catch_interrupts();
   const File file = File::open(model);
   const Policy policy{.rules = {}, .storage = Storage{}};
-  std::vector<Source> taken;
+  std::vector<Item> taken;
   Json left_out = Json::array();
-  for (const Source& source : sources(file)) {
-    const bool floating = source.is_plain_float() || source.rests();
-    const Choice choice = choose(policy, source.name, source.shape, floating);
+  for (const Item& item : items_of(file)) {
+    const bool floating = item.is_plain_float() || item.rests();
+    const Choice choice = choose(policy, item.name, item.shape, floating);
     if (choice.storage)
-      taken.push_back(source);
+      taken.push_back(item);
     else
-      left_out.push_back({{"name", source.name}, {"reason", choice.reason}});
+      left_out.push_back({{"name", item.name}, {"reason", choice.reason}});
   }
   const std::vector<Line> lines = compare_all(file, taken, storages);
   if (json)

@@ -25,63 +25,64 @@ std::uint64_t bytes_of(const std::vector<Declaration>& tensors) {
   return bytes;
 }
 
-WriterOptions writer_options(const File& file, const std::vector<Item>& items,
+WriterOptions writer_options(const File& file, const std::vector<Packing>& packings,
                              const PackOptions& options) {
   WriterOptions made;
   made.metadata = file.metadata();
   made.shard_bytes = options.shard_bytes;
-  for (const Item& item : items) {
-    const Source& source = item.source;
-    if (item.packed())
-      made.weights.push_back({source.name, item.storage, source.shape, {}, item.compute});
-    else if (item.action == Item::Action::copy && source.rests())
+  for (const Packing& packing : packings) {
+    const Item& item = packing.item;
+    if (packing.packed())
+      made.weights.push_back({item.name, packing.storage, item.shape, {}, packing.compute});
+    else if (packing.action == Packing::Action::copy && item.rests())
       made.weights.push_back(
-          {source.name, source.weight->storage, source.shape, {}, source.weight->compute});
+          {item.name, item.weight->storage, item.shape, {}, item.weight->compute});
   }
   return made;
 }
 
-Weight quantize_item(const Item& item, const Values& values, bool keep_nonfinite) {
+Weight quantize_values(const Packing& packing, const ItemValues& values, bool keep_nonfinite) {
   try {
-    return quantize(values.data(), values.dtype(), item.source.shape, item.storage,
+    return quantize(values.data(), values.dtype(), packing.item.shape, packing.storage,
                     {.keep_nonfinite = keep_nonfinite});
   } catch (const Error& error) {
-    if (error.code() != Code::invalid_argument || !can_keep_nonfinite(item.storage)) throw;
+    if (error.code() != Code::invalid_argument || !can_keep_nonfinite(packing.storage)) throw;
     throw Error(error.code(), std::string(error.what()) + " (--keep-nonfinite keeps it)");
   }
 }
 
-Loss write_item(const File& file, const Item& item, const PackOptions& options, Writer& writer) {
-  const Source& source = item.source;
-  if (item.action == Item::Action::copy) {
-    if (source.rests())
-      writer.write_weight(source.name, file.weight(source.name));
+Loss write_packing(const File& file, const Packing& packing, const PackOptions& options,
+                   Writer& writer) {
+  const Item& item = packing.item;
+  if (packing.action == Packing::Action::copy) {
+    if (item.rests())
+      writer.write_weight(item.name, file.weight(item.name));
     else
-      writer.write(source.name, file.bytes(*source.tensor));
+      writer.write(item.name, file.bytes(*item.tensor));
     return {};
   }
-  const Values values(file, source);
+  const ItemValues values(file, item);
   // A plain tensor is cast as `model.to(dtype)` would cast it: masks of -inf pass.
-  const bool keep = options.keep_nonfinite || item.action == Item::Action::cast;
-  const Weight weight = quantize_item(item, values, keep);
-  writer.write_weight(source.name, weight);
-  return item.packed() ? measure(values.data(), values.dtype(), weight) : Loss{};
+  const bool keep = options.keep_nonfinite || packing.action == Packing::Action::cast;
+  const Weight weight = quantize_values(packing, values, keep);
+  writer.write_weight(item.name, weight);
+  return packing.packed() ? measure(values.data(), values.dtype(), weight) : Loss{};
 }
 
-std::vector<Outcome> write_all(const File& file, const std::vector<Item>& items,
+std::vector<Outcome> write_all(const File& file, const std::vector<Packing>& packings,
                                const PackOptions& options, Writer& writer) {
   std::uint64_t total = 0;
-  for (const Item& item : items) total += item.source.bytes;
+  for (const Packing& packing : packings) total += packing.item.bytes;
   Progress progress("packing", total);
   std::vector<Outcome> outcomes;
-  for (const Item& item : items) {
+  for (const Packing& packing : packings) {
     check_interrupt();
-    progress.at(item.source.name);
-    const Loss loss =
-        in_tensor(file, item.source, [&] { return write_item(file, item, options, writer); });
-    outcomes.push_back({item, bytes_of(declarations(item)), loss});
-    drop(file, item.source);
-    progress.done(item.source.bytes);
+    progress.at(packing.item.name);
+    const Loss loss = in_tensor(file, packing.item,
+                                [&] { return write_packing(file, packing, options, writer); });
+    outcomes.push_back({packing, bytes_of(declarations(packing)), loss});
+    drop(file, packing.item);
+    progress.done(packing.item.bytes);
   }
   file.check();
   return outcomes;
@@ -92,14 +93,14 @@ std::vector<Outcome> write_all(const File& file, const std::vector<Item>& items,
 void pack(const PackOptions& options) {
   catch_interrupts();
   const File file = File::open(options.in);
-  const std::vector<Item> items = plan_pack(file, options);
+  const std::vector<Packing> packings = plan_pack(file, options);
   Output output(options.in, options.out, options.force);
-  const auto config = packed_config(output, items, options);
+  const auto config = packed_config(output, packings, options);
   std::vector<Declaration> tensors;
-  for (const Item& item : items)
-    for (Declaration& tensor : declarations(item)) tensors.push_back(std::move(tensor));
-  Writer writer(output.weights_path(), std::move(tensors), writer_options(file, items, options));
-  const std::vector<Outcome> outcomes = write_all(file, items, options, writer);
+  for (const Packing& packing : packings)
+    for (Declaration& tensor : declarations(packing)) tensors.push_back(std::move(tensor));
+  Writer writer(output.weights_path(), std::move(tensors), writer_options(file, packings, options));
+  const std::vector<Outcome> outcomes = write_all(file, packings, options, writer);
   output.copy_side_files(config);
   check_interrupt();
   writer.finish();

@@ -13,42 +13,43 @@ Storage plain_storage(Dtype dtype) {
 }
 
 // What a packed weight computes in: as asked, else as it did before (f64 models: f32).
-std::optional<Dtype> compute_of(const Source& source, const PackOptions& options) {
+std::optional<Dtype> compute_of(const Item& item, const PackOptions& options) {
   if (options.compute) return options.compute;
-  if (!source.is_plain_float()) return source.weight->compute;
-  return source.tensor->dtype == Dtype::f64 ? Dtype::f32 : source.tensor->dtype;
+  if (!item.is_plain_float()) return item.weight->compute;
+  return item.tensor->dtype == Dtype::f64 ? Dtype::f32 : item.tensor->dtype;
 }
 
-void make_rest(Item& item, const File& file, const Storage& asked, const PackOptions& options) {
-  const Source& source = item.source;
+void make_rest(Packing& packing, const File& file, const Storage& asked,
+               const PackOptions& options) {
+  const Item& item = packing.item;
   const Storage storage =
-      storage_for_values(asked, source.is_plain_float() ? source.tensor->dtype : Dtype::f32);
-  if (source.weight != nullptr && source.weight->storage == storage) {
-    item.reason = "is " + to_string(storage) + " already";
+      storage_for_values(asked, item.is_plain_float() ? item.tensor->dtype : Dtype::f32);
+  if (item.weight != nullptr && item.weight->storage == storage) {
+    packing.reason = "is " + to_string(storage) + " already";
     return;
   }
-  in_tensor(file, source, [&] { return layout(storage, source.shape); });
-  item.action = Item::Action::quantize;
-  item.storage = storage;
-  item.compute = compute_of(source, options);
+  in_tensor(file, item, [&] { return layout(storage, item.shape); });
+  packing.action = Packing::Action::quantize;
+  packing.storage = storage;
+  packing.compute = compute_of(item, options);
 }
 
 // Plain floats follow --compute. What rests stays as it is, unless a rule says `plain` or the
 // reader could not open it.
-void make_plain(Item& item, bool by_rule, const PackOptions& options) {
-  const Source& source = item.source;
+void make_plain(Packing& packing, bool by_rule, const PackOptions& options) {
+  const Item& item = packing.item;
   std::optional<Dtype> dtype = options.compute;
-  if (source.rests()) {
+  if (item.rests()) {
     if (!by_rule && !options.for_bitsandbytes) {
-      item.reason = "rests already, as " + to_string(source.weight->storage);
+      packing.reason = "rests already, as " + to_string(item.weight->storage);
       return;
     }
-    dtype = compute_of(source, options).value_or(Dtype::bf16);
-  } else if (!source.is_plain_float() || !dtype || dtype == source.tensor->dtype) {
+    dtype = compute_of(item, options).value_or(Dtype::bf16);
+  } else if (!item.is_plain_float() || !dtype || dtype == item.tensor->dtype) {
     return;
   }
-  item.action = Item::Action::cast;
-  item.storage = plain_storage(*dtype);
+  packing.action = Packing::Action::cast;
+  packing.storage = plain_storage(*dtype);
 }
 
 bool same_bytes(const File& file, const TensorInfo& a, const TensorInfo& b) {
@@ -58,9 +59,9 @@ bool same_bytes(const File& file, const TensorInfo& a, const TensorInfo& b) {
 }
 
 // A file may hold a tied weight twice; a head that equals an embedding is that embedding.
-const Source* embedding_of(const File& file, const Source& head, const std::vector<Source>& all) {
+const Item* embedding_of(const File& file, const Item& head, const std::vector<Item>& all) {
   if (!is_head(head.name) || !head.is_plain_float()) return nullptr;
-  const auto found = std::ranges::find_if(all, [&](const Source& other) {
+  const auto found = std::ranges::find_if(all, [&](const Item& other) {
     return is_embedding(other.name) && other.is_plain_float() && other.shape == head.shape &&
            same_bytes(file, *other.tensor, *head.tensor);
   });
@@ -74,46 +75,46 @@ const Rule* rule_for(const Policy& policy, std::string_view name) {
 }
 
 // A rule that nothing matches is nearly always a misspelt name.
-void check_rules(const Policy& policy, const std::vector<Source>& all) {
+void check_rules(const Policy& policy, const std::vector<Item>& all) {
   for (const Rule& rule : policy.rules)
-    if (std::ranges::none_of(all, [&](const Source& s) { return matches(rule, s.name); }))
+    if (std::ranges::none_of(all, [&](const Item& s) { return matches(rule, s.name); }))
       throw UsageError("rule '" + rule.glob + "': must match a tensor of the model, matches none");
 }
 
 }  // namespace
 
-std::vector<Item> plan_pack(const File& file, const PackOptions& options) {
-  const std::vector<Source> all = sources(file);
+std::vector<Packing> plan_pack(const File& file, const PackOptions& options) {
+  const std::vector<Item> all = items_of(file);
   check_rules(options.policy, all);
-  std::vector<Item> items;
-  for (const Source& source : all) {
-    const Source* tied = embedding_of(file, source, all);
-    const std::string& name = tied == nullptr ? source.name : tied->name;
-    const bool floating = source.is_plain_float() || source.rests();
-    const Choice choice = choose(options.policy, name, source.shape, floating);
-    Item item{.source = source, .storage = {}, .reason = choice.reason, .compute = {}};
-    if (tied != nullptr) item.reason = "tied to " + name;
+  std::vector<Packing> packings;
+  for (const Item& item : all) {
+    const Item* tied = embedding_of(file, item, all);
+    const std::string& name = tied == nullptr ? item.name : tied->name;
+    const bool floating = item.is_plain_float() || item.rests();
+    const Choice choice = choose(options.policy, name, item.shape, floating);
+    Packing packing{.item = item, .storage = {}, .reason = choice.reason, .compute = {}};
+    if (tied != nullptr) packing.reason = "tied to " + name;
     if (choice.storage)
-      make_rest(item, file, *choice.storage, options);
+      make_rest(packing, file, *choice.storage, options);
     else
-      make_plain(item, rule_for(options.policy, name) != nullptr, options);
-    items.push_back(std::move(item));
+      make_plain(packing, rule_for(options.policy, name) != nullptr, options);
+    packings.push_back(std::move(packing));
   }
-  return items;
+  return packings;
 }
 
-std::vector<Declaration> declarations(const Item& item) {
-  const Source& source = item.source;
-  switch (item.action) {
-    case Item::Action::quantize:
-      return disk_layout(source.name, item.storage, source.shape);
-    case Item::Action::cast:
-      return {{source.name, trait(item.storage.codes).disk, source.shape, "", 0}};
-    case Item::Action::copy:
+std::vector<Declaration> declarations(const Packing& packing) {
+  const Item& item = packing.item;
+  switch (packing.action) {
+    case Packing::Action::quantize:
+      return disk_layout(item.name, packing.storage, item.shape);
+    case Packing::Action::cast:
+      return {{item.name, trait(packing.storage.codes).disk, item.shape, "", 0}};
+    case Packing::Action::copy:
       break;
   }
-  if (source.rests()) return disk_layout(source.name, source.weight->storage, source.shape);
-  return {declare_copy(*source.tensor)};
+  if (item.rests()) return disk_layout(item.name, item.weight->storage, item.shape);
+  return {declare_copy(*item.tensor)};
 }
 
 }  // namespace stowage::cli

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/source.h"
+#include "cli/items.h"
 
 namespace stowage::cli {
 
-struct Item {
+struct Packing {
   enum class Action { copy, cast, quantize };  // cast: a plain tensor to the compute dtype
-  Source source;
+  Item item;
   Action action = Action::copy;
   Storage storage{};             // of cast and quantize
   std::string reason;            // why it stays plain, or which rule chose
@@ -23,9 +23,9 @@ struct Item {
 
 /// Throws UsageError for a rule that no tensor matches, invalid_argument where a storage cannot
 /// hold a shape.
-std::vector<Item> plan_pack(const File& file, const PackOptions& options);
+std::vector<Packing> plan_pack(const File& file, const PackOptions& options);
 
-/// What the item becomes in the new file.
-std::vector<Declaration> declarations(const Item& item);
+/// What the packing becomes in the new file.
+std::vector<Declaration> declarations(const Packing& packing);
 
 }  // namespace stowage::cli

@@ -14,39 +14,39 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Sums {
+struct Totals {
   std::size_t packed = 0;
   std::uint64_t before = 0, after = 0, packed_before = 0, packed_after = 0;
   Losses losses;
 };
 
-Sums sum(const std::vector<Outcome>& outcomes) {
-  Sums sums;
+Totals sum(const std::vector<Outcome>& outcomes) {
+  Totals sums;
   for (const Outcome& outcome : outcomes) {
-    sums.before += outcome.item.source.bytes;
+    sums.before += outcome.packing.item.bytes;
     sums.after += outcome.bytes;
-    if (!outcome.item.packed()) continue;
+    if (!outcome.packing.packed()) continue;
     ++sums.packed;
-    sums.packed_before += outcome.item.source.bytes;
+    sums.packed_before += outcome.packing.item.bytes;
     sums.packed_after += outcome.bytes;
-    sums.losses.add(outcome.item.source.name, outcome.item.storage, outcome.loss);
+    sums.losses.add(outcome.packing.item.name, outcome.packing.storage, outcome.loss);
   }
   return sums;
 }
 
 Json row(const Outcome& outcome) {
-  const Item& item = outcome.item;
-  const auto sizes = item.source.shape.sizes();
-  Json json{{"name", item.source.name},
+  const Packing& packing = outcome.packing;
+  const auto sizes = packing.item.shape.sizes();
+  Json json{{"name", packing.item.name},
             {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},
-            {"bytes_before", item.source.bytes},
+            {"bytes_before", packing.item.bytes},
             {"bytes", outcome.bytes}};
-  if (!item.packed()) {
-    json["reason"] = item.reason;
+  if (!packing.packed()) {
+    json["reason"] = packing.reason;
     return json;
   }
-  json["storage"] = to_string(item.storage);
-  json["compute"] = item.compute ? Json(value_dtype_name(*item.compute)) : Json(nullptr);
+  json["storage"] = to_string(packing.storage);
+  json["compute"] = packing.compute ? Json(value_dtype_name(*packing.compute)) : Json(nullptr);
   json.update(errors_json(outcome.loss));
   return json;
 }
@@ -55,7 +55,7 @@ Json row(const Outcome& outcome) {
 std::string reasons(const std::vector<Outcome>& outcomes) {
   std::map<std::string, int> counts;
   for (const Outcome& outcome : outcomes)
-    if (!outcome.item.packed()) ++counts[outcome.item.reason];
+    if (!outcome.packing.packed()) ++counts[outcome.packing.reason];
   std::vector<std::pair<std::string, int>> rows(counts.begin(), counts.end());
   std::ranges::stable_sort(rows, std::greater<>{}, &std::pair<std::string, int>::second);
   std::string text;
@@ -67,7 +67,7 @@ std::string reasons(const std::vector<Outcome>& outcomes) {
 }  // namespace
 
 std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes) {
-  const Sums sums = sum(outcomes);
+  const Totals sums = sum(outcomes);
   std::string text =
       formatted("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
                 printable(options.out), sums.packed, outcomes.size(), size_text(sums.packed_before),
@@ -90,10 +90,10 @@ std::string report_text(const PackOptions& options, const std::vector<Outcome>& 
 }
 
 std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes) {
-  const Sums sums = sum(outcomes);
+  const Totals sums = sum(outcomes);
   Json weights = Json::array(), plain = Json::array();
   for (const Outcome& outcome : outcomes)
-    (outcome.item.packed() ? weights : plain).push_back(row(outcome));
+    (outcome.packing.packed() ? weights : plain).push_back(row(outcome));
   Json total{{"bytes_before", sums.before}, {"bytes", sums.after}};
   total.update(errors_json(sums.losses));
   const Json json{{"in", options.in},

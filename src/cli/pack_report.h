@@ -10,7 +10,7 @@
 namespace stowage::cli {
 
 struct Outcome {
-  Item item;
+  Packing packing;
   std::uint64_t bytes = 0;  // in the new file
   Loss loss{};              // of packed weights
 };

@@ -15,19 +15,19 @@
 namespace stowage::cli {
 namespace {
 
-struct Unit {
+struct SizeUnit {
   std::string_view name;
   std::uint64_t bytes;
 };
-constexpr std::array<Unit, 9> kUnits{{{"", 1},
-                                      {"B", 1},
-                                      {"KB", 1000},
-                                      {"MB", 1000000},
-                                      {"GB", 1000000000},
-                                      {"KiB", 1ull << 10},
-                                      {"MiB", 1ull << 20},
-                                      {"GiB", 1ull << 30},
-                                      {"TiB", 1ull << 40}}};
+constexpr std::array<SizeUnit, 9> kUnits{{{"", 1},
+                                          {"B", 1},
+                                          {"KB", 1000},
+                                          {"MB", 1000000},
+                                          {"GB", 1000000000},
+                                          {"KiB", 1ull << 10},
+                                          {"MiB", 1ull << 20},
+                                          {"GiB", 1ull << 30},
+                                          {"TiB", 1ull << 40}}};
 
 constexpr std::array<std::pair<Dtype, std::string_view>, 4> kValueDtypes{
     {{Dtype::f64, "f64"}, {Dtype::f32, "f32"}, {Dtype::bf16, "bf16"}, {Dtype::f16, "f16"}}};
@@ -40,7 +40,7 @@ std::uint64_t parse_size(std::string_view text) {
   const auto [stopped, error] = std::from_chars(text.data(), end, count);
   std::string_view unit(stopped, static_cast<std::size_t>(end - stopped));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
-  const auto* const row = std::ranges::find(kUnits, unit, &Unit::name);
+  const auto* const row = std::ranges::find(kUnits, unit, &SizeUnit::name);
   if (error == std::errc{} && count > 0 && row != kUnits.end())
     if (const auto bytes = checked_mul(count, row->bytes)) return *bytes;
   throw Error(Code::invalid_argument,

@@ -9,9 +9,9 @@
 #include "cli/bitsandbytes.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/items.h"
 #include "cli/model_folder.h"
 #include "cli/progress.h"
-#include "cli/source.h"
 #include "cli/text.h"
 #include "stowage/quantize.h"
 
@@ -19,58 +19,57 @@ namespace stowage::cli {
 namespace {
 
 // Nothing for tensors that hold no values: they are copied.
-std::optional<Dtype> target(const Source& source, const UnpackOptions& options) {
-  if (source.weight == nullptr && !source.is_plain_float()) return std::nullopt;
+std::optional<Dtype> target(const Item& item, const UnpackOptions& options) {
+  if (item.weight == nullptr && !item.is_plain_float()) return std::nullopt;
   if (options.compute) return options.compute;
-  if (source.is_plain_float()) return source.tensor->dtype;
-  return source.weight->compute.value_or(Dtype::bf16);
+  if (item.is_plain_float()) return item.tensor->dtype;
+  return item.weight->compute.value_or(Dtype::bf16);
 }
 
-Declaration declare(const Source& source, const UnpackOptions& options) {
-  const auto dtype = target(source, options);
-  if (!dtype) return declare_copy(*source.tensor);
-  return {source.name, *dtype, source.shape, "", 0};
+Declaration declare(const Item& item, const UnpackOptions& options) {
+  const auto dtype = target(item, options);
+  if (!dtype) return declare_copy(*item.tensor);
+  return {item.name, *dtype, item.shape, "", 0};
 }
 
 // A weight without scales that holds the tensor's own values; f64 has no codes to be a weight of.
-std::vector<std::byte> widen(const File& file, const Source& source, Dtype dtype) {
-  std::vector<std::byte> out(static_cast<std::size_t>(source.shape.elements()) *
+std::vector<std::byte> widen(const File& file, const Item& item, Dtype dtype) {
+  std::vector<std::byte> out(static_cast<std::size_t>(item.shape.elements()) *
                              static_cast<std::size_t>(bits(dtype)) / 8);
-  if (source.weight != nullptr) {
-    const Weight weight = file.weight(source.name);
+  if (item.weight != nullptr) {
+    const Weight weight = file.weight(item.name);
     dequantize(weight, {0, weight.rows()}, out.data(), dtype);
     return out;
   }
-  const Values values(file, source);
+  const ItemValues values(file, item);
   const Storage storage{.codes = dtype == Dtype::bf16  ? Codes::bf16
                                  : dtype == Dtype::f16 ? Codes::f16
                                                        : Codes::f32};
   void* const parts[] = {out.data()};
-  quantize_into(values.data(), values.dtype(), source.shape, storage, parts,
+  quantize_into(values.data(), values.dtype(), item.shape, storage, parts,
                 {.keep_nonfinite = true});
   return out;
 }
 
-void write_source(const File& file, const Source& source, const UnpackOptions& options,
-                  Writer& writer) {
-  const auto dtype = target(source, options);
-  if (!dtype || (source.is_plain_float() && *dtype == source.tensor->dtype))
-    writer.write(source.name, file.bytes(*source.tensor));
+void write_item(const File& file, const Item& item, const UnpackOptions& options, Writer& writer) {
+  const auto dtype = target(item, options);
+  if (!dtype || (item.is_plain_float() && *dtype == item.tensor->dtype))
+    writer.write(item.name, file.bytes(*item.tensor));
   else
-    writer.write(source.name, widen(file, source, *dtype));
+    writer.write(item.name, widen(file, item, *dtype));
 }
 
-void write_all(const File& file, const std::vector<Source>& all, const UnpackOptions& options,
+void write_all(const File& file, const std::vector<Item>& all, const UnpackOptions& options,
                Writer& writer) {
   std::uint64_t total = 0;
-  for (const Source& source : all) total += source.bytes;
+  for (const Item& item : all) total += item.bytes;
   Progress progress("unpacking", total);
-  for (const Source& source : all) {
+  for (const Item& item : all) {
     check_interrupt();
-    progress.at(source.name);
-    in_tensor(file, source, [&] { write_source(file, source, options, writer); });
-    drop(file, source);
-    progress.done(source.bytes);
+    progress.at(item.name);
+    in_tensor(file, item, [&] { write_item(file, item, options, writer); });
+    drop(file, item);
+    progress.done(item.bytes);
   }
   file.check();
 }
@@ -80,12 +79,12 @@ void write_all(const File& file, const std::vector<Source>& all, const UnpackOpt
 void unpack(const UnpackOptions& options) {
   catch_interrupts();
   const File file = File::open(options.in);
-  const std::vector<Source> all = sources(file);
+  const std::vector<Item> all = items_of(file);
   Output output(options.in, options.out, options.force);
   const auto config = plain_config(output, options.compute);
   std::vector<Declaration> tensors;
   tensors.reserve(all.size());
-  for (const Source& source : all) tensors.push_back(declare(source, options));
+  for (const Item& item : all) tensors.push_back(declare(item, options));
   WriterOptions made;
   made.metadata = file.metadata();
   made.shard_bytes = options.shard_bytes;
@@ -95,7 +94,7 @@ void unpack(const UnpackOptions& options) {
   check_interrupt();
   writer.finish();
   output.commit();
-  const auto rested = std::ranges::count_if(all, &Source::rests);
+  const auto rested = std::ranges::count_if(all, &Item::rests);
   print(formatted("{}: {} of {} tensors unpacked\n", printable(options.out), rested, all.size()));
 }
 

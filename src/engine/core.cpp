@@ -147,18 +147,18 @@ std::byte* Core::memory(const State& s) const noexcept {
   return arena_ && s.run >= 0 ? arena_->data(s.run) : nullptr;
 }
 
-// A use of the weight that is current at `place`.
-void Core::note_use(const Place& place) {
-  State& s = state(place.current);
+// A use of the weight that is current at `turn`.
+void Core::note_use(const Turn& turn) {
+  State& s = state(turn.current);
   ++clock_;
   if (s.used != 0) {
     s.intervals[1] = s.intervals[0];
     s.intervals[0] = clock_ - s.used;
-    order_.learn_interval(s.place, s.intervals[0]);
+    order_.learn_interval(s.turn, s.intervals[0]);
   }
   s.used = clock_;
-  s.place = place;
-  s.again = order_.interval(place);
+  s.turn = turn;
+  s.again = order_.interval(turn);
 }
 
 // Reading further ahead than hides a read would put out what could have stayed: in a circle that
@@ -170,21 +170,21 @@ void Core::bound_look_ahead() noexcept {
   ahead_ = bytes_of(units_) <= ring_ ? ring_ : std::min(ring_, std::max(ring_ / 4, 4 * largest));
 }
 
-// Begins to read what is expected after the thread's place, for as many bytes as the window has. A
+// Begins to read what is expected after the thread's turn, for as many bytes as the window has. A
 // thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
 // in the file are wanted together and read as one.
 void Core::read_ahead(Desk& desk) {
   if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == coming_) return;
   Window& window = desk.window;
-  if (window.epoch == epoch_ && window.first() == desk.place.current &&
-      window.end().signature == desk.place.signature) {
+  if (window.epoch == epoch_ && window.first() == desk.turn.current &&
+      window.end().signature == desk.turn.signature) {
     window.pop();
   } else {
     while (window.size() > 0) state(window.pop()).wanted = 0;
-    window.restart(desk.place);
+    window.restart(desk.turn);
     window.epoch = epoch_;
   }
-  const std::uint64_t taken = window.bytes() + in_ring(desk.place.current);
+  const std::uint64_t taken = window.bytes() + in_ring(desk.turn.current);
   const std::uint64_t room = ahead_ - std::min(ahead_, taken);
   if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
                              room >= std::min(kByteStride, ahead_ / 4)))
@@ -322,10 +322,10 @@ Lease Core::acquire(WeightId id) {
   check_id(id);
   if (forked()) return lend_to_child(id);
   std::shared_ptr<Desk> own = desk();
-  const Place place = own->place;
+  const Turn turn = own->turn;
   State& s = state(id);
   if (s.stays.load(std::memory_order_acquire)) {
-    own->place = place.then(id);
+    own->turn = turn.then(id);
     auto& hits = own->stay_hits;
     hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return {std::move(own), id, Hold::stays, trace_time()};
@@ -337,8 +337,8 @@ Lease Core::acquire(WeightId id) {
     ++own->leases;
     return {std::move(own), id, Hold::borrowed, trace_time()};
   }
-  order_.learn(place, id);
-  note_use(place.then(id));
+  order_.learn(turn, id);
+  note_use(turn.then(id));
   if (s.leases++ == 0) candidates_.remove(id);
   Hold hold = Hold::counted;
   try {
@@ -349,7 +349,7 @@ Lease Core::acquire(WeightId id) {
   }
   if (hold == Hold::borrowed) --s.leases;
   if (s.kept) s.stays.store(true, std::memory_order_release);
-  own->place = place.then(id);
+  own->turn = turn.then(id);
   ++own->leases;
   read_ahead(*own);
   lock.unlock();
@@ -401,18 +401,18 @@ void Core::expect(std::span<const WeightId> order) {
   if (forked()) return;
   std::vector<WeightId> coming(order.begin(), order.end());
   std::erase_if(coming, [&](WeightId id) { return !unit(id).comes; });
-  Place place{.signature = desk()->place.signature};
+  Turn turn{.signature = desk()->turn.signature};
   const std::scoped_lock lock(mutex_);
   ++epoch_;
   for (std::size_t i = 0; i <= coming.size() && !coming.empty(); ++i) {
     const WeightId id = coming[i % coming.size()];  // the last leads to the first
-    order_.learn(place, id);
-    place = place.then(id);
+    order_.learn(turn, id);
+    turn = turn.then(id);
   }
 }
 
 void Core::set_signature(std::uint64_t signature) {
-  if (!forked()) desk()->place.signature = signature;
+  if (!forked()) desk()->turn.signature = signature;
 }
 
 EngineReport Core::report() const {

@@ -88,8 +88,8 @@ class Core : public std::enable_shared_from_this<Core> {
     std::uint32_t claimed = 0, done = 0, pieces = 0;
     std::uint64_t came = 0;   // bytes of pieces that are done
     std::uint64_t used = 0;   // when, in acquires
-    Place place{};            // then
-    std::uint64_t again = 0;  // after how many acquires it comes again, by that place; 0: unknown
+    Turn turn{};              // then
+    std::uint64_t again = 0;  // after how many acquires it comes again, by that turn; 0: unknown
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
@@ -142,7 +142,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // core.cpp
   void check_id(WeightId id) const;
   Lease lend_to_child(WeightId id);
-  void note_use(const Place& place);
+  void note_use(const Turn& turn);
   void bound_look_ahead() noexcept;
   void read_ahead(Desk& desk);
   void extend(Window& window, std::uint64_t room);

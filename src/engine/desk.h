@@ -24,7 +24,7 @@ struct Desk {
 
   const std::shared_ptr<Core> core;
   const std::thread::id thread;
-  Place place{};                             // this and the next: of the thread alone
+  Turn turn{};                               // this and the next: of the thread alone
   int leases = 0;                            // that it holds; not those on what stays for ever
   Window window{};                           // behind the engine's lock
   std::atomic<std::uint64_t> stay_hits = 0;  // leases on what stays; written by the thread alone

@@ -18,7 +18,7 @@ namespace {
 struct Registry;
 Registry& registry();
 
-struct Range {
+struct MappedRange {
   const std::byte *begin, *end;
   std::weak_ptr<Core> core;
   const Core* key;
@@ -33,7 +33,7 @@ struct Registry {
                    [] { std::construct_at(&registry().mutex); });
   }
   std::shared_mutex mutex;
-  std::vector<Range> ranges;  // by begin
+  std::vector<MappedRange> ranges;  // by begin
   std::atomic<bool> any = false;
 };
 
@@ -54,14 +54,14 @@ void add_engine(const std::shared_ptr<Core>& core) {
       all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
                             static_cast<WeightId>(i)});
   }
-  std::ranges::sort(all.ranges, {}, &Range::begin);
+  std::ranges::sort(all.ranges, {}, &MappedRange::begin);
   all.any = true;
 }
 
 void remove_engine(const Core* core) noexcept {
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
-  std::erase_if(all.ranges, [&](const Range& range) { return range.key == core; });
+  std::erase_if(all.ranges, [&](const MappedRange& range) { return range.key == core; });
   all.any = !all.ranges.empty();
 }
 
@@ -73,9 +73,9 @@ std::optional<Lease> lease_at(const void* mapped) {
   {
     const std::shared_lock lock(all.mutex);
     const auto* const byte = static_cast<const std::byte*>(mapped);
-    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &Range::begin);
+    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &MappedRange::begin);
     if (after == all.ranges.begin()) return std::nullopt;
-    const Range& range = *--after;
+    const MappedRange& range = *--after;
     if (byte >= range.end) return std::nullopt;
     core = range.core.lock();
     id = range.id;

@@ -16,15 +16,15 @@ constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
 constexpr std::uint64_t up(std::uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
 
 // A run of a shard that is read as one.
-struct Window {
+struct Pages {
   int shard;
   std::uint64_t begin, end;
 };
 
-void add_pieces(Unit& unit, const Window& window, std::uint64_t shard_bytes) {
-  for (std::uint64_t at = window.begin; at < window.end; at += kPiece) {
-    const std::uint64_t bytes = std::min(kPiece, window.end - at);
-    unit.pieces.push_back({window.shard, at, bytes, unit.bytes + (at - window.begin),
+void add_pieces(Unit& unit, const Pages& pages, std::uint64_t shard_bytes) {
+  for (std::uint64_t at = pages.begin; at < pages.end; at += kPiece) {
+    const std::uint64_t bytes = std::min(kPiece, pages.end - at);
+    unit.pieces.push_back({pages.shard, at, bytes, unit.bytes + (at - pages.begin),
                            std::min(at + bytes, shard_bytes) - at});
   }
 }
@@ -34,17 +34,17 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
   std::erase_if(parts, [](const TensorInfo* part) { return part->bytes == 0; });
   std::ranges::sort(parts, {}, [](const TensorInfo* t) { return std::tuple(t->shard, t->offset); });
   for (std::size_t i = 0; i < parts.size();) {
-    Window window{parts[i]->shard, down(parts[i]->offset), 0};
+    Pages pages{parts[i]->shard, down(parts[i]->offset), 0};
     std::size_t last = i;
-    for (; last < parts.size() && parts[last]->shard == window.shard; ++last) {
-      if (last > i && down(parts[last]->offset) > window.end) break;  // pages of others between
-      window.end = std::max(window.end, up(parts[last]->offset + parts[last]->bytes));
+    for (; last < parts.size() && parts[last]->shard == pages.shard; ++last) {
+      if (last > i && down(parts[last]->offset) > pages.end) break;  // pages of others between
+      pages.end = std::max(pages.end, up(parts[last]->offset + parts[last]->bytes));
     }
     for (; i < last; ++i)
       unit.extents.push_back({file.bytes(*parts[i]).data(), parts[i]->bytes,
-                              unit.bytes + (parts[i]->offset - window.begin)});
-    add_pieces(unit, window, shard_bytes[static_cast<std::size_t>(window.shard)]);
-    unit.bytes += window.end - window.begin;
+                              unit.bytes + (parts[i]->offset - pages.begin)});
+    add_pieces(unit, pages, shard_bytes[static_cast<std::size_t>(pages.shard)]);
+    unit.bytes += pages.end - pages.begin;
   }
   std::ranges::sort(unit.extents, {}, &Extent::mapped);
 }

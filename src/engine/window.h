@@ -20,13 +20,13 @@ class Window {
   std::size_t size() const noexcept { return size_; }
   std::uint64_t bytes() const noexcept { return total_; }
   WeightId first() const noexcept { return size_ == 0 ? kNone : ids_[begin_]; }
-  const Place& end() const noexcept { return end_; }
+  const Turn& end() const noexcept { return end_; }
   std::uint64_t epoch = 0;  // of the engine's expectations, when it was filled
 
-  void restart(const Place& place) noexcept {
+  void restart(const Turn& turn) noexcept {
     begin_ = size_ = 0;
     total_ = 0;
-    end_ = place;
+    end_ = turn;
   }
   void push(WeightId id, std::uint64_t bytes) noexcept {
     const std::size_t at = (begin_ + size_++) % kMost;
@@ -48,7 +48,7 @@ class Window {
   std::vector<std::uint64_t> bytes_;
   std::size_t begin_ = 0, size_ = 0;
   std::uint64_t total_ = 0;
-  Place end_{};
+  Turn end_{};
 };
 
 }  // namespace stowage::engine

@@ -24,10 +24,11 @@ struct Buffer {
   std::size_t bytes;
 };
 
-class Pool {
+class ScratchPool {
  public:
-  Pool() {
-    static Pool* self = this;  // in a forked child the mutex must not be held by a lost thread
+  ScratchPool() {
+    static ScratchPool* self =
+        this;  // in a forked child the mutex must not be held by a lost thread
     pthread_atfork([] { self->mutex_.lock(); }, [] { self->mutex_.unlock(); },
                    [] { self->mutex_.unlock(); });
   }
@@ -63,8 +64,6 @@ class Pool {
   }
 
  private:
-  using Place = std::vector<Buffer>::iterator;
-
   // Four sizes for each power of two, so that requests of like size share buffers.
   static std::size_t rounded(std::size_t bytes) {
     if (bytes > SIZE_MAX / 2) refuse(bytes);
@@ -74,7 +73,7 @@ class Pool {
 
   // The newest that fits and is not wastefully large, since it is the likeliest to be in cache.
   Buffer find_idle(std::size_t bytes) {
-    for (Place at = idle_.end(); at != idle_.begin();) {
+    for (auto at = idle_.end(); at != idle_.begin();) {
       --at;
       if (at->bytes < bytes || at->bytes > bytes + bytes / 4) continue;
       const Buffer found = *at;
@@ -115,8 +114,9 @@ class Pool {
   ScratchUse use_;
 };
 
-Pool& pool() {
-  static Pool& pool = *new Pool;  // never destroyed: other static objects may still hold scratch
+ScratchPool& pool() {
+  static ScratchPool& pool =
+      *new ScratchPool;  // never destroyed: other static objects may still hold scratch
   return pool;
 }
 

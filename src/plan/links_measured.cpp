@@ -11,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "base/file_error.h"
 #include "base/threads.h"
 #include "device/cuda.h"
+#include "kernel/scratch.h"
 #include "plan/costs.h"
 #include "plan/links.h"
 #include "plan/pass.h"
@@ -51,18 +51,16 @@ double best_of(int runs, const std::function<void(int)>& body) {
   return best;
 }
 
-struct Scratch {
-  explicit Scratch(std::size_t bytes)
-      : memory(static_cast<std::byte*>(take_scratch(bytes)), give_scratch) {
-    std::memset(memory.get(), 0, bytes);
-  }
-  std::unique_ptr<std::byte, void (*)(void*)> memory;
+/// Memory from the pool, all of it touched.
+struct Buffer : Scratch {
+  explicit Buffer(std::size_t bytes) : Scratch(bytes) { std::memset(memory(), 0, bytes); }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(memory()); }
 };
 
 double measure_memcpy() {
-  const Scratch from(kProbe), to(kProbe);
+  const Buffer from(kProbe), to(kProbe);
   return static_cast<double>(kProbe) /
-         best_of(kRuns, [&](int) { std::memcpy(to.memory.get(), from.memory.get(), kProbe); });
+         best_of(kRuns, [&](int) { std::memcpy(to.data(), from.data(), kProbe); });
 }
 
 /// Weights of one storage over bytes that every format reads as plain numbers.
@@ -76,11 +74,11 @@ class Probe {
         x_(kMany * kColumns * 4),
         y_(kMany * kRows * 4) {
     for (std::size_t i = 0; i < bytes(0) * kWeights; ++i)
-      codes_.memory.get()[i] = static_cast<std::byte>(0x38 + i % 7);
-    auto* const scale = reinterpret_cast<float*>(scales_.memory.get());
+      codes_.data()[i] = static_cast<std::byte>(0x38 + i % 7);
+    auto* const scale = reinterpret_cast<float*>(scales_.data());
     std::fill_n(scale, bytes(1) / sizeof(float), 0.01f);
     for (int i = 0; i < kWeights; ++i) {
-      const void* parts[] = {codes_.memory.get() + bytes(0) * static_cast<std::size_t>(i), scale};
+      const void* parts[] = {codes_.data() + bytes(0) * static_cast<std::size_t>(i), scale};
       weights_.emplace_back(storage, Shape{kRows, kColumns},
                             std::span(parts, static_cast<std::size_t>(parts_.count)));
     }
@@ -100,13 +98,12 @@ class Probe {
                : 0;
   }
   void multiply(int weight, std::int64_t rows) {
-    linear(x_.memory.get(), rows, dtype_, weights_[static_cast<std::size_t>(weight)], nullptr,
-           y_.memory.get());
+    linear(x_.data(), rows, dtype_, weights_[static_cast<std::size_t>(weight)], nullptr, y_.data());
   }
 
   Dtype dtype_;
   Layout parts_;
-  Scratch codes_, scales_, x_, y_;
+  Buffer codes_, scales_, x_, y_;
   std::vector<Weight> weights_;
 };
 
@@ -123,8 +120,8 @@ FamilyRates measure_family(const FormatTrait& format) {
 void measure_accelerators(Links& links) {
   try {
     for (int i = 0; i < kMostAccelerators; ++i) {
-      const Scratch from(kProbe);
-      device::CudaCopy copy(i, {from.memory.get(), kProbe});
+      const Buffer from(kProbe);
+      device::CudaCopy copy(i, {from.data(), kProbe});
       const double seconds = best_of(kRuns, [&](int) { copy.run(); });
       const std::string name = "cuda:" + std::to_string(i);
       AcceleratorRates rates = rates_of(links, name);
@@ -154,12 +151,12 @@ class Opened {
 // read into as much memory as a ring has: a few MiB would stay in the CPU's cache, and be faster.
 double read_rate(int descriptor, std::uint64_t most) {
   std::atomic<std::uint64_t> next = 0, came = 0;
-  const Scratch memory(kProbe);
+  const Buffer memory(kProbe);
   const Clock::time_point begun = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
   const auto read = [&] {
     for (std::uint64_t at; (at = next.fetch_add(kRead)) + kRead <= most && elapsed() < kLongest;) {
-      std::byte* const to = memory.memory.get() + at % kProbe;
+      std::byte* const to = memory.data() + at % kProbe;
       const ssize_t got = ::pread(descriptor, to, kRead, static_cast<off_t>(at));
       if (got <= 0) return;
       came += static_cast<std::uint64_t>(got);
@@ -209,10 +206,10 @@ Opened make_file(const fs::path& path) {
     if (other.get() < 0) throw_errno(folder.string(), "must take a temporary file");
     return make_file(elsewhere);
   }
-  const Scratch memory(kRead);
-  std::fill_n(memory.memory.get(), kRead, std::byte{0x5a});
+  const Buffer memory(kRead);
+  std::fill_n(memory.data(), kRead, std::byte{0x5a});
   for (std::uint64_t at = 0; at < kProbe; at += kRead)
-    if (::pwrite(made.get(), memory.memory.get(), kRead, static_cast<off_t>(at)) !=
+    if (::pwrite(made.get(), memory.data(), kRead, static_cast<off_t>(at)) !=
         static_cast<ssize_t>(kRead))
       throw_errno(folder.string(), "must have room for 64 MiB");
   ::fdatasync(made.get());

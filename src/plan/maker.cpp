@@ -94,9 +94,9 @@ Candidate PlanMaker::candidate_of(const PlanUnit& unit, std::int32_t accelerator
   if (unit.rows) {
     made.on_cpu = seconds_of_rows(unit, plan_.rows, links);
     made.accelerator = -1;
-    made.fixed = Choice::disk_cpu;
+    made.fixed = Assignment::disk_cpu;
   } else if (unit.stays) {
-    made.fixed = accelerator >= 0 ? Choice::resident : Choice::ram_cpu;
+    made.fixed = accelerator >= 0 ? Assignment::resident : Assignment::ram_cpu;
   } else {
     made.bytes = unit.bytes;
   }
@@ -147,23 +147,23 @@ void PlanMaker::subtract_needs() {
   if (!problems.empty()) throw Error(Code::invalid_argument, "plan: " + problems);
 }
 
-void PlanMaker::describe(PlanUnit& unit, const Candidate& c, Choice choice) const {
-  unit.work = works_on_cpu(choice) ? "cpu" : name(c.accelerator);
-  unit.tier = rests_on_disk(choice) ? "disk" : rests_in_ram(choice) ? "ram" : unit.work;
-  unit.seconds = works_on_cpu(choice) ? c.on_cpu : c.on_accelerator;
+void PlanMaker::describe(PlanUnit& unit, const Candidate& c, Assignment assignment) const {
+  unit.work = works_on_cpu(assignment) ? "cpu" : name(c.accelerator);
+  unit.tier = rests_on_disk(assignment) ? "disk" : rests_in_ram(assignment) ? "ram" : unit.work;
+  unit.seconds = works_on_cpu(assignment) ? c.on_cpu : c.on_accelerator;
   const std::string read = time_text(c.read), copy = time_text(c.copy);
   if (unit.stays) {
     unit.why = "plain and small: stays in memory";
   } else if (unit.rows) {
     unit.why = "only the rows that are asked for are read";
-  } else if (choice == Choice::resident) {
+  } else if (assignment == Assignment::resident) {
     unit.why = "stays: saves " + copy + " of the link";
-  } else if (choice == Choice::ram_cpu) {
+  } else if (assignment == Assignment::ram_cpu) {
     unit.why = c.accelerator < 0 ? "stays: saves " + read + " of the disk"
                                  : "works where it rests: the link would take " + copy;
-  } else if (choice == Choice::disk_cpu) {
+  } else if (assignment == Assignment::disk_cpu) {
     unit.why = "is read ahead of its work in " + read;
-  } else if (choice == Choice::ram_accelerator) {
+  } else if (assignment == Assignment::ram_accelerator) {
     unit.why = "crosses the link ahead of its work in " + copy;
   } else {
     unit.why = "is read in " + read + " and crosses the link in " + copy;
@@ -174,7 +174,7 @@ void PlanMaker::describe(const Placement& placed) {
   for (std::size_t i = 0; i < plan_.units.size(); ++i) {
     Candidate& candidate = candidates_[i];
     if (plan_.units[i].stays) candidate.accelerator = accelerators_[i];
-    describe(plan_.units[i], candidate, placed.choices[i]);
+    describe(plan_.units[i], candidate, placed.assignments[i]);
   }
 }
 
@@ -250,7 +250,7 @@ Plan PlanMaker::make() && {
   const Placement placed = place(candidates_, limits_);
   describe(placed);
   predict(placed);
-  const std::vector<Step> steps = steps_of(candidates_, placed.choices);
+  const std::vector<Step> steps = steps_of(candidates_, placed.assignments);
   std::vector<Moments> moments;
   plan_.seconds = Pass().seconds(steps, placed.rings, &moments);
   watch(steps, moments);

@@ -24,7 +24,7 @@ class PlanMaker {
   void take_always();
   void subtract_needs();
   void describe(const Placement& placed);
-  void describe(PlanUnit& unit, const Candidate& candidate, Choice choice) const;
+  void describe(PlanUnit& unit, const Candidate& candidate, Assignment assignment) const;
   void predict(const Placement& placed);
   void watch(const std::vector<Step>& steps, const std::vector<Moments>& moments);
   const std::string& name(std::int32_t accelerator) const;

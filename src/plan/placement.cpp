@@ -11,36 +11,37 @@ constexpr double kLinkWeight = 1e-3;  // of a link's seconds beside those of the
 
 }  // namespace
 
-std::vector<Step> steps_of(std::span<const Candidate> units, std::span<const Choice> choices) {
+std::vector<Step> steps_of(std::span<const Candidate> units,
+                           std::span<const Assignment> assignments) {
   std::vector<Step> steps(units.size());
   for (std::size_t i = 0; i < units.size(); ++i) {
     const Candidate& unit = units[i];
-    const Choice choice = choices[i];
+    const Assignment assignment = assignments[i];
     Step& step = steps[i];
     step.bytes = unit.bytes;
-    step.compute = works_on_cpu(choice) ? unit.on_cpu : unit.on_accelerator;
+    step.compute = works_on_cpu(assignment) ? unit.on_cpu : unit.on_accelerator;
     if (unit.bytes == 0) continue;
-    if (rests_on_disk(choice)) step.read = unit.read;
-    if (!works_on_cpu(choice)) step.accelerator = unit.accelerator;
-    if (!works_on_cpu(choice) && choice != Choice::resident) step.copy = unit.copy;
+    if (rests_on_disk(assignment)) step.read = unit.read;
+    if (!works_on_cpu(assignment)) step.accelerator = unit.accelerator;
+    if (!works_on_cpu(assignment) && assignment != Assignment::resident) step.copy = unit.copy;
   }
   return steps;
 }
 
 std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& limits,
-                              std::span<const Choice> choices) {
+                              std::span<const Assignment> assignments) {
   Rings held{}, most{}, moved{};  // bytes of residents, the largest that moves, all that move
   for (std::size_t i = 0; i < units.size(); ++i) {
     const std::uint64_t bytes = units[i].bytes;
-    const Choice choice = choices[i];
-    if (rests_in_ram(choice)) held.ram += bytes;
-    if (rests_on_disk(choice)) {
+    const Assignment assignment = assignments[i];
+    if (rests_in_ram(assignment)) held.ram += bytes;
+    if (rests_on_disk(assignment)) {
       most.ram = std::max(most.ram, bytes);
       moved.ram += bytes;
     }
-    if (works_on_cpu(choice) || bytes == 0) continue;
+    if (works_on_cpu(assignment) || bytes == 0) continue;
     const auto a = static_cast<std::size_t>(units[i].accelerator);
-    if (choice == Choice::resident) {
+    if (assignment == Assignment::resident) {
       held.accelerators[a] += bytes;
     } else {
       most.accelerators[a] = std::max(most.accelerators[a], bytes);
@@ -58,11 +59,11 @@ std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& li
 }
 
 std::optional<Placement> weigh(std::span<const Candidate> units, const Limits& limits,
-                               std::vector<Choice> choices) {
-  const auto rings = rings_of(units, limits, choices);
+                               std::vector<Assignment> assignments) {
+  const auto rings = rings_of(units, limits, assignments);
   if (!rings) return std::nullopt;
-  const std::vector<Step> steps = steps_of(units, choices);
-  Placement placed{.choices = std::move(choices), .rings = *rings};
+  const std::vector<Step> steps = steps_of(units, assignments);
+  Placement placed{.assignments = std::move(assignments), .rings = *rings};
   placed.seconds = Pass().seconds(steps, *rings);
   double links = 0;
   for (const Step& step : steps) links += step.read + step.copy;

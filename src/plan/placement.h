@@ -11,24 +11,33 @@
 namespace stowage::planning {
 
 /// Where a unit rests, and where it works.
-enum class Choice : std::uint8_t { disk_cpu, ram_cpu, disk_accelerator, ram_accelerator, resident };
-inline constexpr Choice kChoices[] = {Choice::disk_cpu, Choice::ram_cpu, Choice::disk_accelerator,
-                                      Choice::ram_accelerator, Choice::resident};
-constexpr bool works_on_cpu(Choice c) { return c == Choice::disk_cpu || c == Choice::ram_cpu; }
-constexpr bool rests_on_disk(Choice c) {
-  return c == Choice::disk_cpu || c == Choice::disk_accelerator;
+enum class Assignment : std::uint8_t {
+  disk_cpu,
+  ram_cpu,
+  disk_accelerator,
+  ram_accelerator,
+  resident
+};
+inline constexpr Assignment kAssignments[] = {Assignment::disk_cpu, Assignment::ram_cpu,
+                                              Assignment::disk_accelerator,
+                                              Assignment::ram_accelerator, Assignment::resident};
+constexpr bool works_on_cpu(Assignment c) {
+  return c == Assignment::disk_cpu || c == Assignment::ram_cpu;
 }
-constexpr bool rests_in_ram(Choice c) {
-  return c == Choice::ram_cpu || c == Choice::ram_accelerator;
+constexpr bool rests_on_disk(Assignment c) {
+  return c == Assignment::disk_cpu || c == Assignment::disk_accelerator;
+}
+constexpr bool rests_in_ram(Assignment c) {
+  return c == Assignment::ram_cpu || c == Assignment::ram_accelerator;
 }
 
 /// A unit as its place is chosen. Seconds are those of a pass, with its uses in them.
 struct Candidate {
-  std::uint64_t bytes = 0;    // 0: takes nothing of the limits, its choice is `fixed`
+  std::uint64_t bytes = 0;    // 0: takes nothing of the limits, its assignment is `fixed`
   double read = 0, copy = 0;  // over the links
   double on_cpu = 0, on_accelerator = 0;
-  std::int32_t accelerator = -1;   // that its part of the order belongs to; -1: there is none
-  Choice fixed = Choice::ram_cpu;  // of a unit without bytes
+  std::int32_t accelerator = -1;  // that its part of the order belongs to; -1: there is none
+  Assignment fixed = Assignment::ram_cpu;  // of a unit without bytes
 };
 
 /// Bytes that units and rings may take.
@@ -39,21 +48,22 @@ struct Limits {
 };
 
 struct Placement {
-  std::vector<Choice> choices;
+  std::vector<Assignment> assignments;
   Rings rings{};
   double seconds = 0;
   double cost = 0;  // seconds, and a little for what the links carry: less of it is better
 };
 
-/// The steps of a pass in which units have these choices.
-std::vector<Step> steps_of(std::span<const Candidate> units, std::span<const Choice> choices);
+/// The steps of a pass in which units have these assignments.
+std::vector<Step> steps_of(std::span<const Candidate> units,
+                           std::span<const Assignment> assignments);
 
 /// What is left of the limits is the rings'; none where it does not hold the largest that moves.
 std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& limits,
-                              std::span<const Choice> choices);
+                              std::span<const Assignment> assignments);
 
-/// A placement of those choices, or none where the limits do not hold it.
+/// A placement of those assignments, or none where the limits do not hold it.
 std::optional<Placement> weigh(std::span<const Candidate> units, const Limits& limits,
-                               std::vector<Choice> choices);
+                               std::vector<Assignment> assignments);
 
 }  // namespace stowage::planning

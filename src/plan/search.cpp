@@ -25,10 +25,10 @@ constexpr std::size_t kAnnealed = 600;  // changes from each start, where there 
 constexpr int kStarts = 12;
 constexpr double kHeat = 0.3;  // of the cost: what annealing accepts at first
 
-bool may(const Candidate& unit, const Limits& limits, Choice choice) {
-  if (unit.bytes == 0) return choice == unit.fixed;
-  if (unit.accelerator < 0) return works_on_cpu(choice);
-  return limits.works_on_cpu || !works_on_cpu(choice);
+bool may(const Candidate& unit, const Limits& limits, Assignment assignment) {
+  if (unit.bytes == 0) return assignment == unit.fixed;
+  if (unit.accelerator < 0) return works_on_cpu(assignment);
+  return limits.works_on_cpu || !works_on_cpu(assignment);
 }
 
 /// A placement that is changed for as long as it gets better.
@@ -55,8 +55,8 @@ class Improvement {
   }
 
  private:
-  bool keep(std::vector<Choice> choices) {
-    auto placed = weigh(units_, limits_, std::move(choices));
+  bool keep(std::vector<Assignment> assignments) {
+    auto placed = weigh(units_, limits_, std::move(assignments));
     if (!placed || placed->cost >= best_.cost * (1 - 1e-9)) return false;
     best_ = std::move(*placed);
     return true;
@@ -64,10 +64,10 @@ class Improvement {
 
   bool try_one(std::size_t i) {
     bool better = false;
-    for (const Choice choice : kChoices) {
-      if (choice == best_.choices[i] || !may(units_[i], limits_, choice)) continue;
-      std::vector<Choice> changed = best_.choices;
-      changed[i] = choice;
+    for (const Assignment assignment : kAssignments) {
+      if (assignment == best_.assignments[i] || !may(units_[i], limits_, assignment)) continue;
+      std::vector<Assignment> changed = best_.assignments;
+      changed[i] = assignment;
       better |= keep(std::move(changed));
     }
     return better;
@@ -75,11 +75,11 @@ class Improvement {
 
   bool try_two(std::size_t i, std::size_t j) {
     bool better = false;
-    for (const Choice a : kChoices)
-      for (const Choice b : kChoices) {
+    for (const Assignment a : kAssignments)
+      for (const Assignment b : kAssignments) {
         if (!may(units_[i], limits_, a) || !may(units_[j], limits_, b)) continue;
-        if (a == best_.choices[i] || b == best_.choices[j]) continue;
-        std::vector<Choice> changed = best_.choices;
+        if (a == best_.assignments[i] || b == best_.assignments[j]) continue;
+        std::vector<Assignment> changed = best_.assignments;
         changed[i] = a;
         changed[j] = b;
         better |= keep(std::move(changed));
@@ -87,9 +87,9 @@ class Improvement {
     return better;
   }
 
-  bool all_may(const std::vector<Choice>& choices) const {
-    return std::ranges::all_of(free_,
-                               [&](std::size_t i) { return may(units_[i], limits_, choices[i]); });
+  bool all_may(const std::vector<Assignment>& assignments) const {
+    return std::ranges::all_of(
+        free_, [&](std::size_t i) { return may(units_[i], limits_, assignments[i]); });
   }
 
   void descend() {
@@ -102,12 +102,12 @@ class Improvement {
     if (now.cost < best_.cost) best_ = now;
     for (std::size_t move = 0; move < kAnnealed; ++move) {
       const double left = 1 - static_cast<double>(move) / static_cast<double>(kAnnealed);
-      std::vector<Choice> changed = now.choices;
+      std::vector<Assignment> changed = now.assignments;
       if (random_() % 2 == 0) std::swap(changed[any()], changed[any()]);
       for (std::size_t times = random_() % 4; times > 0; --times) {
         const std::size_t i = any();
-        const Choice choice = kChoices[random_() % std::size(kChoices)];
-        if (may(units_[i], limits_, choice)) changed[i] = choice;
+        const Assignment assignment = kAssignments[random_() % std::size(kAssignments)];
+        if (may(units_[i], limits_, assignment)) changed[i] = assignment;
       }
       if (!all_may(changed)) continue;
       auto placed = weigh(units_, limits_, std::move(changed));
@@ -123,22 +123,24 @@ class Improvement {
   // One unit after the other, in any order, to the first place that has room: others come from the
   // disk meanwhile.
   std::optional<Placement> greedy() {
-    std::vector<Choice> choices = best_.choices;
-    const Choice away = limits_.works_on_cpu ? Choice::disk_cpu : Choice::disk_accelerator;
+    std::vector<Assignment> assignments = best_.assignments;
+    const Assignment away =
+        limits_.works_on_cpu ? Assignment::disk_cpu : Assignment::disk_accelerator;
     for (const std::size_t i : free_)
-      choices[i] = units_[i].accelerator < 0 ? Choice::disk_cpu : away;
+      assignments[i] = units_[i].accelerator < 0 ? Assignment::disk_cpu : away;
     std::ranges::shuffle(free_, random_);
     for (const std::size_t i : free_) {
-      const Choice before = choices[i];
+      const Assignment before = assignments[i];
       const bool cpu = units_[i].on_cpu < units_[i].copy + units_[i].on_accelerator;
-      for (const Choice choice :
-           {Choice::resident, cpu ? Choice::ram_cpu : Choice::ram_accelerator, Choice::ram_cpu,
-            Choice::ram_accelerator, cpu ? Choice::disk_cpu : Choice::disk_accelerator, before}) {
-        choices[i] = choice;
-        if (may(units_[i], limits_, choice) && rings_of(units_, limits_, choices)) break;
+      for (const Assignment assignment :
+           {Assignment::resident, cpu ? Assignment::ram_cpu : Assignment::ram_accelerator,
+            Assignment::ram_cpu, Assignment::ram_accelerator,
+            cpu ? Assignment::disk_cpu : Assignment::disk_accelerator, before}) {
+        assignments[i] = assignment;
+        if (may(units_[i], limits_, assignment) && rings_of(units_, limits_, assignments)) break;
       }
     }
-    return weigh(units_, limits_, std::move(choices));
+    return weigh(units_, limits_, std::move(assignments));
   }
 
   std::size_t any() { return free_[random_() % free_.size()]; }
@@ -155,9 +157,9 @@ class Improvement {
   void try_some() {
     for (std::size_t done = 0; done < kSteps; done += Pass::kPasses * units_.size()) {
       const std::size_t i = any(), j = any();
-      std::vector<Choice> changed = best_.choices;
+      std::vector<Assignment> changed = best_.assignments;
       if (changed[i] == changed[j]) {
-        changed[i] = kChoices[random_() % std::size(kChoices)];
+        changed[i] = kAssignments[random_() % std::size(kAssignments)];
       } else {
         std::swap(changed[i], changed[j]);
       }
@@ -169,7 +171,7 @@ class Improvement {
   std::span<const Candidate> units_;
   const Limits& limits_;
   Placement best_;
-  std::vector<std::size_t> free_;  // units that have a choice
+  std::vector<std::size_t> free_;  // units that have a assignment
   std::mt19937_64 random_{1};
 };
 

@@ -71,7 +71,7 @@ Spread::Spread(std::span<const Candidate> units, const Limits& limits)
 }
 
 // Units above the chosen size stay if they fit, so that the ring can be smaller.
-void Spread::fill_accelerators(const Setting& setting, std::vector<Choice>& choices) const {
+void Spread::fill_accelerators(const Setting& setting, std::vector<Assignment>& assignments) const {
   const std::uint64_t large = sizes_[setting[accelerator_large] % sizes_.size()];
   std::vector<double> value(units_.size());
   for (std::size_t a = 0; a < kMostAccelerators; ++a) {
@@ -82,7 +82,7 @@ void Spread::fill_accelerators(const Setting& setting, std::vector<Choice>& choi
       const Candidate& unit = units_[i];
       if (unit.bytes == 0 || unit.accelerator != static_cast<std::int32_t>(a)) continue;
       if (unit.bytes > large && unit.bytes <= room) {
-        choices[i] = Choice::resident;
+        assignments[i] = Assignment::resident;
         room -= unit.bytes;
         continue;
       }
@@ -94,35 +94,35 @@ void Spread::fill_accelerators(const Setting& setting, std::vector<Choice>& choi
     }
     if (all > room) room -= std::min(room, kRings[setting[accelerator_ring]] * large);
     for (const std::size_t i : spread_evenly(units_, among, value, room))
-      choices[i] = Choice::resident;
+      assignments[i] = Assignment::resident;
   }
 }
 
 // So many bytes of what would cross the link are multiplied where they rest: first those that the
 // CPU multiplies fastest for what they take to bring.
-void Spread::send_to_cpu(double part, std::vector<Choice>& choices) const {
+void Spread::send_to_cpu(double part, std::vector<Assignment>& assignments) const {
   std::vector<std::size_t> among;
   std::vector<double> value(units_.size());
   double all = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].bytes == 0 || choices[i] != Choice::ram_accelerator) continue;
+    if (units_[i].bytes == 0 || assignments[i] != Assignment::ram_accelerator) continue;
     among.push_back(i);
     value[i] = units_[i].copy / std::max(units_[i].on_cpu, 1e-12);
     all += static_cast<double>(units_[i].bytes);
   }
   for (const std::size_t i :
        spread_evenly(units_, among, value, static_cast<std::uint64_t>(part * all)))
-    choices[i] = Choice::ram_cpu;
+    assignments[i] = Assignment::ram_cpu;
 }
 
-void Spread::fill_ram(const Setting& setting, std::vector<Choice>& choices) const {
+void Spread::fill_ram(const Setting& setting, std::vector<Assignment>& assignments) const {
   const std::uint64_t large = sizes_[setting[ram_large] % sizes_.size()];
   std::vector<std::size_t> among;
   std::vector<double> value(units_.size());
   std::uint64_t all = 0, room = limits_.ram;
   std::vector<bool> stays(units_.size());
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].bytes == 0 || !rests_in_ram(choices[i])) continue;
+    if (units_[i].bytes == 0 || !rests_in_ram(assignments[i])) continue;
     if (units_[i].bytes > large && units_[i].bytes <= room) {
       room -= units_[i].bytes;
       stays[i] = true;
@@ -136,33 +136,34 @@ void Spread::fill_ram(const Setting& setting, std::vector<Choice>& choices) cons
   for (const std::size_t i : spread_evenly(units_, among, value, room)) stays[i] = true;
   for (const std::size_t i : among)
     if (!stays[i])
-      choices[i] = works_on_cpu(choices[i]) ? Choice::disk_cpu : Choice::disk_accelerator;
+      assignments[i] =
+          works_on_cpu(assignments[i]) ? Assignment::disk_cpu : Assignment::disk_accelerator;
 }
 
-std::vector<Choice> Spread::choices_for(const Setting& setting) const {
-  std::vector<Choice> choices(units_.size());
+std::vector<Assignment> Spread::assignments_for(const Setting& setting) const {
+  std::vector<Assignment> assignments(units_.size());
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const Candidate& unit = units_[i];
-    choices[i] = unit.accelerator < 0 ? Choice::ram_cpu : Choice::ram_accelerator;
-    if (unit.bytes == 0) choices[i] = unit.fixed;
+    assignments[i] = unit.accelerator < 0 ? Assignment::ram_cpu : Assignment::ram_accelerator;
+    if (unit.bytes == 0) assignments[i] = unit.fixed;
   }
-  fill_accelerators(setting, choices);
+  fill_accelerators(setting, assignments);
   if (limits_.works_on_cpu) {
     for (std::size_t i = 0; i < units_.size(); ++i) {  // too large for any ring there
       const Candidate& unit = units_[i];
-      if (choices[i] == Choice::ram_accelerator && unit.bytes > 0 &&
+      if (assignments[i] == Assignment::ram_accelerator && unit.bytes > 0 &&
           unit.bytes > limits_.accelerators[static_cast<std::size_t>(unit.accelerator)])
-        choices[i] = Choice::ram_cpu;
+        assignments[i] = Assignment::ram_cpu;
     }
-    send_to_cpu(kOnCpu[setting[on_cpu]], choices);
+    send_to_cpu(kOnCpu[setting[on_cpu]], assignments);
   }
-  fill_ram(setting, choices);
-  return choices;
+  fill_ram(setting, assignments);
+  return assignments;
 }
 
 const Placement* Spread::weigh(const Setting& setting) {
   auto [at, is_new] = tried_.try_emplace(setting);
-  if (is_new) at->second = planning::weigh(units_, limits_, choices_for(setting));
+  if (is_new) at->second = planning::weigh(units_, limits_, assignments_for(setting));
   return at->second ? &*at->second : nullptr;
 }
 
@@ -189,17 +190,17 @@ std::vector<Placement> Spread::best() {
   for (auto& [setting, placed] : tried_)
     if (placed) found.push_back(std::move(*placed));
   if (found.empty()) {  // everything comes from the disk through rings as large as the limits
-    std::vector<Choice> choices(units_.size());
+    std::vector<Assignment> assignments(units_.size());
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const Candidate& unit = units_[i];
       const bool there =
           unit.accelerator >= 0 &&
           unit.bytes <=
               limits_.accelerators[static_cast<std::size_t>(std::max(unit.accelerator, 0))];
-      choices[i] = there ? Choice::disk_accelerator : Choice::disk_cpu;
-      if (unit.bytes == 0) choices[i] = unit.fixed;
+      assignments[i] = there ? Assignment::disk_accelerator : Assignment::disk_cpu;
+      if (unit.bytes == 0) assignments[i] = unit.fixed;
     }
-    found.push_back(*planning::weigh(units_, limits_, std::move(choices)));
+    found.push_back(*planning::weigh(units_, limits_, std::move(assignments)));
   }
   std::ranges::stable_sort(found, {}, &Placement::cost);
   const std::size_t kept = units_.size() > kManyUnits ? 1 : kImproved;

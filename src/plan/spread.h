@@ -25,10 +25,10 @@ class Spread {
   enum Knob : std::size_t { accelerator_ring, accelerator_large, on_cpu, ram_ring, ram_large };
   using Setting = std::array<std::size_t, 5>;
 
-  std::vector<Choice> choices_for(const Setting& setting) const;
-  void fill_accelerators(const Setting& setting, std::vector<Choice>& choices) const;
-  void send_to_cpu(double part, std::vector<Choice>& choices) const;
-  void fill_ram(const Setting& setting, std::vector<Choice>& choices) const;
+  std::vector<Assignment> assignments_for(const Setting& setting) const;
+  void fill_accelerators(const Setting& setting, std::vector<Assignment>& assignments) const;
+  void send_to_cpu(double part, std::vector<Assignment>& assignments) const;
+  void fill_ram(const Setting& setting, std::vector<Assignment>& assignments) const;
   const Placement* weigh(const Setting& setting);
 
   std::span<const Candidate> units_;

@@ -95,8 +95,7 @@ void convert(PlanUnit& unit, const Storage& storage) {
   const std::string_view family = family_of(unit);
   const bool floating =
       family == "F64" || std::ranges::any_of(formats(), [&](auto& f) { return f.name == family; });
-  const stowage::Choice choice =
-      choose({.rules = {}, .storage = storage}, unit.name, unit.shape, floating);
+  const Choice choice = choose({.rules = {}, .storage = storage}, unit.name, unit.shape, floating);
   if (!choice.storage) return;
   const std::string asked = to_string(storage_for_values(*choice.storage, values_of(unit)));
   if (asked == unit.storage) return;

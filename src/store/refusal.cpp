@@ -11,11 +11,11 @@
 namespace stowage {
 namespace {
 
-struct Rule {
+struct Text {
   Refusal why;
   std::string_view name, text;
 };
-constexpr std::array<Rule, kRefusalCount> kRules{{
+constexpr std::array<Text, kRefusalCount> kTexts{{
     {Refusal::too_short, "too_short", "a safetensors file must have at least 10 bytes"},
     {Refusal::header_too_long, "header_too_long", "the header must have at most 100000000 bytes"},
     {Refusal::header_beyond_file, "header_beyond_file", "the header must end inside the file"},
@@ -57,16 +57,16 @@ constexpr std::array<Rule, kRefusalCount> kRules{{
     {Refusal::quant_state_part, "quant_state_part", "a tensor must be as the quant_state says"},
     {Refusal::quant_map, "quant_map", "the quant_map must be the table of its quant_type"},
 }};
-static_assert(std::ranges::all_of(kRules,
-                                  [](const Rule& r) {
-                                    return &kRules[static_cast<std::size_t>(r.why)] == &r;
+static_assert(std::ranges::all_of(kTexts,
+                                  [](const Text& r) {
+                                    return &kTexts[static_cast<std::size_t>(r.why)] == &r;
                                   }),
               "a row sits at its own index");
 
 }  // namespace
 
-std::string_view name(Refusal why) noexcept { return kRules[static_cast<std::size_t>(why)].name; }
-std::string_view rule(Refusal why) noexcept { return kRules[static_cast<std::size_t>(why)].text; }
+std::string_view name(Refusal why) noexcept { return kTexts[static_cast<std::size_t>(why)].name; }
+std::string_view rule(Refusal why) noexcept { return kTexts[static_cast<std::size_t>(why)].text; }
 
 void refuse(Refusal why, const Place& place, const std::string& got) {
   std::string text = place.path + ": ";

@@ -28,7 +28,7 @@ struct Target {  // where one tensor goes
   bool written = false;
 };
 
-struct Output {  // one shard on its way to the disk
+struct OpenShard {  // one shard on its way to the disk
   PlannedShard plan;
   StagedFile file;
 };
@@ -67,7 +67,7 @@ struct Writer::State {
   std::map<std::string, std::string> metadata;
   std::map<std::string, Dtype> computes;  // of the weights that say one
   bool checksums = true, done = false;
-  std::vector<Output> outputs;
+  std::vector<OpenShard> outputs;
   std::map<std::string, Target, std::less<>> targets;
 
   bool sharded() const { return outputs.size() > 1; }
@@ -103,7 +103,7 @@ void Writer::State::open(std::vector<PlannedShard> shards) {
 // are the same; whether or not the manifests tell the checksums.
 std::string Writer::State::set_id() const {
   Checksum set;
-  for (const Output& output : outputs) {
+  for (const OpenShard& output : outputs) {
     PlannedShard said = output.plan;
     for (const PlannedTensor& t : said.tensors)
       said.manifest.checksums[t.declaration.name] =
@@ -118,9 +118,9 @@ std::string Writer::State::set_id() const {
 void Writer::State::seal() {
   if (sharded()) {
     const std::string set = set_id();
-    for (Output& output : outputs) output.plan.manifest.set = set;
+    for (OpenShard& output : outputs) output.plan.manifest.set = set;
   }
-  for (Output& output : outputs) {
+  for (OpenShard& output : outputs) {
     output.file.write(0, bytes_of(header_text(output.plan, metadata)));
     output.file.sync();
   }
@@ -129,7 +129,7 @@ void Writer::State::seal() {
 std::string Writer::State::index_text() const {
   ShardIndex index;
   std::uint64_t total = 0;
-  for (const Output& output : outputs) {
+  for (const OpenShard& output : outputs) {
     const std::size_t slash = output.plan.path.rfind('/');
     const std::string name = output.plan.path.substr(slash == std::string::npos ? 0 : slash + 1);
     for (const PlannedTensor& t : output.plan.tensors) index.shard_of[t.declaration.name] = name;
@@ -159,7 +159,7 @@ void Writer::State::publish_all() {
   };
   bool removed = false;
   try {
-    for (Output& output : outputs) publish(output.file);
+    for (OpenShard& output : outputs) publish(output.file);
     sync_folder(folder);
     if (sharded()) {
       publish(index_file[0]);
@@ -204,7 +204,7 @@ void Writer::write(std::string_view name, std::span<const std::byte> bytes) {
     fail("must have " + std::to_string(target.bytes) + " bytes, got " +
          std::to_string(bytes.size()));
   }
-  Output& output = state_->outputs[target.shard];
+  OpenShard& output = state_->outputs[target.shard];
   // Before the write: of memory that a mapping lost the system only says "Bad address".
   if (state_->checksums || state_->sharded()) target.checksum = checksum_of(bytes);
   if (state_->checksums) output.plan.manifest.checksums[at->first] = target.checksum;

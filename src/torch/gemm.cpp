@@ -12,11 +12,11 @@
 #include <limits>
 #include <optional>
 
+#include "kernel/scratch.h"
 #include "stowage/descriptor.h"
 #include "stowage/info.h"
 #include "stowage/quantize.h"
 #include "torch/executor.h"
-#include "torch/scratch.h"
 
 namespace stowage::door {
 namespace {
@@ -120,8 +120,8 @@ class Widened {
         reinterpret_cast<std::uintptr_t>(data_) % kTorchAligns == 0)
       return;
     scratch_.emplace(scratch_bytes(weight, weight.rows(), dtype));
-    widen(weight, {0, weight.rows()}, {0, weight.row_elements()}, scratch_->data(), dtype);
-    data_ = scratch_->data();
+    widen(weight, {0, weight.rows()}, {0, weight.row_elements()}, scratch_->memory(), dtype);
+    data_ = scratch_->memory();
   }
   const void* data() const noexcept { return data_; }
 
@@ -152,10 +152,10 @@ void tiled_linear(const Product& p) {
   const Tensor x = over(p.x, p.dtype, p.m, k, k);
   for (std::int64_t first = 0; first < n; first += step) {
     const std::int64_t rows = std::min(step, n - first);
-    widen(p.weight, {first, first + rows}, {0, k}, scratch.data(), p.dtype);
+    widen(p.weight, {first, first + rows}, {0, k}, scratch.memory(), p.dtype);
     std::optional<Tensor> bias;
     if (p.bias != nullptr) bias = over(element(p.bias, first, p.dtype), p.dtype, rows);
-    aten_linear_out(x, over(scratch.data(), p.dtype, rows, k, k), bias,
+    aten_linear_out(x, over(scratch.memory(), p.dtype, rows, k, k), bias,
                     over(element(p.y, first, p.dtype), p.dtype, p.m, rows, n));
   }
 }
@@ -177,8 +177,8 @@ void grad_input_by_columns(const Product& p, std::int64_t step) {
   const Tensor g = over(p.x, p.dtype, p.m, n, n);
   for (std::int64_t first = 0; first < k; first += step) {
     const std::int64_t columns = std::min(step, k - first);
-    widen(p.weight, {0, n}, {first, first + columns}, scratch.data(), p.dtype);
-    aten_mm_out(g, over(scratch.data(), p.dtype, n, columns, columns),
+    widen(p.weight, {0, n}, {first, first + columns}, scratch.memory(), p.dtype);
+    aten_mm_out(g, over(scratch.memory(), p.dtype, n, columns, columns),
                 over(element(p.y, first, p.dtype), p.dtype, p.m, columns, k));
   }
 }
@@ -192,15 +192,16 @@ void grad_input_by_rows(const Product& p) {
   const std::int64_t count = p.m * k;
   const Scratch total(static_cast<std::size_t>(count) * sizeof(float));
   const Scratch term(static_cast<std::size_t>(count * bytes_of(p.dtype)));
-  std::memset(total.data(), 0, static_cast<std::size_t>(count) * sizeof(float));
+  std::memset(total.memory(), 0, static_cast<std::size_t>(count) * sizeof(float));
   for (std::int64_t first = 0; first < n; first += step) {
     const std::int64_t rows = std::min(step, n - first);
-    widen(p.weight, {first, first + rows}, {0, k}, scratch.data(), p.dtype);
+    widen(p.weight, {first, first + rows}, {0, k}, scratch.memory(), p.dtype);
     aten_mm_out(over(element(p.x, first, p.dtype), p.dtype, p.m, rows, n),
-                over(scratch.data(), p.dtype, rows, k, k), over(term.data(), p.dtype, p.m, k, k));
-    add(static_cast<float*>(total.data()), term.data(), p.dtype, count);
+                over(scratch.memory(), p.dtype, rows, k, k),
+                over(term.memory(), p.dtype, p.m, k, k));
+    add(static_cast<float*>(total.memory()), term.memory(), p.dtype, count);
   }
-  convert(total.data(), Dtype::f32, p.y, p.dtype, count, torch_executor());
+  convert(total.memory(), Dtype::f32, p.y, p.dtype, count, torch_executor());
 }
 
 }  // namespace

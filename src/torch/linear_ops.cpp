@@ -86,7 +86,7 @@ T plain(StableIValue value) {
   return torch::stable::detail::to<T>(value);
 }
 
-struct LinearCall {
+struct LinearArguments {
   AtenTensorHandle x, codes;
   std::span<const Owned> scales;
   std::int64_t key, rows;
@@ -94,7 +94,7 @@ struct LinearCall {
   bool exact;
 };
 
-Owned multiply(const LinearCall& call) {
+Owned multiply(const LinearArguments& call) {
   constexpr const char* kWhere = "stowage::linear";
   const Argument x = factor(kWhere, "x", call.x);
   const auto sizes = x.sizes();

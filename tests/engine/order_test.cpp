@@ -8,21 +8,21 @@
 namespace stowage::engine {
 namespace {
 
-Place run(Order& order, Place place, const std::vector<WeightId>& uses) {
+Turn run(Order& order, Turn turn, const std::vector<WeightId>& uses) {
   for (const WeightId id : uses) {
-    order.learn(place, id);
-    place = place.then(id);
+    order.learn(turn, id);
+    turn = turn.then(id);
   }
-  return place;
+  return turn;
 }
 
-std::vector<WeightId> walk(const Order& order, Place place, int steps) {
+std::vector<WeightId> walk(const Order& order, Turn turn, int steps) {
   std::vector<WeightId> seen;
   for (int i = 0; i < steps; ++i) {
-    const WeightId next = order.next(place);
+    const WeightId next = order.next(turn);
     if (next == kNone) break;
     seen.push_back(next);
-    place = place.then(next);
+    turn = turn.then(next);
   }
   return seen;
 }
@@ -35,35 +35,35 @@ TEST(Order, KnowsNothingAtFirst) {
 
 TEST(Order, GoesOnFromTheEndOfAPassToItsStart) {
   Order order(4);
-  const Place place = run(order, {}, {0, 1, 2, 3, 0});
-  EXPECT_EQ(walk(order, place, 6), (std::vector<WeightId>{1, 2, 3, 0, 1, 2}));
+  const Turn turn = run(order, {}, {0, 1, 2, 3, 0});
+  EXPECT_EQ(walk(order, turn, 6), (std::vector<WeightId>{1, 2, 3, 0, 1, 2}));
 }
 
 TEST(Order, TellsForwardFromBackward) {
   Order order(4);
-  const Place place = run(order, {}, {0, 1, 2, 3, 3, 2, 1, 0, 0, 1});
-  EXPECT_EQ(walk(order, place, 8), (std::vector<WeightId>{2, 3, 3, 2, 1, 0, 0, 1}));
+  const Turn turn = run(order, {}, {0, 1, 2, 3, 3, 2, 1, 0, 0, 1});
+  EXPECT_EQ(walk(order, turn, 8), (std::vector<WeightId>{2, 3, 3, 2, 1, 0, 0, 1}));
 }
 
 // Activation checkpointing: each block goes forward again before it goes backward.
 TEST(Order, TellsAForwardFromOneThatIsComputedAgain) {
   Order order(4);
   const std::vector<WeightId> pass{0, 1, 2, 3, 2, 3, 3, 2, 0, 1, 1, 0};
-  Place place;
-  for (int i = 0; i < 5; ++i) place = run(order, place, pass);
+  Turn turn;
+  for (int i = 0; i < 5; ++i) turn = run(order, turn, pass);
   std::vector<WeightId> twice = pass;
   twice.insert(twice.end(), pass.begin(), pass.end());
-  EXPECT_EQ(walk(order, place, 24), twice);
+  EXPECT_EQ(walk(order, turn, 24), twice);
 }
 
 TEST(Order, LearnsHowLongUntilAWeightComesAgain) {
   Order order(4);
-  Place first, second;
-  Place place;
+  Turn first, second;
+  Turn turn;
   for (int i = 0; i < 3; ++i) {  // 0 comes again after one use, and then after three
-    place = first = run(order, place, {0});
-    place = second = run(order, place, {0});
-    place = run(order, place, {1, 2});
+    turn = first = run(order, turn, {0});
+    turn = second = run(order, turn, {0});
+    turn = run(order, turn, {1, 2});
   }
   EXPECT_EQ(order.interval(first), 0u);
   order.learn_interval(first, 1);
@@ -95,9 +95,9 @@ TEST(Order, KeepsSignaturesApart) {
 
 TEST(Order, AChangedBranchIsLearntAtOnce) {
   Order order(5);
-  Place place = run(order, {}, {0, 1, 2, 3, 0, 1, 2, 3});
-  place = run(order, place, {0, 1, 4, 3, 0, 1});
-  EXPECT_EQ(walk(order, place, 2), (std::vector<WeightId>{4, 3}));
+  Turn turn = run(order, {}, {0, 1, 2, 3, 0, 1, 2, 3});
+  turn = run(order, turn, {0, 1, 4, 3, 0, 1});
+  EXPECT_EQ(walk(order, turn, 2), (std::vector<WeightId>{4, 3}));
 }
 
 }  // namespace

@@ -63,24 +63,25 @@ inline Drawn draw(const Draw& what, std::uint64_t seed) {
 /// The least seconds of all placements.
 inline double exhaustive(const Drawn& drawn, bool with_disk) {
   const auto& [units, limits] = drawn;
-  std::vector<planning::Choice> allowed;
-  for (const planning::Choice choice : planning::kChoices) {
-    if (units[0].accelerator < 0 && !planning::works_on_cpu(choice)) continue;
-    if (units[0].accelerator >= 0 && planning::works_on_cpu(choice) && !limits.works_on_cpu)
+  std::vector<planning::Assignment> allowed;
+  for (const planning::Assignment assignment : planning::kAssignments) {
+    if (units[0].accelerator < 0 && !planning::works_on_cpu(assignment)) continue;
+    if (units[0].accelerator >= 0 && planning::works_on_cpu(assignment) && !limits.works_on_cpu)
       continue;
-    if (!with_disk && planning::rests_on_disk(choice)) continue;
-    allowed.push_back(choice);
+    if (!with_disk && planning::rests_on_disk(assignment)) continue;
+    allowed.push_back(assignment);
   }
   std::vector<std::size_t> digits(units.size(), 0);
-  std::vector<planning::Choice> choices(units.size(), allowed[0]);
+  std::vector<planning::Assignment> assignments(units.size(), allowed[0]);
   double best = std::numeric_limits<double>::infinity();
   for (;;) {
-    if (const auto rings = planning::rings_of(units, limits, choices))
-      best = std::min(best, planning::Pass().seconds(planning::steps_of(units, choices), *rings));
+    if (const auto rings = planning::rings_of(units, limits, assignments))
+      best =
+          std::min(best, planning::Pass().seconds(planning::steps_of(units, assignments), *rings));
     std::size_t i = 0;
     for (; i < digits.size(); ++i) {
       digits[i] = (digits[i] + 1) % allowed.size();
-      choices[i] = allowed[digits[i]];
+      assignments[i] = allowed[digits[i]];
       if (digits[i] != 0) break;
     }
     if (i == digits.size()) return best;

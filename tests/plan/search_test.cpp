@@ -51,11 +51,11 @@ TEST(Placement, OfManyUnitsKeepsTheLimits) {
   for (std::uint64_t seed = 1; seed <= rounds(30); ++seed) {
     const Drawn drawn = draw({.units = 300, .accelerators = static_cast<int>(seed % 3)}, seed);
     const Placement placed = place(drawn.units, drawn.limits);
-    const auto rings = rings_of(drawn.units, drawn.limits, placed.choices);
+    const auto rings = rings_of(drawn.units, drawn.limits, placed.assignments);
     ASSERT_TRUE(rings.has_value()) << "seed " << seed;
     EXPECT_EQ(rings->ram, placed.rings.ram);
     for (std::size_t i = 0; i < drawn.units.size(); ++i) {
-      const bool on_cpu = works_on_cpu(placed.choices[i]);
+      const bool on_cpu = works_on_cpu(placed.assignments[i]);
       EXPECT_TRUE(drawn.units[i].accelerator >= 0 || on_cpu);
       EXPECT_TRUE(drawn.units[i].accelerator < 0 || drawn.limits.works_on_cpu || !on_cpu);
     }
@@ -66,7 +66,7 @@ TEST(Placement, KeepsEverythingWhereItFits) {
   Drawn drawn = draw({.units = 50}, 3);
   drawn.limits.ram = 1 << 20;
   const Placement placed = place(drawn.units, drawn.limits);
-  for (const Choice choice : placed.choices) EXPECT_EQ(choice, Choice::ram_cpu);
+  for (const Assignment assignment : placed.assignments) EXPECT_EQ(assignment, Assignment::ram_cpu);
   EXPECT_EQ(placed.rings.ram, 0u);
 }
 
@@ -78,7 +78,7 @@ TEST(Placement, SpreadsWhatStaysEvenly) {
   for (std::size_t part = 0; part < 4; ++part) {
     int stay = 0;
     for (std::size_t i = 10 * part; i < 10 * part + 10; ++i)
-      stay += placed.choices[i] == Choice::ram_cpu;
+      stay += placed.assignments[i] == Assignment::ram_cpu;
     EXPECT_GE(stay, 4) << part;
     EXPECT_LE(stay, 6) << part;
   }
@@ -94,7 +94,7 @@ TEST(Placement, KeepsWhatIsUsedBeforeWhatIsNot) {
   limits.ram = 110;  // the ten hot ones and a ring of one
   const Placement placed = place(units, limits);
   for (std::size_t i = 0; i < units.size(); ++i)
-    EXPECT_EQ(placed.choices[i] == Choice::ram_cpu, i % 2 == 0) << i;
+    EXPECT_EQ(placed.assignments[i] == Assignment::ram_cpu, i % 2 == 0) << i;
 }
 
 TEST(Placement, MultipliesWhereTheWeightRestsIfThatIsCheaper) {
@@ -104,8 +104,8 @@ TEST(Placement, MultipliesWhereTheWeightRestsIfThatIsCheaper) {
   limits.ram = 80;
   limits.accelerators[0] = 40;
   const Placement placed = place(slow_link, limits);
-  EXPECT_EQ(std::ranges::count(placed.choices, Choice::resident), 4);
-  EXPECT_EQ(std::ranges::count(placed.choices, Choice::ram_cpu), 4);
+  EXPECT_EQ(std::ranges::count(placed.assignments, Assignment::resident), 4);
+  EXPECT_EQ(std::ranges::count(placed.assignments, Assignment::ram_cpu), 4);
 }
 
 TEST(Spread, TakesTheMostValuableFirst) {

@@ -12,7 +12,7 @@
 namespace stowage::cli {
 
 /// One weight, or one tensor that is no part of a weight.
-struct Source {
+struct Item {
   std::string name;
   Shape shape;
   const WeightInfo* weight = nullptr;  // null: `tensor` alone
@@ -26,12 +26,12 @@ struct Source {
 };
 
 /// Sorted by name; each tensor of the file is in exactly one.
-std::vector<Source> sources(const File& file);
+std::vector<Item> items_of(const File& file);
 
-/// The values of a plain float source in the file, or of a resting one dequantized to f32.
-class Values {
+/// The values of a plain float item in the file, or of a resting one dequantized to f32.
+class ItemValues {
  public:
-  Values(const File& file, const Source& source);
+  ItemValues(const File& file, const Item& item);
   const void* data() const noexcept { return data_; }
   Dtype dtype() const noexcept { return dtype_; }
 
@@ -43,18 +43,18 @@ class Values {
 
 /// Declares a tensor as it stands in the file, and writes it.
 Declaration declare_copy(const TensorInfo& tensor);
-/// Gives the pages of a source back once it is done with.
-void drop(const File& file, const Source& source);
+/// Gives the pages of a item back once it is done with.
+void drop(const File& file, const Item& item);
 
 /// Runs `body`; an Error of it gets the file and the name of the tensor in front.
 template <class Body>
-auto in_tensor(const File& file, const Source& source, Body body) {
+auto in_tensor(const File& file, const Item& item, Body body) {
   try {
     return body();
   } catch (const Error& error) {
     file.check();  // a cause that lies deeper
-    throw Error(error.code(), file.paths()[static_cast<std::size_t>(source.tensor->shard)] + ": " +
-                                  source.name + ": " + error.what());
+    throw Error(error.code(), file.paths()[static_cast<std::size_t>(item.tensor->shard)] + ": " +
+                                  item.name + ": " + error.what());
   }
 }
 
