@@ -20,6 +20,7 @@ from stowage._ops.errors import (
 )
 from stowage._ops.info import info
 from stowage._shard import (  # they tell tensors how to be sharded, and modules what to refuse
+    collectives,  # noqa: F401
     replacement,  # noqa: F401
     sharding_calls,  # noqa: F401
 )

@@ -64,7 +64,6 @@ _CORNERS = {
     ),
     "torch._scaled_mm": "float8 is multiplied on a device",
     "torch.distributed._composable_state._module_state_mapping": "FSDP2's modules are found",
-    "torch.distributed._functional_collectives": "torch has the operators that gather",
     "torch.distributed.fsdp._common_utils.FSDP_FLATTENED": "parameters of FSDP1 are known",
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": (
         "the place of a shard is known"

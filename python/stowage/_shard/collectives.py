@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
 from stowage._shard.pieces import is_tagged, join_columns, tagged
@@ -68,6 +67,7 @@ def _cat(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return together(StowedRows(joined, pieces[0]._shared(), whole, pieces[0]._place.at(None)))
 
 
+@row_op("_c10d_functional::_wrap_tensor_autograd")  # of Python: there once DTensor is
 def _gathered(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """No wrapper that waits later: what comes next reads the records at once."""
     return _wait(functional.wait_tensor.default, args, kwargs)
@@ -93,9 +93,3 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if rows._whole.total is None:
             rows._place.first = at * rows.shape[0]
     return outputs, work
-
-
-def enter_autograd_wrapper() -> None:
-    """torch has this operator only once its functional collectives were imported."""
-    _ = _torch.functional_collectives
-    row_op(functional._wrap_tensor_autograd.default)(_gathered)

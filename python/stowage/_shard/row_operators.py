@@ -20,7 +20,7 @@ from stowage._shard.records import encode
 from stowage._shard.rows import Place, StowedRows, rows_that_fit
 from stowage._tensor.operators import counted_fallbacks
 from stowage._tensor.stowed import StowedTensor
-from stowage._tensor.tables import row_op
+from stowage._tensor.tables import ROW_OPS, row_op
 from stowage._tensor.views import PACKED, Packed, StowedView, source
 from stowage._tensor.writes import writes
 
@@ -38,6 +38,8 @@ aten = torch.ops.aten
 
 @row_op()
 def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (named := ROW_OPS.get(called.name())) is not None:
+        return named(called, args, kwargs)
     if writes(called):
         if any(isinstance(t, StowedRows) and initialising(t) for t in args):
             return initialise(called, args, kwargs)

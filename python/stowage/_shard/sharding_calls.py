@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
-from stowage._shard.collectives import enter_autograd_wrapper
 from stowage._shard.pieces import columns_misfit, columns_of, rows_misfit
 from stowage._shard.row_operators import COLUMNS, empty_rows, refuse_columns
 from stowage._shard.rows import Room, StowedRows, rows_of
@@ -167,6 +166,3 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if any(not torch.equal(octets(a), octets(b)) for a, b in zip(before, parts, strict=False)):
             weight._origin.written()
     return tensors, work
-
-
-enter_autograd_wrapper()

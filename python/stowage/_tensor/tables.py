@@ -68,7 +68,8 @@ def _either(first: Handler, second: Handler | None) -> Handler:
 
 
 def row_op(*keys: Any) -> Callable[[Handler], Handler]:
-    """As `op`, for rows that are spread over processes."""
+    """As `op`, for rows that are spread over processes; takes names of operators, too, which a
+    later import defines."""
 
     def enter(handler: Handler) -> Handler:
         ROW_OPS.update(dict.fromkeys(keys or (_DEFAULT,), handler))

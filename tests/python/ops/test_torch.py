@@ -25,9 +25,7 @@ PEERS = {  # private names of other packages
 }
 
 
-COLLECTIVES = "torch.distributed._functional_collectives"
-CORE = [*_torch._CORE, COLLECTIVES]  # needed at once where torch.distributed was imported before
-CORNERS = [path for path in _torch._CORNERS if path != COLLECTIVES]
+CORE, CORNERS = [*_torch._CORE], [*_torch._CORNERS]
 OWN_OF_CLASSES = {"_handle", "_schema", "_version", "_parameters", "_buffers", "_module_info"}
 
 
