@@ -54,16 +54,16 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
         views,
     )
     from stowage._model.reports.table import Report, Row
-    from stowage._model.resting.frozen import frozen_linear
-    from stowage._model.resting.masters import drop_master
+    from stowage._model.rest.frozen import frozen_linear
+    from stowage._model.rest.masters import drop_master
     from stowage._model.sizes import nbytes
     from stowage._model.stow import stow, unstow
     from stowage._tiers.budget import keep_free, rebudget
     from stowage._tiers.counts import DeviceReport, EngineReport
     from stowage._tiers.engine_report import engine_report, report
     from stowage._tiers.offload import offload, onload
-    from stowage._tiers.plans.measured import Measured, measured
-    from stowage._tiers.tracing import trace
+    from stowage._tiers.plans.measurement import Measured, measured
+    from stowage._tiers.trace import trace
     from stowage.checkpoint import save, state_dict
     from stowage.loading import load, load_state_dict
     from stowage.planning import Comparison, Plan, measured_links, plan
@@ -71,16 +71,16 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
 _MODULES = ["checkpoint", "loading", "planning", "policy", "sharding", "skips", "training", "views"]
 _NAMES = {
     "_model.reports.table": "Report Row",
-    "_model.resting.frozen": "frozen_linear",
-    "_model.resting.masters": "drop_master",
+    "_model.rest.frozen": "frozen_linear",
+    "_model.rest.masters": "drop_master",
     "_model.sizes": "nbytes",
     "_model.stow": "stow unstow",
     "_tiers.budget": "keep_free rebudget",
     "_tiers.counts": "DeviceReport EngineReport",
     "_tiers.engine_report": "engine_report report",
     "_tiers.offload": "offload onload",
-    "_tiers.plans.measured": "Measured measured",
-    "_tiers.tracing": "trace",
+    "_tiers.plans.measurement": "Measured measured",
+    "_tiers.trace": "trace",
     "checkpoint": "save state_dict",
     "loading": "load load_state_dict",
     "planning": "Comparison Plan measured_links plan",
@@ -88,14 +88,16 @@ _NAMES = {
 _LATER = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    """A public name or module that is used for the first time."""
-    if name in _MODULES:
-        return import_module(f"stowage.{name}")
-    if name not in _LATER:
-        raise AttributeError(f"module 'stowage' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"stowage.{_LATER[name]}"), name)
-    return found
+if not TYPE_CHECKING:  # a checker would take every name for one that it gives
+
+    def __getattr__(name: str) -> Any:
+        """A public name or module that is used for the first time."""
+        if name in _MODULES:
+            return import_module(f"stowage.{name}")
+        if name not in _LATER:
+            raise AttributeError(f"module 'stowage' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"stowage.{_LATER[name]}"), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which weights of a model rest, and how: rules and what they decide."""
 
-from stowage._model.choosing.policy import Policy, Rules, Wish
+from stowage._model.choice.policy import Policy, Rules, Wish
 from stowage._model.weights import Choice
 
 __all__ = [

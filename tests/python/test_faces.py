@@ -9,11 +9,14 @@ import io
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import stowage
+
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 # What users import. A name that leaves this list breaks programs.
 PUBLIC = {
@@ -79,6 +82,18 @@ def test_faces_define_nothing() -> None:
         with open(path) as file:
             kinds = {type(node) for node in ast.parse(file.read()).body}
         assert kinds <= {ast.Expr, ast.ImportFrom, ast.Assign}, module
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """But for those that only hand names on, and the facades, whose names are their peers'."""
+    root = Path(stowage.__file__).parent
+    found: dict[str, list[str]] = {}
+    for path in root.rglob("*.py"):
+        defines = any(isinstance(n, DEFINITIONS) for n in ast.parse(path.read_text()).body)
+        where = path.relative_to(root)
+        if defines and "compat" not in where.parts and not path.stem.startswith("__"):
+            found.setdefault(path.stem, []).append(str(where))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
 @pytest.mark.parametrize("taken", ["weight", "slice"])

@@ -130,7 +130,7 @@ def test_unknown_names_are_refused_as_by_any_module() -> None:
 
 def test_type_checkers_see_the_names_that_come_later() -> None:
     tree = ast.parse(Path(stowage.__file__).read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block, _ = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
         (node.module.removeprefix("stowage."), alias.name)
         for node in block.body

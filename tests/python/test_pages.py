@@ -278,7 +278,7 @@ def found(path: list[str]) -> bool:
 MAP_GUARD, GEMM, BUDGET = (
     "base/map_guard.h",
     "torch/gemm.cpp",
-    "python/stowage/_model/choosing/by_error.py",
+    "python/stowage/_model/choice/by_error.py",
 )
 CONSTANTS = [  # what a page says, and where the number is decided
     ("dispatch", r"Results of (\d+) MiB", "kernel/stream.h", r"kStreamBytes = \S+\{(\d+)\} << 20"),

@@ -13,8 +13,8 @@ from ranks import on_ranks
 from torch import Tensor, nn
 
 from stowage.training import convert_float8, opaque_hooks, refresh_scales
-from stowage.training.products import Cast, cast
 from stowage.training.recipes import amax_of, tensor_scale
+from stowage.training.scaled_product import Cast, cast
 
 STEPS = 10
 RECIPES = {"delayed": "delayed", "dynamic": "tensorwise"}

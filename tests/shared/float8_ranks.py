@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.utils.checkpoint import checkpoint
 
 from stowage.training import convert_float8, refresh_scales
-from stowage.training.weights import TrainedWeight
+from stowage.training.trained_weight import TrainedWeight
 
 
 class Net(nn.Module):

@@ -108,7 +108,7 @@ def _moved() -> object:
 
 
 def _built() -> object:
-    return _called("stowage._model.files.building", "build", lambda: nn.Linear(4, 4))()
+    return _called("stowage._model.files.factory", "build", lambda: nn.Linear(4, 4))()
 
 
 def _hashed() -> object:

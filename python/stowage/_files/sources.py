@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where weights come from: a file or shard set that is mapped, or a dictionary of tensors.
+"""Where weights come from: a file or shard set that is mapped, or a dictionary of tensors; and how
+many tensors are read in turn.
 
-Asks the system for a file's bytes before they are read, from all shards: a mapping alone asks
+The system is asked for a file's bytes before they are read, from all shards: a mapping alone asks
 for a few pages at a time, and waits for each. What was asked for lies in the page cache, not in the
-process: its pages are given back at once, and while a large tensor is read those behind.
-
-What goes on around the reading of many tensors in turn: the system is asked for them ahead, and
-a terminal shows how far it is.
+process: its pages are given back at once, and while a large tensor is read those behind. A terminal
+shows how far the reading is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model itself says of its parts: places that it wants in fp32, places that must not be cast
-layer by layer, and the parts that PEFT put beside its layers.
-
-Why a tensor of a model cannot rest, whatever the rules say. What is found here is told when the
-model is stowed, so that no later forward has to fail.
-"""
+"""What can be known of a model before any rule is read: places that it wants in fp32, places that
+must not be cast layer by layer, the parts that PEFT put beside its layers, and tensors that cannot
+rest, which are told when the model is stowed, so that no later forward has to fail."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._model.choosing.by_error import Limits
-from stowage._model.choosing.calibrating import Calibration
-from stowage._model.choosing.policy import Policy, Rules, Wish
-from stowage._model.choosing.skips import Skip
+from stowage._model.choice.by_error import Limits
+from stowage._model.choice.calibration import Calibration
+from stowage._model.choice.policy import Policy, Rules, Wish
+from stowage._model.choice.skips import Skip
 from stowage._model.declared import WidePlaces, adapter_paths
 from stowage._model.reports.report import loss_of, remember, report
 from stowage._model.reports.table import Report
-from stowage._model.resting.granularity import Blocks, Granularity, InputCast, forget, holders
-from stowage._model.resting.making import Loss, Making, from_values, relabelled, unfit
-from stowage._model.resting.masters import (
+from stowage._model.rest.formation import Loss, Making, from_values, relabelled, unfit
+from stowage._model.rest.granularity import Blocks, Granularity, InputCast, forget, holders
+from stowage._model.rest.masters import (
     Keeping,
     Master,
     check_intact,

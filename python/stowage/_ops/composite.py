@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stowage._ops import library as ops
 from stowage._ops.errors import fail
-from stowage._ops.lending import lender_of, where_x_is
+from stowage._ops.lenders import lender_of, where_x_is
 from stowage._ops.library import composite_forced
 from stowage._ops.numbers import rounding, scaled
 from stowage._ops.numbers import rounding as magnitudes

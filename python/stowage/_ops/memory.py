@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies into new memory, in large pages: touching new memory page by page takes three times as
-long as the copy itself.
-
-Memory that is copied before a write: mapped read-only, so that a write would end the process, or
-mapped in a forked process too, which would see it.
-"""
+long as the copy itself. And which memory must be copied before a write: mapped read-only, so that a
+write would end the process, or mapped in a forked process too, which would see it."""
 
 import copy
 import ctypes

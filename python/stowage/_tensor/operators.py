@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators do with stowed weights, below autograd: moves, copies, slices, products.
+"""What operators do with stowed weights, below autograd: moves, copies, slices, joins, products.
 
 An operator that the table lacks dequantizes its stowed arguments, computes, and is counted:
-`stowage.fallbacks()`. Operators that write go to writes.py, views to views.py.
-
-cat and stack of stowed tensors along dim 0: where scales allow, codes and scales are joined.
-
-No value is read and none is rounded again, so the result has exactly the values of its pieces. They
-must agree in storage, compute dtype and exactness. `stack` turns a scale into one for each piece:
-tensor into row, row into row2, as taking an index turns them back (_slices.row).
+`stowage.fallbacks()`. Operators that write go to writes.py, views to views.py. cat and stack along
+dim 0 join codes and scales where scales allow: no value is read and none is rounded again. Their
+pieces must agree in storage, compute dtype and exactness; `stack` turns a scale into one for each
+piece, tensor into row, row into row2, as taking an index turns them back (slices.py).
 """
 
 from collections import Counter

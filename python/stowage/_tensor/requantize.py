@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat blocks of 4-bit codes, which rows may share: quantized again where rows were written.
-
-Quantizes again what a write changed of a weight, and nothing else.
+"""Quantizes again what a write changed of a weight, and nothing else.
 
 One principle: a scale whose rows are all written is computed anew; a scale shared with a row that
-is not written stays, and the new values must fit it or the write is refused. So no write alters a
-row that it did not name, and one that names the whole weight leaves what quantizing its values
-gives. A row that is written and keeps its values counts as written. Inside a written row, values
-that were not written are requantized from fp32, which gives their codes back wherever the scale
-allows. A write that changes no value changes no value at rest either.
+is not written stays (rows may share a flat block of 4-bit codes), and the new values must fit it or
+the write is refused. So no write alters a row that it did not name, and one that names the whole
+weight leaves what quantizing its values gives. A row that is written and keeps its values counts as
+written. Inside a written row, values that were not written are requantized from fp32, which gives
+their codes back wherever the scale allows. A write that changes no value changes none at rest.
 """
 
 from collections.abc import Sequence

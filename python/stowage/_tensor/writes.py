@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator that writes gets in place of stowed tensors: views of dequantized copies.
-
-There is one copy for each weight, of the rows that its arguments show, so that arguments which
-share memory go on doing so, and a row of a large weight costs little. What a write names of a copy,
-whether or not it changes it, is told by views and indices, never by comparing values.
-
-Writes to stowed weights: carried out by requantizing what changed, or refused; never lost.
+"""Writes to stowed weights: carried out by requantizing what changed, or refused; never lost.
 
 One mechanism for every operator that writes, driven by its schema: the weights that it writes are
-dequantized, it runs on views of those copies (writes.py), and the rows that changed are quantized
-again (requantize.py).
+dequantized, it runs on views of those copies, and the rows that changed are quantized again
+(requantize.py). There is one copy for each weight, of the rows that the arguments show, so that
+arguments which share memory go on doing so, and a row of a large weight costs little. What a write
+names of a copy, whether or not it changes it, is told by views and indices, never by values.
 """
 
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rebudget`: another budget for a model that is in use.
-
-`keep_free`: a model in use gives memory back when the machine runs short of it.
-"""
+"""The budget of a model in use: `rebudget` sets another one, `keep_free` gives memory back when the
+machine runs short of it."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from stowage._model.sizes import byte_count
 from stowage._ops.errors import InvalidArgument, StowageError
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.maps.budgets import available_ram
-from stowage._tiers.plans.keeping import carried_by_engine, forget_plan, keep_to, kept_plan
+from stowage._tiers.plans.execution import carried_by_engine, forget_plan, keep_to, kept_plan
 
 _LOG = logging.getLogger("stowage")
 _STEP = 16  # a budget changes by a 16th of the whole one at least: each change reads weights again

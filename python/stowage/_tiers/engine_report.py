@@ -13,7 +13,7 @@ from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.device.placement import Devices, devices_of
 from stowage._tiers.disk.engine import Engine, engine_of
-from stowage._tiers.plans.keeping import kept_plan
+from stowage._tiers.plans.execution import kept_plan
 
 
 def engine_report(model: nn.Module) -> EngineReport:

@@ -10,19 +10,25 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stowage._files.renaming import Rename
+from stowage._files.renames import Rename
 from stowage._files.sources import DictSource, FileSource, Source
-from stowage._model.choosing.policy import Policy, Rules
-from stowage._model.choosing.skips import Skip
-from stowage._model.files.building import build
-from stowage._model.files.filling import Filling, Options
-from stowage._model.resting.granularity import Blocks, Granularity, InputCast
-from stowage._model.resting.making import Making
+from stowage._model.choice.policy import Policy, Rules
+from stowage._model.choice.skips import Skip
+from stowage._model.files.factory import build
+from stowage._model.files.fill import Filling, Options
+from stowage._model.rest.formation import Making
+from stowage._model.rest.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.storage import Storage
 from stowage._tiers.disk.engine import Engine, EngineOptions, attach, engine_of, mapped_only
-from stowage._tiers.plans.keeping import Planned, carried_by_engine, check_alone, keep_to, read_plan
+from stowage._tiers.plans.execution import (
+    Planned,
+    carried_by_engine,
+    check_alone,
+    keep_to,
+    read_plan,
+)
 from stowage._tiers.plans.plan import Plan
 
 

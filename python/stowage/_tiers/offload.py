@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`offload` and `onload`: the weights of a model go to a folder and come back.
-
-A model beside the file that its weights are to rest in: what moves, and whether all is the
-same.
-"""
+"""`offload` and `onload`: the weights of a model go to a folder, which is written first or compared
+with the model, and come back."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ from stowage._tiers.disk.engine import (
 )
 from stowage._tiers.maps.named import Folder, Given, Mapped, Size, by_name
 from stowage._tiers.places import CPU, DeviceMap, Places, device_of_name
-from stowage._tiers.plans.keeping import (
+from stowage._tiers.plans.execution import (
     Planned,
     carried,
     check_alone,

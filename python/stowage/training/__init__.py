@@ -18,7 +18,7 @@ from stowage.training.opaque_hooks import opaque_hooks
 from stowage.training.optimizing import MasterOptimizer
 from stowage.training.recipes import RECIPES, Recipe
 from stowage.training.refreshing import refresh_scales
-from stowage.training.weights import TrainedWeight
+from stowage.training.trained_weight import TrainedWeight
 
 __all__ = [
     "RECIPES",

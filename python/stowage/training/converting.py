@@ -13,7 +13,7 @@ from stowage.training import history, parallel  # noqa: F401  it looks at what m
 from stowage.training.layers import Layer, Roster
 from stowage.training.recipes import recipe_of
 from stowage.training.refreshing import refresh
-from stowage.training.weights import TrainedWeight, weight_of
+from stowage.training.trained_weight import TrainedWeight, weight_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the resting and the gathered weight of a float8 layer have in common.
-
-What FSDP2 gathers of a float8 weight: bytes, and the tensor that layers compute with.
+"""What FSDP2 gathers of a float8 weight: bytes, and the tensor that layers compute with.
 
 One uint8 tensor [rows, length], so that every backend can carry it: the records of a weight that
 rests in f8_e4m3:row or, where the scale is the tensor's and known to every rank, in f8_e4m3. With
-gather="high" they are the records of plain values, which each rank casts in the same way.
+gather="high" they are the records of plain values, which each rank casts in the same way. What the
+resting and the gathered weight have in common is `Float8Weight`.
 """
 
 from typing import Any, NamedTuple
@@ -20,9 +19,9 @@ from stowage._ops.storage import Storage
 from stowage._shard.records import Geometry, geometry
 from stowage._shard.records import encode as encode_rows
 from stowage.training.layers import Layer
-from stowage.training.linear import linear
-from stowage.training.products import Cast, cast
+from stowage.training.operands import linear
 from stowage.training.recipes import Recipe, amax_of, row_scales
+from stowage.training.scaled_product import Cast, cast
 
 aten = torch.ops.aten
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a weight belongs to, and how many times it has been written.
+"""Who a weight belongs to, how many times it has been written, and what torch's gathers cannot do
+with it, found before one of them runs.
 
 FSDP2 replaces the tensor of a parameter several times, and every one of them needs the name, the
 recipe and the module: they carry one `Layer`. Tensors that share memory share one `Stamp`.
-
-What torch's gathers cannot do with fp8 weights, found before one of them runs.
 """
 
 import copy

@@ -22,8 +22,8 @@ from stowage._shard.describing import is_spread
 from stowage._shard.groups import shard_dim
 from stowage.training.cutting import Cut
 from stowage.training.gathered import Float8Weight
-from stowage.training.linear import linear
-from stowage.training.weights import TrainedWeight
+from stowage.training.operands import linear
+from stowage.training.trained_weight import TrainedWeight
 
 
 def _registered(module: nn.Module, name: str, parameter: Any) -> None:

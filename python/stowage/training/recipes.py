@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a float8 linear layer casts, how, and which of its products stay in high precision.
 
-From the largest magnitude of some values to the scale that they are multiplied by before a cast.
-
-Two rules, each bit for bit that of the library it is named after: `torchao` and `te`. In both the
-scale s multiplies, q = cast(clamp(fl(x s), -F, F)), and a reader multiplies by fl(1 / s).
+The scale that values are multiplied by before a cast comes of their largest magnitude by one of two
+rules, each bit for bit that of the library it is named after: `torchao` and `te`. In both the scale
+s multiplies, q = cast(clamp(fl(x s), -F, F)), and a reader multiplies by fl(1 / s).
 """
 
 from collections.abc import Sequence

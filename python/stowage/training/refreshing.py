@@ -21,7 +21,7 @@ from stowage._shard.groups import groups_of
 from stowage.training import history
 from stowage.training.layers import Layer, Stamp, Watched, watched
 from stowage.training.recipes import amax_of, amaxes, tensor_scale
-from stowage.training.weights import TrainedWeight
+from stowage.training.trained_weight import TrainedWeight
 
 _ENTRIES = 7  # amax, rank + 1 that is not finite, code, -code, three of the history
 

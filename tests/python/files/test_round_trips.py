@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._model.resting.making import obstacle
+from stowage._model.rest.formation import obstacle
 from stowage._ops.storage import Storage
 
 _BLOCKS = (2, 3, 7, 16, 25, 32, 44, 48, 50, 64, 96, 128, 1000)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._model.resting import making
+from stowage._model.rest import formation
 from stowage._ops import library
 from stowage.tensor import StowedTensor
 
@@ -90,7 +90,7 @@ def test_any_exception_leaves_the_model_as_it_was(
             raise error
         return real(*args)
 
-    monkeypatch.setattr(making.library, "quantize", quantize)
+    monkeypatch.setattr(formation.library, "quantize", quantize)
     with pytest.raises(type(error)):
         stowage.stow(model, "int8", compute_dtype=torch.bfloat16)
     assert len(calls) == 3

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stowage.training import RECIPES, TrainedWeight, convert_float8, refresh_scales, reset_history
-from stowage.training.products import _scaled, cast, product
+from stowage.training.scaled_product import _scaled, cast, product
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`save` and `state_dict`: models with resting weights as ordinary safetensors files and as plain
-tensors. _tiers/load.py has the way back.
-
-Weights that are spread over processes, brought together in each: for files of flat bytes.
-"""
+tensors; weights that are spread over processes are brought together in each first. _tiers/load.py
+has the way back."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from stowage._model.files.real_values import (
     write_config,
 )
 from stowage._model.weights import Held, Inventory
-from stowage._model.writing import buffer_dtypes, declared, write
+from stowage._model.writer import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
 from stowage._ops.errors import FileError, raise_problems
 from stowage._shard.describing import is_spread, values_of

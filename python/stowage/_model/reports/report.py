@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from stowage._model.reports.table import Report, Row
-from stowage._model.resting.granularity import block_paths, mode_of
-from stowage._model.resting.making import Loss
-from stowage._model.resting.masters import state_of
+from stowage._model.rest.formation import Loss
+from stowage._model.rest.granularity import block_paths, mode_of
+from stowage._model.rest.masters import state_of
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nf4 and fp4 by stock torch ops, nested scales included: bitsandbytes' rules, bit for bit.
-
-8-bit codes of a table of 256 ascending values, with one scale for each block: bitsandbytes'
-rule (0.50 and later, on the CPU), by stock torch ops. Nested block scales are such codes.
-"""
+"""nf4 and fp4 by stock torch ops, bit for bit as bitsandbytes has them (0.50 and later, on the
+CPU). Nested scales are 8-bit codes of a table of 256 ascending values, a scale for each block."""
 
 import math
 import struct

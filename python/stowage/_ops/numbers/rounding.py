@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounding and chunks of the composite: what its codecs for 8-bit and 4-bit codes share.
+"""What the composite's codecs for 8-bit and 4-bit codes share: rounding, chunks, and the largest
+magnitude of each of many tensors, which a compiler can join with what comes before.
 
 Rules of these files: values are computed in fp32; the only things done to a bf16 or float8 tensor
 are casts, views and copies (their arithmetic is missing or wrong on old hardware); a tensor is
 divided by a tensor, since CUDA turns division by a number into a multiplication; temporaries stay
 small.
-
-The largest magnitude of each of many tensors, by stock torch ops: on devices without our
-kernels, and in graphs, where a compiler joins them with what comes before.
 """
 
 import math

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch, library
 from stowage._ops._torch import tree_leaves, tree_map_only
-from stowage._ops.lending import accelerator_of, brought, lender_of
+from stowage._ops.lenders import accelerator_of, brought, lender_of
 from stowage._ops.library import composite_forced
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.views import PACKED, StowedView, replay

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stowage._ops import _torch
 from stowage._ops.errors import fail
-from stowage._ops.lending import where_x_is
+from stowage._ops.lenders import where_x_is
 from stowage._tensor.products import blocks
 from stowage._tensor.products.tiles import TILE, Resting, needs_tiles, resting, spans
 from stowage._tensor.stowed import StowedTensor

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient of embedding: a dense one, to the weight, as torch's own; ids have none.
-
-EmbeddingBag and Bilinear with resting weights: the rows that the ids name are widened, or a tile
-of rows at a time. Below autograd, as _tensor/operators.py, so that graphs keep codes and scales.
-"""
+"""Embedding, EmbeddingBag and Bilinear with resting weights: the rows that ids name are widened, or
+a tile of rows at a time. Below autograd, as operators.py, so that graphs keep codes and scales. The
+gradient of an embedding goes to the weight, dense as torch's own; ids have none."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, fail
-from stowage._ops.lending import where_x_is
+from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor, wrap

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of a resting weight in its compute dtype, never more than a tile of it at a time.
 
-Rows (indices of dim 0) are widened as they are. A piece of dim 1 takes its columns out of rows that
-are widened some at a time, in a quarter of the tile: each row is decoded once for every piece, and
-no sum is cut, so that tiles change no result but by the order of sums inside one product.
-
-Indices of dim 0 taken by an integer tensor: only the rows that it names are dequantized.
-
-So `experts[ids]`, which libraries write for a batch of tokens, reads the experts that are used.
+Rows (indices of dim 0) are widened as they are; of rows that an integer tensor names, as in
+`experts[ids]` for a batch of tokens, only those. A piece of dim 1 takes its columns out of rows
+that are widened some at a time, in a quarter of the tile: each row is decoded once for every piece,
+and no sum is cut, so that tiles change no result but by the order of sums inside one product.
 """
 
 import math
@@ -18,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library
-from stowage._ops.lending import lender_of
+from stowage._ops.lenders import lender_of
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.tables import op
 from stowage._tensor.views import is_first

@@ -17,7 +17,7 @@ from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import Held, Inventory, Swap, is_brought_whole
 from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
-from stowage._ops.lending import enter
+from stowage._ops.lenders import enter
 from stowage._ops.memory import is_borrowed, new_copy
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.device.activations import compute_anywhere, compute_on, device_given

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tier of a device: a ring of its memory, allocated once, into which units (a weight's codes
-and scales, in their resting form) are brought when ops use them, and ahead of time in the order
-that is learnt from use.
-
-Places in a ring of bytes: where a new unit goes, and which ones must leave for it.
-
-Which unit is used after which: learnt from use, for each signature of a model's inputs.
-"""
+and scales, in their resting form) are brought when ops use them, and ahead of time in the order of
+use, which is learnt for each signature of a model's inputs. A unit takes a place in the ring where
+those that are used last must leave for it."""
 
 from __future__ import annotations
 

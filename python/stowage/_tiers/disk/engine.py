@@ -28,7 +28,7 @@ from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, raise_problems, translated
 from stowage._ops.memory import copies_made, copy_with, new_copy
 from stowage._tiers.counts import EngineReport
-from stowage._tiers.disk.written import (
+from stowage._tiers.disk.journal import (
     Journal,
     Written,
     forget_places,

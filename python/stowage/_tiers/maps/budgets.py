@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a device map may use on each device: what is free, or what the caller allows, or
-shares that spread a model evenly.
-
-Memory that is free: of the machine, and of the control group (a container) that we are in.
+"""Bytes that a device map may use on each device: what the caller allows, shares that spread a
+model evenly, or what is free, of the machine and of the control group (a container) that we are in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes each part of a model takes, by dotted names, as it is or in other dtypes.
-
-Parameters that several names share, and what that means for where parts of a model go.
-"""
+"""How many bytes each part of a model takes, by dotted names, as it is or in other dtypes, and
+together with the parts that share a parameter with it."""
 
 from __future__ import annotations
 

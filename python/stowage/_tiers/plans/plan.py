@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`: which weight rests where, and what a pass will take, known before anything is loaded.
-
-A place for every weight, said by as few names as do.
-
-The weights of a model as the planner of the core takes them: names, storages, shapes, bytes.
-"""
+"""`plan`: which weight rests where, and what a pass will take, known before anything is loaded. The
+core plans; here are the weights of a model as it takes them, and its places under few names."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from stowage._model.weights import LAZY, Held, Inventory
 from stowage._ops import library
 from stowage._ops.errors import FileError, InvalidArgument, translated
 from stowage._tensor.stowed import StowedTensor
-from stowage._tiers.plans.measured import Measured, figures_of
+from stowage._tiers.plans.measurement import Measured, figures_of
 
 Size = int | str
 Source = nn.Module | str | os.PathLike[str]

@@ -14,8 +14,8 @@ from torch import nn
 
 from stowage._files.sources import DictSource, FileSource
 from stowage._model.declared import WidePlaces
-from stowage._model.files.filling import Filling, Options
-from stowage._model.resting.making import Making
+from stowage._model.files.fill import Filling, Options
+from stowage._model.rest.formation import Making
 from stowage._model.weights import Held, Inventory
 from stowage._ops.errors import InvalidArgument, Unsupported, raise_problems
 from stowage._tiers.disk.engine import Engine, EngineOptions, attach, mapped_only

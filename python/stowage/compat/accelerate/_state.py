@@ -12,7 +12,7 @@ from torch import nn
 
 from stowage._ops import _torch
 from stowage._tensor.casts import is_cast_of_itself
-from stowage._tiers.disk.written import has_places
+from stowage._tiers.disk.journal import has_places
 from stowage.compat.accelerate._maps import same_device
 
 

@@ -19,10 +19,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from stowage._model.resting.beside import Kept, check_place, verify
+from stowage._model.rest.beside import Kept, check_place, verify
 from stowage._model.stow import unstow
 from stowage._ops.errors import InvalidArgument
-from stowage.integrations.peft.merged import (
+from stowage.integrations.peft.base import (
     check_unwritten,
     keep_layers,
     modules,
@@ -30,7 +30,7 @@ from stowage.integrations.peft.merged import (
     restore,
     set_record,
 )
-from stowage.integrations.peft.merging import How, merge_layer
+from stowage.integrations.peft.merger import How, merge_layer
 
 Folder = str | os.PathLike[str] | None
 

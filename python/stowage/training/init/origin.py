@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stowage._model.resting.beside import Kept, keep
+from stowage._model.rest.beside import Kept, keep
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 

@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from stowage._model.choosing.policy import WEIGHT_TYPES
+from stowage._model.choice.policy import WEIGHT_TYPES
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
 from stowage._ops.errors import InvalidArgument

@@ -16,7 +16,7 @@ from torch import nn
 
 import stowage
 from stowage._tiers.disk.engine import engine_of
-from stowage._tiers.disk.written import has_places
+from stowage._tiers.disk.journal import has_places
 from stowage.compat.diffusers import patched
 from stowage.compat.diffusers.hooks import apply_group_offloading
 from stowage.compat.diffusers.hooks import group_offloading as ours

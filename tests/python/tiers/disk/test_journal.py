@@ -16,7 +16,7 @@ from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made
 import stowage
 from stowage._model.sizes import memory
 from stowage._ops.errors import FileError
-from stowage._tiers.disk.written import Journal
+from stowage._tiers.disk.journal import Journal
 
 
 @KINDS

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._model.choosing.policy import Rules
+from stowage._model.choice.policy import Rules
 from stowage._model.declared import cannot_rest, is_narrow
 from stowage._model.patterns import Predicate, names_around
 from stowage._model.stow import stow

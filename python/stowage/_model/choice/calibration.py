@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._model.choosing.trials import source
-from stowage._model.resting.making import Making, from_values
+from stowage._model.choice.trials import source
+from stowage._model.rest.formation import Making, from_values
 from stowage._model.weights import Held, Inventory, Site
 from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves

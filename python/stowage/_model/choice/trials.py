@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from stowage._model.reports.table import number_text
-from stowage._model.resting.making import Making, from_values, unfit
-from stowage._model.resting.masters import fresh_master
+from stowage._model.rest.formation import Making, from_values, unfit
+from stowage._model.rest.masters import fresh_master
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.weights import Choice, Held
 from stowage._ops.errors import StowageError

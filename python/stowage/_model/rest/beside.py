@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stowage._files.names import DISK_DTYPES, DISK_NAMES
-from stowage._model.writing import declared, write
+from stowage._model.writer import declared, write
 from stowage._ops import library
 from stowage._ops.errors import BadFile, FileError, InvalidArgument, translated
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._model.resting import frozen
+from stowage._model.rest import frozen
 
 STORAGES = ["bf16", "f8_e4m3", "f8_e5m2:row", "int8", "int8:tensor", "int8:row2", "int8:block48"]
 STORAGES += ["nf4", "fp4:block128", "nf4:block64:nested"]

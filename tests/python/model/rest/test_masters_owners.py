@@ -18,7 +18,7 @@ from tied import IDS, Tied, bits, bits_at_rest, files
 from torch import nn
 
 import stowage
-from stowage._model.resting.masters import master_of
+from stowage._model.rest.masters import master_of
 from stowage._model.stamps import stamp
 from stowage._model.weights import Inventory
 from stowage.tensor import StowedTensor

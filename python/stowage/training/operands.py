@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from stowage._ops.errors import InvalidArgument
 from stowage.training import delayed, history
 from stowage.training.cutting import WHOLE, Cut, over_ranks
-from stowage.training.products import Cast, cast, high, product
 from stowage.training.recipes import Recipe, amax_of, scale_of
+from stowage.training.scaled_product import Cast, cast, high, product
 
 
 def linear(input: Tensor, weight: Any, bias: Tensor | None = None, *, cut: Cut = WHOLE) -> Tensor:

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the weights of a model work, as `stow` and `load` are asked: how much of them is widened at
-once, and which inputs are cast. docs/working.md states the modes and their peak of memory.
-
-Input casts: hooks that give a module its inputs in the compute dtype of its stowed weight, and
-where asked its outputs in the dtype that the inputs had.
-"""
+once, and whose inputs are cast, by hooks, to the compute dtype of a stowed weight, and outputs back
+where that is asked. docs/working.md states the modes and their peak of memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from stowage._model.declared import adapter_paths
-from stowage._model.resting.beside import Beside, Kept, keep
+from stowage._model.rest.beside import Beside, Kept, keep
 from stowage._model.sizes import memory
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory

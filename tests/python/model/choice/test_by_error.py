@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stowage
-from stowage._model.choosing import calibrating, trials
-from stowage._model.resting import making
+from stowage._model.choice import calibration, trials
+from stowage._model.rest import formation
 
 LIST = ["nf4", "f8_e4m3:row", "bf16"]
 
@@ -247,13 +247,13 @@ def test_choosing_needs_no_measure() -> None:
     assert "nf4:block64 " in report["0.weight"].reason
 
 
-@pytest.mark.parametrize("module", [trials, calibrating])
+@pytest.mark.parametrize("module", [trials, calibration])
 def test_one_candidate_exists_at_a_time(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     made: list[weakref.ref[Any]] = []
 
     def counted(*args: Any) -> Any:
         assert not [ref for ref in made if ref() is not None]
-        found = making.from_values(*args)
+        found = formation.from_values(*args)
         made.append(weakref.ref(found[0]))
         return found
 

@@ -24,7 +24,7 @@ from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.disk.engine import Engine, engine_of
-from stowage._tiers.disk.written import has_places
+from stowage._tiers.disk.journal import has_places
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import stowage
-from stowage._model.resting import granularity as _granularity
+from stowage._model.rest import granularity as _granularity
 from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="models of bf16 need the kernels")

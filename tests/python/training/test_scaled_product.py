@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stowage.training.products import Cast, cast
+from stowage.training.scaled_product import Cast, cast
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SCALES = (1.0, 0.37, 1e30, 1e-30, 0.0)

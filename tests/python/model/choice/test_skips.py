@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import stowage
-from stowage._model.choosing import skips
+from stowage._model.choice import skips
 from stowage._model.patterns import near_misses
 from stowage._model.weights import Inventory
 

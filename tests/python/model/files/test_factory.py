@@ -136,7 +136,7 @@ def test_a_large_model_takes_no_memory_while_it_is_built(tmp_path: Path) -> None
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(size, size, bias=False) for _ in range(200))
 
-    from stowage._model.files.building import build
+    from stowage._model.files.factory import build
 
     before = _resident()
     model = build(Huge)

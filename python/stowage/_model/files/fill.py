@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills a model from a source: first matches every name, shape and storage and collects all
-problems, then reads tensor by tensor, then changes the model in one step.
-
-Whether what a file or a state holds may go into a tensor of a model.
-"""
+"""Fills a model from a source: first matches every name, shape and storage, checks that what the
+source holds may go into the tensor of the model and collects all problems; then reads tensor by
+tensor; then changes the model in one step."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ import torch
 from torch import nn
 
 from stowage._files.names import FLOAT8, Entry
-from stowage._files.renaming import Rename, Renaming
+from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import Source, is_aligned, reading
-from stowage._model.choosing.policy import Policy
+from stowage._model.choice.policy import Policy
 from stowage._model.declared import WidePlaces
 from stowage._model.reports.report import remember
-from stowage._model.resting.making import Loss, Making, from_parts, from_values, obstacle
+from stowage._model.rest.formation import Loss, Making, from_parts, from_values, obstacle
 from stowage._model.weights import (
     LAZY,
     Choice,

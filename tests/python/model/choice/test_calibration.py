@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import stowage
-from stowage._model.choosing.calibrating import output_errors
+from stowage._model.choice.calibration import output_errors
 from stowage._model.weights import Held, Inventory
 from stowage._ops.storage import Storage
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._model.resting.beside import Beside, Kept, check_place, keep, verify
+from stowage._model.rest.beside import Beside, Kept, check_place, keep, verify
 from stowage._model.sizes import memory
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from stowage._model.choosing.skips import HEADS, NO_SKIPS, Skip, Skips, contained
+from stowage._model.choice.skips import HEADS, NO_SKIPS, Skip, Skips, contained
 from stowage._model.declared import (
     UncastPlaces,
     WidePlaces,

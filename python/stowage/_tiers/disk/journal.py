@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of an offloaded model that were written to: they have left the file for good, and count
-in the budget or are in the engine's journal. Modules remember which of their parameters went to the
-disk, so that new names (PEFT wraps layers), new tensors and copies of the model change nothing.
+"""Weights of an offloaded model that were written to: they have left the file for good.
 
-How many bytes each model has in memory that it has written to.
-
-Room on a disk for weights that were written to and that memory has no room for: a file without a
-name, mapped, so that the system keeps of it what it can and the rest is read again when used.
-
-A process that forks has its journal in common with the child: from then on neither writes to what
-is there, but copies it first.
+Modules remember which of their parameters went to the disk, so that new names (PEFT wraps layers),
+new tensors and copies of the model change nothing. What was written counts in the budget of its
+model; what memory has no room for goes to a journal: a file without a name, mapped, so that the
+system keeps of it what it can and the rest is read again when used. A process that forks has its
+journal in common with the child: from then on neither writes to what is there, but copies it first.
 """
 
 from __future__ import annotations

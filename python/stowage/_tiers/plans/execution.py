@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan asks of `offload` and `load`.
-
-The passes of a model that keeps to a plan, beside what the plan said: told once, when passes
-repeat.
-"""
+"""How `offload` and `load` carry a plan out, and its passes beside what it said: told once, when
+passes repeat."""
 
 from __future__ import annotations
 

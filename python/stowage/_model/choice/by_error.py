@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of its options each weight takes, so that all together fit a number of bytes and their
-costs add up to the least. Knows numbers only.
-
-A price for each byte that makes the cheapest options just fit gives a first answer and a bound that
-no answer beats. The search then keeps, weight by weight, every state (bytes, cost) that no other
-state beats in both and that can still beat the first answer: exact as long as there are fewer than
-the cap, which twelve weights with three options never reach. Beyond it, states are thinned to the
-best and the smallest of equal slices of the bytes. Nothing depends on chance.
-
-Chooses by measured errors: which of a weight's storages keeps `max_error`, and which storages of
+"""Chooses by measured errors: which of a weight's storages keeps `max_error`, and which storages of
 all weights together fit a budget of bytes with the least error. docs/choosing.md states the rules.
+
+The search knows numbers only. A price for each byte that makes the cheapest options just fit gives
+a first answer and a bound that no answer beats. Then it keeps, weight by weight, every state
+(bytes, cost) that no other state beats in both and that can still beat the first answer: exact as
+long as there are fewer than the cap, which twelve weights with three options never reach. Beyond
+it, states are thinned to the best and the smallest of equal slices of the bytes. Nothing depends on
+chance.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from stowage._model.choosing.calibrating import Calibration, output_errors
-from stowage._model.choosing.trials import AS_IT_IS, Trial, Tried, attempt, bytes_at_rest, source
+from stowage._model.choice.calibration import Calibration, output_errors
+from stowage._model.choice.trials import AS_IT_IS, Trial, Tried, attempt, bytes_at_rest, source
 from stowage._model.reports.table import bytes_text
-from stowage._model.resting.making import Making
+from stowage._model.rest.formation import Making
 from stowage._model.sizes import byte_count
 from stowage._model.weights import Choice, Held
 from stowage._ops.errors import InvalidArgument, raise_problems

@@ -13,8 +13,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from stowage._model.reports.report import remember
-from stowage._model.resting.beside import Kept
-from stowage._model.resting.making import Loss, measured
+from stowage._model.rest.beside import Kept
+from stowage._model.rest.formation import Loss, measured
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held
 from stowage._ops import library
@@ -22,7 +22,7 @@ from stowage._ops.errors import translated
 from stowage._ops.numbers import stochastic
 from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor
-from stowage.integrations.peft.merged import (
+from stowage.integrations.peft.base import (
     Record,
     Was,
     bare,

@@ -3,7 +3,7 @@
 
 A wrapper around the plain values. Optimizers, views, copies and files see an ordinary tensor; every
 write is counted (`Stamp`), so that a scale cannot outlive the values it was made of. F.linear and
-FSDP2's gather know it: gathered.py, gathered.py.
+FSDP2's gather know it: operands.py, gathered.py.
 """
 
 import copy
@@ -20,8 +20,8 @@ from stowage._ops.storage import Identity
 from stowage.training import delayed, gathered
 from stowage.training.gathered import Float8Weight
 from stowage.training.layers import Layer, Stamp
-from stowage.training.products import Cast, cast
 from stowage.training.recipes import amax_of, row_scales, tensor_scale
+from stowage.training.scaled_product import Cast, cast
 
 aten = torch.ops.aten
 _COPIES = {aten.clone.default, aten._to_copy.default, aten._pin_memory.default}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stowage
-from stowage._model.choosing.by_error import Option, best, cost_of, size_of
+from stowage._model.choice.by_error import Option, best, cost_of, size_of
 from stowage._model.sizes import byte_count
 
 Units = list[list[Option]]
