@@ -15,9 +15,16 @@ import torch
 from stowage._ops.errors import StowageError
 from stowage._ops.storage import Storage
 from stowage.training.recipes import RECIPES
-from stowage.training.scaling.decoders import decoder, elements, shapes, width_of
-from stowage.training.scaling.groups import PLAIN, Setting
-from stowage.training.scaling.steps import memory, wire
+from stowage.training.scaling import (
+    PLAIN,
+    Setting,
+    decoder,
+    elements,
+    memory,
+    shapes,
+    width_of,
+    wire,
+)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
