@@ -21,10 +21,4 @@ std::uint8_t dynamic_code(float u) noexcept;
 void nest_scales(std::span<const float> absmax, std::uint8_t* codes, float* nested_absmax,
                  float* nested_offset) noexcept;
 
-/// The block scale that a code stands for: fl(fl(map[code] * nested_absmax) + offset).
-inline float unnest_scale(const float* map, std::uint8_t code, float nested_absmax,
-                          float offset) noexcept {
-  return map[code] * nested_absmax + offset;
-}
-
 }  // namespace stowage

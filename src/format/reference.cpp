@@ -8,8 +8,6 @@
 #include <limits>
 
 #include "base/checked.h"
-#include "format/convert.h"
-#include "format/dynamic_map.h"
 #include "format/legal.h"
 #include "stowage/descriptor.h"
 
@@ -80,6 +78,29 @@ std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
   }
 }
 
+// What 16 bits stand for: a sign, an exponent, and a mantissa as long as the precision says.
+double value_of(Codes codes, std::uint32_t bits) noexcept {
+  const auto [mantissa, min_exponent] = precision(codes);
+  const std::uint32_t steps = bits & ((1u << mantissa) - 1);
+  const int exponent = static_cast<int>((bits & 0x7fffu) >> mantissa), last = 0x7fff >> mantissa;
+  double magnitude = 0;
+  if (exponent == last)
+    magnitude = steps == 0 ? HUGE_VAL : std::numeric_limits<double>::quiet_NaN();
+  else if (exponent == 0)
+    magnitude = std::ldexp(steps, min_exponent - mantissa);
+  else
+    magnitude = std::ldexp(steps + (1u << mantissa), min_exponent + exponent - 1 - mantissa);
+  return (bits & 0x8000u) != 0 ? -magnitude : magnitude;
+}
+
+// Rounded to nearest even, as if numbers had no largest; x is finite.
+double nearest(Codes codes, double x) noexcept {
+  if (x == 0) return x;
+  const auto [mantissa, min_exponent] = precision(codes);
+  const int step = std::max(std::ilogb(x), min_exponent) - mantissa;  // exponent of one unit
+  return std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
+}
+
 float table_value(const Weight& weight, std::int64_t i) noexcept {
   const FormatTrait& format = trait(weight.storage().codes);
   const void* codes = weight.part(0);
@@ -87,9 +108,8 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
     case Codes::f32:
       return element<float>(codes, i);
     case Codes::bf16:
-      return bf16_to_f32(element<std::uint16_t>(codes, i));
     case Codes::f16:
-      return f16_to_f32(element<std::uint16_t>(codes, i));
+      return static_cast<float>(value_of(format.codes, element<std::uint16_t>(codes, i)));
     default:
       break;
   }
@@ -114,9 +134,9 @@ double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
     case Dtype::f64:
       return element<double>(values, i);
     case Dtype::bf16:
-      return bf16_to_f32(element<std::uint16_t>(values, i));
+      return value_of(Codes::bf16, element<std::uint16_t>(values, i));
     case Dtype::f16:
-      return f16_to_f32(element<std::uint16_t>(values, i));
+      return value_of(Codes::f16, element<std::uint16_t>(values, i));
     default:
       return element<float>(values, i);
   }
@@ -124,11 +144,13 @@ double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
 
 double round(Codes codes, double x) noexcept {
   const double largest = trait(codes).largest;
-  x = std::clamp(x, -largest, largest);
-  if (x == 0) return x;
-  const auto [mantissa, min_exponent] = precision(codes);
-  const int step = std::max(std::ilogb(x), min_exponent) - mantissa;  // exponent of one unit
-  return std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
+  return nearest(codes, std::clamp(x, -largest, largest));
+}
+
+double narrow(Codes codes, double x) noexcept {
+  if (!std::isfinite(x)) return x;
+  const double rounded = nearest(codes, x);
+  return std::fabs(rounded) > trait(codes).largest ? std::copysign(HUGE_VAL, x) : rounded;
 }
 
 std::uint32_t encode(Codes codes, double x) noexcept {
@@ -144,9 +166,11 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   if (!scaling.nested) return element<float>(weight.part(1), index);
   std::array<float, 256> map;
   std::memcpy(map.data(), weight.part(3), sizeof map);
-  return unnest_scale(map.data(), element<std::uint8_t>(weight.part(1), index),
-                      element<float>(weight.part(2), index / kNestedBlock),
-                      element<float>(weight.part(4), 0));
+  // Each operation of two fp32 numbers in double and rounded to fp32 is that of fp32.
+  const double product = double{map[element<std::uint8_t>(weight.part(1), index)]} *
+                         double{element<float>(weight.part(2), index / kNestedBlock)};
+  return static_cast<float>(double{static_cast<float>(product)} +
+                            double{element<float>(weight.part(4), 0)});
 }
 
 float value_at(const Weight& weight, std::int64_t i) noexcept {
@@ -172,10 +196,10 @@ void dequantize(const Weight& weight, void* out, Dtype dtype) {
         store<double>(out, i, value);
         break;
       case Dtype::bf16:
-        store(out, i, f32_to_bf16(f64_to_f32_odd(value)));
+        store(out, i, static_cast<std::uint16_t>(encode(Codes::bf16, narrow(Codes::bf16, value))));
         break;
       case Dtype::f16:
-        store(out, i, f32_to_f16(f64_to_f32_odd(value)));
+        store(out, i, static_cast<std::uint16_t>(encode(Codes::f16, narrow(Codes::f16, value))));
         break;
       default:
         store(out, i, static_cast<float>(value));

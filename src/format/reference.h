@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference codec: what every kernel must equal, byte for byte. Slow and plain on purpose: one
 // element at a time, exact double arithmetic or single fp32 operations in the order of the rules
-// (docs/numbers.md).
+// (docs/numbers.md). It shares tables of values with the kernels and no arithmetic.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,6 +16,9 @@ double read(const void* values, Dtype dtype, std::int64_t i) noexcept;
 /// x in the precision of a plain cast (f32, bf16, f16, f8), rounded once to nearest even, clamped
 /// to the largest value; x is finite.
 double round(Codes codes, double x) noexcept;
+/// The same of f32, bf16 and f16, but what lies beyond the largest value becomes infinity, and what
+/// is not finite stays.
+double narrow(Codes codes, double x) noexcept;
 
 /// The code of a plain cast. Finite x saturates. inf becomes inf, or NaN in e4m3, which has none;
 /// NaN keeps its sign and nothing else of its bits.

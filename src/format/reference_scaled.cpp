@@ -20,7 +20,7 @@ namespace {
 
 constexpr float kTiny4 = 1e-38f;  // the least divisor of a 4-bit block
 
-struct Source {  // what is quantized, element by element
+struct Input {  // what is quantized, element by element
   const void* values;
   Dtype dtype;
   std::int64_t n;
@@ -54,28 +54,28 @@ const Order4& order4(Codes codes) noexcept {  // of a format of 16 values
   return orders[static_cast<std::size_t>(codes)];
 }
 
-void check_finite(const Source& source, const Storage& storage, bool keep_nonfinite) {
+void check_finite(const Input& input, const Storage& storage, bool keep_nonfinite) {
   const bool exact = sees_exact_values(storage);
   const bool can_keep = can_keep_nonfinite(storage);
   if (keep_nonfinite && can_keep) return;
-  for (std::int64_t i = 0; i < source.n; ++i) {
-    const double x = exact ? source.exact(i) : source.single(i);
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const double x = exact ? input.exact(i) : input.single(i);
     if (std::isfinite(x)) continue;
     throw Error(Code::invalid_argument,
                 "quantize: values must be finite" +
                     (can_keep ? std::string() : " in " + to_string(storage)) + ", got " +
-                    std::to_string(source.exact(i)) + " at element " + std::to_string(i));
+                    std::to_string(input.exact(i)) + " at element " + std::to_string(i));
   }
 }
 
-void quantize_cast(const Source& source, Codes codes, void* out) noexcept {
+void quantize_cast(const Input& input, Codes codes, void* out) noexcept {
   const auto width = static_cast<std::size_t>(trait(codes).bits / 8);
-  if (trait(codes).disk == source.dtype) {  // its own type: nothing to round
-    if (source.n != 0) std::memcpy(out, source.values, static_cast<std::size_t>(source.n) * width);
+  if (trait(codes).disk == input.dtype) {  // its own type: nothing to round
+    if (input.n != 0) std::memcpy(out, input.values, static_cast<std::size_t>(input.n) * width);
     return;
   }
-  for (std::int64_t i = 0; i < source.n; ++i) {
-    const std::uint32_t code = encode(codes, source.exact(i));
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const std::uint32_t code = encode(codes, input.exact(i));
     std::memcpy(static_cast<char*>(out) + static_cast<std::size_t>(i) * width, &code, width);
   }
 }
@@ -89,37 +89,37 @@ std::uint8_t encode8(Codes codes, float scaled) noexcept {
 }
 
 // One group under one scale: elements [first, first + count).
-void quantize_group(const Source& source, Codes codes, std::int64_t first, std::int64_t count,
+void quantize_group(const Input& input, Codes codes, std::int64_t first, std::int64_t count,
                     std::uint8_t* out, float* scale) noexcept {
   float amax = 0.0f;
   for (std::int64_t i = first; i < first + count; ++i)
-    amax = std::max(amax, std::fabs(source.single(i)));
+    amax = std::max(amax, std::fabs(input.single(i)));
   *scale = scale_of(amax, trait(codes).largest);
   const float inverse = 1.0f / *scale;
   for (std::int64_t i = first; i < first + count; ++i)
-    out[i] = encode8(codes, source.single(i) * inverse);
+    out[i] = encode8(codes, input.single(i) * inverse);
 }
 
-void quantize_scaled(const Source& source, const Storage& storage, const Shape& shape, void* codes,
+void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape, void* codes,
                      void* scales) noexcept {
   const std::int64_t group = group_elements(storage, shape);
   const bool blocks = describe(storage).scale.group.kind == Group::Kind::along;
-  const std::int64_t line = blocks ? shape.row_elements() : source.n;  // groups restart here
+  const std::int64_t line = blocks ? shape.row_elements() : input.n;  // groups restart here
   auto* out = static_cast<std::uint8_t*>(codes);
   auto* scale = static_cast<float*>(scales);
-  if (source.n == 0) {  // groups without elements still have their scale
+  if (input.n == 0) {  // groups without elements still have their scale
     std::fill_n(scale, layout(storage, shape).parts[1].shape.elements(), 1.0f);
     return;
   }
-  for (std::int64_t start = 0; start < source.n; start += line)
+  for (std::int64_t start = 0; start < input.n; start += line)
     for (std::int64_t i = start; i < start + line; i += group)
-      quantize_group(source, storage.codes, i, std::min(group, start + line - i), out, scale++);
+      quantize_group(input, storage.codes, i, std::min(group, start + line - i), out, scale++);
 }
 
-float amax4(const Source& source, std::int64_t first, std::int64_t end) noexcept {
+float amax4(const Input& input, std::int64_t first, std::int64_t end) noexcept {
   float amax = 0.0f;
   for (std::int64_t i = first; i < end; ++i) {
-    const float x = std::fabs(source.single(i));
+    const float x = std::fabs(input.single(i));
     if (std::isnan(x)) return std::numeric_limits<float>::quiet_NaN();
     amax = std::max(amax, x);
   }
@@ -128,27 +128,60 @@ float amax4(const Source& source, std::int64_t first, std::int64_t end) noexcept
 
 // A whole block multiplies by the reciprocal; the short last one divides, and stores its clamped
 // absmax. Returns the absmax.
-float quantize_block4(const Source& source, Codes codes, std::int64_t first, std::int64_t block,
+float quantize_block4(const Input& input, Codes codes, std::int64_t first, std::int64_t block,
                       std::uint8_t* nibbles) noexcept {
-  const std::int64_t end = std::min(first + block, source.n);
-  const float amax = amax4(source, first, end);
+  const std::int64_t end = std::min(first + block, input.n);
+  const float amax = amax4(input, first, end);
   const float divisor = amax < kTiny4 ? kTiny4 : amax;  // NaN stays
   const bool whole = end - first == block;
   const float inverse = 1.0f / divisor;
   for (std::int64_t i = first; i < end; ++i) {
-    const float v = whole ? source.single(i) * inverse : source.single(i) / divisor;
+    const float v = whole ? input.single(i) * inverse : input.single(i) / divisor;
     nibbles[i] = encode4(codes, v > 1.0f ? 1.0f : v < -1.0f ? -1.0f : v);
   }
   return whole ? amax : divisor;
 }
 
-void quantize4(const Source& source, const Storage& storage, std::span<void* const> parts) {
+// The code of a block scale's distance from the mean, as a part of the largest: u is first rounded
+// to one of 65,536 steps, which takes the nearest value of the map, and the lower of two as near.
+std::uint8_t nested_code(float u) noexcept {
+  const auto step = static_cast<int>((u + 1.0f) * 0.5f * 65535.0f + 0.5f);
+  const float at = -1.0f + 2.0f * static_cast<float>(step) / 65535.0f;
+  const auto& map = dynamic_map();
+  std::size_t code = 255;
+  while (code > 0 && 0.5f * (map[code - 1] + map[code]) >= at) --code;
+  return static_cast<std::uint8_t>(code);
+}
+
+// The parts of nested block scales: their mean, and 256 at a time under the largest distance from
+// it.
+void nest(const std::vector<float>& absmax, std::span<void* const> parts) noexcept {
+  const double sum = std::accumulate(absmax.begin(), absmax.end(), 0.0);
+  const float mean =
+      absmax.empty() ? 0.0f : static_cast<float>(sum / static_cast<double>(absmax.size()));
+  std::memcpy(parts[4], &mean, sizeof mean);
+  std::memcpy(parts[3], dynamic_map().data(), sizeof(float) * 256);
+  for (std::size_t i = 0; i < absmax.size(); ++i) {
+    const std::size_t begin = i / kNestedBlock * kNestedBlock;
+    const std::size_t end = std::min<std::size_t>(begin + kNestedBlock, absmax.size());
+    float largest = 0.0f;
+    for (std::size_t k = begin; k < end; ++k)
+      largest = std::max(largest, std::fabs(absmax[k] - mean));
+    static_cast<float*>(parts[2])[i / kNestedBlock] = largest;
+    const float inverse = 1.0f / largest;
+    const float u = (absmax[i] - mean) * inverse;
+    static_cast<std::uint8_t*>(parts[1])[i] =
+        largest == 0.0f ? std::uint8_t{0} : nested_code(std::min(std::max(u, -1.0f), 1.0f));
+  }
+}
+
+void quantize4(const Input& input, const Storage& storage, std::span<void* const> parts) {
   const std::int64_t block = storage.scaling.block;
-  std::vector<std::uint8_t> nibbles(static_cast<std::size_t>(source.n + source.n % 2),
+  std::vector<std::uint8_t> nibbles(static_cast<std::size_t>(input.n + input.n % 2),
                                     encode4(storage.codes, 0.0f));
   std::vector<float> absmax;
-  for (std::int64_t first = 0; first < source.n; first += block)
-    absmax.push_back(quantize_block4(source, storage.codes, first, block, nibbles.data()));
+  for (std::int64_t first = 0; first < input.n; first += block)
+    absmax.push_back(quantize_block4(input, storage.codes, first, block, nibbles.data()));
   auto* packed = static_cast<std::uint8_t*>(parts[0]);
   for (std::size_t i = 0; i < nibbles.size(); i += 2)
     packed[i / 2] = static_cast<std::uint8_t>(nibbles[i] << 4 | nibbles[i + 1]);
@@ -156,16 +189,15 @@ void quantize4(const Source& source, const Storage& storage, std::span<void* con
     std::ranges::copy(absmax, static_cast<float*>(parts[1]));
     return;
   }
-  nest_scales(absmax, static_cast<std::uint8_t*>(parts[1]), static_cast<float*>(parts[2]),
-              static_cast<float*>(parts[4]));
-  std::ranges::copy(dynamic_map(), static_cast<float*>(parts[3]));
+  nest(absmax, parts);
 }
 
 }  // namespace
 
+// The quotient of two fp32 numbers in double, rounded to fp32, is that of fp32.
 float scale_of(float amax, float largest) noexcept {
   if (amax == 0.0f) return 1.0f;
-  return std::max(amax / largest, 0x1p-126f);
+  return static_cast<float>(std::max(double{amax} / double{largest}, 0x1p-126));
 }
 
 std::uint8_t encode4(Codes codes, float x) noexcept {
@@ -187,17 +219,17 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
     throw Error(Code::invalid_argument, "quantize: " + to_string(storage) + " must have " +
                                             std::to_string(made.count) + " parts, got " +
                                             std::to_string(parts.size()));
-  const Source source{values, dtype, shape.elements()};
-  check_finite(source, storage, keep_nonfinite);
+  const Input input{values, dtype, shape.elements()};
+  check_finite(input, storage, keep_nonfinite);
   switch (describe(storage).codec) {
     case Codec::cast:
-      return quantize_cast(source, storage.codes, parts[0]);
+      return quantize_cast(input, storage.codes, parts[0]);
     case Codec::amax:
-      return quantize_scaled(source, storage, shape, parts[0], parts[1]);
+      return quantize_scaled(input, storage, shape, parts[0], parts[1]);
     case Codec::bitsandbytes:
-      return quantize4(source, storage, parts);
+      return quantize4(input, storage, parts);
     case Codec::torchao:
-      return quantize_torchao(values, dtype, source.n, storage, parts);
+      return quantize_torchao(values, dtype, input.n, storage, parts);
   }
 }
 

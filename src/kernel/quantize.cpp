@@ -9,7 +9,6 @@
 #include "base/map_guard.h"
 #include "format/dynamic_map.h"
 #include "format/legal.h"
-#include "format/reference.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
 #include "kernel/quantize_torchao.h"
@@ -21,7 +20,7 @@ namespace {
 [[noreturn]] void refuse_nonfinite(const QuantizeJob& job) {
   const bool exact = sees_exact_values(job.storage);
   const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
-    const double x = reference::read(job.values, job.dtype, i);
+    const double x = job.value(i);
     return exact ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
   };
   std::int64_t i = 0;
@@ -29,8 +28,7 @@ namespace {
   throw Error(Code::invalid_argument,
               "quantize: values must be finite" +
                   (can_keep_nonfinite(job.storage) ? "" : " in " + to_string(job.storage)) +
-                  ", got " + std::to_string(reference::read(job.values, job.dtype, i)) +
-                  " at element " + std::to_string(i));
+                  ", got " + std::to_string(job.value(i)) + " at element " + std::to_string(i));
 }
 
 std::uint32_t quantize_cast(const QuantizeJob& job) {
@@ -80,7 +78,8 @@ struct Groups {
 };
 
 float scale_of(const QuantizeJob& job, std::uint32_t amax) {
-  return reference::scale_of(__builtin_bit_cast(float, amax), trait(job.storage.codes).largest);
+  if (amax == 0) return 1.0f;
+  return std::max(__builtin_bit_cast(float, amax) / trait(job.storage.codes).largest, 0x1p-126f);
 }
 
 /// Small groups: a task takes several and reads each twice, the second time from a cache.

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
+#include "format/convert.h"
 #include "kernel/kernels.h"
 #include "stowage/executor.h"
 
@@ -38,6 +40,26 @@ struct QuantizeJob {
   std::size_t codes() const { return static_cast<std::size_t>(storage.codes); }
   std::size_t in() const { return static_cast<std::size_t>(value_index(dtype)); }
   const char* at(std::int64_t i) const { return values + i * (bits(dtype) / 8); }
+
+  /// Value i, exact: for what no kernel does.
+  double value(std::int64_t i) const noexcept {
+    switch (dtype) {
+      case Dtype::f64:
+        return element<double>(i);
+      case Dtype::bf16:
+        return bf16_to_f32(element<std::uint16_t>(i));
+      case Dtype::f16:
+        return f16_to_f32(element<std::uint16_t>(i));
+      default:
+        return element<float>(i);
+    }
+  }
+  template <class T>
+  T element(std::int64_t i) const noexcept {
+    T value;
+    std::memcpy(&value, at(i), sizeof value);
+    return value;
+  }
 
   std::uint8_t* code(std::int64_t i) const {
     return static_cast<std::uint8_t*>(parts[0]) + i * trait(storage.codes).bits / 8;

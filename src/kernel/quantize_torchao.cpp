@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "format/reference.h"
 #include "format/torchao.h"
 #include "kernel/chunks.h"
 #include "kernel/quantize_torchao.h"
@@ -73,19 +72,32 @@ std::uint32_t by_kernels(const QuantizeJob& job) {
   return largest.bits();
 }
 
-// f64 weights are rare: the reference codec serves them.
-std::uint32_t by_reference(const QuantizeJob& job) {
+// f64 weights are rare: one portable loop serves them.
+std::uint32_t by_doubles(const QuantizeJob& job) {
+  using torchao::F64;
   const ExactFloats exact;
-  for (std::int64_t i = 0; i < job.n; ++i)
-    if (!std::isfinite(reference::read(job.values, job.dtype, i))) return kInfinityBits;
-  reference::quantize_torchao(job.values, job.dtype, job.n, job.storage, job.parts);
+  const std::int64_t block = job.storage.scaling.block;
+  auto* const codes = static_cast<std::uint8_t*>(job.parts[0]);
+  std::vector<double> absmax;
+  for (std::int64_t first = 0; first < job.n; first += block) {
+    double most = 0;
+    for (std::int64_t i = first; i < first + block; ++i) {
+      if (!std::isfinite(job.value(i))) return kInfinityBits;
+      most = std::max(most, std::fabs(job.value(i)));
+    }
+    for (std::int64_t i = first; i < first + block; i += 2)
+      codes[i / 2] = static_cast<std::uint8_t>(torchao::encode<F64>(job.value(i) / most) << 4 |
+                                               torchao::encode<F64>(job.value(i + 1) / most));
+    absmax.push_back(most);
+  }
+  torchao::nest<F64>(absmax, job.storage.scaling.scaler_block, job.parts);
   return 0;
 }
 
 }  // namespace
 
 std::uint32_t quantize_torchao(const QuantizeJob& job) {
-  return job.storage.scaling.type == ScaleType::f64 ? by_reference(job) : by_kernels(job);
+  return job.storage.scaling.type == ScaleType::f64 ? by_doubles(job) : by_kernels(job);
 }
 
 }  // namespace stowage

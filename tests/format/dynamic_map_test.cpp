@@ -46,7 +46,7 @@ TEST(NestScales, EqualScalesNestExactly) {
   EXPECT_EQ(offset, 0.375f);
   EXPECT_EQ(nested, std::vector<float>(2, 0.0f));
   EXPECT_EQ(codes, std::vector<std::uint8_t>(300, 0));
-  EXPECT_EQ(unnest_scale(dynamic_map().data(), codes[0], nested[0], offset), 0.375f);
+  EXPECT_EQ(dynamic_map()[codes[0]] * nested[0] + offset, 0.375f);
 }
 
 TEST(NestScales, NoScalesHaveOffsetZero) {

@@ -56,6 +56,14 @@ def test_layers_hold() -> None:
             "only src/torch may include torch",
         ),
         ({"src/new/a.h": ""}, "no layer"),
+        (
+            {"src/kernel/a.cpp": '#include "format/reference.h"\n'},
+            "only tests may include format/reference",
+        ),
+        (
+            {"src/format/reference.cpp": '#include "format/convert.h"\n'},
+            "the oracle must not include format/convert",
+        ),
         ({"src/store/a.cpp": "if (format.bits == 4) return;\n"}, "must ask stowage/descriptor.h"),
         (
             {"src/base/a.h": '#include "base/b.h"\n', "src/base/b.h": '#include "base/a.h"\n'},
