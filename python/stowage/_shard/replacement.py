@@ -40,7 +40,7 @@ def note(module: nn.Module, name: str, parameter: Any) -> None:
         return
     elif parameter is None or not is_spread(parameter):
         del rested[name]
-    elif not _rests(parameter):
+    elif not _holds_rest(parameter):
         raise Unsupported(
             f"stowage: {name} of {type(module).__name__} rests as {rested[name]} and must do so "
             f"where it is spread over processes, got a DTensor of {_text(parameter)}; {PREPARE}, "
@@ -59,11 +59,11 @@ def widened(model: nn.Module) -> list[str]:
         for name, storage in module.__dict__.get(_RESTED, {}).items()
         if (parameter := _torch.parameters(module).get(name)) is not None
         and is_spread(parameter)
-        and not _rests(parameter)
+        and not _holds_rest(parameter)
     ]
 
 
-def _rests(spread: Any) -> bool:
+def _holds_rest(spread: Any) -> bool:
     """Whether a DTensor holds records, or a whole weight at rest."""
     local: Tensor = _torch.local_tensor(spread)
     whole = isinstance(local, StowedTensor) and local.shape == spread.shape
