@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from float8_ranks import plain
 from modes import Below, Passing, default_device, deterministic
 from parallel import Mlp, mesh_of, spread
@@ -241,5 +242,20 @@ def not_prepared(storage: str) -> list[str]:
             distribute_tensor(_rests(storage).up.weight, mesh, [placement])
             texts.append("distributed")
         except stowage.Unsupported as error:
+            texts.append(str(error))
+    return texts
+
+
+def widened_on_one(folder: str) -> list[str]:
+    """What `check` and `save` say on each rank where the second alone has plain values."""
+    mesh, model, texts = init_device_mesh("cpu", (2,)), _rests("nf4"), []
+    if dist.get_rank():
+        stowage.unstow(model)
+        model.up._stowage_rested = {"weight": "nf4:block64"}
+    fully_shard(model, mesh=mesh)
+    for call in (sharding.check, lambda m: sharding.save(m, folder)):
+        try:
+            call(model)
+        except stowage.InvalidArgument as error:
             texts.append(str(error))
     return texts

@@ -67,6 +67,13 @@ def test_check_and_save_compare_with_what_was_stowed(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_one_rank_widened_is_refused_on_all(tmp_path: Path) -> None:
+    first, second = on_ranks(2, sharding_modes.widened_on_one, str(tmp_path / "saved"))
+    assert first == second and len(first) == 2 and not (tmp_path / "saved").exists()
+    for text in first:
+        assert "up.weight: must be spread as it was stowed, as nf4:block64, got plain" in text
+
+
 def test_check_passes_what_rests_and_what_was_unstowed(mesh: Any) -> None:
     model, plain = rests(), rests()
     stowage.unstow(plain)
