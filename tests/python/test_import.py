@@ -171,6 +171,13 @@ def test_modules_know_of_weights_from_the_first_on(what: str, holds: str) -> Non
     assert printed(f"import stowage, torch; from torch import nn\n{what}") == [holds]
 
 
+def test_training_watches_modules_from_the_first_layer_on() -> None:
+    counted = "print(len(module._global_parameter_registration_hooks))"
+    convert = "training.convert_float8(torch.nn.Sequential(torch.nn.Linear(16, 16)))"
+    text = "import torch; from torch.nn.modules import module; from stowage import training"
+    assert printed("\n".join([text, counted, convert, counted, convert, counted])) == list("011")
+
+
 def test_torch_is_told_once() -> None:
     again = "hooks = dict(module._global_buffer_registration_hooks)\n" + WEIGHT
     text = "import stowage, torch; from torch.nn.modules import module\n" + WEIGHT + again

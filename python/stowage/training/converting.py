@@ -9,8 +9,9 @@ from torch import nn
 
 from stowage._ops import _torch
 from stowage._ops.errors import raise_problems
-from stowage.training import history, parallel  # noqa: F401  it looks at what modules come to hold
+from stowage.training import history
 from stowage.training.layers import Layer, Roster
+from stowage.training.parallel import watch_modules
 from stowage.training.recipes import recipe_of
 from stowage.training.refreshing import refresh
 from stowage.training.trained_weight import TrainedWeight, weight_of
@@ -52,6 +53,7 @@ def convert_float8(
     rules = recipe_of(recipe, changes)
     chosen = _chosen(model, filter)
     _check(chosen)
+    watch_modules()
     roster = Roster(model, refresh)
     made: dict[int, nn.Parameter] = {}
     layers: dict[int, Layer] = {}

@@ -10,6 +10,7 @@ result is placed. Every amax is that of the whole: DTensor's cut goes along as `
 from __future__ import annotations
 
 import types
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,7 +67,10 @@ def _prepare(module: nn.Module, layer: Any, parameter: Any) -> None:
     module.forward = types.MethodType(_forward, module)
 
 
-register_module_parameter_registration_hook(_registered)
+@cache
+def watch_modules() -> None:
+    """From the first float8 layer of a process on."""
+    register_module_parameter_registration_hook(_registered)
 
 
 @torch.compiler.disable(reason="tensor-parallel float8 layers run between graphs")
