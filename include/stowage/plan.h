@@ -64,6 +64,7 @@ struct PlanUnit {
   std::uint64_t rest = 0;      // bytes at rest
   std::uint64_t bytes = 0;     // that it takes in memory, whole pages
   double uses = 1;             // per pass
+  bool rests = false;          // a weight that was put to rest: it moves, however small
   bool rows = false;           // only the rows that ids name are read
   bool stays = false;          // plain and small: in memory where it is used, always
   std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator

@@ -13,10 +13,11 @@ using Json = nlohmann::ordered_json;
 constexpr std::uint64_t kPlanVersion = 1;
 
 Json unit_json(const PlanUnit& unit) {
-  return {{"name", unit.name}, {"bytes", unit.bytes},     {"storage", unit.storage},
-          {"tier", unit.tier}, {"work", unit.work},       {"uses", unit.uses},
-          {"rows", unit.rows}, {"stays", unit.stays},     {"shape", unit.shape.sizes()},
-          {"rest", unit.rest}, {"seconds", unit.seconds}, {"why", unit.why}};
+  return {{"name", unit.name}, {"bytes", unit.bytes}, {"storage", unit.storage},
+          {"tier", unit.tier}, {"work", unit.work},   {"uses", unit.uses},
+          {"rows", unit.rows}, {"stays", unit.stays}, {"shape", unit.shape.sizes()},
+          {"rest", unit.rest}, {"rests", unit.rests}, {"seconds", unit.seconds},
+          {"why", unit.why}};
 }
 
 Json moments_json(const Plan& plan) {
@@ -44,6 +45,7 @@ PlanUnit unit_of(const JsonFields& fields) {
   unit.uses = fields.number("uses");
   unit.rows = fields.flag("rows");
   unit.stays = fields.flag("stays");
+  unit.rests = fields.all().contains("rests") && fields.flag("rests");
   unit.shape = shape_of(fields);
   unit.rest = fields.whole("rest");
   unit.seconds = fields.number("seconds");

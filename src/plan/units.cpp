@@ -100,6 +100,7 @@ void convert(PlanUnit& unit, const Storage& storage) {
   const std::string asked = to_string(storage_for_values(*choice.storage, values_of(unit)));
   if (asked == unit.storage) return;
   unit.storage = asked;
+  unit.rests = true;
   unit.rest = static_cast<std::uint64_t>(layout(parse_storage(asked), unit.shape).bytes());
   unit.bytes = 0;
 }
@@ -141,7 +142,7 @@ void complete(PlanUnit& unit) {
   check_uses(unit.name, unit.uses);
   const bool floating = unit.storage == "f32" || unit.storage == "bf16" || unit.storage == "f16";
   const bool moves =
-      is_widened(unit) || (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);
+      is_widened(unit) || unit.rests || (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);
   unit.stays = !moves;
   if (unit.bytes == 0) unit.bytes = most_in_memory(unit);
   if (unit.stays) unit.rows = false;
@@ -220,6 +221,7 @@ std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>&
     taken.insert(weight.parts.begin(), weight.parts.end());
     taken.merge(planning::attached_to(weight));
     unit.bytes = in_memory.at(weight.name);
+    unit.rests = weight.compute.has_value();  // a cast that no manifest names is a plain tensor
     unit.rows = is_embedding(unit.name) && unit.shape.rank() == 2;
     units.push_back(std::move(unit));
   }

@@ -27,6 +27,7 @@ std::vector<PlanUnit> units_of(const json& list) {
     unit.shape = Shape(given.at("shape").get<std::vector<std::int64_t>>());
     unit.rest = given.at("rest");
     unit.rows = given.at("rows");
+    unit.rests = given.value("rests", false);
     unit.uses = given.value("uses", 1.0);
     units.push_back(std::move(unit));
   }

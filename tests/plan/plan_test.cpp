@@ -94,6 +94,16 @@ TEST(Plan, SmallTensorsStayWhereTheyAreUsed) {
             "ram");
 }
 
+TEST(Plan, WhatRestsMovesHoweverSmall) {
+  std::vector<PlanUnit> units = {test::unit("plain.weight", {64, 64}),
+                                 test::unit("resting.weight", {64, 64})};
+  units[1].rests = true;
+  const Plan plan = make_plan("m", units, {.ram = kMiB}, made_links());
+  EXPECT_TRUE(at(plan, "plain.weight").stays);
+  EXPECT_FALSE(at(plan, "resting.weight").stays);
+  EXPECT_TRUE(at(plan_from_json(to_json(plan)), "resting.weight").rests);
+}
+
 TEST(Plan, OrdersAsPeopleCount) {
   const Plan plan = make_plan("m", language_model(12, 256, 512), {.ram = 400 * kMiB}, made_links());
   EXPECT_EQ(plan.units.front().name, "model.embed_tokens.weight");

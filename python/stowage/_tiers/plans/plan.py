@@ -337,6 +337,7 @@ def _unit(held: Held) -> dict[str, Any]:
         "storage": _storage(tensor),
         "shape": list(tensor.shape),
         "rest": nbytes(tensor),
+        "rests": isinstance(tensor, StowedTensor),
         "rows": not held.is_buffer and held.gives_rows,
     }
 

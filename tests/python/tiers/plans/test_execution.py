@@ -214,3 +214,20 @@ def test_the_least_that_a_plan_takes_is_enough(storage: str, tmp_path: Path) -> 
         plan = stowage.plan(model, ram=least, rows=2, folder=tmp_path)
         stowage.offload(model, plan=plan, folder=tmp_path / f"{width}")
         assert torch.equal(model(X[:, :1].expand(2, width)), wanted)
+
+
+@pytest.mark.parametrize("ram", ["200KiB", "1MiB"])
+def test_small_weights_that_rest_as_casts(ram: str, tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        return layers.eval().requires_grad_(False)
+
+    model, x = build(), torch.linspace(-1, 1, 64)
+    stowage.stow(model, "bf16")
+    wanted = model(x)
+    stowage.save(model, tmp_path / "m")
+    loaded = stowage.load(build, tmp_path / "m", plan=stowage.plan(tmp_path / "m", ram=ram))
+    assert torch.equal(loaded(x), wanted)
+    stowage.offload(model, plan=stowage.plan(model, ram=ram), folder=tmp_path / "o")
+    assert torch.equal(model(x), wanted)
