@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
 #include "store/manifest.h"
 #include "stowage/writer.h"
 
