@@ -28,9 +28,11 @@ struct Group {
     row2,    // one pair of indices of dims 0 and 1
     flat,    // N consecutive ones of the tensor, across rows; the last group may be short
     along,   // N consecutive ones of a row; the last group of each row may be short
+    block2,  // M rows by N columns of a matrix; those at its edges may be smaller
   };
   Kind kind = Kind::none;
-  std::int32_t n = 0;  // of flat and along
+  std::int32_t n = 0;  // of flat, along and block2
+  std::int32_t m = 0;  // of block2
 };
 
 /// How the numbers of a level are kept.

@@ -77,19 +77,21 @@ enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, f
 inline constexpr int kCodesCount = 8;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32, except in nf4:torchao, whose parts keep the type of the values
-/// that were quantized; `of_values` stands for that type until there are values.
-enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values };
+/// that were quantized (`of_values` stands for that type until there are values), and powers of
+/// two.
+enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values, e8m0 };
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row for 8-bit codes, flat over the tensor for
-/// 4-bit.
+/// 4-bit; `block2`: M rows by N columns of a matrix, less at its edges.
 struct Scaling {
-  enum class Kind : std::uint8_t { none, tensor, row, row2, block };
+  enum class Kind : std::uint8_t { none, tensor, row, row2, block, block2 };
   Kind kind = Kind::none;
-  std::int32_t block = 0;  // N for Kind::block, else 0
+  std::int32_t block = 0;  // N for Kind::block and Kind::block2, else 0
   bool nested = false;     // the scales are themselves quantized to 8 bits (4-bit codes only)
   ScaleType type = ScaleType::f32;
   std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
+  std::int32_t rows = 0;          // M for Kind::block2, else 0
   bool operator==(const Scaling&) const = default;
 };
 
@@ -144,14 +146,15 @@ struct STOWAGE_API Layout {
 };
 /// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
 /// [(elements + 1) / 2, 1] with the first element in the high nibble; wider casts keep their dtype.
-/// scale f32: tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)]. absmax f32
+/// scale f32 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)],
+/// block2 [ceil(rows / M), ceil(K / N)]. absmax f32
 /// [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
 /// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
 /// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
 /// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). 8-bit `block` is
-/// the exception: its groups restart at each row.
+/// the exception: its groups restart at each row; block2: N, of one row.
 STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape) noexcept;
 
 }  // namespace v0

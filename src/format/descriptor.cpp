@@ -38,6 +38,8 @@ Dtype dtype_of(ScaleType type) noexcept {
       return Dtype::f16;
     case ScaleType::f64:
       return Dtype::f64;
+    case ScaleType::e8m0:
+      return Dtype::f8_e8m0;
     case ScaleType::of_values:
       break;
   }
@@ -57,6 +59,8 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
       return {Group::Kind::row2};
     case Kind::block:
       return {packing == Packing::whole ? Group::Kind::along : Group::Kind::flat, scaling.block};
+    case Kind::block2:
+      return {Group::Kind::block2, scaling.block, scaling.rows};
   }
   return {};
 }

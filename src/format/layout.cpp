@@ -48,6 +48,12 @@ Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape
       return {shape.rows(), ceil_div<std::int64_t>(shape.row_elements(), group.n)};
     case Group::Kind::flat:
       return {ceil_div<std::int64_t>(shape.elements(), group.n)};
+    case Group::Kind::block2:
+      if (shape.rank() != 2)
+        throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                                " must have 2 dimensions, got shape " +
+                                                to_string(shape));
+      return {ceil_div<std::int64_t>(shape[0], group.m), ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::none:
     case Group::Kind::tensor:
       break;
@@ -112,6 +118,7 @@ Layout layout(const Storage& storage, const Shape& shape) {
   Layout made;
   for (const PartRow& part : form.parts) {
     Dtype dtype = part.dtype != Dtype::unknown ? part.dtype : form.scale.type;
+    if (dtype == Dtype::f8_e8m0) dtype = Dtype::u8;  // in files it has its own type
     if (part.extent == Extent::weight)
       dtype = has_byte_codes(storage) ? Dtype::u8 : trait(storage.codes).disk;
     add(made, part.name, dtype, part_shape(form, part.extent, storage, shape));
@@ -131,6 +138,7 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) noexcept
     }
     case Group::Kind::along:
     case Group::Kind::flat:
+    case Group::Kind::block2:
       return group.n;
     case Group::Kind::none:
     case Group::Kind::tensor:

@@ -16,6 +16,8 @@ inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
 inline constexpr std::int32_t kMinBlockTorchao = 16;
 /// Block scales of nf4:torchao that share a factor: the powers of two in this range.
 inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
+/// M of `block<M>x<N>`: the powers of two in this range.
+inline constexpr std::int32_t kMinRows = 2, kMaxRows = 4096;
 /// Block scales that share one fp32 in a nested storage.
 inline constexpr std::int64_t kNestedBlock = 256;
 
@@ -25,6 +27,7 @@ struct Legal {
   std::int32_t least_block = 0, most_block = 0;
   bool powers = false;  // blocks are powers of two
   bool nested = false;  // scales may be nested
+  bool e8m0 = false;    // scales of blocks may be powers of two
   bool open = false;    // nf4:torchao: always nested, a dtype and a scaler block of its own
 };
 /// What codes and dialect have for all of their storages; null where no row has them.

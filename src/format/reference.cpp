@@ -118,16 +118,15 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
   return format.values[i % 2 == 0 ? pair >> 4 : pair & 15u];
 }
 
-// The index of the scale of element i: groups along rows begin anew in each, all others are flat.
-std::int64_t scale_index(const Weight& weight, std::int64_t i) noexcept {
-  const Storage& storage = weight.storage();
-  const std::int64_t group = group_elements(storage, weight.shape());
-  if (describe(storage).scale.group.kind != Group::Kind::along) return i / group;
-  const std::int64_t row = weight.row_elements();
-  return i / row * ceil_div(row, group) + i % row / group;
-}
-
 }  // namespace
+
+std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i) noexcept {
+  const Group kind = describe(storage).scale.group;
+  const std::int64_t group = group_elements(storage, shape), row = shape.row_elements();
+  if (kind.kind == Group::Kind::along || kind.kind == Group::Kind::block2)
+    return i / row / std::max(kind.m, 1) * ceil_div(row, group) + i % row / group;
+  return i / group;
+}
 
 double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
   switch (dtype) {
@@ -162,7 +161,12 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
   if (describe(weight.storage()).codec == Codec::torchao) return torchao_scale_at(weight, i);
-  const std::int64_t index = scale_index(weight, i);
+  const std::int64_t index = scale_index(weight.storage(), weight.shape(), i);
+  if (scaling.type == ScaleType::e8m0) {
+    const int exponent = element<std::uint8_t>(weight.part(1), index);
+    return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
+                           : std::ldexp(1.0f, exponent - 127);
+  }
   if (!scaling.nested) return element<float>(weight.part(1), index);
   std::array<float, 256> map;
   std::memcpy(map.data(), weight.part(3), sizeof map);

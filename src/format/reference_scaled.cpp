@@ -88,32 +88,29 @@ std::uint8_t encode8(Codes codes, float scaled) noexcept {
   return static_cast<std::uint8_t>(encode(codes, clamped));
 }
 
-// One group under one scale: elements [first, first + count).
-void quantize_group(const Input& input, Codes codes, std::int64_t first, std::int64_t count,
-                    std::uint8_t* out, float* scale) noexcept {
-  float amax = 0.0f;
-  for (std::int64_t i = first; i < first + count; ++i)
-    amax = std::max(amax, std::fabs(input.single(i)));
-  *scale = scale_of(amax, trait(codes).largest);
-  const float inverse = 1.0f / *scale;
-  for (std::int64_t i = first; i < first + count; ++i)
-    out[i] = encode8(codes, input.single(i) * inverse);
-}
-
 void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape, void* codes,
-                     void* scales) noexcept {
-  const std::int64_t group = group_elements(storage, shape);
-  const bool blocks = describe(storage).scale.group.kind == Group::Kind::along;
-  const std::int64_t line = blocks ? shape.row_elements() : input.n;  // groups restart here
-  auto* out = static_cast<std::uint8_t*>(codes);
-  auto* scale = static_cast<float*>(scales);
-  if (input.n == 0) {  // groups without elements still have their scale
-    std::fill_n(scale, layout(storage, shape).parts[1].shape.elements(), 1.0f);
-    return;
+                     void* scales) {
+  const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
+  const auto at = [&](std::int64_t i) {
+    return static_cast<std::size_t>(scale_index(storage, shape, i));
+  };
+  std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
+  for (std::int64_t i = 0; i < input.n; ++i)
+    scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
+  for (std::size_t g = 0; g < count; ++g) {
+    scale[g] = scale_of(scale[g], trait(storage.codes).largest);
+    if (storage.scaling.type == ScaleType::e8m0) {  // the least power of two that is no smaller
+      int exponent = 0;
+      if (std::frexp(scale[g], &exponent) == 0.5f) --exponent;
+      scale[g] = std::ldexp(1.0f, exponent);
+      static_cast<std::uint8_t*>(scales)[g] = static_cast<std::uint8_t>(exponent + 127);
+    } else {
+      static_cast<float*>(scales)[g] = scale[g];
+    }
   }
-  for (std::int64_t start = 0; start < input.n; start += line)
-    for (std::int64_t i = start; i < start + line; i += group)
-      quantize_group(input, storage.codes, i, std::min(group, start + line - i), out, scale++);
+  for (std::int64_t i = 0; i < input.n; ++i)
+    static_cast<std::uint8_t*>(codes)[i] =
+        encode8(storage.codes, input.single(i) * (1.0f / scale[at(i)]));
 }
 
 float amax4(const Input& input, std::int64_t first, std::int64_t end) noexcept {

@@ -52,7 +52,12 @@ std::optional<Scaling> scaling_from(std::string_view field) {
   if (field == "row") return Scaling{.kind = Kind::row};
   if (field == "row2") return Scaling{.kind = Kind::row2};
   if (const auto n = number_after("block", field)) return Scaling{.kind = Kind::block, .block = *n};
-  return std::nullopt;
+  const std::size_t by = field.find('x');
+  const auto m = number_after("block", field.substr(0, by));
+  if (!m || by == std::string_view::npos) return std::nullopt;
+  const auto n = number_after("x", field.substr(by));
+  if (!n) return std::nullopt;
+  return Scaling{.kind = Kind::block2, .block = *n, .rows = *m};
 }
 
 std::string spell(const Scaling& scaling) {
@@ -66,9 +71,12 @@ std::string spell(const Scaling& scaling) {
     case Kind::row2:
       return "row2";
     case Kind::block:
+    case Kind::block2:
       break;
   }
-  return std::string("block").append(std::to_string(scaling.block));
+  std::string text = "block";
+  if (scaling.kind == Kind::block2) text.append(std::to_string(scaling.rows)).append("x");
+  return text.append(std::to_string(scaling.block));
 }
 
 // What may follow "nf4:torchao": block<N>, scaler<N> and the dtype, each or none, in this order.
@@ -110,7 +118,7 @@ std::optional<Storage> read(std::string_view text) {
   Storage storage{row->codes, Dialect::standard, row->default_scaling};
   field = next_field(rest);
   if (field == "torchao") return read_torchao(row->codes, rest);
-  if (field && field != "nested") {
+  if (field && field != "nested" && field != "e8m0") {
     const auto scaling = scaling_from(*field);
     if (!scaling) return std::nullopt;
     storage.scaling = *scaling;
@@ -118,6 +126,8 @@ std::optional<Storage> read(std::string_view text) {
   }
   if (field == "nested")
     storage.scaling.nested = true;
+  else if (field == "e8m0")
+    storage.scaling.type = ScaleType::e8m0;
   else if (field)
     return std::nullopt;
   if (rest || !is_legal(storage)) return std::nullopt;
@@ -144,7 +154,7 @@ std::string spelled(const FormRow& row) {
   if (row.dialect == Dialect::torchao) text += ":torchao";
   const auto has = [&](Kind kind) { return (row.legal.kinds >> static_cast<int>(kind) & 1) != 0; };
   if (has(Kind::tensor))
-    text += "[:tensor|:row|:row2|:block<N>]";
+    text += "[:tensor|:row|:row2|:block<N>[:e8m0]|:block<M>x<N>[:e8m0]]";
   else if (has(Kind::block))
     text += "[:block<N>]";
   if (row.legal.nested) text += "[:nested]";
@@ -157,14 +167,18 @@ std::string spelled(const FormRow& row) {
 bool is_legal(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   const FormRow* const row = form_row(storage.codes, storage.dialect);
-  if (row == nullptr || s.kind > Kind::block) return false;
+  if (row == nullptr || s.kind > Kind::block2) return false;
   const Legal& legal = row->legal;
   if ((legal.kinds >> static_cast<int>(s.kind) & 1) == 0) return false;
-  if (s.kind == Kind::block ? !is_legal_block(legal, s.block) : s.block != 0) return false;
+  const bool blocks = s.kind == Kind::block || s.kind == Kind::block2;
+  if (blocks ? !is_legal_block(legal, s.block) : s.block != 0) return false;
+  if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
+    return false;
   if (legal.open)
     return s.nested && s.type <= ScaleType::of_values &&
            is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
-  return (legal.nested || !s.nested) && s.type == ScaleType::f32 && s.scaler_block == 0;
+  if (s.type == ScaleType::e8m0 ? !legal.e8m0 || !blocks : s.type != ScaleType::f32) return false;
+  return (legal.nested || !s.nested) && s.scaler_block == 0;
 }
 
 bool can_keep_nonfinite(const Storage& storage) noexcept {
@@ -193,6 +207,7 @@ std::string to_string(const Storage& storage) {
   std::string text(trait(storage.codes).name);
   if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
+  if (storage.scaling.type == ScaleType::e8m0) text += ":e8m0";
   return storage.scaling.nested ? text + ":nested" : text;
 }
 
@@ -205,18 +220,20 @@ std::string legal_storages() {
          "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
-         std::to_string(kMaxScalerBlock) + ")";
+         std::to_string(kMaxScalerBlock) + ", of block<M>x<N> from " + std::to_string(kMinRows) +
+         ")";
 }
 
 // bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-54 block
-//        56-59 scaler block: 0 for none, else 1 + its logarithm
+//        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
          static_cast<std::int64_t>(s.block) << 24 |
-         static_cast<std::int64_t>(std::bit_width(static_cast<std::uint32_t>(s.scaler_block)))
+         static_cast<std::int64_t>(
+             std::bit_width(static_cast<std::uint32_t>(s.scaler_block | s.rows)))
              << 56;
 }
 
@@ -228,8 +245,9 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
+  Scaling& s = storage.scaling;
   if (const auto width = static_cast<int>(key >> 56 & 0xf); width != 0)
-    storage.scaling.scaler_block = std::int32_t{1} << (width - 1);
+    (s.kind == Kind::block2 ? s.rows : s.scaler_block) = std::int32_t{1} << (width - 1);
   if (!is_legal(storage) || storage_key(storage) != key)
     throw Error(Code::invalid_argument,
                 "storage key: must come from storage_key(), got " + std::to_string(key));

@@ -116,11 +116,15 @@ consteval std::uint8_t kinds(std::initializer_list<Scaling::Kind> some) {
 }
 using Kind = Scaling::Kind;
 constexpr Legal kPlain{.kinds = kinds({Kind::none})};
-constexpr Legal kScaledLegal{.kinds = kinds({Kind::tensor, Kind::row, Kind::row2, Kind::block}),
-                             .least_block = kMinBlock,
-                             .most_block = kMaxBlock};
-constexpr Legal kPlainOrScaled{
-    .kinds = kPlain.kinds | kScaledLegal.kinds, .least_block = kMinBlock, .most_block = kMaxBlock};
+constexpr Legal kScaledLegal{
+    .kinds = kinds({Kind::tensor, Kind::row, Kind::row2, Kind::block, Kind::block2}),
+    .least_block = kMinBlock,
+    .most_block = kMaxBlock,
+    .e8m0 = true};
+constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
+                               .least_block = kMinBlock,
+                               .most_block = kMaxBlock,
+                               .e8m0 = true};
 constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .least_block = kMinBlock4,
                          .most_block = kMaxBlock4,

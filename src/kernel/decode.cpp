@@ -54,18 +54,17 @@ DequantizeKernel choose_kernel(Dtype out) noexcept {
 
 }  // namespace
 
-Decode::Decode(const DequantizeKernels& kernels, const Storage& storage, Dtype out) noexcept
+Decode::Decode(const DequantizeKernels& kernels, const Descriptor& form, Dtype out) noexcept
     : out_bytes_(bits(out) / 8) {
   const auto kernel = [&](Codes codes, Dtype to) {
     return kernels.to[static_cast<int>(codes)][value_index(to)];
   };
-  const ScaleType own = storage.scaling.type;
-  first_ = kernel(storage.codes, out);
-  if (own == ScaleType::f64) first_ = choose_kernel(out);
-  const bool is_bf16 = own == ScaleType::bf16, is_f16 = own == ScaleType::f16;
-  if ((is_bf16 && out != Dtype::bf16) || (is_f16 && out != Dtype::f16)) {
-    first_ = kernel(storage.codes, is_bf16 ? Dtype::bf16 : Dtype::f16);
-    then_ = kernel(is_bf16 ? Codes::bf16 : Codes::f16, out);
+  const Dtype own = form.rounds_to;
+  first_ = kernel(form.codes, out);
+  if (own == Dtype::f64) first_ = choose_kernel(out);
+  if ((own == Dtype::bf16 || own == Dtype::f16) && own != out) {
+    first_ = kernel(form.codes, own);
+    then_ = kernel(cast_codes(own), out);
   }
 }
 

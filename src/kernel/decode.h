@@ -3,13 +3,14 @@
 // rounded to a dtype of the weight's own (nf4:torchao), by two.
 #pragma once
 #include "kernel/dequantize.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 
 class Decode {
  public:
   /// `out` is a value dtype.
-  Decode(const DequantizeKernels& kernels, const Storage& storage, Dtype out) noexcept;
+  Decode(const DequantizeKernels& kernels, const Descriptor& form, Dtype out) noexcept;
 
   void operator()(const Run& run, void* out) const noexcept {
     if (then_ == nullptr) return first_(run, out);

@@ -46,7 +46,7 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
                      Dtype dtype, Executor& executor) {
   check(weight, rows, {0, weight.row_elements()}, out, dtype);
   const Runs runs(weight);
-  const Decode decode(kernels.dequantize, weight.storage(), dtype);
+  const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, begin = rows.begin * weight.row_elements(),
                      n = (rows.end - rows.begin) * weight.row_elements();
   const int code_bits = trait(weight.storage().codes).bits;
@@ -72,7 +72,7 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, R
   check(weight, rows, columns, out, dtype);
   if (n == 0) return;
   const Runs runs(weight);
-  const Decode decode(kernels.dequantize, weight.storage(), dtype);
+  const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / n);
   for_each_chunk(executor, rows.end - rows.begin, chunk, [&](std::int64_t from, std::int64_t to) {

@@ -6,8 +6,9 @@
 #include "stowage/storage.h"
 
 namespace stowage {
-inline constexpr int kValueDtypes = 4;  // f64, f32, bf16, f16, in this order
-int value_index(Dtype dtype) noexcept;  // place of a value dtype in such tables
+inline constexpr int kValueDtypes = 4;   // f64, f32, bf16, f16, in this order
+int value_index(Dtype dtype) noexcept;   // place of a value dtype in such tables
+Codes cast_codes(Dtype dtype) noexcept;  // of numbers of that dtype; f64 has none: f32
 
 /// n elements of one weight, from element `first` of `codes`: element first + i has the code at
 /// that index and the scale scales[(first + i) / group]; null scales stand for 1. `values` are

@@ -35,7 +35,7 @@ void embedding_with(const Kernels& kernels, const Weight& weight, const std::int
                     std::int64_t n, void* out, Dtype dtype, Executor& executor) {
   check(weight, ids, n, out, dtype);
   const Runs runs(weight);
-  const Decode decode(kernels.dequantize, weight.storage(), dtype);
+  const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, row = weight.row_elements();
   if (row == 0) return;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / row);

@@ -21,25 +21,16 @@ const Weight& matrix(const Weight& weight, const char* where) {
 }
 
 // Null where values are not products in fp32, rounded to 16 bits or not.
-DotKernel dot_kernel(const LinearKernels& kernels, const Storage& storage) {
-  switch (storage.scaling.type) {
-    case ScaleType::f32:
-      return kernels.dot[static_cast<std::size_t>(storage.codes)];
-    case ScaleType::bf16:
-      return kernels.dot_rounded[value_index(Dtype::bf16)];
-    case ScaleType::f16:
-      return kernels.dot_rounded[value_index(Dtype::f16)];
-    default:
-      return nullptr;
-  }
+DotKernel dot_kernel(const LinearKernels& kernels, const Descriptor& form) {
+  if (form.rounds_to == Dtype::unknown || form.rounds_to == Dtype::f32)
+    return kernels.dot[static_cast<std::size_t>(form.codes)];
+  return form.rounds_to == Dtype::f64 ? nullptr : kernels.dot_rounded[value_index(form.rounds_to)];
 }
 
-Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Storage& storage) {
-  if (storage.scaling.type == ScaleType::bf16) return kernels.rounded;
-  if (storage.scaling.type != ScaleType::f32) return nullptr;
-  return storage.codes == Codes::nf4   ? kernels.nf4
-         : storage.codes == Codes::fp4 ? kernels.fp4
-                                       : nullptr;
+Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
+  if (form.rounds_to == Dtype::bf16) return kernels.rounded;
+  if (form.rounds_to != Dtype::unknown && form.rounds_to != Dtype::f32) return nullptr;
+  return form.codes == Codes::nf4 ? kernels.nf4 : form.codes == Codes::fp4 ? kernels.fp4 : nullptr;
 }
 
 // Nested scales are expanded so many at a time; rows may cut the first and the last of them. An
@@ -55,31 +46,33 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
     : runs_(matrix(weight, where)),
       rows_(weight.shape()[0]),
       columns_(weight.shape()[1]),
-      to_f32_(kernels.dequantize, weight.storage(), Dtype::f32) {
-  const FormatTrait& format = trait(weight.storage().codes);
-  dot_ = dot_kernel(kernels.linear, weight.storage());
+      to_f32_(kernels.dequantize, runs_.form(), Dtype::f32) {
+  const Descriptor& form = runs_.form();
+  const FormatTrait& format = trait(form.codes);
+  dot_ = dot_kernel(kernels.linear, form);
   values_ = format.values.data();
   bits_ = format.bits;
-  dot_rows_ = most_dot_rows(weight.storage());
-  dot_bf16_ = bf16_kernel(kernels.linear.bf16, weight.storage());
-  dot_bf16_rows_ = most_dot_bf16_rows(weight.storage());
+  arranged_ = form.packing == Packing::high_first;
+  dot_rows_ = most_dot_rows(form.scale.group);
+  dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
+  dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
 }
 
-std::int64_t LinearWeight::most_dot_rows(const Storage& storage) const noexcept {
+std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   if (columns_ == 0) return 0;
   if (dot_ == nullptr) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
-  if (storage.scaling.kind != Scaling::Kind::block) return rows_;
-  const std::int64_t block = storage.scaling.block;
-  if (block % kLinearPad != 0) return 0;
-  if (!arranged() && columns_ % block != 0) return 1;  // groups begin anew in each row
-  return storage.scaling.nested ? expanded_rows(block, columns_) : rows_;
+  if (group.n == 0) return rows_;
+  if (group.n % kLinearPad != 0) return 0;
+  if (group.kind == Group::Kind::block2) return 1;
+  if (group.kind == Group::Kind::along && columns_ % group.n != 0) return 1;
+  return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
 }
 
-std::int64_t LinearWeight::most_dot_bf16_rows(const Storage& storage) const noexcept {
+std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept {
   if (dot_bf16_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
-  if (storage.scaling.block % kBf16Block != 0) return 0;
-  return storage.scaling.nested ? expanded_rows(storage.scaling.block, columns_) : rows_;
+  if (group.n % kBf16Block != 0) return 0;
+  return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
 }
 
 void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,

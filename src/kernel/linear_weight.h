@@ -17,6 +17,7 @@
 #include "kernel/decode.h"
 #include "kernel/kernels.h"
 #include "kernel/runs.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 
@@ -37,7 +38,7 @@ class LinearWeight {
 
   /// Whether dot() can read this storage and shape.
   bool has_dot() const noexcept { return dot_rows_ != 0; }
-  bool arranged() const noexcept { return bits_ == 4; }  // dot() wants x arranged
+  bool arranged() const noexcept { return arranged_; }  // dot() wants x arranged
   /// y[j, i] += sum over columns [k, k + n) of w[row + i] x[j], for i < count and j < m. x begins
   /// with column k, a padded number, and has zeros from the last column up to the padded length.
   struct Vectors {
@@ -59,15 +60,16 @@ class LinearWeight {
                 std::int64_t y_stride) const noexcept;
 
  private:
-  std::int64_t most_dot_bf16_rows(const Storage& storage) const noexcept;
-  std::int64_t most_dot_rows(const Storage& storage) const noexcept;
+  std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
   std::int64_t rows_, columns_;
   Decode to_f32_;
   DotKernel dot_;
-  const float* values_;    // of a 4-bit format
-  int bits_;               // of a code
+  const float* values_;  // of a 4-bit format
+  int bits_;             // of a code
+  bool arranged_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
   std::int64_t dot_bf16_rows_;

@@ -28,19 +28,21 @@ void check(const void* values, Dtype dtype, const Weight& weight) {
     throw Error(Code::invalid_argument, "measure: values must not be null");
 }
 
-Codes codes_of(Dtype dtype) {
-  return dtype == Dtype::bf16 ? Codes::bf16 : dtype == Dtype::f16 ? Codes::f16 : Codes::f32;
-}
-
 /// Which elements share a scale, and the place of that scale in its part.
 class BlockPlaces {
  public:
   explicit BlockPlaces(const Weight& weight) {
     const Storage& storage = weight.storage();
     group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
-    const bool restarts = describe(storage).scale.group.kind == Group::Kind::along;
+    const Group& group = describe(storage).scale.group;
+    rows_ = std::max(group.m, 1);
+    const bool restarts = group.kind == Group::Kind::along || group.kind == Group::Kind::block2;
     row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
   }
+  /// Elements of whole rows of blocks, where blocks have several rows; else 0.
+  std::int64_t elements_of_rows() const noexcept { return rows_ == 1 ? 0 : rows_ * row_; }
+  /// Blocks side by side in a row.
+  std::int64_t across() const noexcept { return ceil_div(row_, group_); }
   /// Calls body(block, first, last) for stretches of elements [begin, end) in order, none of which
   /// leaves its block.
   template <class Body>
@@ -49,18 +51,25 @@ class BlockPlaces {
       const std::int64_t row = begin / row_, column = begin % row_, block = column / group_;
       const std::int64_t stop = std::min(row_, (block + 1) * group_);
       const std::int64_t last = std::min(end, begin + stop - column);
-      body(row * ceil_div(row_, group_) + block, begin, last);
+      body(row / rows_ * across() + block, begin, last);
       begin = last;
     }
   }
 
  private:
   std::int64_t group_, row_;  // elements; blocks start anew after each row_
+  std::int64_t rows_;         // so many rows have the same blocks
 };
 
 struct BlockSums {
   std::int64_t block = -1;
   double error2 = 0, value2 = 0;
+
+  void add(const BlockSums& sums) noexcept {
+    block = sums.block;
+    error2 += sums.error2;
+    value2 += sums.value2;
+  }
 };
 
 /// The worst of the blocks whose sums come in order, in pieces. The first and the last one are kept
@@ -68,12 +77,12 @@ struct BlockSums {
 class WorstBlock {
  public:
   void add(const BlockSums& sums) noexcept {
-    if (first_.block < 0 || first_.block == sums.block) return merge(first_, sums);
+    if (first_.block < 0 || first_.block == sums.block) return first_.add(sums);
     if (last_.block != sums.block) {
       close(last_);
       last_ = {};
     }
-    merge(last_, sums);
+    last_.add(sums);
   }
   /// What came after everything here.
   void add(const WorstBlock& next) noexcept {
@@ -89,11 +98,6 @@ class WorstBlock {
   }
 
  private:
-  static void merge(BlockSums& into, const BlockSums& sums) noexcept {
-    into.block = sums.block;
-    into.error2 += sums.error2;
-    into.value2 += sums.value2;
-  }
   void close(const BlockSums& sums) noexcept {
     if (sums.block >= 0 && sums.value2 != 0)
       consider(std::sqrt(sums.error2 / sums.value2), sums.block);
@@ -113,6 +117,20 @@ class WorstBlock {
 struct ChunkLoss {
   Loss loss;
   WorstBlock worst;
+  std::vector<BlockSums> open;  // blocks of several rows, until the chunk ends
+
+  void add(const BlockSums& sums) noexcept {
+    loss.sum_error2 += sums.error2;
+    loss.sum_value2 += sums.value2;
+    if (open.empty())
+      worst.add(sums);
+    else
+      open[static_cast<std::size_t>(sums.block) % open.size()].add(sums);
+  }
+  void finish() noexcept {
+    for (const BlockSums& sums : open) worst.add(sums);
+    open.clear();
+  }
 };
 
 struct Comparison {
@@ -130,7 +148,7 @@ struct Comparison {
       return;
     }
     const Run run{values, begin, nullptr, 1, end - begin};
-    kernels.to[static_cast<int>(codes_of(dtype))][value_index(Dtype::f64)](run, room);
+    kernels.to[static_cast<int>(cast_codes(dtype))][value_index(Dtype::f64)](run, room);
   }
 
   BlockSums add_block(std::int64_t block, const double* x, const double* w, std::int64_t n,
@@ -161,9 +179,7 @@ struct Comparison {
     blocks.cover(begin, end, [&](std::int64_t block, std::int64_t first, std::int64_t last) {
       const BlockSums sums =
           add_block(block, x + (first - begin), w + (first - begin), last - first, chunk.loss);
-      chunk.loss.sum_error2 += sums.error2;
-      chunk.loss.sum_value2 += sums.value2;
-      chunk.worst.add(sums);
+      chunk.add(sums);
     });
   }
 };
@@ -182,13 +198,17 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
       dtype,
       Runs(weight),
       BlockPlaces(weight),
-      Decode(kernels.dequantize, storage, Dtype::f64),
+      Decode(kernels.dequantize, describe(storage), Dtype::f64),
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};
-  std::vector<ChunkLoss> chunks(static_cast<std::size_t>(ceil_div(n, kChunkElements)));
-  for_each_chunk(executor, n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    ChunkLoss& chunk = chunks[static_cast<std::size_t>(begin / kChunkElements)];
+  const std::int64_t rows = comparison.blocks.elements_of_rows();
+  const std::int64_t step = rows == 0 ? kChunkElements : rows;
+  std::vector<ChunkLoss> chunks(static_cast<std::size_t>(ceil_div(n, step)));
+  for_each_chunk(executor, n, step, [&](std::int64_t begin, std::int64_t end) {
+    ChunkLoss& chunk = chunks[static_cast<std::size_t>(begin / step)];
+    if (rows != 0) chunk.open.resize(static_cast<std::size_t>(comparison.blocks.across()));
     for (std::int64_t at = begin; at < end; at += kPiece)
       comparison.add_piece(at, std::min(at + kPiece, end), chunk);
+    chunk.finish();
   });
   Loss total;
   WorstBlock worst;

@@ -77,16 +77,35 @@ struct Groups {
   std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
 };
 
-float scale_of(const QuantizeJob& job, std::uint32_t amax) {
-  if (amax == 0) return 1.0f;
-  return std::max(__builtin_bit_cast(float, amax) / trait(job.storage.codes).largest, 0x1p-126f);
-}
+/// Where a group's scale goes, as the storage keeps it.
+class ScalesOut {
+ public:
+  explicit ScalesOut(const QuantizeJob& job)
+      : largest_(trait(job.storage.codes).largest),
+        powers_(describe(job.storage).scale.type == Dtype::f8_e8m0),
+        to_(job.parts[1]) {}
+  /// The scale of group g.
+  float put(std::int64_t g, std::uint32_t amax) const {
+    const float ratio = __builtin_bit_cast(float, amax) / largest_;
+    const float scale = amax == 0 ? 1.0f : std::max(ratio, 0x1p-126f);
+    if (!powers_) return static_cast<float*>(to_)[g] = scale;
+    // The least power of two that is no smaller; no scale is below 2^-126.
+    const std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23;
+    static_cast<std::uint8_t*>(to_)[g] = static_cast<std::uint8_t>(exponent);
+    return __builtin_bit_cast(float, exponent << 23);
+  }
+
+ private:
+  float largest_;
+  bool powers_;
+  void* to_;
+};
 
 /// Small groups: a task takes several and reads each twice, the second time from a cache.
 std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups) {
   const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
   const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
-  auto* scales = static_cast<float*>(job.parts[1]);
+  const ScalesOut scales(job);
   Largest largest;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / groups.group);
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
@@ -95,8 +114,7 @@ std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups
       const std::uint32_t most = amax(job.at(begin), size);
       largest.take(most);
       if (most >= kInfinityBits) return;
-      scales[g] = scale_of(job, most);
-      encode(job.at(begin), size, 1.0f / scales[g], job.code(begin));
+      encode(job.at(begin), size, 1.0f / scales.put(g, most), job.code(begin));
     }
   });
   return largest.bits();
@@ -104,7 +122,7 @@ std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups
 
 /// One group of more than a chunk: all tasks look for its amax, then all encode.
 std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, std::int64_t size,
-                                   float* scale) {
+                                   std::int64_t g) {
   const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
   const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
   Largest largest;
@@ -113,26 +131,58 @@ std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, s
   });
   if (largest.bits() >= kInfinityBits) return largest.bits();
   const ExactFloats exact;
-  *scale = scale_of(job, largest.bits());
-  const float r = 1.0f / *scale;
+  const float r = 1.0f / ScalesOut(job).put(g, largest.bits());
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     encode(job.at(first + begin), end - begin, r, job.code(first + begin));
   });
   return largest.bits();
 }
 
+/// Blocks of `group.m` rows by `group.n` columns: a task takes some rows of blocks, and reads each
+/// twice.
+std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::int64_t columns) {
+  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
+  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
+  const ScalesOut scales(job);
+  const std::int64_t rows = job.n / columns, across = ceil_div<std::int64_t>(columns, group.n);
+  Largest largest;
+  const auto quantize_block = [&](std::int64_t row, std::int64_t last, std::int64_t g,
+                                  std::int64_t column) {
+    const std::int64_t width = std::min<std::int64_t>(group.n, columns - column);
+    std::uint32_t most = 0;
+    for (std::int64_t i = row; i < last; ++i)
+      most = std::max(most, amax(job.at(i * columns + column), width));
+    largest.take(most);
+    if (most >= kInfinityBits) return;
+    const float r = 1.0f / scales.put(g, most);
+    for (std::int64_t i = row; i < last; ++i)
+      encode(job.at(i * columns + column), width, r, job.code(i * columns + column));
+  };
+  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / (group.m * columns));
+  for_each_chunk(job.executor, ceil_div<std::int64_t>(rows, group.m), chunk,
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t b = from * across; b < to * across; ++b)
+                     quantize_block(b / across * group.m,
+                                    std::min(rows, (b / across + 1) * group.m), b,
+                                    b % across * group.n);
+                 });
+  return largest.bits();
+}
+
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
-  auto* scales = static_cast<float*>(job.parts[1]);
   if (job.n == 0) {  // groups without elements still have their scale
-    std::fill_n(scales, layout(job.storage, shape).parts[1].shape.elements(), 1.0f);
+    const ScalesOut scales(job);
+    for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)
+      scales.put(g, 0);
     return 0;
   }
+  const Group group = describe(job.storage).scale.group;
+  if (group.kind == Group::Kind::block2) return quantize_blocks2(job, group, shape[1]);
   const Groups groups(job.storage, shape);
   if (groups.group <= kChunkElements) return quantize_small_groups(job, groups);
   std::uint32_t largest = 0;
   for (std::int64_t g = 0; g < groups.count && largest < kInfinityBits; ++g)
-    largest =
-        std::max(largest, quantize_large_group(job, groups.begin(g), groups.size(g), scales + g));
+    largest = std::max(largest, quantize_large_group(job, groups.begin(g), groups.size(g), g));
   return largest;
 }
 

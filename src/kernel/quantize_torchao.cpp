@@ -8,18 +8,12 @@
 #include "kernel/chunks.h"
 #include "kernel/quantize_torchao.h"
 #include "kernel/tables.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
 
 constexpr std::int64_t kPiece = 4096;  // elements that are cast at a time; a multiple of any block
-
-Dtype dtype_of(ScaleType type) {
-  return type == ScaleType::bf16 ? Dtype::bf16 : type == ScaleType::f16 ? Dtype::f16 : Dtype::f32;
-}
-Codes codes_of(ScaleType type) {
-  return type == ScaleType::bf16 ? Codes::bf16 : type == ScaleType::f16 ? Codes::f16 : Codes::f32;
-}
 
 /// Elements [begin, end), whole blocks, of any dtype.
 struct Pieces {
@@ -50,14 +44,14 @@ struct Pieces {
 
 std::uint32_t by_kernels(const QuantizeJob& job) {
   const ScaleType type = job.storage.scaling.type;
-  const Dtype own = dtype_of(type);
+  const Dtype own = describe(job.storage).rounds_to;
   const auto place = static_cast<std::size_t>(value_index(own));
   std::vector<float> absmax(static_cast<std::size_t>(job.n / job.storage.scaling.block));
   const Pieces pieces{job, job.kernels.quantize.torchao[place],
                       own == job.dtype
                           ? nullptr
                           : job.kernels.quantize.cast[static_cast<std::size_t>(
-                                codes_of(type))][static_cast<std::size_t>(value_index(job.dtype))],
+                                cast_codes(own))][static_cast<std::size_t>(value_index(job.dtype))],
                       torchao_thresholds(own), absmax.data()};
   Largest largest;
   for_each_chunk(job.executor, job.n, kChunkElements, [&](std::int64_t begin, std::int64_t end) {

@@ -1,101 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of flat groups, of groups that restart at each row, and of nested scales.
+// Runs of flat groups, of groups that restart at each row, and of scales that are expanded first.
 #include "kernel/runs.h"
 
 #include <algorithm>
-#include <string>
 
 #include "base/checked.h"
+#include "format/convert.h"
 #include "format/legal.h"
 #include "format/torchao.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
+namespace {
 
-Runs::Runs(const Weight& weight) {
-  const Storage& storage = weight.storage();
-  codes_ = static_cast<const std::uint8_t*>(weight.part(0));
-  const Descriptor form = describe(storage);
-  if (form.scale.group.kind == Group::Kind::none) return;
-  group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
-  if (form.scale.code == ScaleCode::affine) {
-    torchao_ = {static_cast<const std::int8_t*>(weight.part(1)),
-                weight.part(2),
-                weight.part(3),
-                weight.part(4),
-                storage.scaling.scaler_block,
-                storage.scaling.type};
-    torchao::with_type(torchao_.type, [&]<class D>(D) {
-      for (std::int64_t k = 0; k < 16; ++k)
-        table_[k] = static_cast<float>(torchao::load<D>(torchao_.table, k));
-    });
-    return;
-  }
-  if (form.scale.code == ScaleCode::mapped) {
-    nested_ = {static_cast<const std::uint8_t*>(weight.part(1)),
-               static_cast<const float*>(weight.part(2)), static_cast<const float*>(weight.part(3)),
-               static_cast<const float*>(weight.part(4))};
-    return;
-  }
-  scales_ = static_cast<const float*>(weight.part(1));
-  if (form.scale.group.kind == Group::Kind::along && weight.row_elements() % group_ != 0)
-    row_ = weight.row_elements();
-}
-
-Run Runs::next(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept {
-  if (nested_.absmax != nullptr) return next_nested(begin, end, room.scales);
-  if (torchao_.scalers != nullptr)
-    return torchao_.type == ScaleType::f64 ? next_doubles(begin, end, room.values)
-                                           : next_torchao(begin, end, room.scales);
-  if (row_ == 0) return {codes_, begin, scales_, group_, end - begin};
-  const std::int64_t row = begin / row_, first = begin % row_;
-  return {codes_ + row * row_, first, scales_ + row * ceil_div(row_, group_), group_,
-          std::min(end - begin, row_ - first)};
-}
-
-Run Runs::next_nested(std::int64_t begin, std::int64_t end, float* scales) const noexcept {
-  const std::int64_t from = begin / group_;
-  const std::int64_t to = std::min(ceil_div(end, group_), from + kExpandedScales);
-  const float offset = *nested_.offset;
-  const float* const map = nested_.map;
-  for (std::int64_t b = from; b < to;) {
-    const float scale = nested_.table[b / kNestedBlock];
-    const std::int64_t stop = std::min(to, (b / kNestedBlock + 1) * kNestedBlock);
+// bitsandbytes: absmax codes, the scales of their groups, the map, the offset.
+void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                   float* out) noexcept {
+  const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]);
+  const auto* outers = static_cast<const float*>(kept.parts[1]);
+  const auto* map = static_cast<const float*>(kept.parts[2]);
+  const float offset = *static_cast<const float*>(kept.parts[3]);
+  for (std::int64_t b = first; b < first + n;) {
+    const float scale = outers[b / kNestedBlock];
+    const std::int64_t stop = std::min(first + n, (b / kNestedBlock + 1) * kNestedBlock);
     for (; b < stop; ++b) {
-      const float product = map[nested_.absmax[b]] * scale;
-      scales[b - from] = product + offset;
+      const float product = map[codes[b]] * scale;
+      out[b - first] = product + offset;
     }
   }
-  const std::int64_t base = from * group_;  // even: two codes to a byte
-  return {codes_ + base / 2, begin - base, scales, group_, std::min(end, to * group_) - begin};
 }
 
-Run Runs::next_torchao(std::int64_t begin, std::int64_t end, float* scales) const noexcept {
-  const std::int64_t from = begin / group_;
-  const std::int64_t to = std::min(ceil_div(end, group_), from + kExpandedScales);
-  torchao::with_type(torchao_.type, [&]<class D>(D) {
-    const auto mean = torchao::load<D>(torchao_.mean, 0);
-    for (std::int64_t b = from; b < to;) {
-      const std::int64_t place = b / torchao_.scaler_block;
-      const auto factor = torchao::load<D>(torchao_.factors, place);
-      const std::int64_t stop = std::min(to, (place + 1) * torchao_.scaler_block);
-      for (; b < stop; ++b)
-        scales[b - from] = static_cast<float>(torchao::scale<D>(torchao_.scalers[b], factor, mean));
-    }
-  });
-  const std::int64_t base = from * group_;
-  return {
-      codes_ + base / 2, begin - base, scales, group_, std::min(end, to * group_) - begin, table_};
+// torchao: int8 codes, the factors of their groups, the mean.
+template <class D>
+void expand_affine(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                   float* out) noexcept {
+  const auto* codes = static_cast<const std::int8_t*>(kept.parts[0]);
+  const auto mean = torchao::load<D>(kept.parts[2], 0);
+  for (std::int64_t b = first; b < first + n;) {
+    const auto factor = torchao::load<D>(kept.parts[1], b / kept.outer);
+    const std::int64_t stop = std::min(first + n, (b / kept.outer + 1) * kept.outer);
+    for (; b < stop; ++b)
+      out[b - first] = static_cast<float>(torchao::scale<D>(codes[b], factor, mean));
+  }
+}
+
+// Powers of two, by their exponents: 0 is a subnormal number, 255 is NaN.
+void expand_e8m0(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  const auto* exponents = static_cast<const std::uint8_t*>(kept.parts[0]) + first;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t e = exponents[i];
+    out[i] = float_of(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
+  }
+}
+
+Expand expand_of(const Descriptor& form, const Scaling& scaling) {
+  switch (form.scale.code) {
+    case ScaleCode::plain:
+      if (form.scale.type == Dtype::f8_e8m0) return &expand_e8m0;
+      break;
+    case ScaleCode::mapped:
+      return &expand_mapped;
+    case ScaleCode::affine:
+      return torchao::with_type(scaling.type,
+                                []<class D>(D) -> Expand { return &expand_affine<D>; });
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
+  const Storage& storage = weight.storage();
+  const Group& group = form_.scale.group;
+  codes_ = static_cast<const std::uint8_t*>(weight.part(0));
+  if (group.kind == Group::Kind::none) return;
+  group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
+  group_ = std::max<std::int64_t>(group_, 1);
+  if (group.kind == Group::Kind::block2) rows_ = group.m;
+  if (rows_ != 1 || (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0))
+    row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
+  expand_ = expand_of(form_, storage.scaling);
+  if (expand_ == nullptr) {
+    scales_ = static_cast<const float*>(weight.part(1));
+    return;
+  }
+  for (int i = 1; i < kMaxParts; ++i) kept_.parts[static_cast<std::size_t>(i - 1)] = weight.part(i);
+  kept_.outer = std::max(form_.outer.group.n, 1);
+  if (form_.rounds_to != Dtype::unknown)
+    torchao::with_type(storage.scaling.type, [&]<class D>(D) {
+      for (std::int64_t k = 0; k < 16; ++k)
+        values_[k] = static_cast<float>(torchao::load<D>(kept_.parts[3], k));
+    });
+}
+
+Run Runs::next_expanded(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept {
+  if (form_.rounds_to == Dtype::f64) return next_doubles(begin, end, room.values);
+  const Line line = line_of(begin, end);
+  const std::int64_t from = line.first / group_, last = line.first + line.n;
+  const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
+  expand_(kept_, line.scale + from, to - from, room.scales);
+  const std::int64_t skipped = from * group_;  // even, where two codes are in a byte
+  return {line.codes + (form_.packing == Packing::high_first ? skipped / 2 : skipped),
+          line.first - skipped,
+          room.scales,
+          group_,
+          std::min(last, to * group_) - line.first,
+          form_.rounds_to != Dtype::unknown ? values_ : nullptr};
 }
 
 // One block, with its 16 results.
 Run Runs::next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept {
   using torchao::F64;
   const std::int64_t b = begin / group_;
-  const double scale = torchao::scale<F64>(
-      torchao_.scalers[b], torchao::load<F64>(torchao_.factors, b / torchao_.scaler_block),
-      torchao::load<F64>(torchao_.mean, 0));
-  for (std::int64_t k = 0; k < 16; ++k) values[k] = torchao::load<F64>(torchao_.table, k) * scale;
+  const double scale = torchao::scale<F64>(static_cast<const std::int8_t*>(kept_.parts[0])[b],
+                                           torchao::load<F64>(kept_.parts[1], b / kept_.outer),
+                                           torchao::load<F64>(kept_.parts[2], 0));
+  for (std::int64_t k = 0; k < 16; ++k) values[k] = torchao::load<F64>(kept_.parts[3], k) * scale;
   return {codes_, begin, nullptr, group_, std::min(end, (b + 1) * group_) - begin, values};
 }
 

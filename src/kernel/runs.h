@@ -2,61 +2,93 @@
 // Turns elements of a weight into Runs, which are all that kernels know of a storage.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "kernel/dequantize.h"
+#include "stowage/descriptor.h"
 #include "stowage/weight.h"
 
 namespace stowage {
 
-/// How many nested scales are expanded at a time: four rows of 32,000 columns, in 8 KiB.
+/// How many scales that are not fp32 numbers are expanded at a time: four rows of 32,000 columns,
+/// in 8 KiB.
 inline constexpr std::int64_t kExpandedScales = 2048;
+
+/// Scales as a weight keeps them: its parts but the codes.
+struct KeptScales {
+  std::array<const void*, kMaxParts - 1> parts{};
+  std::int64_t outer = 1;  // scales that share a number of their own
+};
+/// out[i] = scale first + i in fp32, for i < n.
+using Expand = void (*)(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                        float* out) noexcept;
 
 /// A view of a weight, which must outlive it.
 class Runs {
  public:
   explicit Runs(const Weight& weight);
 
+  /// What the weight's storage says.
+  const Descriptor& form() const noexcept { return form_; }
+  /// Whether scales are expanded, kExpandedScales at a time; else a run is as long as can be.
+  bool expands() const noexcept { return expand_ != nullptr; }
+
   /// Calls body(run) for runs that cover elements [begin, end) in order. A run and its scales live
   /// as long as the call.
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
-    Expanded room;
+    if (expand_ != nullptr) return cover_expanded(begin, end, body);
+    if (row_ == 0) {  // all of it is one run
+      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin});
+      return;
+    }
     while (begin < end) {
-      const Run run = next(begin, end, room);
-      body(run);
-      begin += run.n;
+      const Line line = line_of(begin, end);
+      body(Run{line.codes, line.first, scales_ + line.scale, group_, line.n});
+      begin += line.n;
     }
   }
 
  private:
-  struct Nested {
-    const std::uint8_t* absmax = nullptr;
-    const float *table = nullptr, *map = nullptr, *offset = nullptr;
-  };
-  /// The parts of nf4:torchao, in the dtype of `type`.
-  struct Torchao {
-    const std::int8_t* scalers = nullptr;
-    const void *factors = nullptr, *mean = nullptr, *table = nullptr;
-    std::int64_t scaler_block = 1;
-    ScaleType type = ScaleType::f32;
-  };
   union Expanded {
     float scales[kExpandedScales];
     double values[16];
   };
-  Run next(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept;
-  Run next_nested(std::int64_t begin, std::int64_t end, float* scales) const noexcept;
-  Run next_torchao(std::int64_t begin, std::int64_t end, float* scales) const noexcept;
+  /// Elements [first, first + n) of `codes`, whose scales begin with number `scale`: those of one
+  /// row, where groups restart at each.
+  struct Line {
+    const std::uint8_t* codes;
+    std::int64_t first, n, scale;
+  };
+  Line line_of(std::int64_t begin, std::int64_t end) const noexcept {
+    if (row_ == 0) return {codes_, begin, end - begin, 0};
+    const std::int64_t row = begin / row_, first = begin - row * row_;
+    const std::int64_t above = rows_ == 1 ? row : row / rows_;
+    return {codes_ + row * row_, first, std::min(end - begin, row_ - first), above * across_};
+  }
+  template <class Body>
+  void cover_expanded(std::int64_t begin, std::int64_t end, Body&& body) const {
+    Expanded room;
+    while (begin < end) {
+      const Run run = next_expanded(begin, end, room);
+      body(run);
+      begin += run.n;
+    }
+  }
+  Run next_expanded(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept;
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
 
+  Descriptor form_;
   const std::uint8_t* codes_ = nullptr;
-  const float* scales_ = nullptr;
+  const float* scales_ = nullptr;  // where they are fp32 numbers
+  KeptScales kept_;                // where they are not
+  Expand expand_ = nullptr;
   std::int64_t group_ = 1;
-  std::int64_t row_ = 0;  // elements of a row where groups restart at each row; else 0
-  Nested nested_;
-  Torchao torchao_;
-  float table_[16];  // of nf4:torchao, but for f64
+  std::int64_t row_ = 0;     // elements of a row where groups restart at each row; else 0
+  std::int64_t across_ = 0;  // groups of such a row
+  std::int64_t rows_ = 1;    // so many rows have the same scales
+  float values_[16];         // of nf4:torchao, but for f64
 };
 
 }  // namespace stowage

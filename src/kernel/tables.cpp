@@ -70,6 +70,10 @@ const FourBitTables& four_bit_tables(Codes codes) noexcept {
   return tables[static_cast<std::size_t>(codes)];
 }
 
+Codes cast_codes(Dtype dtype) noexcept {
+  return dtype == Dtype::bf16 ? Codes::bf16 : dtype == Dtype::f16 ? Codes::f16 : Codes::f32;
+}
+
 int value_index(Dtype dtype) noexcept {
   switch (dtype) {
     case Dtype::f64:

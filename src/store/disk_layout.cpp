@@ -28,8 +28,11 @@ std::vector<Declaration> disk_layout(std::string_view name, const Storage& stora
   const std::string base(name);
   std::vector<Declaration> made;
   const Part* part = parts.parts.data();
-  for (const PartRow& row : describe(storage).parts) {
-    const Dtype dtype = row.extent == Extent::weight ? format.disk : part->dtype;
+  const Descriptor form = describe(storage);
+  for (const PartRow& row : form.parts) {
+    Dtype dtype = part->dtype;
+    if (row.extent == Extent::weight) dtype = format.disk;
+    if (row.extent == Extent::scales && row.dtype == Dtype::unknown) dtype = form.scale.type;
     if (row.suffix != kNoTensor)
       made.push_back(declare(base + std::string(row.suffix), dtype, part->shape));
     ++part;

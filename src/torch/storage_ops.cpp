@@ -13,17 +13,18 @@ namespace stowage::door {
 namespace {
 using nlohmann::json;
 
-constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values"};
-constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block"};
+constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values", "e8m0"};
+constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
 constexpr const char* kExtents[] = {"weight", "pairs", "scales", "outers", "one", "values", "map"};
 
 // Of a part in memory: "codes" as the format has them, "own" as the storage says.
-const char* dtype_name(const PartRow& part) {
+const char* dtype_name(const PartRow& part, const Level& level) {
   if (part.extent == Extent::weight) return "codes";
-  switch (part.dtype) {
+  switch (part.dtype == Dtype::unknown ? level.type : part.dtype) {
     case Dtype::u8:
+    case Dtype::f8_e8m0:
       return "u8";
     case Dtype::i8:
       return "i8";
@@ -56,7 +57,8 @@ std::string storage_describe(std::int64_t key) {
   const Descriptor form = describe(storage);
   json parts = json::array();
   for (const PartRow& part : form.parts)
-    parts.push_back({part.name, kExtents[static_cast<int>(part.extent)], dtype_name(part)});
+    parts.push_back(
+        {part.name, kExtents[static_cast<int>(part.extent)], dtype_name(part, form.scale)});
   json out = {{"name", to_string(storage)},
               {"codes", format.name},
               {"codec", kCodecs[static_cast<int>(form.codec)]},
@@ -64,6 +66,7 @@ std::string storage_describe(std::int64_t key) {
               {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
               {"flat", runs_across_rows(storage)},
               {"block", storage.scaling.block},
+              {"rows", storage.scaling.rows},
               {"nested", storage.scaling.nested},
               {"outer", form.outer.group.n},
               {"scaler_block", storage.scaling.scaler_block},

@@ -36,6 +36,8 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
       {"int8", whole, Codec::amax, FileForm::scaled, K::row, 0, 0, S::plain, kNone},
       {"int8:row2", whole, Codec::amax, FileForm::scaled, K::row2, 0, 0, S::plain, kNone},
       {"int8:block48", whole, Codec::amax, FileForm::scaled, K::along, 48, 0, S::plain, kNone},
+      {"f8_e4m3:block128x64", whole, Codec::amax, FileForm::scaled, K::block2, 64, 0, S::plain,
+       kNone},
       {"fp4", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 64, 0, S::plain,
        kNone},
       {"nf4:block128:nested", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 128,

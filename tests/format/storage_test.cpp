@@ -14,25 +14,26 @@ std::vector<Storage> all_legal() {
   std::vector<Storage> found;
   for (int codes = 0; codes < kCodesCount; ++codes)
     for (int dialect = 0; dialect < 2; ++dialect)
-      for (int kind = 0; kind <= static_cast<int>(Kind::block); ++kind)
+      for (int kind = 0; kind <= static_cast<int>(Kind::block2); ++kind)
         for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
           for (const bool nested : {false, true})
-            for (int type = 0; type <= static_cast<int>(ScaleType::of_values); ++type)
-              for (const int scaler : {0, 1, 3, 256, 4096, 8192}) {
-                const Storage storage{
-                    static_cast<Codes>(codes),
-                    static_cast<Dialect>(dialect),
-                    {static_cast<Kind>(kind), block, nested, static_cast<ScaleType>(type), scaler}};
-                if (is_legal(storage)) found.push_back(storage);
-              }
+            for (int type = 0; type <= static_cast<int>(ScaleType::e8m0); ++type)
+              for (const int scaler : {0, 1, 3, 256, 4096, 8192})
+                for (const int rows : {0, 1, 2, 3, 4096, 8192}) {
+                  const Storage storage{static_cast<Codes>(codes),
+                                        static_cast<Dialect>(dialect),
+                                        {static_cast<Kind>(kind), block, nested,
+                                         static_cast<ScaleType>(type), scaler, rows}};
+                  if (is_legal(storage)) found.push_back(storage);
+                }
   return found;
 }
 
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
-  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none; 2 x 4 blocks x nested; torchao: 4
-  // blocks x 5 types x 3 scaler blocks.
-  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 16u + 60u);
+  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none, and as many blocks again with e8m0; 3
+  // x 8 blocks x 2 rows x 2 types; 2 x 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
+  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 24u + 96u + 16u + 60u);
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -51,6 +52,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f8_e5m2:tensor", "f8_e5m2:tensor"},
       {"int8", "int8:row"},
       {"int8:block128", "int8:block128"},
+      {"f8_e4m3:block32:e8m0", "f8_e4m3:block32:e8m0"},
+      {"f8_e4m3:block128x128", "f8_e4m3:block128x128"},
+      {"int8:block4x96:e8m0", "int8:block4x96:e8m0"},
       {"nf4", "nf4:block64"},
       {"nf4:nested", "nf4:block64:nested"},
       {"nf4:block64:nested", "nf4:block64:nested"},
@@ -139,6 +143,16 @@ TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
     EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument,
                          "; got '" + std::string(text) + "'");
   }
+}
+
+TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
+  for (const char* text :
+       {"f8_e4m3:e8m0", "f8_e4m3:row:e8m0", "f8_e4m3:block32:f32", "f8_e4m3:blockx32",
+        "f8_e4m3:block32x", "f8_e4m3:block3x32", "f8_e4m3:block1x32", "f8_e4m3:block8192x32",
+        "f8_e4m3:block4x1", "f8_e4m3:block4x4x4", "nf4:block64:e8m0", "nf4:block4x64",
+        "nf4:torchao:e8m0"})
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument,
+                         "; got '" + std::string(text) + "'");
 }
 
 TEST(Storage, TheLegalTextNamesEveryFormat) {

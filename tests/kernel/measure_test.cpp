@@ -28,6 +28,10 @@ std::int64_t block_of(const Weight& weight, std::int64_t i) {
       return trait(weight.storage().codes).bits == 4 ? i / block
                                                      : i / row * blocks + i % row / block;
     }
+    case Scaling::Kind::block2: {
+      const std::int64_t block = scaling.block, across = (row + block - 1) / block;
+      return i / row / scaling.rows * across + i % row / block;
+    }
     default:
       return 0;
   }
@@ -59,12 +63,15 @@ Worst worst_block(const Bytes& values, Dtype dtype, const Weight& weight) {
 
 TEST_P(Measure, FindsTheWorstBlock) {
   std::vector<std::string> names = storages();
-  names.emplace_back("nf4:torchao:block32:scaler4:f32");
+  for (const char* of : {"nf4:torchao:block32:scaler4:f32", "f8_e4m3:block4x32",
+                         "int8:block128x128", "int8:block16x7:e8m0"})
+    names.emplace_back(of);
   for (const std::string& name : names) {
     const Storage storage = parse_storage(name);
     for (const Shape& shape : std::vector<Shape>{{33, 128}, {30, 101}, {6, 5, 7}, {140, 1001}}) {
       if (storage.dialect != Dialect::standard && shape.elements() % 128 != 0) continue;
       if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 3) continue;
+      if (!holds(storage, shape)) continue;
       const auto n = static_cast<std::size_t>(shape.elements());
       const Bytes values = as_type(numbers(Kind::normal, n), Dtype::f32);
       const Parts parts = reference_parts(values, Dtype::f32, shape, storage);

@@ -10,9 +10,10 @@ namespace {
 using namespace stowage::samples;
 
 TEST(Runs, CoverEveryElementOnceWithItsScale) {
-  for (const std::string& name : storages()) {
+  for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
-    const Shape shape{3, 7, 997};
+    if (storage.dialect != Dialect::standard) continue;
+    const Shape shape = holds(storage, {3, 7, 997}) ? Shape{3, 7, 997} : Shape{21, 997};
     const Parts parts = reference_parts(as_type(numbers(Kind::normal, 20937), Dtype::f32),
                                         Dtype::f32, shape, storage);
     const Weight weight = parts.weight(storage, shape);

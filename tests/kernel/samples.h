@@ -123,6 +123,7 @@ inline const std::vector<std::string>& storages() {
                                             "int8:block7",
                                             "f8_e4m3:block32",
                                             "f8_e5m2:block128",
+                                            "f8_e4m3:block32:e8m0",
                                             "nf4",
                                             "fp4",
                                             "nf4:block32:nested",
@@ -130,12 +131,14 @@ inline const std::vector<std::string>& storages() {
                                             "fp4:block128:nested"};
   return all;
 }
-/// Those, and the ones of other dialects, which not every shape can have.
+/// Those, and the ones that not every shape can have.
 inline const std::vector<std::string>& every_storage() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> names = storages();
     for (const char* of : {"scaler1:f32", "scaler1:bf16", "scaler1:f16", "scaler2:f64"})
       names.push_back(std::string("nf4:torchao:block32:") + of);
+    for (const char* of : {"f8_e4m3:block4x32", "int8:block16x7", "f8_e5m2:block2x64:e8m0"})
+      names.emplace_back(of);
     return names;
   }();
   return all;
@@ -150,6 +153,7 @@ inline const std::vector<Shape>& shapes() {
 /// Whether a weight of this storage can have this shape.
 inline bool holds(const Storage& storage, const Shape& shape) {
   if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 2) return false;
+  if (storage.scaling.kind == Scaling::Kind::block2 && shape.rank() != 2) return false;
   const std::int64_t whole = storage.scaling.block * std::int64_t{storage.scaling.scaler_block};
   return storage.dialect == Dialect::standard ||
          (shape.rank() <= 2 && shape.elements() % whole == 0);

@@ -19,6 +19,7 @@ STORAGES = (
     "f8_e4m3:row",
     "f8_e5m2:row2",
     "f8_e4m3:block32",
+    "f8_e4m3:block32:e8m0",
     "int8:tensor",
     "int8:row",
     "int8:block5",

@@ -18,7 +18,7 @@ from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Storage
 
 # Scales of an 8-bit weight are worth their bytes from this rank on.
-_LEAST_RANK = {"row": 2, "row2": 2, "block": 1}
+_LEAST_RANK = {"row": 2, "row2": 2, "block": 1, "block2": 2}
 
 
 def _declared(module: nn.Module, attribute: str) -> list[str]:

@@ -66,9 +66,10 @@ class Storage:
     codes: str
     codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao
     dialect: str
-    kind: str  # none, tensor, row, row2, block
+    kind: str  # none, tensor, row, row2, block, block2
     flat: bool  # codes and blocks run on across rows: one may begin in the middle of either
-    block: int  # 0 unless kind is block
+    block: int  # 0 unless kind is block or block2
+    rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # nf4:torchao: f32, bf16, f16, f64 or of_values
@@ -170,7 +171,9 @@ class Storage:
         return resting is self or self.for_values(_TYPES.get(resting.scale_type)) is resting
 
     def misfit(self, shape: Sequence[int]) -> str:
-        """The rule that this shape breaks, of those that only nf4:torchao has; "" for none."""
+        """The rule that this shape breaks, of those that few storages have; "" for none."""
+        if self.kind == "block2" and len(shape) != 2:
+            return f"a weight stored as {self.name} must have 2 dimensions"
         if self.dialect == "standard":
             return ""
         step = self.block * self.scaler_block
@@ -213,6 +216,9 @@ class Storage:
                 return (*shape[:2], *(1 for _ in shape[2:]))
             case "block" if self.flat:
                 return ((math.prod(shape) + self.block - 1) // self.block,)
+            case "block2":
+                m, n = self.rows, self.block
+                return ((shape[0] + m - 1) // m, (shape[1] + n - 1) // n)
             case "block":
                 return (shape[0], (math.prod(shape[1:]) + self.block - 1) // self.block)
         return ()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library
-from stowage._ops.errors import translated
+from stowage._ops.errors import Unsupported, translated
 from stowage._ops.numbers import stochastic
 from stowage._ops.storage import Storage
 from stowage._shard.records import encode
@@ -54,7 +54,7 @@ class Fragment(NamedTuple):
         storage = self.storage
         if storage.kind == "none":
             return True
-        if storage.kind == "tensor" or not self.by_rows:
+        if storage.kind in ("tensor", "block2") or not self.by_rows:
             return False
         return not storage.flat or (not storage.nested and self.columns % storage.block == 0)
 
@@ -70,6 +70,11 @@ def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """How elements share scales: pieces of the flat weight, elements of one, elements of a scale
     (the last one of a piece may have fewer)."""
     total = math.prod(shape)
+    if storage.kind == "block2":
+        raise Unsupported(
+            f"stowage: values of a part of a weight cannot rest as {storage}, whose blocks have "
+            "rows of others; stow the weight whole and shard it then, or use block<N>"
+        )
     if storage.kind == "tensor":
         return 1, total, total
     if storage.flat:

@@ -72,7 +72,8 @@ def encode(
     if not storage.flat:
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
         if g.slots:
-            records[:, : g.scale_bytes] = _bytes(parts[1][first:last].reshape(last - first, -1))
+            scales = parts[1][_scale_rows(storage, first, last, records.device)]
+            records[:, : g.scale_bytes] = _bytes(scales.reshape(last - first, -1))
         return records
     if g.columns % 2 == 0:
         codes.copy_(parts[0].view(g.rows, -1)[first:last])
@@ -98,8 +99,9 @@ def decode(
         own = into[0][first:last]
         own.view(last - first, -1).view(torch.uint8).copy_(codes)
         if g.slots:
-            scales = into[1][first:last]
-            scales.copy_(records[:, : g.scale_bytes].view(scales.dtype).view(scales.shape))
+            scales = records[:, : g.scale_bytes].view(into[1].dtype)
+            rows = _scale_rows(storage, first, last, records.device)
+            into[1][rows] = scales.reshape(last - first, *into[1].shape[1:])
         return
     if g.columns % 2 == 0:
         into[0].view(g.rows, -1)[first:last].copy_(codes)
@@ -111,6 +113,13 @@ def decode(
         return
     blocks, used = _blocks(g, storage.block, first, last, records.device)
     into[1][blocks[used]] = scales[used]  # rows that share a block hold the same bits
+
+
+def _scale_rows(storage: Storage, first: int, last: int, device: torch.device) -> slice | Tensor:
+    """Where the scales of rows [first, last) lie. Rows that share them hold the same bits."""
+    if not storage.rows:
+        return slice(first, last)
+    return torch.arange(first, last, device=device) // storage.rows
 
 
 def _bytes(values: Tensor) -> Tensor:

@@ -371,6 +371,8 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     codes, *scales = _by_part(pieces)
     if pieces[0]._storage.kind == "tensor":
         return [torch.cat(codes), scales[0][0].clone()] if _same(scales[0]) else None
+    if any(piece.shape[0] % (pieces[0]._storage.rows or 1) for piece in pieces[:-1]):
+        return None
     return [torch.cat(codes), *(torch.cat(scale) for scale in scales)]
 
 

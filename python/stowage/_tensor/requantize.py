@@ -298,6 +298,12 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, scale = (part.clone() for part in parts)
+    if storage.kind == "block2":
+        blocks, every = _rows_of_blocks(storage.rows, lines.rows, weight.shape[0])
+        values = _values(weight, parts, every)
+        values[torch.searchsorted(every, lines.rows)] = lines.values
+        codes[every], scale[blocks] = library.quantize(values, storage.key)
+        return [codes, scale]
     if storage.kind == "tensor":
         reach = float(scale) * storage.largest * _SLACK
         if float(lines.values.abs().amax()) > reach:
@@ -308,6 +314,13 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         scale[lines.rows] = fresh[1]
     codes[lines.rows] = fresh[0].view(-1, *weight.shape[1:])
     return [codes, scale]
+
+
+def _rows_of_blocks(each: int, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The blocks of `each` rows that these rows are of, and all of their rows."""
+    blocks = torch.unique(rows // each)
+    every = (blocks[:, None] * each + torch.arange(each, device=rows.device)).view(-1)
+    return blocks, every[every < count]
 
 
 def _encode_casts(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[Tensor]:

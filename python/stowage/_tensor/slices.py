@@ -104,7 +104,10 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
         return _flat_slices(t, own, first * columns, last * columns, last == rows)
     if t._storage.kind in ("none", "tensor"):
         return [codes[first:last], *scales]
-    return [codes[first:last], scales[0][first:last]]
+    each = t._storage.rows or 1  # rows that share their scales
+    if first % each or (last % each and last != rows):
+        return None
+    return [codes[first:last], scales[0][first // each : -(-last // each)]]
 
 
 def _flat_slices(

@@ -73,7 +73,7 @@ def _bound(columns: int) -> float:
 def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """Rows [first, last) of each piece; none ends inside of a 4-bit block."""
     rows, columns = shape
-    step = storage.block // math.gcd(storage.block, columns) if storage.flat else 1
+    step = storage.block // math.gcd(storage.block, columns) if storage.flat else storage.rows or 1
     each = max(_PIECE // max(columns, 1) // step, 1) * step
     for first in range(0, rows if columns else 0, each):
         yield first, min(first + each, rows)
@@ -92,8 +92,9 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         if scale is not None:
             parts[0][first:last] = scaled.encode8(values.to(torch.float32), scale, storage)
             continue
-        for into, part in zip(parts, library.quantize(values, storage.key), strict=True):
-            into[first:last] = part
+        fresh = library.quantize(values, storage.key)
+        for each, into, part in zip((1, storage.rows or 1), parts, fresh, strict=False):
+            into[first // each : -(-last // each)] = part
 
 
 def _scale_of_all(

@@ -61,6 +61,23 @@ def _scale_of(amax: Tensor, largest: float) -> Tensor:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
+def _kept(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+    """Scales as the storage keeps them, and what they are then: of e8m0, whose part is uint8, the
+    least power of two that is no smaller."""
+    if storage.scale_type != "e8m0":
+        return scale, scale
+    exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
+    return exponent.to(torch.uint8), (exponent << 23).view(torch.float32)
+
+
+def _numbers(kept: Tensor, storage: Storage) -> Tensor:
+    if storage.scale_type != "e8m0":
+        return kept
+    exponent = kept.to(torch.int32)
+    power = torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
+    return torch.where(exponent == 255, math.nan, power)
+
+
 def encode8(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
     inverse = torch.ones_like(scale) / scale
     scaled = (v * inverse).clamp(-storage.largest, storage.largest)
@@ -90,23 +107,27 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
 
 
 def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
-    """row, row2 and block: groups of `width` elements inside rows of `length`."""
-    (_, _, shape), (_, _, scale_shape) = storage.layout(x.shape)
+    """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`."""
+    (_, _, shape), (_, scale_dtype, scale_shape) = storage.layout(x.shape)
     codes = torch.empty(shape, dtype=torch.uint8, device=x.device)
-    scale = torch.empty(scale_shape, dtype=torch.float32, device=x.device)
-    rows = scale_shape[0] if storage.kind == "block" else scale.numel()
-    length = x.numel() // rows if rows else 0
+    scale = torch.empty(scale_shape, dtype=scale_dtype, device=x.device)
+    rows = x.shape[0] if storage.block else scale.numel()
+    length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
     if not codes.numel():
-        return [codes, scale.fill_(1)]
-    flat, out, scales = x.reshape(rows, length), codes.view(rows, length), scale.view(rows, -1)
-    for span in spans(rows, length):
-        v = flat[span].to(torch.float32)
-        check_finite(v.reshape(-1), span.start * length)
-        grouped = torch.nn.functional.pad(v, (0, -length % width)).view(len(v), -1, width)
-        scales[span].copy_(_scale_of(grouped.abs().amax(2), storage.largest))
-        coded = encode8(grouped, scales[span, :, None], storage)
-        out[span].copy_(coded.view(len(v), -1)[:, :length])
+        return [codes, scale.copy_(_kept(torch.ones(scale_shape), storage)[0])]
+    flat, out = x.reshape(rows, length), codes.view(rows, length)
+    scales = scale.view(-(-rows // each), -1)
+    for span in spans(len(scales), length * each):
+        lines = slice(span.start * each, span.stop * each)
+        v = flat[lines].to(torch.float32)
+        check_finite(v.reshape(-1), lines.start * length)
+        padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
+        grouped = padded.view(-1, each, padded.shape[1] // width, width)
+        kept, used = _kept(_scale_of(grouped.abs().amax((1, 3)), storage.largest), storage)
+        scales[span].copy_(kept)
+        coded = encode8(grouped, used[:, None, :, None], storage).view(padded.shape)
+        out[lines].copy_(coded[: len(v), :length])
     return [codes, scale]
 
 
@@ -140,14 +161,23 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
     codes = parts[0].reshape(-1, length)[rows] if length else parts[0].reshape(count, 0)
     if storage.holds_values:
         return codes.to(torch.float32)
+    which = torch.arange(rows.start, rows.stop, device=codes.device)
+    return _scaled(codes, parts, storage, shape, which)
+
+
+def _scaled(
+    codes: Tensor, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], which: Tensor
+) -> Tensor:
+    """The values of `codes`, [rows, elements of a row], which are those of these rows."""
     v = _decode8(codes, storage)
     if storage.kind == "none" or not v.numel():
         return v
     if storage.kind == "tensor":
         return v * parts[1]
-    scale = parts[1].reshape(rows_of(shape), -1)[rows]
-    width = storage.block or length // scale.shape[1]
-    return v * scale.repeat_interleave(width, 1)[:, :length]
+    each = parts[1] if storage.rows else parts[1].reshape(rows_of(shape), -1)
+    scale = _numbers(each[which // storage.rows if storage.rows else which], storage)
+    width = storage.block or v.shape[1] // scale.shape[1]
+    return v * scale.repeat_interleave(width, 1)[:, : v.shape[1]]
 
 
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:
@@ -166,9 +196,7 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
         )
     codes = parts[0].view(rows, length)
     bits = codes.view(torch.int16) if codes.dtype.itemsize == 2 else codes
-    lines = [bits[ids].view(codes.dtype)]
-    if storage.kind != "none":
-        scale = parts[1] if storage.kind == "tensor" else parts[1].reshape(rows, -1)[ids]
-        lines.append(scale)
-    picked = (len(ids), *shape[1:])
-    return values(lines, storage, picked, slice(0, len(ids)))
+    lines = bits[ids].view(codes.dtype)
+    if storage.holds_values:
+        return lines.to(torch.float32)
+    return _scaled(lines, parts, storage, shape, ids)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of rows and columns, and scales that are powers of two: kernels beside the composite, and
+beside the rule in plain words."""
+
+import copy
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stowage
+from stowage._ops import composite, library
+from stowage._ops.storage import Storage
+from stowage._shard.fragments import row_parts, rows_fragment
+from stowage._shard.pieces import rows_misfit
+from stowage._shard.records import decode, encode
+
+NAMES = ("f8_e4m3:block128x128", "f8_e5m2:block4x32:e8m0", "int8:block16x7", "int8:block64:e8m0")
+SHAPES = ((1, 1), (3, 5), (130, 200), (64, 64), (0, 5), (5, 0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_composite_makes_and_reads_the_same_bytes(name, shape, dtype) -> None:
+    storage = Storage(name)
+    x = torch.randn(shape, dtype=torch.float64) * 2.0 ** torch.randint(-20, 12, shape)
+    x = x.to(dtype)
+    made, other = library.quantize(x, storage.key), composite.quantize(x, storage.key)
+    for mine, theirs, (_, kind, sizes) in zip(made, other, storage.layout(shape), strict=True):
+        assert mine.dtype == theirs.dtype == kind and mine.shape == theirs.shape == sizes
+        assert torch.equal(mine, theirs)
+    args = (made[0], made[1:], storage.key, list(shape), torch.bfloat16)
+    assert torch.equal(library.dequantize(*args), composite.dequantize(*args))
+    if math.prod(shape):
+        one, two = (ops.measure(x, made[0], made[1:], storage.key) for ops in (library, composite))
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=0)
+
+
+def test_the_scale_of_a_block_is_that_of_its_largest_value() -> None:
+    x = torch.randn(6, 9)
+    for name, power in (("f8_e4m3:block4x5", False), ("f8_e4m3:block4x5:e8m0", True)):
+        _, scale = library.quantize(x, Storage(name).key)
+        for i in range(2):
+            for j in range(2):
+                amax = x[4 * i : 4 * i + 4, 5 * j : 5 * j + 5].abs().max()
+                wanted = amax / torch.tensor(448.0)
+                if power:
+                    assert int(scale[i, j]) == 127 + math.ceil(math.log2(wanted))
+                else:
+                    assert scale[i, j] == wanted
+
+
+def test_powers_reach_from_a_subnormal_number_to_nan() -> None:
+    storage = Storage("int8:block2:e8m0")
+    scale = torch.tensor([[0, 1, 127, 254, 255]], dtype=torch.uint8)
+    codes = torch.ones(1, 10, dtype=torch.uint8)
+    for ops in (library, composite):
+        got = ops.dequantize(codes, [scale], storage.key, [1, 10], torch.float32)[0, ::2]
+        assert got[:4].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127] and got[4].isnan()
+
+
+@pytest.mark.parametrize("name", ["f8_e4m3:block4x32", "f8_e4m3:block4x32:e8m0"])
+def test_a_weight_of_blocks_is_a_tensor(name: str) -> None:
+    x = torch.randn(10, 40)
+    w = stowage.quantize(x, name)
+    dense = w.dequantize()
+    half = w[4:8]
+    assert isinstance(half, stowage.StowedTensor) and torch.equal(half.dequantize(), dense[4:8])
+    assert torch.equal(torch.cat([w[:4], w[4:]]).dequantize(), dense)
+    assert torch.equal(w[1:3].dequantize() if hasattr(w[1:3], "dequantize") else w[1:3], dense[1:3])
+    with torch.no_grad():
+        w[5] = 0.25
+    after = w.dequantize()
+    assert torch.equal(after[:4], dense[:4]) and torch.equal(after[8:], dense[8:])
+    assert (after[5] - 0.25).abs().max() < 0.02
+    for rest in (4, 6, 7):  # of its block: quantized again
+        assert (after[rest] - dense[rest]).abs().max() <= 0.08 * dense[4:8].abs().max()
+
+
+def test_what_has_no_blocks_of_rows_is_refused() -> None:
+    with pytest.raises(stowage.InvalidArgument, match="must have 2 dimensions"):
+        stowage.quantize(torch.randn(2, 3, 4), "f8_e4m3:block2x2")
+    with pytest.raises(stowage.InvalidArgument, match="f8_e4m3"):
+        stowage.quantize(torch.randn(3, 4), "f8_e4m3:block3x2")
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_of_blocks_is_saved_copied_and_trained_through(name: str, tmp_path: Path) -> None:
+    resting = model()
+    stowage.stow(resting, name)
+    x = torch.randn(3, 300, dtype=torch.bfloat16)
+    y = resting(x)
+    stowage.save(resting, tmp_path / "model")
+    loaded = model()
+    stowage.load(loaded, tmp_path / "model")
+    again = copy.deepcopy(resting)
+    again.load_state_dict(resting.state_dict())
+    for other in (loaded, again, pickle.loads(pickle.dumps(resting))):
+        assert str(other[0].weight._storage) == name and torch.equal(other(x), y)
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(resting(x).float().sum(), x)
+    stowage.unstow(resting)
+    (dense,) = torch.autograd.grad(resting(x).float().sum(), x)
+    torch.testing.assert_close(grad.float(), dense.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["f8_e4m3:block4x32", "int8:block16x7:e8m0"])
+def test_rows_travel_with_the_scales_of_their_blocks(name: str) -> None:
+    storage, shape = Storage(name), (37, 40)
+    parts = library.quantize(torch.randn(shape), storage.key)
+    back = [torch.zeros_like(part) for part in parts]
+    for first, last in ((0, 5), (5, 20), (20, 37)):
+        decode(encode(parts, storage, shape, first, last), storage, shape, back, first)
+    assert all(map(torch.equal, back, parts))
+    assert rows_misfit(storage, shape, storage.rows, 37) is None
+    assert "must begin with a block" in str(rows_misfit(storage, shape, 5, 37))
+
+
+def test_blocks_whose_rows_are_elsewhere_are_not_made() -> None:
+    fragment = rows_fragment(Storage("f8_e4m3:block4x32"), (8, 40), 2, torch.randn(3, 40))
+    with pytest.raises(stowage.Unsupported, match="whose blocks have rows of others"):
+        row_parts(fragment, torch.zeros(0))
