@@ -13,7 +13,6 @@
 
 namespace stowage {
 
-/// What reads past the page cache are made of, and what mappings are.
 /// Data of fewer bytes is not worth a page of padding ahead of it.
 inline constexpr std::uint64_t kPagedData = 65536;
 /// A cache line, and more than any element needs.
