@@ -46,6 +46,23 @@ def test_each_kind_of_change_is_made(edits: Any, source: str, changes: set[str])
     assert all(edit.apply(source) != source for edit in edits(source))
 
 
+def test_the_lists_name_what_stands(edits: Any) -> None:
+    """A change of code that no longer stands is never tried, and nobody would be told."""
+    made = runpy.run_path(str(MUTATE))
+    every = [
+        m for kind in ("by_hand", "core") for m in made["written"](made["LISTS"] / f"{kind}.toml")
+    ]
+    assert len(every) > 30
+    targets = {test.partition("::")[0] for m in every for test in m.tests if "/" in test}
+    table = made["read"](made["LISTS"] / "tests.toml")
+    assert all(list((ROOT / made["PACKAGE"]).glob(pattern)) for pattern in table), "no such module"
+    missing = [t for t in targets.union(*table.values()) if not (ROOT / t).exists()]
+    assert not missing
+    for one in made["read"](made["LISTS"] / "explained.toml")["mutant"]:
+        text = (ROOT / one["file"]).read_text()
+        assert one["change"] in {edit.shown(text) for edit in edits(text)}
+
+
 HISTORY = """
 [[mutant]]
 why = "the first step's scale has no margin"
