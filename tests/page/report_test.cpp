@@ -12,20 +12,8 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-Report some_report() {
-  Report report{.model = "a<b>"};
-  report.weights = {
-      {.name = "embed_tokens.weight", .storage = "bf16", .shape = {64, 32}, .bytes = 4096},
-      {.name = "layers.0.weight", .storage = "nf4:block64", .shape = {64, 64}, .bytes = 2304},
-      {.name = "lm_head.weight", .storage = "int8:row", .shape = {64, 32}, .bytes = 2304},
-      {.name = "norm.weight", .storage = "f32", .shape = {64}, .bytes = 256},
-      {.name = "patch.weight", .storage = "f16", .shape = {8, 3, 4, 4}, .bytes = 768},
-      {.name = "steps", .storage = "I64", .shape = {1}, .bytes = 8}};
-  return report;
-}
-
 TEST(ReportPage, TextAndPageShowTheSame) {
-  Report report = some_report();
+  Report report = test::made_report();
   report.notes = {"fp8 & more"};
   const std::string text = text_of(report), page = html_of(report);
   for (const char* part :

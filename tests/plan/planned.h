@@ -6,6 +6,7 @@
 
 #include "scratch.h"
 #include "stowage/plan.h"
+#include "stowage/report.h"
 
 namespace stowage::test {
 
@@ -40,6 +41,19 @@ inline std::vector<PlanUnit> language_model(int layers, std::int64_t width, std:
   }
   units.push_back(unit("lm_head.weight", {words, width}));
   return units;
+}
+
+/// A weight of each kind, in a model whose name HTML must escape.
+inline Report made_report() {
+  Report report{.model = "a<b>"};
+  report.weights = {
+      {.name = "embed_tokens.weight", .storage = "bf16", .shape = {64, 32}, .bytes = 4096},
+      {.name = "layers.0.weight", .storage = "nf4:block64", .shape = {64, 64}, .bytes = 2304},
+      {.name = "lm_head.weight", .storage = "int8:row", .shape = {64, 32}, .bytes = 2304},
+      {.name = "norm.weight", .storage = "f32", .shape = {64}, .bytes = 256},
+      {.name = "patch.weight", .storage = "f16", .shape = {8, 3, 4, 4}, .bytes = 768},
+      {.name = "steps", .storage = "I64", .shape = {1}, .bytes = 8}};
+  return report;
 }
 
 /// The header of a file whose tensors nobody reads: the file is as long as they would be, with

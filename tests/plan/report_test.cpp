@@ -12,22 +12,10 @@
 namespace stowage {
 namespace {
 
-Report made_report() {
-  Report report{.model = "a<b>"};
-  report.weights = {
-      {.name = "embed_tokens.weight", .storage = "bf16", .shape = {64, 32}, .bytes = 4096},
-      {.name = "layers.0.weight", .storage = "nf4:block64", .shape = {64, 64}, .bytes = 2304},
-      {.name = "lm_head.weight", .storage = "int8:row", .shape = {64, 32}, .bytes = 2304},
-      {.name = "norm.weight", .storage = "f32", .shape = {64}, .bytes = 256},
-      {.name = "patch.weight", .storage = "f16", .shape = {8, 3, 4, 4}, .bytes = 768},
-      {.name = "steps", .storage = "I64", .shape = {1}, .bytes = 8}};
-  return report;
-}
-
 TEST(Report, KnowsKindsAndSizesInBf16) {
   std::vector<std::string> kinds;
   std::vector<std::uint64_t> bytes;
-  for (const ReportWeight& weight : made_report().weights) {
+  for (const ReportWeight& weight : test::made_report().weights) {
     kinds.push_back(kind_of(weight));
     bytes.push_back(bytes_in_bf16(weight));
   }
@@ -50,7 +38,7 @@ TEST(Report, OfAFileIsItsHeader) {
 }
 
 TEST(Report, JsonComesBackAsItWas) {
-  Report report = made_report();
+  Report report = test::made_report();
   report.weights[1].tier = "disk";
   report.weights[1].relative_error = 0.0625;
   report.notes = {"a line"};
