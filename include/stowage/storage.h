@@ -154,8 +154,9 @@ struct STOWAGE_API Layout {
 /// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). 8-bit `block` is
-/// the exception: its groups restart at each row; block2: N, of one row.
-STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape) noexcept;
+/// the exception: its groups restart at each row; block2: N, of one row. Throws as layout() where
+/// no row of the table has the storage.
+STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape);
 
 }  // namespace v0
 }  // namespace stowage

@@ -126,7 +126,7 @@ Layout layout(const Storage& storage, const Shape& shape) {
   return made;
 }
 
-std::int64_t group_elements(const Storage& storage, const Shape& shape) noexcept {
+std::int64_t group_elements(const Storage& storage, const Shape& shape) {
   const Group group = describe(storage).scale.group;
   switch (group.kind) {
     case Group::Kind::row:

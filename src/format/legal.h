@@ -45,7 +45,7 @@ std::span<const FormRow> form_rows() noexcept;
 bool is_legal(const Storage& storage) noexcept;
 /// Whether NaN and infinity have codes, or scales that show them: casts, and 4-bit codes with plain
 /// scales.
-bool can_keep_nonfinite(const Storage& storage) noexcept;
+bool can_keep_nonfinite(const Storage& storage);
 /// Throws invalid_argument "`where`: ..." with the legal storages unless is_legal().
 void check_legal(const Storage& storage, const char* where);
 

@@ -120,7 +120,7 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
 
 }  // namespace
 
-std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i) noexcept {
+std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i) {
   const Group kind = describe(storage).scale.group;
   const std::int64_t group = group_elements(storage, shape), row = shape.row_elements();
   if (kind.kind == Group::Kind::along || kind.kind == Group::Kind::block2)

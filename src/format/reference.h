@@ -28,7 +28,7 @@ std::uint32_t encode(Codes codes, double x) noexcept;
 float scale_of(float amax, float largest) noexcept;
 
 /// Which of its scales element i of a weight has.
-std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i) noexcept;
+std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i);
 
 /// The code of x in [-1, 1] under nf4 or fp4: how many thresholds lie strictly below x, as a place
 /// in the order of the values. NaN lies above all.

@@ -181,7 +181,7 @@ bool is_legal(const Storage& storage) noexcept {
   return (legal.nested || !s.nested) && s.scaler_block == 0;
 }
 
-bool can_keep_nonfinite(const Storage& storage) noexcept {
+bool can_keep_nonfinite(const Storage& storage) {
   const Descriptor form = describe(storage);
   return form.codec == Codec::cast ||
          (form.codec == Codec::bitsandbytes && form.scale.code == ScaleCode::plain);

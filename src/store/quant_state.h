@@ -23,7 +23,7 @@ struct QuantState {
 };
 
 /// Whether files describe a weight of this storage by a quant state.
-inline bool has_quant_state(const Storage& storage) noexcept {
+inline bool has_quant_state(const Storage& storage) {
   return describe(storage).file == FileForm::quant_state;
 }
 

@@ -7,6 +7,7 @@
 
 #include "expect_error.h"
 #include "format/legal.h"
+#include "format/reference.h"
 
 namespace stowage {
 namespace {
@@ -85,6 +86,17 @@ TEST(Descriptor, FormsThatNoRowNamesAreRefused) {
   EXPECT_FALSE(is_legal({.codes = Codes::fp4,
                          .dialect = Dialect::torchao,
                          .scaling = parse_storage("nf4:torchao").scaling}));
+}
+
+// Of storages that were made by hand: what asks the descriptor throws as it does.
+TEST(Descriptor, QuestionsRefuseWhatNoRowNames) {
+  const Storage made{Codes::fp4, Dialect::torchao, parse_storage("nf4:torchao:f32").scaling};
+  EXPECT_STOWAGE_ERROR(group_elements(made, {64, 256}), invalid_argument, "storage: must");
+  EXPECT_STOWAGE_ERROR(can_keep_nonfinite(made), invalid_argument, "storage: must");
+  EXPECT_STOWAGE_ERROR(runs_across_rows(made), invalid_argument, "storage: must");
+  EXPECT_STOWAGE_ERROR(has_byte_codes(made), invalid_argument, "storage: must");
+  EXPECT_STOWAGE_ERROR(reference::scale_index(made, {64, 256}, 0), invalid_argument,
+                       "storage: must");
 }
 
 TEST(Descriptor, TheDefaultOfEachFormatIsLegal) {

@@ -54,6 +54,8 @@ TEST(QuantState, HasOneSizeForEveryOffsetAndComputeDtype) {
 }
 
 TEST(QuantState, RefusesWhatItCannotSay) {
+  const Storage made{Codes::fp4, Dialect::torchao, parse_storage("nf4:torchao:f32").scaling};
+  EXPECT_STOWAGE_ERROR(has_quant_state(made), invalid_argument, "storage: must be one of");
   EXPECT_STOWAGE_ERROR(quant_state(parse_storage("int8"), {2, 2}, Dtype::f32), invalid_argument,
                        "must be nf4 or fp4 of the standard dialect, got int8:row");
   EXPECT_STOWAGE_ERROR(quant_state(parse_storage("nf4"), {2, 2}, Dtype::i8), invalid_argument,
