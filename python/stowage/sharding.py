@@ -2,7 +2,7 @@
 """Models whose resting weights are spread over processes: checks and checkpoints."""
 
 from stowage._model.files.sharded import check, load, save, state_dict
-from stowage._shard.preparing import prepare
+from stowage._shard.preparation import prepare
 from stowage._shard.rows import StowedRows
 
 __all__ = [

@@ -98,7 +98,7 @@ def _described() -> object:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     spread = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
-    return _called("stowage._shard.describing", "_rows_text", spread)()
+    return _called("stowage._shard.local_shards", "_rows_text", spread)()
 
 
 def _moved() -> object:
@@ -112,7 +112,7 @@ def _built() -> object:
 
 
 def _hashed() -> object:
-    from stowage.training.gathered import Float8Weight
+    from stowage.training.gathered_weight import Float8Weight
 
     return Float8Weight._stable_hash_for_caching(None)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ CORNERS: dict[str, Callable[[], object]] = {
     "_scaled_mm": _imported("stowage.training"),
     "FSDP_FLATTENED": _stowed,
     "compute_local_shape_and_global_offset": _described,
-    "_module_state_mapping": _called("stowage._shard.resharding", "check_resharding"),
+    "_module_state_mapping": _called("stowage._shard.reshard_check", "check_resharding"),
     "_apply": _imported("stowage.compat.bitsandbytes.nn"),
     "_load_from_state_dict": _imported("stowage.compat.bitsandbytes.nn"),
     "_save_to_state_dict": _imported("stowage.compat.bitsandbytes.nn"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from stowage._ops.errors import InvalidArgument
-from stowage._shard.describing import values_of
+from stowage._shard.local_shards import values_of
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.views import StowedView

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
-from stowage._shard.describing import is_spread
+from stowage._shard.local_shards import is_spread
 from stowage._shard.row_operators import PREPARE
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor

@@ -14,7 +14,7 @@ from torch import Tensor
 from stowage._ops import _torch
 from stowage._ops._torch import tree_map_only
 from stowage._ops.errors import InvalidArgument, Unsupported
-from stowage._shard.beginning import follow, initialise, initialising, takes_over
+from stowage._shard.initialisation import follow, initialise, initialising, takes_over
 from stowage._shard.pieces import Whole, is_tagged, rows_misfit, untagged
 from stowage._shard.records import encode
 from stowage._shard.rows import Place, StowedRows, rows_that_fit

@@ -18,7 +18,7 @@ from stowage._ops.errors import Unsupported
 from stowage._ops.storage import Storage
 from stowage._shard.pieces import Whole, rows_misfit, shared_of
 from stowage._shard.records import decode, encode
-from stowage._shard.resharding import check_resharding
+from stowage._shard.reshard_check import check_resharding
 from stowage._tensor import tables
 from stowage._tensor.stowed import StowedTensor, wrap
 

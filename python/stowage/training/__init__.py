@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in fp8: linear layers that multiply fp8 values, and fp8 bytes on the wire of FSDP2."""
 
-from stowage.training.casting import from_masters
-from stowage.training.converting import convert_float8
+from stowage.training.conversion import convert_float8
 from stowage.training.history import reset_history
 from stowage.training.init.kept import (
     InitValue,
@@ -14,10 +13,11 @@ from stowage.training.init.kept import (
 )
 from stowage.training.init.quantized_init import quantized_init
 from stowage.training.layers import check
+from stowage.training.master_casts import from_masters
 from stowage.training.opaque_hooks import opaque_hooks
 from stowage.training.optimizing import MasterOptimizer
 from stowage.training.recipes import RECIPES, Recipe
-from stowage.training.refreshing import refresh_scales
+from stowage.training.scale_refresh import refresh_scales
 from stowage.training.trained_weight import TrainedWeight
 
 __all__ = [

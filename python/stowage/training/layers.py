@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch
 from stowage._ops.errors import raise_problems
-from stowage._shard.resharding import reshard_problems
-from stowage.training.cutting import WHOLE, Cut
+from stowage._shard.reshard_check import reshard_problems
+from stowage.training.cuts import WHOLE, Cut
 from stowage.training.recipes import Recipe
 
 Watched = tuple[tuple["weakref.ref[Tensor]", int], ...]  # parameters, each with torch's version

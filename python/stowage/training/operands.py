@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stowage._ops.errors import InvalidArgument
-from stowage.training import delayed, history
-from stowage.training.cutting import WHOLE, Cut, over_ranks
+from stowage.training import delayed_scales, history
+from stowage.training.cuts import WHOLE, Cut, over_ranks
 from stowage.training.recipes import Recipe, amax_of, scale_of
 from stowage.training.scaled_product import Cast, cast, high, product
 
@@ -117,7 +117,7 @@ def _scale(weight: Any, role: int, amax: Tensor, source: torch.dtype) -> Tensor:
     """Of an input or a gradient: over its rows, of this step, or of earlier ones."""
     recipe: Recipe = weight._layer.recipe
     if recipe.delayed:
-        return delayed.scale(weight._layer, weight._number, role, amax)
+        return delayed_scales.scale(weight._layer, weight._number, role, amax)
     target = recipe.backward if role == history.GRADIENT else recipe.forward
     facts = {"pow2": recipe.pow2, "source": source}
     return scale_of(amax, target, recipe.scale_mode, **facts)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.rows import rests
-from stowage.training.casting import cast
+from stowage.training.master_casts import cast
 from stowage.training.slots import CASTS, MASTER, Slot, slot_of
 
 ROUNDING = ("nearest", "stochastic")

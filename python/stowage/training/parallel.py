@@ -19,10 +19,10 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, Unsupported
-from stowage._shard.describing import is_spread
 from stowage._shard.groups import shard_dim
-from stowage.training.cutting import Cut
-from stowage.training.gathered import Float8Weight
+from stowage._shard.local_shards import is_spread
+from stowage.training.cuts import Cut
+from stowage.training.gathered_weight import Float8Weight
 from stowage.training.operands import linear
 from stowage.training.trained_weight import TrainedWeight
 

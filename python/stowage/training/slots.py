@@ -16,9 +16,9 @@ from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.stochastic import key_of
 from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
-from stowage.training.casting import Job
 from stowage.training.init.kept import origin_of
 from stowage.training.init.origin import KEPT, UNSET, Home, Origin, Terms
+from stowage.training.master_casts import Job
 
 MASTER, CASTS = "master", "casts"  # what an optimizer's state of a resting parameter has besides
 

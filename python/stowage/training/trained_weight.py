@@ -3,7 +3,7 @@
 
 A wrapper around the plain values. Optimizers, views, copies and files see an ordinary tensor; every
 write is counted (`Stamp`), so that a scale cannot outlive the values it was made of. F.linear and
-FSDP2's gather know it: operands.py, gathered.py.
+FSDP2's gather know it: operands.py, gathered_weight.py.
 """
 
 import copy
@@ -17,8 +17,8 @@ from stowage._ops import _torch
 from stowage._ops._torch import tree_iter, tree_map
 from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Identity
-from stowage.training import delayed, gathered
-from stowage.training.gathered import Float8Weight
+from stowage.training import delayed_scales, gathered_weight
+from stowage.training.gathered_weight import Float8Weight
 from stowage.training.layers import Layer, Stamp
 from stowage.training.recipes import amax_of, row_scales, tensor_scale
 from stowage.training.scaled_product import Cast, cast
@@ -79,7 +79,7 @@ class TrainedWeight(Float8Weight):
     @property
     def travels(self) -> str:
         """What FSDP2 gathers, as a storage."""
-        return gathered.storage_of(self._layer.recipe).name
+        return gathered_weight.storage_of(self._layer.recipe).name
 
     # --- what products see --------------------------------------------------------------------
 
@@ -118,17 +118,17 @@ class TrainedWeight(Float8Weight):
         layer, scale = self._layer, None
         if not layer.recipe.rows or layer.parallel:
             scale = self.fresh_scale()
-        records, geometry = gathered.encode(self, scale, rows)
+        records, geometry = gathered_weight.encode(self, scale, rows)
         if layer.recipe.rows:  # they travel in the records, which are plain values perhaps
             high = layer.cuts_rows and layer.recipe.gather == "high"
             scale = layer.row_scales if high else None
-        facts = gathered.Facts(self._layer, scale, geometry, self.dtype, self._number)
+        facts = gathered_weight.Facts(self._layer, scale, geometry, self.dtype, self._number)
         return (records,), facts
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        return gathered.receive(outputs[0], facts, dtype, out)
+        return gathered_weight.receive(outputs[0], facts, dtype, out)
 
     # --- protocols of torch -------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class TrainedWeight(Float8Weight):
 def _plain(x: Any) -> Any:
     if type(x) is TrainedWeight:
         return x._value
-    return x.dequantize() if type(x) is gathered.GatheredWeight else x
+    return x.dequantize() if type(x) is gathered_weight.GatheredWeight else x
 
 
 def _alias(func: Any, source: TrainedWeight, args: tuple[Any, ...], result: Any) -> Any:
@@ -224,14 +224,14 @@ def weight_of(value: Tensor, layer: Layer, padded: int | None = None) -> Trained
             f"stowage: {layer.name} must be a matrix of float32, bfloat16 or float16, got "
             f"{value.dtype} {list(value.shape)}"
         )
-    number = delayed.number_of(layer) if layer.recipe.delayed else None
+    number = delayed_scales.number_of(layer) if layer.recipe.delayed else None
     return TrainedWeight(value, layer, padded=padded, number=number)
 
 
 @torch.library.custom_op("stowage::delayed_weight_scale", mutates_args=())
 def _delayed_weight_scale(layer: Tensor) -> Tensor:
     """Opaque to the compiler: all scales are refreshed if the weight has been written to."""
-    resting, _ = delayed.layer_of(layer).resting(TrainedWeight)
+    resting, _ = delayed_scales.layer_of(layer).resting(TrainedWeight)
     return resting.fresh_scale().clone()
 
 

@@ -31,7 +31,7 @@ from stowage._model.weights import (
 from stowage._ops.errors import StowageError
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
-from stowage._shard.describing import is_spread
+from stowage._shard.local_shards import is_spread
 from stowage._tensor.casts import cast_storage, stands_for_plain
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 

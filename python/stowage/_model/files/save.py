@@ -29,7 +29,7 @@ from stowage._model.weights import Held, Inventory
 from stowage._model.writer import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
 from stowage._ops.errors import FileError, raise_problems
-from stowage._shard.describing import is_spread, values_of
+from stowage._shard.local_shards import is_spread, values_of
 from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
 

@@ -27,7 +27,7 @@ from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import join_columns, take_columns
 from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened
-from stowage._shard.resharding import reshard_problems
+from stowage._shard.reshard_check import reshard_problems
 from stowage._shard.rows import RESTING, StowedRows, rows_of
 from stowage._tensor.stowed import StowedTensor
 

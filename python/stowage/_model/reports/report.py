@@ -17,7 +17,7 @@ from stowage._model.rest.masters import state_of
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory
-from stowage._shard.describing import piece_of, wire_dtypes
+from stowage._shard.local_shards import piece_of, wire_dtypes
 from stowage._shard.rows import RESTING, rests
 from stowage._tensor.operators import fallbacks
 from stowage._tensor.stowed import StowedTensor

@@ -25,9 +25,9 @@ import torch
 
 from stowage._ops.storage import Storage
 from stowage._shard.records import geometry
-from stowage.training.gathered import storage_of
+from stowage.training.gathered_weight import storage_of
 from stowage.training.recipes import RECIPES
-from stowage.training.refreshing import entry_bytes
+from stowage.training.scale_refresh import entry_bytes
 
 __all__ = [
     "PLAIN",

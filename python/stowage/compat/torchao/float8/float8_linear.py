@@ -8,7 +8,7 @@ from torch import nn
 from stowage._ops import _torch
 from stowage.compat.torchao.float8.config import Float8LinearConfig
 from stowage.compat.torchao.float8.float8_linear_utils import convert_to_float8_training
-from stowage.training.gathered import Float8Weight
+from stowage.training.gathered_weight import Float8Weight
 
 __all__ = ["Float8Linear"]
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.numbers.stochastic import key_of
-from stowage._shard.beginning import put
 from stowage._shard.fragments import (
     Fragment,
     amax_count,
@@ -31,6 +30,7 @@ from stowage._shard.fragments import (
     whole_parts,
 )
 from stowage._shard.groups import groups_of
+from stowage._shard.initialisation import put
 from stowage._shard.rows import StowedRows, rests
 from stowage._tensor.requantize import Change
 from stowage._tensor.stowed import StowedTensor

@@ -13,7 +13,7 @@ from stowage.training import history
 from stowage.training.layers import Layer, Roster
 from stowage.training.parallel import watch_modules
 from stowage.training.recipes import recipe_of
-from stowage.training.refreshing import refresh
+from stowage.training.scale_refresh import refresh
 from stowage.training.trained_weight import TrainedWeight, weight_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
