@@ -146,6 +146,7 @@ LONG_BODY = "  f(1);\n" * 60
         ({"src/base/a.cpp": "namespace a {\nint f(int x) {\n" + LONG_BODY + "}\n}\n"}, "of 62"),
         ({"src/base/a.cpp": "class A {\n  void f() const {\n" + LONG_BODY + "}\n};\n"}, "of 62"),
         ({"python/stowage/a.py": "def f():\n" + "    g()\n" * 60}, "of 61, cap 60"),
+        ({"python/stowage/a.py": 'def f():\n    """x"""\n' + "    g()\n" * 60}, "of 61, cap 60"),
     ],
 )
 def test_sizes_notice(tmp_path: Path, files: dict[str, str], complaint: str) -> None:

@@ -60,33 +60,47 @@ def stow(
     blocks: Blocks = None,
     input_cast: InputCast = None,
 ) -> Report:
-    """Lets the weights of `model` rest as `storage`, in place; returns what happened to each.
+    """Lets the weights of `model` rest as `storage`, in place.
 
-    `storage` is a storage string, or a mapping of rules: a glob over parameter names and module
-    paths, a regular expression, a module type or a predicate, to a storage or None (stay plain).
-    The first rule that matches decides. `rules` go before `storage`, which then decides by the
-    defaults what no rule matches. `skip`, such patterns or "diffusion", "language", "auto", stays
-    plain whatever a rule says. What matches nothing is an error, unless `allow_unmatched`.
-    `max_error`, `on_exceed` ("plain", "raise"), `calibrate` and `budget` choose by measured errors
-    among storages in a list. docs/choosing.md says how.
+    The stowed weights are frozen. A weight that rests already keeps its storage unless `restow`.
+    All problems come in one error, before any change. The peak of memory is the model, its resting
+    weights and a block of rows. docs/choosing.md and docs/working.md have the rules.
 
-    The stowed weights are frozen. With `compute_dtype` every other floating parameter and buffer
-    gets that dtype too, as `model.to(dtype)` would; without, each weight keeps its own. `exact`
-    makes linear layers bit-equal to dense ones with the dequantized weights.
+    Args:
+        model: any module.
+        storage: a storage string, a list of such to choose from by measured errors, or rules.
+        rules: a glob over parameter names and module paths, a regular expression, a module type or
+            a predicate, to a storage, a list of storages or None (stay plain). The first match
+            decides; `storage` decides by the defaults what no rule matches.
+        skip: patterns that stay plain whatever a rule says, or "diffusion", "language" or "auto".
+        allow_unmatched: permits rules and skips that match nothing.
+        max_error: the largest relative error that a weight may have.
+        on_exceed: what a weight above it does: "plain" or "raise".
+        calibrate: runs the model on samples, so that errors are those of the modules' outputs.
+        budget: bytes for all resting weights together (an int, or a text such as "2GiB").
+        compute_dtype: what every floating parameter and buffer works in; without, each keeps its
+            own.
+        exact: makes linear layers bit-equal to dense ones with the dequantized weights.
+        keep_nonfinite: keeps NaN and infinities (casts, nf4, fp4) instead of refusing them.
+        restow: quantizes the dequantized values of weights that rest otherwise.
+        measure: fills the errors of the report, which takes one more pass over the values.
+        keep_master: keeps the exact values for `unstow`, in "ram" or on "disk".
+        master_folder: where their files lie; without, a temporary folder.
+        buffers: lets rules name buffers too.
+        working: how much is widened at once: "tile", "layer" or "block".
+        blocks: the modules whose weights are widened together.
+        input_cast: the modules whose inputs are cast to the compute dtype.
 
-    Values that are NaN or infinite are refused unless `keep_nonfinite` (casts, nf4, fp4). A weight
-    that rests already keeps its storage, unless `restow` asks to quantize its dequantized values.
-    `measure=False` saves the pass that fills the errors of the report. With `buffers=True` rules
-    name buffers too; without, and by the defaults, none rests.
+    Returns:
+        What happened to each parameter, with its bytes and errors.
 
-    `keep_master` keeps the exact values, "ram" or "disk" (a file of its own in `master_folder` or
-    a temporary folder, removed with its last owner): `unstow` gives them back bit for bit, and
-    another storage is made from them. `stowage.drop_master` frees them.
-    `working` and `blocks` say how much is widened at once, `input_cast` whose inputs are cast
-    (docs/working.md).
+    Raises:
+        InvalidArgument: lists every problem; the model is then as it was.
 
-    Raises InvalidArgument that lists every problem; the model is then as it was, as it is after
-    any other exception. The peak of memory is the model, its resting weights and a block of rows.
+    Example:
+        >>> report = stowage.stow(model, "nf4", rules={"2.*": "f8_e4m3:row"})
+        >>> report["0.weight"].storage, report["2.weight"].storage
+        ('nf4:block64', 'f8_e4m3:row')
     """
     policy = Policy.parse(storage, rules, skip, allow_unmatched)
     limits = Limits.parse(max_error, on_exceed, calibrate, budget)
@@ -219,11 +233,26 @@ def unstow(model: nn.Module, compute_dtype: torch.dtype | None = None) -> Report
     """Turns every resting weight of `model` into a plain parameter, in place; ties stay ties.
 
     A weight with a master (`stow(..., keep_master=)`) gets its exact original back: bits, dtype and
-    requires_grad, rounded only where `compute_dtype` asks; so does what `stow` converted. A weight
-    without one, or written since, gets its dequantized values in `compute_dtype` (default: its own)
-    and stays frozen. The report says which of the two it was. The masters are gone afterwards.
+    requires_grad, rounded only where `compute_dtype` asks. A weight without one, or written since,
+    gets its dequantized values and stays frozen. The masters are gone afterwards.
 
-    Raises BadFile where the file of a master was damaged; nothing is changed then."""
+    Args:
+        model: a module, some of whose weights rest.
+        compute_dtype: the dtype of the plain parameters; without, that of each weight.
+
+    Returns:
+        One row for each parameter, whose reason says which of the two it got.
+
+    Raises:
+        BadFile: the file of a master was damaged; nothing is changed then.
+
+    Example:
+        >>> before = model[0].weight.clone()
+        >>> stowage.stow(model, "int8", keep_master="ram")
+        >>> stowage.unstow(model)
+        >>> torch.equal(model[0].weight, before)
+        True
+    """
     with torch.inference_mode(False), torch.no_grad():
         back = restored(model, compute_dtype)
         back.swap.commit()

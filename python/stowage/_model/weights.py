@@ -219,8 +219,16 @@ Candidates = tuple[Storage | None, ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """What the policy says about one tensor: a storage, or the reason why it stays plain. Where
-    several storages were given, `storage` is the first and `others` are the rest."""
+    """What a policy says about one tensor: a storage, or the reason why it stays plain.
+
+    Where several storages were given, `storage` is the first and `others` are the rest.
+
+    Example:
+        >>> from stowage.policy import Policy
+        >>> weight, bias, *_ = Policy.parse("nf4").choose(model)
+        >>> weight.storage.name, bias.reason
+        ('nf4:block64', 'the defaults take parameters named weight, this is bias')
+    """
 
     held: Held
     storage: Storage | None
@@ -229,4 +237,5 @@ class Choice:
 
     @property
     def candidates(self) -> Candidates:
+        """The storages that were given, the first one first."""
         return () if self.storage is None else (self.storage, *self.others)

@@ -10,31 +10,75 @@ from typing import NoReturn
 
 
 class StowageError(RuntimeError):
-    """Everything that the package raises on purpose."""
+    """Everything that the package raises on purpose.
+
+    Example:
+        >>> try:
+        ...     stowage.quantize(torch.randn(4, 4), "int7")
+        ... except stowage.StowageError as error:
+        ...     print(type(error).__name__)
+        InvalidArgument
+    """
 
 
 class InvalidArgument(StowageError, ValueError):
-    """An argument that breaks a rule."""
+    """An argument that breaks a rule; a ValueError too.
+
+    Example:
+        >>> stowage.quantize(torch.tensor([[float("nan")]]), "int8")
+        Traceback (most recent call last):
+        stowage._ops.errors.InvalidArgument: quantize: values must be finite in int8:row, ...
+    """
 
 
 class OutOfRange(InvalidArgument, IndexError):
-    """An index that names nothing."""
+    """An index that names nothing; an IndexError too.
+
+    Example:
+        >>> weight = stowage.quantize(torch.randn(4, 4), "int8")
+        >>> torch.nn.functional.embedding(torch.tensor([4]), weight)
+        Traceback (most recent call last):
+        stowage._ops.errors.OutOfRange: embedding: ...
+    """
 
 
 class BadFile(StowageError, ValueError):
-    """A file that is not what it says; the text names path, tensor and byte offset."""
+    """A file that is not what it says, by path, tensor and byte offset; a ValueError too.
+
+    Example:
+        >>> _ = open("model.safetensors", "wb").write(bytes(8))
+        >>> stowage.load(model, "model.safetensors")
+        Traceback (most recent call last):
+        stowage._ops.errors.BadFile: model.safetensors: ...
+    """
 
 
 class FileError(StowageError, OSError):
-    """The system could not read or write."""
+    """The system could not read or write; an OSError too.
+
+    Example:
+        >>> stowage.load(model, "nowhere.safetensors")
+        Traceback (most recent call last):
+        stowage._ops.errors.FileError: nowhere.safetensors: ...
+    """
 
 
 class Unsupported(StowageError, NotImplementedError):
-    """Legal, but not in this build or on this device."""
+    """Legal, but not in this build or on this device; a NotImplementedError too.
+
+    Example:
+        >>> issubclass(stowage.Unsupported, NotImplementedError)
+        True
+    """
 
 
 class OutOfMemory(StowageError, MemoryError):
-    """No memory left."""
+    """No memory left, here or on a device; a MemoryError too.
+
+    Example:
+        >>> issubclass(stowage.OutOfMemory, MemoryError)
+        True
+    """
 
 
 _CLASSES: dict[str, type[StowageError]] = {

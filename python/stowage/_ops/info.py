@@ -23,9 +23,15 @@ _OPTIONAL = {
 
 
 def info() -> dict[str, Any]:
-    """Version, commit, instruction set, torch, threads, and which optional libraries are missing.
+    """What this installation is and what it runs on.
 
-    `instruction_set` is `composite` where STOWAGE_FORCE_ISA asks for stock torch ops.
+    Returns:
+        "version", "commit", "instruction_set" (`composite` where STOWAGE_FORCE_ISA asks for stock
+        torch ops), "torch", "threads", and in "missing" the optional libraries that are not there.
+
+    Example:
+        >>> sorted(stowage.info())
+        ['commit', 'instruction_set', 'missing', 'threads', 'torch', 'version']
     """
     facts: dict[str, Any] = json.loads(library.text(library.info()))
     if composite_forced():

@@ -32,7 +32,7 @@ def prepare(model: Spread) -> Spread:
     Example:
         >>> stowage.stow(model, "nf4")
         >>> sharding.prepare(model)
-        >>> parallelize_module(model, mesh["tp"], {"up": ColwiseParallel()})
+        >>> parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
     """
     if isinstance(model, StowedTensor):
         model._prepared = ""

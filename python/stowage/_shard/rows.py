@@ -60,10 +60,26 @@ class Place:
 
 
 class StowedRows(Tensor):
-    """Rows [first, first + n) of a resting weight: uint8 records [n, length], and shared parts.
+    """Rows [first, first + n) of a resting weight, as FSDP2 and DTensor hold them in a process.
 
-    The outer tensor shows the shape of those rows and the compute dtype. `first` is None for rows
-    whose place nobody has told yet, which can travel but not be decoded.
+    They are uint8 records [n, length], and parts that all rows share. The outer tensor shows the
+    shape of those rows and the compute dtype. `first` is None for rows whose place nobody has told
+    yet, which can travel but not be decoded.
+
+    Args:
+        records: uint8 [n, length]; None: made from `source` when they are asked for.
+        shared: the parts that all rows share.
+        whole: of which weight the rows are.
+        place: where in it they stand.
+        skip: rows from the place's first to the first one here.
+        source: the weight that the records are made of.
+        count: how many rows, without records.
+
+    Example:
+        >>> weight = stowage.sharding.prepare(stowage.quantize(torch.randn(4, 64), "nf4"))
+        >>> rows = weight.chunk(2)[1]
+        >>> rows.first, rows.shape, rows.nbytes_at_rest
+        (2, torch.Size([2, 64]), 72)
     """
 
     _held: Tensor | None  # None until somebody asks for the records
@@ -133,6 +149,7 @@ class StowedRows(Tensor):
 
     @property
     def nbytes_at_rest(self) -> int:
+        """Bytes of the records that are here, and of what all rows share."""
         return self._records.nbytes + sum(part.nbytes for part in self._shared())
 
     def _shared(self) -> list[Tensor]:
@@ -146,7 +163,14 @@ class StowedRows(Tensor):
         return self.first == 0 and self.shape[0] == self._whole.shape[0]
 
     def stowed(self) -> StowedTensor:
-        """The weight in its flat form. Raises Unsupported where rows are missing."""
+        """The weight in its flat form.
+
+        Returns:
+            The whole weight.
+
+        Raises:
+            Unsupported: rows are missing.
+        """
         if not self._is_all():
             raise Unsupported(
                 f"stowage: all {self._whole.shape[0]} rows of a weight must be together for its "
@@ -155,7 +179,11 @@ class StowedRows(Tensor):
         return self._flat(torch.empty)
 
     def piece(self) -> StowedTensor | None:
-        """The rows that are here as a weight of their own, where blocks let them be one."""
+        """The rows that are here as a weight of their own.
+
+        Returns:
+            A weight of these rows; None where blocks do not let them be one.
+        """
         first, whole = self.first, self._whole
         if first is None or not self.shape[0]:
             return None
@@ -172,7 +200,17 @@ class StowedRows(Tensor):
         return wrap([*parts, *shared], whole.storage, shape, whole.dtype, whole.exact)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A plain tensor of these rows. Takes the flat form of the whole weight meanwhile."""
+        """A plain tensor of these rows. Takes the flat form of the whole weight meanwhile.
+
+        Args:
+            dtype: what they are rounded to; without, the compute dtype.
+
+        Returns:
+            New memory.
+
+        Raises:
+            Unsupported: nobody has told where in their weight the rows stand.
+        """
         if self._origin is not None and (exact := self._origin.shown(self)) is not None:
             return exact.to(dtype or self.dtype, copy=True)
         if (piece := self.piece()) is not None:

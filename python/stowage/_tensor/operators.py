@@ -30,7 +30,20 @@ counted_fallbacks: Counter[str] = Counter()
 
 
 def fallbacks(*, clear: bool = False) -> dict[str, int]:
-    """How often an operator without a stowed form has dequantized a whole weight, by operator."""
+    """How often an operator without a stowed form has dequantized a whole weight in this process.
+
+    Args:
+        clear: starts the counts anew.
+
+    Returns:
+        The name of each such operator, with its count.
+
+    Example:
+        >>> stowage.fallbacks(clear=True)
+        >>> torch.sin(stowage.quantize(torch.randn(8, 8), "int8"))
+        >>> stowage.fallbacks()
+        {'aten.sin.default': 1}
+    """
     counted = dict(counted_fallbacks)
     if clear:
         counted_fallbacks.clear()

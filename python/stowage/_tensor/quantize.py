@@ -19,15 +19,26 @@ def quantize(
     exact: bool = False,
     keep_nonfinite: bool = False,
 ) -> StowedTensor:
-    """A stowed tensor of these values on the same device; `tensor` is not changed or kept.
+    """A stowed tensor of these values on the same device; `tensor` is neither changed nor kept.
 
-    storage: how the values rest ("f8_e4m3:row", "int8", "nf4:block64:nested", ...). compute_dtype:
-    what a reader sees and products compute in (default: the dtype of `tensor`). exact: products are
-    bit-equal to those of the dequantized weight (slower for few rows). keep_nonfinite: NaN and
-    infinities are kept by casts, nf4 and fp4 instead of refused.
+    Args:
+        tensor: floating values of any shape that the storage can hold.
+        storage: how they rest: "f8_e4m3:row", "int8", "nf4:block64:nested", ...
+        compute_dtype: what a reader sees and products compute in; without, the dtype of `tensor`.
+        exact: products are bit-equal to those of the dequantized weight (slower for few rows).
+        keep_nonfinite: casts, nf4 and fp4 keep NaN and infinities instead of refusing them.
 
-    Raises InvalidArgument (a ValueError) for an unknown storage, a shape or dtype that it cannot
-    hold, and values that are not finite.
+    Returns:
+        The weight, of the shape of `tensor`.
+
+    Raises:
+        InvalidArgument: an unknown storage, a shape or dtype that it cannot hold, or values that
+            are not finite.
+
+    Example:
+        >>> weight = stowage.quantize(torch.randn(128, 64), "f8_e4m3:row")
+        >>> torch.nn.functional.linear(torch.randn(3, 64), weight).shape
+        torch.Size([3, 128])
     """
     kind = Storage(storage)
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():

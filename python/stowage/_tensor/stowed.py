@@ -67,9 +67,23 @@ def wrap(
 class StowedTensor(Tensor):
     """A weight at rest. Make one with `stowage.quantize`, or from parts that are at hand.
 
-    `parts` are codes and scales in the order and shapes of the storage's layout. `dtype` is the
-    compute dtype: what a reader sees, gradients flow in and results come in. Raises
-    InvalidArgument where the parts are not those of such a weight.
+    Args:
+        parts: codes and scales in the order and shapes of the storage's layout.
+        storage: what the codes mean.
+        shape: of the values.
+        dtype: the compute dtype: what a reader sees, gradients flow in and results come in.
+        exact: as in `stowage.quantize`.
+        requires_grad: as of any tensor.
+
+    Raises:
+        InvalidArgument: the parts are not those of such a weight.
+
+    Example:
+        >>> codes = torch.randint(-127, 128, (2, 3), dtype=torch.int8).view(torch.uint8)
+        >>> scale = torch.ones(2, 1)
+        >>> weight = stowage.StowedTensor([codes, scale], "int8:row", (2, 3), torch.float32)
+        >>> torch.equal(weight.dequantize(), codes.view(torch.int8).float())
+        True
     """
 
     _storage: Storage
@@ -121,8 +135,10 @@ class StowedTensor(Tensor):
             self._matrix = (codes, scales, *facts, only)
 
     def stay(self) -> None:
-        """Marks a module's buffer: `module.to(dtype)` then changes its compute dtype and leaves it
-        stowed, as it does with an nn.Parameter."""
+        """Marks a module's buffer, so that `module.to(dtype)` leaves it stowed.
+
+        It then changes the compute dtype only, as it does with an nn.Parameter.
+        """
         self._stays = True
 
     def _parts(self) -> list[Tensor]:
@@ -164,7 +180,14 @@ class StowedTensor(Tensor):
         return sum(part.nbytes for part in self._parts())
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A plain tensor of the values, rounded once to `dtype` (default: the compute dtype)."""
+        """A plain tensor of the values.
+
+        Args:
+            dtype: what they are rounded to, once; without, the compute dtype.
+
+        Returns:
+            New memory on the same device.
+        """
         out = dtype or self._dt
         if self._origin is not None and (exact := self._origin.shown(self)) is not None:
             return exact.to(out, copy=True)
@@ -192,11 +215,21 @@ class StowedTensor(Tensor):
         return super()._use_count() if self.requires_grad else 1  # type: ignore[misc]
 
     def share_memory_(self) -> "StowedTensor":
+        """Moves codes and scales to memory that other processes can map, as of any tensor.
+
+        Returns:
+            The weight itself.
+        """
         for part in self._parts():
             part.share_memory_()
         return self
 
     def is_shared(self) -> bool:
+        """Whether codes and scales lie in memory that other processes can map.
+
+        Returns:
+            True where all parts do.
+        """
         return all(part.is_shared() for part in self._parts())
 
     def _extras(self) -> dict[str, Any]:

@@ -43,7 +43,22 @@ def replay(chain: Chain, values: Tensor) -> Tensor:
 
 
 class StowedView(Tensor):
-    """A view of a stowed weight: reads give its values, writes requantize it, both at any time."""
+    """A view of a stowed weight: reads give its values, writes requantize it, both at any time.
+
+    Views that cannot rest themselves come so from indexing; nobody makes one by hand.
+
+    Args:
+        weight: what it is a view of.
+        chain: the view ops that lead here.
+        like: a plain tensor of the same size and strides.
+
+    Example:
+        >>> weight = stowage.quantize(torch.ones(4, 4), "int8:row")
+        >>> view = weight[:, 1]
+        >>> view.zero_()
+        >>> weight.dequantize()[0].tolist()
+        [1.0, 0.0, 1.0, 1.0]
+    """
 
     _weight: StowedTensor
     _chain: Chain
@@ -66,7 +81,14 @@ class StowedView(Tensor):
         pass
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A plain tensor of the values seen now; one index of dim 0 reads no other."""
+        """A plain tensor of the values seen now; one index of dim 0 reads no other.
+
+        Args:
+            dtype: what they are cast to; without, the compute dtype of the weight.
+
+        Returns:
+            New memory.
+        """
         one = self._alone()
         start = self._weight.dequantize() if one is None else one
         values = replay(self._chain[one is not None :], start)

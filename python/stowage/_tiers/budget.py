@@ -23,14 +23,26 @@ _STEP = 16  # a budget changes by a 16th of the whole one at least: each change 
 
 
 def rebudget(model: nn.Module, ram: int | str) -> None:
-    """Gives an offloaded model another budget of memory ("1GiB"), because others need it or have
-    given it back: its weights stay where they are, and what is in memory by the new budget is read
-    again when it is used. A model that keeps to a plan is planned anew within `ram`, with the rates
-    of its plan: what saves least for its bytes goes first.
+    """Gives an offloaded model another budget of memory.
 
-    Raises InvalidArgument for a model whose weights do not rest on a disk, and where `ram` is below
-    the largest weight or no plan keeps it; nothing has changed then. Uses that are running end in
-    the memory that they have, which is given back then.
+    Its weights stay where they are, and what is in memory by the new budget is read again when it
+    is used. A model that keeps to a plan is planned anew within `ram`, with the rates of its plan:
+    what saves least for its bytes goes first. Uses that are running end in the memory that they
+    have, which is given back then.
+
+    Args:
+        model: a module whose weights rest on a disk.
+        ram: bytes, or a text such as "1GiB".
+
+    Raises:
+        InvalidArgument: the model's weights do not rest on a disk, `ram` is below the largest
+            weight, or no plan keeps it; nothing has changed then.
+
+    Example:
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> stowage.rebudget(model, "32KiB")
+        >>> model(x).shape
+        torch.Size([2, 64])
     """
     engine = engine_of(model)
     if engine is None:
@@ -62,17 +74,32 @@ def keep_free(
     every: float = 1.0,
     available: Callable[[], int] = available_ram,
 ) -> Keeper:
-    """Keeps `free` bytes ("2GiB") of memory available to others, for as long as the model lives or
-    until `stop()` of what this returns (also a context manager).
+    """Keeps memory available to others by shrinking and growing an offloaded model's budget.
 
-    Every `every` seconds it looks at what is available: of the machine, and of the container's
-    limit. Where that is less than `free`, the model's budget shrinks by what is missing, but not
-    below `least` (by default an eighth of its budget now) or what the model needs; where there is
-    more again, it grows back, up to the budget that it had. By a plan, what saves least for its
-    bytes goes first (`stowage.rebudget`). Results do not change; passes read more. `available` is
-    for another source of that number.
+    It looks at what the machine and the container's limit have available. Where that is less than
+    `free`, the budget shrinks by what is missing; where there is more again, it grows back, up to
+    what it was. By a plan, what saves least for its bytes goes first (`stowage.rebudget`). Results
+    do not change; passes read more. It ends with the model.
 
-    Raises InvalidArgument for a model whose weights do not rest on a disk."""
+    Args:
+        model: a module whose weights rest on a disk.
+        free: bytes to keep available, or a text such as "2GiB".
+        least: the smallest budget; without, an eighth of the one now, and never below what the
+            model needs.
+        every: seconds between two looks.
+        available: another source of the bytes that are available.
+
+    Returns:
+        What watches: `stop()` ends it, as leaving it as a context manager does.
+
+    Raises:
+        InvalidArgument: the model's weights do not rest on a disk, or `every` is not above 0.
+
+    Example:
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> with stowage.keep_free(model, "1GiB") as keeper:
+        ...     y = model(x)
+    """
     engine = engine_of(model)
     if engine is None:
         raise InvalidArgument(

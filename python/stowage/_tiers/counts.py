@@ -13,7 +13,13 @@ _LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copie
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What the link to a device carried, in the same way."""
+    """What the link to a device carried, as `stowage.engine_report(model).device` has it.
+
+    Example:
+        >>> earlier = stowage.DeviceReport("cuda:0", uses=10, hits=9, misses=1)
+        >>> stowage.DeviceReport("cuda:0", uses=30, hits=29, misses=1).since(earlier).uses
+        20
+    """
 
     device: str  #: by torch's name
     uses: int = 0  #: of weights on the device: hits + misses + late
@@ -29,6 +35,14 @@ class DeviceReport:
     stall: float = 0.0  #: seconds that the host was held up by misses; waits on the device are not
 
     def since(self, earlier: DeviceReport) -> DeviceReport:
+        """What was carried between two reports.
+
+        Args:
+            earlier: a report of the same model, taken before.
+
+        Returns:
+            The differences of all counts; `held`, `peak` and `ring` are those of now.
+        """
         past: dict[str, Any] = {n: getattr(self, n) - getattr(earlier, n) for n in _LINK_SUMS}
         return replace(self, **past, stall=self.stall - earlier.stall)
 
@@ -43,8 +57,12 @@ class DeviceReport:
 
 
 class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for each pass
-    """What an engine did since it was made, or since an earlier report; see
-    `stowage.engine_report`."""
+    """What an engine did, since it was made or since an earlier report: of `engine_report`.
+
+    Example:
+        >>> stowage.EngineReport(bytes_read=1 << 30, seconds=0.5).rate  # bytes per second
+        2147483648.0
+    """
 
     reads: str = ""  #: how bytes come: mapped, buffered or direct
     acquired: int = 0  #: uses of weights: hits + misses + late + borrowed
@@ -70,8 +88,14 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
         return self.bytes_read / self.seconds if self.seconds else 0.0
 
     def since(self, earlier: EngineReport) -> EngineReport:
-        """What was done between two reports of a model: of a pass, where they were taken before and
-        after it. `held`, `peak`, `written` and `journal` are those of now."""
+        """What was done between two reports of a model: of a pass, where they were taken around it.
+
+        Args:
+            earlier: a report of the same model, taken before.
+
+        Returns:
+            The differences of all counts; `held`, `peak`, `written` and `journal` are those of now.
+        """
         device = self.device
         if device is not None and earlier.device is not None:
             device = device.since(earlier.device)
@@ -81,7 +105,14 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
         return EngineReport._make((self.reads, *sums, self.held, self.peak, stall, *kept))
 
     def then(self, later: EngineReport) -> EngineReport:
-        """Both together: `later` counted from zero, in another engine of the same model."""
+        """Both together.
+
+        Args:
+            later: counted from zero, in another engine of the same model.
+
+        Returns:
+            The sums of all counts; what is said of now is that of `later`.
+        """
         sums = map(add, self._sums(), later._sums())
         more = (max(self.peak, later.peak), self.stall + later.stall, *later[-5:])
         return EngineReport._make((later.reads, *sums, later.held, *more))

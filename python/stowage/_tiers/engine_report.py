@@ -17,11 +17,26 @@ from stowage._tiers.plans.execution import kept_plan
 
 
 def engine_report(model: nn.Module) -> EngineReport:
-    """What the engine of an offloaded model did since `offload` or `load(ram=)`, and with
-    `.since(earlier)` since an earlier report: of one pass, say. `.device` is the same of the link
-    to the device that the model computes on; of a model without a folder all else is zero.
+    """What the engine of an offloaded model did since `offload` or `load(ram=)`.
 
-    Raises InvalidArgument for a model that has neither.
+    Args:
+        model: a module that is offloaded.
+
+    Returns:
+        Counts since the engine began; `.since(earlier)` gives those since an earlier report: of one
+        pass, say. `.device` is the same of the link to the device that the model computes on; of a
+        model without a folder all else is zero.
+
+    Raises:
+        InvalidArgument: the model is not offloaded.
+
+    Example:
+        >>> stowage.stow(model, "int8")
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> before = stowage.engine_report(model)
+        >>> y = model(x)
+        >>> stowage.engine_report(model).since(before).acquired
+        2
     """
     engine, devices = engine_of(model), devices_of(model)
     if engine is None and devices is None:
@@ -35,8 +50,19 @@ def engine_report(model: nn.Module) -> EngineReport:
 
 
 def report(model: nn.Module) -> Report:
-    """Describes every parameter of `model`, and its buffers that rest, as they are now, and what
-    brought them where it is offloaded. Changes nothing."""
+    """Describes every parameter of `model`, and its buffers that rest, as they are now.
+
+    Args:
+        model: any module; nothing is changed.
+
+    Returns:
+        One row for each, and what brought them where the model is offloaded. `print` shows a table.
+
+    Example:
+        >>> stowage.stow(model, "int8")
+        >>> len(stowage.report(model).stowed)
+        2
+    """
     told, engine, devices = rows.report(model), engine_of(model), devices_of(model)
     if engine is None and devices is None:
         return told

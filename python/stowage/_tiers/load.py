@@ -56,26 +56,56 @@ def load(
     reads: str = "automatic",
     progress: bool = True,
 ) -> nn.Module:
-    """Fills a model from a file, a shard index or a folder that holds either; returns the model.
+    """Fills a model from a file, a shard index or a folder that holds either.
 
-    `model` is a module, or a function that builds one: it is called so that parameters take no
-    memory (on the meta device) and computed buffers have values. A module's parameters stay the
-    objects that they are, as in `load_state_dict`, but with `mmap`, `ram` or `plan`. Weights that
-    rest in the file rest in the model. With `storage` or `rules` (as in `stow`) plain weights of
-    the file are quantized on the way, tensor by tensor from the mapped file. dtypes are the file's
-    unless `compute_dtype` is given. Memory beyond the model's own at rest stays below 32 MiB.
+    Weights that rest in the file rest in the model; with `storage` or `rules` its plain weights are
+    quantized on the way, tensor by tensor from the mapped file. A module's parameters stay the
+    objects that they are, but with `mmap`, `ram` or `plan`. Memory beyond the model's own at rest
+    stays below 32 MiB.
 
-    `mmap` leaves weights in the mapped file until they are written to. `ram` does so too, and
-    brings them into memory as they are used, at most so many bytes ("2GiB") at a time: see
-    `offload`. `plan` (of `stowage.plan` for this folder, or the path of one) says instead which
-    weights stay in memory. `rename` gives a weight of the file the model's name for it, or None to
-    leave it out: a function, or patterns {"model.*": "*", "*.aux": None}. `strict=False` permits
-    missing and unexpected names. `verify` compares checksums first. `progress=False` shows no bar;
-    else one comes on a terminal, after a second. All other arguments are those of `stow`.
+    Args:
+        model: a module, or a function that builds one: it is called so that parameters take no
+            memory (on the meta device) and computed buffers have values.
+        folder: a safetensors file, an index, or the folder of either.
+        storage: how plain weights of the file are to rest; as in `stow`, but one.
+        rules: as in `stow`.
+        skip: as in `stow`.
+        allow_unmatched: as in `stow`.
+        compute_dtype: what weights work in; without, the file's dtypes.
+        exact: as in `stow`.
+        keep_nonfinite: as in `stow`.
+        mmap: leaves weights in the mapped file until they are written to.
+        strict: refuses missing and unexpected names.
+        rename: gives a weight of the file the model's name for it, or None to leave it out: a
+            function, or patterns such as {"model.*": "*", "*.aux": None}.
+        verify: compares checksums first.
+        measure: as in `stow`.
+        working: as in `stow`.
+        blocks: as in `stow`.
+        input_cast: as in `stow`.
+        ram: bytes of weights ("2GiB") that are in memory at a time; the others are read when they
+            are used, as by `offload`.
+        plan: of `stowage.plan` for this folder, or the path of one: which weights stay in memory.
+        reads: with `ram` or `plan`, as in `offload`.
+        progress: shows a bar on a terminal, after a second.
 
-    Raises InvalidArgument that lists everything missing, unexpected, of wrong shape, dtype or
-    storage, or not finite; the model is then as it was. BadFile and FileError as from a damaged or
-    unreadable file."""
+    Returns:
+        The model.
+
+    Raises:
+        InvalidArgument: lists everything missing, unexpected, of wrong shape, dtype or storage, or
+            not finite; the model is then as it was.
+        BadFile: the file is damaged.
+        FileError: the file cannot be read.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> stowage.save(model, "packed")
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        >>> stowage.load(build, "packed")[0].weight.storage
+        'nf4:block64'
+    """
     plan = None if plan is None else read_plan(plan)
     engine = _engine_options(folder, ram, plan, reads)
     policy = _policy(storage, rules, skip, allow_unmatched, resting := engine is not None)
@@ -185,12 +215,27 @@ def _fill(
 def load_state_dict(
     model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
 ) -> None:
-    """Fills `model` with copies of what `state_dict` of this module or of torch gave, or of both
-    mixed. Weights that rest in the state rest in the model, in its storage; a plain value for a
-    weight that rests in the model is quantized to its storage; dtypes are the model's, as in torch.
-    Parameters and buffers stay the objects that they are: an optimizer made before goes on. Only a
-    plain one whose weight rests in the state, and one on the meta device, are replaced, by a frozen
-    parameter as `stow` makes it; a plain one that has a gradient is refused then. All problems come
-    in one error, before any change."""
+    """Fills `model` with copies of the tensors of `state`.
+
+    Weights that rest in the state rest in the model, in its storage; a plain value for a weight
+    that rests in the model is quantized to its storage; dtypes are the model's, as in torch.
+    Parameters and buffers stay the objects that they are, so that an optimizer made before goes on.
+    Only a plain one whose weight rests in the state, and one on the meta device, are replaced, by a
+    frozen parameter as `stow` makes it.
+
+    Args:
+        model: any module.
+        state: what `state_dict` of this package or of torch gave, or both mixed.
+        strict: refuses missing and unexpected names.
+
+    Raises:
+        InvalidArgument: lists every problem, before any change; a plain parameter that has a
+            gradient cannot be replaced.
+
+    Example:
+        >>> stowage.stow(model, "int8")
+        >>> state = stowage.state_dict(model)
+        >>> stowage.load_state_dict(model, state)
+    """
     options = Options(Making(), strict=strict, keep_dtypes=True, fills=True)
     _fill(model, DictSource(state), None, options, "load_state_dict")

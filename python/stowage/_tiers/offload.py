@@ -72,39 +72,56 @@ def offload(
     timeout: float | None = None,
     lock: bool = False,
 ) -> Report:
-    """Leaves the weights of `model` where they take little room and brings them when they are used,
-    ahead of time, in the order that is learnt from use.
+    """Leaves the weights of `model` where they take little room and brings them when they are used.
 
-    With `folder` they move there, and at most `ram` bytes ("2GiB") of them are in memory at a time.
-    With an accelerator as `device` ("cuda:0") the model computes there, with at most `accelerator`
-    bytes of weights on it; without a folder they rest in memory (`ram` is a limit that is checked).
-
-    With `plan` (of `stowage.plan`, or the path of one) weights rest and work as it says; `folder`
-    is where those go that it leaves on a disk.
+    With `folder` they move there, and at most `ram` bytes of them are in memory at a time; they are
+    read ahead in the order that is learnt from use. With an accelerator as `device` the model
+    computes there, with at most `accelerator` bytes of weights on it; without a folder they then
+    rest in memory. With `plan` weights rest and work as it says.
 
     Weights stay in the module: they say `cpu`, can be read, saved, copied and written anywhere, and
     no forward is changed. Resting weights go with their scales; plain floating parameters of 2 to 5
-    dimensions and 64 KiB go too, as casts of themselves (`onload` makes them plain again); all
-    else stays in memory, or goes to the device for good. A folder that does not exist or is empty
-    is written once, in the form of `stowage.save`; one that holds exactly these weights is used as
-    it is. Files are never changed: a weight that is written to leaves them and stays in memory.
+    dimensions and 64 KiB go too, as casts of themselves (`onload` makes them plain again); all else
+    stays in memory, or goes to the device for good. Files are never changed: a weight that is
+    written to leaves them and stays in memory.
 
-    `device_map` gives modules or parameters, by name, a place: "ram" (they stay as they are, beside
-    the budget, and compute on the CPU), "disk" (as all that it does not name) or, for modules, a
-    device, where their weights are for good. Or a name: "auto" plans within `ram` and `accelerator`
-    (`stowage.plan`), "sequential" fills the accelerators, or without one `ram`, with the first
-    modules, "balanced" with equal shares; `accelerator` may then be a mapping of devices to bytes,
-    and the rest is brought to the first. `pin`: bytes of weights in memory to be pinned for
-    faster copies. `reads`: "mapped" computes straight from the page cache, "direct" reads past it,
-    "buffered" through it, "automatic" chooses by what is cached. `workers` threads read ahead.
-    `timeout` bounds the seconds that a use waits for bytes. `lock` keeps the budget's memory from
-    being swapped.
+    Args:
+        model: any module that is not offloaded yet.
+        ram: bytes of weights in memory at a time (an int, or "2GiB"); without a folder a limit that
+            is checked.
+        folder: where weights go. One that is new or empty is written once, in the form of
+            `stowage.save`; one that holds exactly these weights is used as it is. A plan leaves
+            there what it says is on a disk.
+        plan: of `stowage.plan`, or the path of one.
+        device: where the model computes ("cuda:0").
+        accelerator: bytes of weights on the device, or a mapping of devices to bytes.
+        pin: bytes of weights in memory to be pinned for faster copies.
+        device_map: a place for modules or parameters by name: "ram" (they stay as they are, beside
+            the budget), "disk" (as all that it does not name) or, for modules, a device for good.
+            Or "auto" (plans within `ram` and `accelerator`), "sequential" (fills the accelerators,
+            else `ram`, with the first modules) or "balanced" (equal shares).
+        reads: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
+            through it, "automatic" chooses by what is cached.
+        workers: threads that read ahead.
+        timeout: seconds that a use waits for bytes at most.
+        lock: keeps the budget's memory from being swapped.
 
-    Raises InvalidArgument for a model that is offloaded already, a budget below its largest weight,
-    a plan for another model or machine, arguments that contradict each other, a device that is not
-    there, a map with unknown or overlapping names or two places for a tie, or a folder that holds
-    anything else; FileError where the disk is full, OutOfMemory where the device is. Model and
-    folder are then as they were.
+    Returns:
+        Where each weight rests now.
+
+    Raises:
+        InvalidArgument: the model is offloaded already, a budget is below its largest weight, a
+            plan is for another model or machine, arguments contradict each other, a device is not
+            there, a map has unknown or overlapping names or two places for a tie, or the folder
+            holds anything else. Model and folder are then as they were.
+        FileError: the disk is full.
+        OutOfMemory: the device is full.
+
+    Example:
+        >>> stowage.stow(model, "int8")
+        >>> report = stowage.offload(model, ram="64KiB", folder="weights")
+        >>> report["0.weight"].tier, model(x).shape
+        ('disk', torch.Size([2, 64]))
     """
     if is_offloaded(model):
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
@@ -244,8 +261,22 @@ def _move(moves: list[Move]) -> None:
 
 
 def onload(model: nn.Module) -> Report:
-    """Undoes `offload`: every weight is in memory again, plain parameters are plain again, and
-    the file is let go. Raises InvalidArgument for a model that is not offloaded."""
+    """Undoes `offload`: every weight is in memory again, plain parameters are plain again.
+
+    Args:
+        model: a module that is offloaded; its file is let go.
+
+    Returns:
+        Where each weight rests now.
+
+    Raises:
+        InvalidArgument: the model is not offloaded.
+
+    Example:
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> stowage.onload(model)["0.weight"].tier
+        'ram'
+    """
     if not is_offloaded(model):
         raise InvalidArgument("stowage.onload: the model must be offloaded, got one that is not")
     with torch.no_grad():

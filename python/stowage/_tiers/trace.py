@@ -29,16 +29,29 @@ from stowage._tiers.disk.journal import has_places
 
 @contextmanager
 def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[None]:
-    """Writes to `path`, when the block ends, what offloaded models did in it: trace events (JSON)
-    that ui.perfetto.dev and chrome://tracing show.
+    """Writes what offloaded models did in the block, as a file for Perfetto or chrome://tracing.
 
     Each forward of a model, and of each module in it that has weights on the disk, is a span of its
     thread: "compute". Inside it, and wherever else weights are used (in compiled graphs, backward),
     "use" is the time that an op had a weight, "wait" the time that it waited for it, and "read" is
     a piece of a weight that comes, on the thread that brings it. Bytes read and held are counters.
-    Of more than `most_events` events of engines the last are dropped, and a warning says so.
 
-    Raises `InvalidArgument` inside another trace, `OSError` where the file cannot be written.
+    Args:
+        path: the JSON file, written when the block ends.
+        most_events: events of engines that are kept; of more the last are dropped, and a warning
+            says so.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InvalidArgument: inside another trace.
+        OSError: the file cannot be written.
+
+    Example:
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> with stowage.trace("pass.json"):
+        ...     y = model(x)
     """
     try:
         library.trace_start(most_events)

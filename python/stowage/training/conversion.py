@@ -36,9 +36,35 @@ def convert_float8(
     """Lets the nn.Linear modules of `model` multiply in fp8, and FSDP2 gather them as fp8 bytes.
 
     The modules stay; their weights become trainable tensors that keep high precision. Call it
-    before `fully_shard`. `filter(module, name)` chooses among the nn.Linear modules. A weight that
-    another kind of module shares, such as an embedding, is left alone. What recipes there are and
-    what the other arguments change: docs/training.md. Raises InvalidArgument, nothing changed.
+    before `fully_shard`. A weight that another kind of module shares, such as an embedding, is left
+    alone. docs/training.md has the recipes and what each argument changes.
+
+    Args:
+        model: any module.
+        recipe: a name of `RECIPES`.
+        filter: given a module and its name, chooses among the nn.Linear modules.
+        scale_mode: whose rule makes a scale from an amax.
+        forward: the float8 dtype of inputs and weights.
+        backward: that of the gradients of outputs.
+        pow2: rounds scales down to powers of two.
+        history_length: recipe "delayed": steps that are remembered.
+        margin: recipe "delayed": scales are divided by 2 to this power.
+        rule: recipe "delayed": which of the remembered amax values counts.
+        gather: what FSDP2 sends: codes, or values that are cast then.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidArgument: lists every problem; nothing is changed.
+
+    Example:
+        >>> def first(module, name):
+        ...     return name == "0"
+        >>> stowage.training.convert_float8(model, "rowwise", filter=first)
+        >>> model(x).sum().backward()
+        >>> model[0].weight.grad.dtype
+        torch.float32
     """
     changes = {
         "scale_mode": scale_mode,

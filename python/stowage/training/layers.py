@@ -149,6 +149,17 @@ class Layer:
 
 
 def check(model: nn.Module) -> None:
-    """Raises InvalidArgument that names the modules whose sharding cannot work; the first gather
-    does so too, on every rank."""
+    """Checks that float8 weights can work as a model is sharded; the first gather does so too.
+
+    Args:
+        model: a module after `fully_shard`.
+
+    Raises:
+        InvalidArgument: names the modules whose sharding cannot work.
+
+    Example:
+        >>> stowage.training.convert_float8(model)
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.training.check(model)
+    """
     raise_problems("stowage", reshard_problems(model))

@@ -28,8 +28,22 @@ def opaque_hooks(model: nn.Module) -> nn.Module:
 
     Call it once, after `fully_shard` of the modules and of `model`, and before `torch.compile`.
     Each of these modules must take a tensor first, which what it computes depends on, and return
-    one tensor. Raises InvalidArgument where `model` or nothing in it is sharded, Unsupported where
-    torch has changed what this stands on.
+    one tensor.
+
+    Args:
+        model: the outermost module that is sharded.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidArgument: `model` or nothing in it is sharded.
+        Unsupported: modules were sharded as one group, or torch has changed what this stands on.
+
+    Example:
+        >>> for module in (model[0], model[2], model):
+        ...     fully_shard(module, mesh=mesh)
+        >>> compiled = torch.compile(stowage.training.opaque_hooks(model))
     """
     sharded: list[Any] = [m for m in model.modules() if _torch.fsdp_state(m) is not None]
     states = [(module, _torch.fsdp_state(module)) for module in sharded]

@@ -26,22 +26,41 @@ _OF_PARAMETERS = ("params", "param_names")  # what the groups of the two optimiz
 
 
 class MasterOptimizer(torch.optim.Optimizer):
-    """`optimizer_class` over fp32 masters of the resting parameters of `params` that want a
-    gradient, and over the other parameters as they are.
+    """Any optimizer of torch over fp32 masters of the resting parameters that want a gradient.
 
-    `params`: a model, or what torch's optimizers take; `options` go to `optimizer_class`. A master
-    starts from the exact init value where one is kept: that very tensor, if it is fp32 in memory on
-    the weight's device, else a copy; without one from the values that rest. `sources` says which,
-    by name. The kept values are released at the first step. Where a weight is written by anybody
-    else (`load_state_dict`), its master is made from it again before the next step; after
+    A master starts from the exact init value where one is kept: that very tensor, if it is fp32 in
+    memory on the weight's device, else a copy; without one from the values that rest. The kept
+    values are released at the first step. Where a weight is written by anybody else
+    (`load_state_dict`), its master is made from it again before the next step; after
     `load_state_dict` of the optimizer itself the masters count.
 
     A step gives the masters the gradients, in fp32, steps, and casts with one reduction for all
-    (`from_masters`), to nearest or, with rounding="stochastic", by `seed`, name and number of the
-    cast. A closure sees weights of the masters of the moment. Masters, moments and results are
-    sharded as the parameters are. `param_groups` holds the parameters, so that gradient scalers,
-    schedulers, clipping and `torch.distributed.checkpoint` work as with any optimizer;
-    `state[parameter]` has the moments and, as "master", the master. Raises InvalidArgument."""
+    (`from_masters`). A closure sees weights of the masters of the moment. Masters, moments and
+    results are sharded as the parameters are. `param_groups` holds the parameters, so that gradient
+    scalers, schedulers, clipping and `torch.distributed.checkpoint` work as with any optimizer;
+    `state[parameter]` has the moments and, as "master", the master.
+
+    Args:
+        optimizer_class: such as torch.optim.AdamW.
+        params: a model, or what torch's optimizers take; parameters that do not rest are as they
+            are.
+        rounding: "nearest" or "stochastic", by `seed`, name and number of the cast.
+        seed: of stochastic rounding.
+        via: as in `from_masters`.
+        options: go to `optimizer_class`.
+
+    Raises:
+        InvalidArgument: an unknown rounding, or parameters that cannot have a master.
+
+    Example:
+        >>> with stowage.training.quantized_init("int8:row"):
+        ...     layer = nn.Linear(64, 64)
+        >>> optimizer = stowage.training.MasterOptimizer(torch.optim.SGD, layer, lr=0.1)
+        >>> layer(x).sum().backward()
+        >>> optimizer.step()
+        >>> layer.weight.storage, optimizer.masters["weight"].dtype
+        ('int8:row', torch.float32)
+    """
 
     def __init__(
         self,
@@ -99,6 +118,11 @@ class MasterOptimizer(torch.optim.Optimizer):
         return {**{k: v for k, v in group.items() if k not in _OF_PARAMETERS}, "params": masters}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of any optimizer: resting parameters of the group get masters.
+
+        Args:
+            param_group: parameters and options.
+        """
         if self._inner is None:  # torch's own constructor calls it
             super().add_param_group(param_group)
             return
@@ -148,6 +172,14 @@ class MasterOptimizer(torch.optim.Optimizer):
         return {slot.name: slot.source for slot in self._slots.values()}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the optimizer on the masters; the weights are made from them.
+
+        Args:
+            closure: computes the loss again, as of any optimizer.
+
+        Returns:
+            The loss, if a closure gave one.
+        """
         slots = list(self._slots.values())
         self._push()
         try:
@@ -199,8 +231,13 @@ class MasterOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def fill_state(self) -> None:
-        """Makes the moments of an optimizer that has not stepped yet, for a checkpoint to be loaded
-        into: one step of the inner optimizer with zero gradients and a learning rate of 0."""
+        """Makes the moments before the first step, for a checkpoint to be loaded into.
+
+        It is one step of the inner optimizer with zero gradients and a learning rate of 0.
+
+        Raises:
+            InvalidArgument: a step has been taken.
+        """
         if self.state:
             raise InvalidArgument("MasterOptimizer: fill_state must come before the first step")
         self._push()
@@ -220,9 +257,15 @@ class MasterOptimizer(torch.optim.Optimizer):
     # --- checkpoints --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer. The state of a resting parameter has its `master` and the number of
-        its `casts` besides the moments, also before the first step. The master of a weight that
-        somebody else has written is made again first."""
+        """As of any optimizer, with the masters.
+
+        The state of a resting parameter has its `master` and the number of its `casts` besides the
+        moments, also before the first step. The master of a weight that somebody else has written
+        is made again first.
+
+        Returns:
+            Options and states.
+        """
         self._follow()
         self._push()
         self._pull(begun=True)
@@ -232,8 +275,14 @@ class MasterOptimizer(torch.optim.Optimizer):
             self._pull()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave. The weights are the model's to load, before or after:
-        until the next step the masters count, whatever was written to the weights."""
+        """Takes back what `state_dict` gave.
+
+        The weights are the model's to load, before or after: until the next step the masters count,
+        whatever was written to the weights.
+
+        Args:
+            state_dict: options and states.
+        """
         # The last hook before and the first one after: users' hooks see what was given, and what
         # has come of it. torch itself would round the moments to the parameters' dtype.
         hooks = (

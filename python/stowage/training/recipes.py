@@ -26,7 +26,12 @@ _EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of the table in docs/training.md."""
+    """One row of the table in docs/training.md: what a float8 layer casts, how, and when.
+
+    Example:
+        >>> stowage.training.RECIPES["rowwise"].rows
+        True
+    """
 
     name: str
     rows: bool = False  # one scale for each row (of what is summed over), not one for the tensor

@@ -46,8 +46,18 @@ def refresh_scales(model: nn.Module) -> None:
     """Brings every scale of the model's float8 weights up to date, by one reduction.
 
     Call it after the optimizer's step, on every rank; where it is forgotten, the next use of a
-    weight that has changed does it. Raises InvalidArgument, on every rank the same, where a weight
-    is not finite or the ranks do not hold the same layers.
+    weight that has changed does it.
+
+    Args:
+        model: a module that was converted.
+
+    Raises:
+        InvalidArgument: on every rank the same, where a weight is not finite or the ranks do not
+            hold the same layers.
+
+    Example:
+        >>> stowage.training.convert_float8(model)
+        >>> stowage.training.refresh_scales(model)
     """
     found: dict[int, Layer] = {}
     for module in model.modules():

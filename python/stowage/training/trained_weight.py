@@ -29,7 +29,24 @@ _NEW = {aten.new_zeros.default, aten.new_empty.default, aten.empty_like.default}
 
 
 class TrainedWeight(Float8Weight):
-    """A trainable weight [rows, columns] of fp32, bf16 or fp16 that products see as fp8."""
+    """A trainable weight [rows, columns] of fp32, bf16 or fp16 that products see as fp8.
+
+    `convert_float8` makes it.
+
+    Args:
+        value: the values in high precision.
+        layer: the name, recipe and module of the parameter.
+        stamp: counts the writes of all that share the memory.
+        padded: rows that FSDP2 gives each rank, where they are more than there are here.
+        number: of the layer, which compiled graphs of delayed scaling need.
+        requires_grad: as of any tensor.
+
+    Example:
+        >>> stowage.training.convert_float8(model)
+        >>> weight = model[0].weight
+        >>> isinstance(weight, stowage.training.TrainedWeight), weight.dtype, weight.travels
+        (True, torch.float32, 'f8_e4m3')
+    """
 
     _value: Tensor
     _stamp: Stamp
@@ -68,12 +85,20 @@ class TrainedWeight(Float8Weight):
         return self._value
 
     def storage(self) -> Identity:
-        """That of the values: writers of files ask for it, to see what is tied."""
+        """That of the values: writers of files ask for it, to see what is tied.
+
+        Returns:
+            What identifies the memory.
+        """
         storage = self._value.untyped_storage()
         return Identity(storage.data_ptr(), storage.nbytes() // self.itemsize)
 
     def data_ptr(self) -> int:
-        """Where the values lie. A write there is not counted, as none that torch does not see."""
+        """Where the values lie. A write there is not counted, as none that torch does not see.
+
+        Returns:
+            The address.
+        """
         return self._value.data_ptr()
 
     @property
@@ -87,6 +112,9 @@ class TrainedWeight(Float8Weight):
         """The scale of the whole tensor, over all ranks; refreshes all scales if one is stale.
 
         Where rows have their own scales it only says that the values have been found finite.
+
+        Returns:
+            An fp32 scalar that multiplies before the cast.
         """
         if torch.compiler.is_compiling():
             if self._number is not None:
@@ -103,7 +131,15 @@ class TrainedWeight(Float8Weight):
         return scale.to(self._value.device)
 
     def cast(self, scale: Tensor | None = None, after: Tensor | None = None) -> Cast:
-        """fp8 codes of the values, with `scale` or the one that is due."""
+        """The values as fp8 codes.
+
+        Args:
+            scale: what they are multiplied by; without, the scale that is due.
+            after: unused here; the gathered weight waits for it.
+
+        Returns:
+            Codes, and the factor that reads them.
+        """
         recipe = self._layer.recipe
         if recipe.rows and not self._layer.cuts_rows:
             return cast(self._value, row_scales(self._value, recipe), recipe.forward)
@@ -128,6 +164,7 @@ class TrainedWeight(Float8Weight):
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], facts: Any, dtype: torch.dtype, *, out: Any = None
     ) -> Any:
+        """What FSDP2 gathered, as the weight that layers compute with."""
         return gathered_weight.receive(outputs[0], facts, dtype, out)
 
     # --- protocols of torch -------------------------------------------------------------------

@@ -37,8 +37,20 @@ WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _torch.Con
 
 @dataclass(frozen=True)
 class Policy:
-    """Rules in order, the storages of what no rule names and the defaults select, and what stays
-    plain whatever they say."""
+    """Which weights of a model rest, and how: rules in order, defaults, and what stays plain.
+
+    Args:
+        rules: patterns with their storages, in order.
+        default: the storages of what no rule names and the defaults select.
+        skips: what stays plain whatever they say.
+        allow_unmatched: permits patterns that match nothing.
+
+    Example:
+        >>> from stowage.policy import Policy
+        >>> choices = Policy.parse({"2.*": "int8"}).choose(model)
+        >>> [choice.held.name for choice in choices if choice.storage]
+        ['2.weight']
+    """
 
     rules: tuple[tuple[Pattern, Candidates], ...]
     default: Candidates
@@ -53,7 +65,20 @@ class Policy:
         skip: Skip = None,
         allow_unmatched: bool = False,
     ) -> Policy:
-        """Raises InvalidArgument for every misspelt storage at once, with the legal ones."""
+        """The policy that the arguments of `stow` mean.
+
+        Args:
+            storage: as in `stow`.
+            rules: as in `stow`.
+            skip: as in `stow`.
+            allow_unmatched: as in `stow`.
+
+        Returns:
+            The policy.
+
+        Raises:
+            InvalidArgument: every misspelt storage at once, with the legal ones.
+        """
         if isinstance(storage, Mapping):
             rules, storage = {**(rules or {}), **storage}, None
         for key in rules or {}:
@@ -79,11 +104,27 @@ class Policy:
         return any(len(wanted) > 1 for wanted in (self.default, *(to for _, to in self.rules)))
 
     def choose(self, model: nn.Module, with_buffers: bool = False) -> list[Choice]:
-        """One choice for each parameter, tied ones once; then, if asked, for each buffer."""
+        """What it says about each parameter of a model.
+
+        Args:
+            model: any module.
+            with_buffers: adds a choice for each buffer.
+
+        Returns:
+            One choice for each parameter, tied ones once.
+        """
         return self.choices(Inventory(model), with_buffers)
 
     def choices(self, inventory: Inventory, with_buffers: bool = False) -> list[Choice]:
-        """The same, of a model whose inventory is at hand."""
+        """What it says about each parameter of a model whose inventory is at hand.
+
+        Args:
+            inventory: of the model.
+            with_buffers: adds a choice for each buffer.
+
+        Returns:
+            One choice for each parameter, tied ones once.
+        """
         model, every = inventory.model, inventory.parameters
         asked = inventory.buffers if with_buffers else []
         places = _Places(model, self.skips.settled(model), self._narrow_rules([*every, *asked]))
@@ -135,8 +176,15 @@ class Policy:
         return None
 
     def idle_rules(self, choices: list[Choice]) -> list[str]:
-        """A sentence for each pattern that matches no parameter of the model, and each rule that
-        matches none that can rest: nearly always a misspelt name. None with `allow_unmatched`."""
+        """Which patterns match nothing: nearly always misspelt names.
+
+        Args:
+            choices: what `choose` gave.
+
+        Returns:
+            A sentence for each pattern that matches no parameter of the model, and each rule that
+            matches none that can rest; none with `allow_unmatched`.
+        """
         if self.allow_unmatched:
             return []
         found, every = [], [name for c in choices for name in c.held.names]

@@ -88,15 +88,34 @@ Skip = Pattern | Iterable[Pattern] | None
 
 @dataclass(frozen=True)
 class Skips:
-    """What stays plain whatever a rule says: the caller's patterns, and named lists."""
+    """What stays plain whatever a rule says: the caller's patterns, and named lists.
+
+    Args:
+        patterns: as rules have them.
+        names: of the named lists, or "auto".
+
+    Example:
+        >>> from stowage.skips import Skips
+        >>> Skips.parse(["2.*", "language"])
+        Skips(patterns=('2.*',), names=('language',))
+    """
 
     patterns: tuple[Pattern, ...] = ()
     names: tuple[str, ...] = ()  # of NAMED, or AUTO
 
     @classmethod
     def parse(cls, skip: Skip) -> Skips:
-        """`skip` as given by a caller, whose list is only read. A string is one pattern or the name
-        of a list. Raises InvalidArgument for anything else."""
+        """What the argument `skip` of `stow` and `load` means.
+
+        Args:
+            skip: one pattern, the name of a list, or a list of both, which is only read.
+
+        Returns:
+            The patterns and the names.
+
+        Raises:
+            InvalidArgument: `skip` is anything else.
+        """
         if skip is None:
             return cls()
         alone = isinstance(skip, str | re.Pattern | type | nn.Module)
@@ -107,13 +126,30 @@ class Skips:
         return cls(tuple(one for one in given if one not in named), tuple(named))
 
     def settled(self, model: nn.Module) -> Skips:
-        """The same with "auto" replaced by the lists that fit `model`."""
+        """The same with "auto" replaced by the lists that fit a model.
+
+        Args:
+            model: whose classes tell the library that they come from.
+
+        Returns:
+            The patterns and the names of lists.
+        """
         names = (n for name in self.names for n in (fitting(model) if name == AUTO else (name,)))
         return Skips(self.patterns, tuple(dict.fromkeys(names)))
 
     def reason(self, held: Held, site: Site) -> str:
-        """Why `held`, judged at `site`, is skipped; "" if it is not. A pattern of the caller's
-        counts at each place of a tied weight, a named list only at the one that decides."""
+        """Why a tensor is skipped.
+
+        A pattern of the caller's counts at each place of a tied weight, a named list only at the
+        one that decides.
+
+        Args:
+            held: the tensor and its places in the model.
+            site: the place that decides.
+
+        Returns:
+            A sentence; "" if it is not skipped.
+        """
         for pattern in self.patterns:
             if any(contained(pattern, place) for place in held.sites):
                 return f"skip {label(pattern)} keeps it plain"

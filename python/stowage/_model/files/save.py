@@ -38,10 +38,23 @@ T = TypeVar("T")
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers as plain tensors under the names that files use
-    (docs/formats.md), tied ones once. They share the model's memory. Any writer of safetensors
-    takes them, `save_pretrained(..., state_dict=stowage.state_dict(model))` too. Where weights are
-    spread over processes, all must call it, and each gets the whole of them."""
+    """Parameters and persistent buffers as plain tensors under the names that files use.
+
+    Any writer of safetensors takes them, `save_pretrained(...,
+    state_dict=stowage.state_dict(model))` too (docs/formats.md has the names). Where weights are
+    spread over processes, all must call it, and each gets the whole of them.
+
+    Args:
+        model: any module.
+
+    Returns:
+        Names to tensors, tied ones once. They share the model's memory.
+
+    Example:
+        >>> stowage.stow(model, "int8:row")
+        >>> sorted(name for name in stowage.state_dict(model) if name.startswith("0."))
+        ['0.bias', '0.weight', '0.weight_scale']
+    """
     every = together(in_rows(model))
     flat = _flat(every)
     rest = ((held.name, held.tensor) for held in every if _is_declared(held))
@@ -65,20 +78,38 @@ def save(
     metadata: Mapping[str, str] | None = None,
     checksums: bool = True,
 ) -> Path:
-    """Writes every parameter and persistent buffer to `folder`/model.safetensors, or with
-    `shard_bytes` to several files and an index; returns the path of the file or index. The files
-    appear whole or not at all, and replace an earlier save. Where weights rest, the config.json of
-    a model of transformers or diffusers is written too, and says so; tokenizer files are yours.
+    """Writes every parameter and persistent buffer to safetensors files.
 
-    With `dtype` (f64, f32, bf16, f16) real values are written instead of codes: every floating
-    tensor in that dtype, except what the model wants in fp32, under the file names of transformers
-    or diffusers and with the model's configuration, so that their `from_pretrained` opens the
-    folder. Weights are dequantized one by one: the peak is the largest of them.
+    The files appear whole or not at all, and replace an earlier save. Where weights rest, the
+    config.json of a model of transformers or diffusers is written too, and says so; tokenizer files
+    are yours. Where weights are spread over processes (docs/sharding.md), all must call it; the
+    first writes.
 
-    Where weights are spread over processes (docs/sharding.md), all must call it; the first writes.
+    Args:
+        model: any module.
+        folder: gets `model.safetensors`, or several files and an index; it is made if it is not
+            there.
+        dtype: f64, f32, bf16 or f16: real values are written instead of codes, every floating
+            tensor in that dtype, except what the model wants in fp32, under the file names of
+            transformers or diffusers and with the model's configuration, so that their
+            `from_pretrained` opens the folder. Weights are dequantized one by one: the peak is the
+            largest of them.
+        shard_bytes: the most bytes of a file; 0 is one file.
+        metadata: more texts for the header of the file.
+        checksums: writes one for each tensor, which `load(verify=True)` compares.
 
-    Raises InvalidArgument for tensors that have no values or no place in a safetensors file, and
-    FileError (an OSError) when the disk is full or not writable."""
+    Returns:
+        The path of the file or of the index.
+
+    Raises:
+        InvalidArgument: tensors that have no values or no place in a safetensors file.
+        FileError: the disk is full or not writable.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> stowage.save(model, "packed").name
+        'model.safetensors'
+    """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     if dtype is not None:

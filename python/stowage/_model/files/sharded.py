@@ -37,11 +37,21 @@ MANIFEST = "stowage.manifest"
 
 
 def check(model: nn.Module) -> None:
-    """Whether `model` can work as it is spread. All processes must call it.
+    """Checks that `model` can work as it is spread. All processes must call it.
 
-    Raises InvalidArgument, the same in each process, where `reshard_after_forward` is an int, where
-    a weight that was stowed is spread as plain values, or where one rests in another form, shape or
-    with other shared parts than in process 0."""
+    Args:
+        model: a module after `fully_shard` or `parallelize_module`.
+
+    Raises:
+        InvalidArgument: the same in each process, where `reshard_after_forward` is an int, where a
+            weight that was stowed is spread as plain values, or where one rests in another form,
+            shape or with other shared parts than in process 0.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.sharding.check(model)
+    """
     mine = {name: _facts(tensor) for name, tensor in _resting(model).items()}
     problems, every = _problems(model, mine)
     for rank, facts in enumerate(every):
@@ -86,14 +96,29 @@ def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
 
 
 def state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers as plain tensors and DTensors of plain tensors, which
-    `torch.distributed.checkpoint` saves, and loads with any number of processes.
+    """Parameters and persistent buffers as plain tensors and DTensors of plain tensors.
 
-    A resting weight `w` becomes `w.records`, uint8 [rows, length], and one tensor for each part
-    that its rows share, such as `w.nested_map`. `stowage.manifest` says in JSON what rests how.
-    Where a weight is spread its tensors are the model's own memory, but for weights whose columns
-    tensor parallelism has cut: the records of their whole rows are put together here.
-    Raises InvalidArgument where a weight that was stowed is spread as plain values."""
+    `torch.distributed.checkpoint` saves them, and loads them with any number of processes. Where a
+    weight is spread its tensors are the model's own memory, but for weights whose columns tensor
+    parallelism has cut: the records of their whole rows are put together here.
+
+    Args:
+        model: a module after `fully_shard` or `parallelize_module`.
+
+    Returns:
+        Names to tensors. A resting weight `w` becomes `w.records`, uint8 [rows, length], and one
+        tensor for each part that its rows share, such as `w.nested_map`; `stowage.manifest` says in
+        JSON what rests how.
+
+    Raises:
+        InvalidArgument: a weight that was stowed is spread as plain values.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.sharding.state_dict(model)["0.weight.records"].shape  # codes and a scale
+        torch.Size([64, 36])
+    """
     reshard(model)
     raise_problems("stowage.sharding.state_dict", widened(model))
     state: dict[str, Tensor] = {}
@@ -163,19 +188,41 @@ def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes call it.
+    """Writes `state_dict(model)` with `torch.distributed.checkpoint`. All processes must call it.
 
-    Raises InvalidArgument, the same in each process, where `check` would say of one that it cannot
-    work. Processes may hold different models."""
+    Args:
+        model: a module after `fully_shard` or `parallelize_module`.
+        folder: of the checkpoint.
+
+    Raises:
+        InvalidArgument: the same in each process, where `check` would say of one that it cannot
+            work. Processes may hold different models.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.sharding.save(model, "checkpoint")
+    """
     raise_problems("stowage.sharding.save", _problems(model)[0])
     write_state(state_dict(model), checkpoint_id=folder)
 
 
 def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Fills `model` from what `save` wrote, with any number of processes. All of them call it.
+    """Fills `model` from what `save` wrote, with any number of processes. All of them must call it.
 
-    Raises BadFile, naming each tensor, where storage, shape or dtype differ; nothing is changed
-    then. Compute dtypes of weights that rest may differ: the model's stay."""
+    Args:
+        model: a module that is spread as it is to be; its compute dtypes stay.
+        folder: of the checkpoint.
+
+    Raises:
+        BadFile: names each tensor whose storage, shape or dtype differs; nothing is changed then.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.sharding.save(model, "checkpoint")
+        >>> stowage.sharding.load(model, "checkpoint")
+    """
     state = state_dict(model)
     del state[MANIFEST]
     _check_checkpoint(model, state, folder)

@@ -19,8 +19,16 @@ from stowage._ops.errors import FileError, translated
 
 @dataclass(frozen=True)
 class Row:
-    """One weight. Errors are None where the values it was made from were not at hand, or where the
-    weight has been written since."""
+    """One weight of a report, by its name: `report["layer.weight"]`.
+
+    Errors are None where the values it was made from were not at hand, or where the weight has been
+    written since.
+
+    Example:
+        >>> row = stowage.stow(model, "int8:row")["0.weight"]
+        >>> row.storage, row.rest_bytes, row.logical_bytes
+        ('int8:row', 4352, 16384)
+    """
 
     name: str
     also: tuple[str, ...]  # further names of a tied weight
@@ -51,8 +59,16 @@ Row.__module__ = "stowage._model.rows"  # pickles name it
 
 @dataclass(frozen=True)
 class Report:
-    """One row for each parameter, and each buffer that rests or was asked to; totals. `str()` is a
-    table; `to_json()` has every field."""
+    """What `stow`, `report` and others tell of a model: one row for each parameter, and totals.
+
+    Buffers that rest or were asked to have a row too. `str()` is a table; `to_json()` has every
+    field.
+
+    Example:
+        >>> report = stowage.stow(model, "int8:row")
+        >>> len(report.rows), len(report.stowed), report.stowed_bytes
+        (4, 2, 8704)
+    """
 
     rows: tuple[Row, ...]
     buffer_bytes: int
@@ -62,10 +78,12 @@ class Report:
 
     @property
     def stowed(self) -> tuple[Row, ...]:
+        """The rows of weights that rest."""
         return tuple(row for row in self.rows if row.storage is not None)
 
     @property
     def plain(self) -> tuple[Row, ...]:
+        """The rows of all others."""
         return tuple(row for row in self.rows if row.storage is None)
 
     @property
@@ -105,6 +123,11 @@ class Report:
         raise KeyError(f"stowage.Report: no parameter is named {name!r}")
 
     def to_json(self) -> str:
+        """The report as JSON.
+
+        Returns:
+            Totals, and every field of every row.
+        """
         totals = {
             "parameters": len(self.rows),
             "stowed": len(self.stowed),
@@ -127,10 +150,16 @@ class Report:
         plan: Planned | None = None,
         measured: Figures | Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes one page, without any other resource: bytes by storage, kind and tier, and every
-        row; with a plan of the model memory over the pass, and what passes took (as
-        `stowage.measured` gives it) beside what was predicted. Raises FileError where it cannot be
-        written."""
+        """Writes a page that needs no other: bytes by storage, kind and tier, and every row.
+
+        Args:
+            path: the file.
+            plan: of the model: memory over the pass is shown too.
+            measured: what `stowage.measured` gave, shown beside what the plan predicted.
+
+        Raises:
+            FileError: it cannot be written.
+        """
         document = {
             "stowage_report": 1,
             "model": self.model,

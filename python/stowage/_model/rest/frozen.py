@@ -27,14 +27,31 @@ def frozen_linear(
     *,
     exact: bool = False,
 ) -> nn.Linear:
-    """An nn.Linear whose weight rests and whose parameters are frozen; no float copy of the weight
-    is ever held, only a block of rows of about 2^20 values.
+    """An nn.Linear that rests from the start: no float copy of its weight is ever held.
 
-    On the CPU the values are those of `stowage.quantize(nn.Linear(...).weight, storage)` and of its
-    bias after the same seed, bit for bit; other devices draw from the same distribution. On "meta"
-    nothing is drawn: `to_empty` and `load_state_dict` fill it. `dtype` is the compute dtype
-    (default: torch's), `exact` is that of `stowage.quantize`. Raises InvalidArgument for an unknown
-    storage, and for sizes that nf4:torchao cannot hold.
+    Only a block of rows, about 2^20 values, is plain at a time. On the CPU the values are those of
+    `stowage.quantize(nn.Linear(...).weight, storage)` and of its bias after the same seed, bit for
+    bit; other devices draw from the same distribution. The parameters are frozen.
+
+    Args:
+        in_features: columns of the weight.
+        out_features: rows of the weight.
+        storage: how the weight rests.
+        bias: whether there is one; it stays plain.
+        device: where; on "meta" nothing is drawn, `to_empty` and `load_state_dict` fill it.
+        dtype: the compute dtype; without, torch's default.
+        exact: as in `stowage.quantize`.
+
+    Returns:
+        The layer.
+
+    Raises:
+        InvalidArgument: an unknown storage, or sizes that the storage cannot hold.
+
+    Example:
+        >>> layer = stowage.frozen_linear(4096, 512, "nf4", bias=False)
+        >>> stowage.nbytes(layer) / layer.weight.numel()  # half a byte, and a scale for 64 values
+        0.5625
     """
     layer = nn.Linear(in_features, out_features, bias, device="meta", dtype=dtype)
     kind = Storage(storage).for_values(layer.weight.dtype)

@@ -121,9 +121,22 @@ def forget_master(every: Sequence[Held]) -> None:
 
 
 def drop_master(model: nn.Module) -> int:
-    """Frees the exact values that `stow(..., keep_master=...)` kept for the weights of `model`,
-    files included; returns their bytes. The weights rest on; `unstow` then dequantizes them. Those
-    that a deep copy of the model shares stay with the copy."""
+    """Frees the exact values that `stow(..., keep_master=...)` kept for `model`, files included.
+
+    The weights rest on; `unstow` then dequantizes them. Masters that a deep copy of the model
+    shares stay with the copy.
+
+    Args:
+        model: a module whose weights have masters.
+
+    Returns:
+        The bytes that were freed, in memory and on the disk.
+
+    Example:
+        >>> stowage.stow(model, "int8", keep_master="ram")
+        >>> stowage.drop_master(model)  # two weights of 64 x 64 in fp32
+        32768
+    """
     every = Inventory(model).every
     freed = {id(m.kept): m.kept.nbytes for held in every if (m := master_of(held)) is not None}
     for module in model.modules():

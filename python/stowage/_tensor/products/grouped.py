@@ -31,12 +31,27 @@ def grouped_linear(
     offsets: Tensor | Sequence[int],
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Rows of `x` [S, K], sorted by expert, each times its expert's matrix of `weight` [E, O, K].
+    """Rows of `x`, sorted by expert, each times its expert's matrix.
 
-    `offsets` [E]: where each expert's rows end, ascending, as torch's grouped_mm takes them; rows
-    behind the last end are zeros in the result [S, O]. `bias` [E, O] is added by expert. The values
-    and gradients are those of F.linear with each expert. Raises InvalidArgument (a ValueError) for
-    shapes and dtypes that do not fit. In compiled graphs F.grouped_mm is the form.
+    The values and gradients are those of F.linear with each expert. In compiled graphs F.grouped_mm
+    is the form.
+
+    Args:
+        x: [S, K], in the dtype of `weight`.
+        weight: [E, O, K], at rest or plain.
+        offsets: [E]: where each expert's rows end, ascending, as torch's grouped_mm takes them.
+        bias: [E, O], added by expert.
+
+    Returns:
+        [S, O]; rows behind the last end are zeros.
+
+    Raises:
+        InvalidArgument: shapes, dtypes or ends that do not fit.
+
+    Example:
+        >>> experts = stowage.quantize(torch.randn(2, 16, 64), "int8:row2")
+        >>> stowage.grouped_linear(torch.randn(5, 64), experts, [2, 5]).shape
+        torch.Size([5, 16])
     """
     where = "stowage.grouped_linear"
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[2]:

@@ -30,7 +30,12 @@ _EVERY = 0.005  # seconds between two looks at the process's memory
 
 @dataclass
 class Measured:
-    """What the passes of a block took; complete when the block ends."""
+    """What passes took, as `stowage.measured` gives it; complete when its block ends.
+
+    Example:
+        >>> stowage.Measured(passes=[0.5, 0.25, 1.0]).seconds  # the median
+        0.5
+    """
 
     passes: list[float] = field(default_factory=list)  #: seconds of each
     peak: dict[str, int] = field(default_factory=dict)  #: bytes of weights at most, by tier
@@ -44,7 +49,11 @@ class Measured:
         return statistics.median(self.passes) if self.passes else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Keys as `Plan.html`, `Plan.compare` and `stowage report --measured` take them."""
+        """All of it, as `Plan.html`, `Plan.compare` and `stowage report --measured` take it.
+
+        Returns:
+            Names to figures.
+        """
         return {
             "seconds": self.seconds,
             "peak": self.peak,
@@ -55,7 +64,14 @@ class Measured:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the figures as JSON. Raises FileError where that cannot be."""
+        """Writes the figures as JSON.
+
+        Args:
+            path: the file.
+
+        Raises:
+            FileError: it cannot be written.
+        """
         try:
             Path(path).write_text(json.dumps(self.figures(), indent=1), encoding="utf-8")
         except OSError as error:
@@ -77,15 +93,28 @@ def figures_of(given: Measured | Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def measured(model: nn.Module) -> Iterator[Measured]:
-    """Counts the forward passes of an offloaded model in the block, and what each took: seconds,
-    bytes over each link, seconds waited, and the most bytes of weights that each tier held.
+    """Counts the forward passes of an offloaded model in the block, and what each took.
 
-    `peak` is what engine and devices held at most since `offload` or `load`, and the weights that
-    stay beside; tiles and activations are not in it. `process` is by how much the process grew in
-    the block at most, everything in it. A device is waited for at the end of each pass. The first
-    pass after `offload` reads more than later ones, and learns the order: run one before.
+    The first pass after `offload` reads more than later ones, and learns the order: run one before.
+    A device is waited for at the end of each pass.
 
-    Raises InvalidArgument for a model that is not offloaded.
+    Args:
+        model: a module that is offloaded.
+
+    Returns:
+        A context manager that gives a `Measured`, complete when the block ends. Its `peak` is what
+        engine and devices held at most since `offload` or `load`, and the weights that stay beside;
+        tiles and activations are not in it.
+
+    Raises:
+        InvalidArgument: the model is not offloaded.
+
+    Example:
+        >>> stowage.offload(model, ram="64KiB", folder="weights")
+        >>> with stowage.measured(model) as took:
+        ...     y = model(x)
+        >>> len(took.passes)
+        1
     """
     if engine_of(model) is None and devices_of(model) is None:
         raise InvalidArgument(

@@ -30,7 +30,13 @@ _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **
 
 @dataclass(frozen=True)
 class Unit:
-    """A weight with its scales, or a plain tensor, and its place in a plan."""
+    """A weight with its scales, or a plain tensor, in a plan: an item of `Plan.units`.
+
+    Example:
+        >>> plan = stowage.plan(model, ram="1MiB", links=links)
+        >>> plan.units[0].name, plan.units[0].tier
+        ('0.weight', 'ram')
+    """
 
     name: str
     storage: str
@@ -46,7 +52,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a pass takes. `peak`: tier to bytes; `bytes`: "disk->ram", "ram->cuda:0" to bytes."""
+    """What a pass takes by a plan: `Plan.predicted`, whose `peak` is by tier, `bytes` by link.
+
+    Example:
+        >>> stowage.plan(model, ram="1MiB", links=links).predicted.peak["ram"] < 1 << 20
+        True
+    """
 
     seconds: float
     peak: dict[str, int]
@@ -55,8 +66,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a plan predicted beside what a pass took, in seconds; `str()` says it in a sentence, and
-    where it is off by more than 15 % what most likely differs."""
+    """What a plan predicted beside what a pass took, in seconds: `Plan.compare` gives it.
+
+    `str()` says it in a sentence, and where it is off by more than 15 % what most likely differs.
+
+    Example:
+        >>> round(stowage.Comparison(predicted=2.0, measured=2.2, text="").off, 2)
+        0.1
+    """
 
     predicted: float
     measured: float
@@ -75,6 +92,18 @@ class Plan:
     """Which weight rests where: made by `stowage.plan`, written by `save`, read by `Plan.load`.
 
     `print(plan)` shows the limits, what is predicted, and each weight with its reason.
+
+    Args:
+        text: JSON as docs/planning.md has it.
+        where: what an error calls it.
+
+    Raises:
+        BadFile: the text is no plan.
+
+    Example:
+        >>> stowage.plan(model, ram="1MiB", links=links).save("plan.json")
+        >>> stowage.Plan.load("plan.json").units[0].storage
+        'f32'
     """
 
     def __init__(self, text: str, where: str = "plan") -> None:
@@ -90,6 +119,7 @@ class Plan:
 
     @cached_property
     def predicted(self) -> Predicted:
+        """What a pass takes."""
         facts = self.facts["predicted"]
         return Predicted(facts["seconds"], facts["peak"], facts["bytes"])
 
@@ -104,17 +134,36 @@ class Plan:
         return dict(self.facts["ring"])
 
     def names(self, tier: str) -> list[str]:
-        """The weights that rest in a tier, in order of use; small ones that stay are not named."""
+        """The weights that rest in a tier, in order of use; small ones that stay are not named.
+
+        Args:
+            tier: "disk", "ram" or an accelerator.
+
+        Returns:
+            Names of parameters.
+        """
         return [unit.name for unit in self.units if unit.tier == tier and not unit.stays]
 
     def device_map(self) -> dict[str, str]:
-        """Modules and weights to tiers: a module stands for all of its weights where they rest in
-        one tier."""
+        """Which module or weight rests in which tier.
+
+        Returns:
+            Names to tiers; a module stands for all of its weights where they rest in one tier.
+        """
         return collapsed({unit.name: unit.tier for unit in self.units})
 
     def within(self, ram: Size) -> Plan:
-        """The plan for the same weights and machine within another limit of RAM. Raises
-        InvalidArgument where there is none."""
+        """The plan for the same weights and machine within another limit of RAM.
+
+        Args:
+            ram: bytes, or a text such as "2GiB".
+
+        Returns:
+            Another plan.
+
+        Raises:
+            InvalidArgument: no plan keeps that limit.
+        """
         facts, model = self.facts, self.facts["model"]
         request = {
             "path": None,
@@ -133,13 +182,22 @@ class Plan:
         return Plan(_called(library.plan_make, json.dumps(request), links))
 
     def check(self, source: Source) -> None:
-        """Raises InvalidArgument, naming the difference, unless `source` (a model, or the path of
-        one) has the weights that the plan was made for, resting as it says."""
+        """Checks that a model has the weights that the plan was made for, resting as it says.
+
+        Args:
+            source: a model, or the path of one.
+
+        Raises:
+            InvalidArgument: names the difference.
+        """
         _called(library.plan_check, self._text, json.dumps(_described(source)))
 
     def check_machine(self) -> None:
-        """Raises InvalidArgument, naming both, unless the plan's rates are those of this machine:
-        its CPU, cores, memory and kernel."""
+        """Checks that the plan's rates are of this machine: its CPU, cores, memory and kernel.
+
+        Raises:
+            InvalidArgument: names both machines.
+        """
         planned, here = str(self.facts["machine"]["key"]), machine_key()
         if planned != here:
             raise InvalidArgument(
@@ -147,11 +205,30 @@ class Plan:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON.
+
+        Args:
+            path: the file.
+
+        Raises:
+            FileError: it cannot be written.
+        """
         _write(path, self._text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Raises BadFile for what is no plan of this version, FileError where it cannot be read."""
+        """Reads what `save` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The plan.
+
+        Raises:
+            BadFile: it holds no plan of this version.
+            FileError: it cannot be read.
+        """
         try:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -167,24 +244,47 @@ class Plan:
         bytes: Mapping[str, int] | None = None,
         measured: Measured | Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes one page, without any other resource: memory over the pass, bytes by tier and by
-        storage. What was measured (`seconds` of a pass, `peak` by tier, `bytes` by link, or all of
-        it as `stowage.measured` gave it) is shown beside what was predicted."""
+        """Writes a page that needs no other: memory over the pass, bytes by tier and storage.
+
+        What was measured is shown beside what was predicted.
+
+        Args:
+            path: the file.
+            seconds: of a pass.
+            peak: tier to bytes.
+            bytes: link to bytes.
+            measured: all of it, as `stowage.measured` gave it, instead of the three.
+
+        Raises:
+            FileError: it cannot be written.
+        """
         given = {"seconds": seconds, "peak": dict(peak or {}), "bytes": dict(bytes or {})}
         figures = given if measured is None else figures_of(measured)
         _write(path, _called(library.plan_html, self._text, json.dumps(figures)))
 
     def compare(self, measured: Measured | Mapping[str, Any]) -> Comparison:
-        """Beside what a pass took: `stowage.measured`'s, or its figures ("seconds", and what is
-        known of "peak", "bytes" and "stall"). Changes nothing.
+        """Compares the plan with what a pass took. Changes nothing.
 
-        Raises InvalidArgument where no pass was measured.
+        Args:
+            measured: what `stowage.measured` gave, or its figures ("seconds", and what is known of
+                "peak", "bytes" and "stall").
+
+        Returns:
+            Both, in seconds and in words.
+
+        Raises:
+            InvalidArgument: no pass was measured.
         """
         figures = figures_of(measured)
         text = _called(library.plan_compare, self._text, json.dumps(figures))
         return Comparison(self.predicted.seconds, float(figures["seconds"]), text)
 
     def to_json(self) -> str:
+        """The plan as JSON.
+
+        Returns:
+            What `save` writes.
+        """
         return self._text
 
     def __str__(self) -> str:
@@ -214,20 +314,38 @@ def plan(
     links: Mapping[str, Any] | None = None,
     folder: str | os.PathLike[str] = ".",
 ) -> Plan:
-    """Which weight of a model, or of the files at a path, rests in which tier so that a pass takes
-    the least time within `ram` ("4GiB") and the `accelerator`'s bytes ("8GiB" of the first one, or
-    a mapping by name). Nothing is read but sizes; the model may be on the meta device.
+    """Plans which weight rests in which tier, for the fastest pass within given bytes.
 
-    `storage` plans as if what `pack` takes rested so. A pass has `rows` rows of x (tokens), and
-    `activations` bytes beside the weights, where the work is. `order` names weights in their order
-    of use; without it that of a model's modules, or of a file's names as people count them. `uses`
-    gives globs a number of uses in a pass (cold experts 0.05; an embedding that is named is used
-    whole). `works_on_cpu=False` multiplies on accelerators only. `links`: rates as
-    `measured_links` gives them; without, those of this machine, measured once. `folder`: on the
-    disk that a model's weights will rest on; it may be new.
+    Nothing is read but sizes; the model may be on the meta device.
 
-    Raises InvalidArgument where no plan keeps the limits, naming the three largest terms and the
-    number that would do; BadFile and FileError for a path that is no model.
+    Args:
+        model_or_path: a model, or the path of its files.
+        ram: bytes of memory, or a text such as "4GiB".
+        accelerator: bytes on the first accelerator, or a mapping of accelerators to bytes.
+        storage: plans as if what `stowage pack` takes rested so.
+        rows: rows of x (tokens) in a pass.
+        activations: bytes beside the weights, where the work is.
+        order: names of weights in their order of use; without, that of a model's modules, or of a
+            file's names as people count them.
+        uses: globs to a number of uses in a pass (cold experts 0.05); an embedding that is named is
+            used whole.
+        works_on_cpu: whether the CPU may multiply too.
+        links: rates as `measured_links` gives them; without, those of this machine, measured once.
+        folder: on the disk that a model's weights will rest on; it may be new.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidArgument: no plan keeps the limits; names the three largest terms and the number that
+            would do.
+        BadFile: the path holds no model.
+        FileError: the path cannot be read.
+
+    Example:
+        >>> plan = stowage.plan(model, ram="1MiB", links=links)
+        >>> plan.device_map()  # "": the whole model
+        {'': 'ram'}
     """
     described = _described(model_or_path)
     on_disk = described["path"] or _there(Path(folder))
@@ -246,13 +364,36 @@ def plan(
 
 
 def machine_key() -> str:
-    """CPU, cores, memory and kernel of this machine, in words."""
+    """Names this machine, for plans that are made for one.
+
+    Returns:
+        CPU, cores, memory and kernel, in words.
+
+    Example:
+        >>> from stowage.planning import machine_key
+        >>> machine_key() == machine_key()
+        True
+    """
     return _called(library.machine_key)
 
 
 def measured_links(path: str | os.PathLike[str] = ".", *, anew: bool = False) -> dict[str, Any]:
-    """What this machine, and the disk that `path` lies on, move and multiply: bytes per second. It
-    is measured once, for some seconds, and kept (docs/env.md); `anew` measures in any case."""
+    """What this machine, and the disk that `path` lies on, move and multiply: bytes per second.
+
+    It is measured once, for some seconds, and kept (docs/env.md).
+
+    Args:
+        path: a folder on the disk in question.
+        anew: measures in any case.
+
+    Returns:
+        Names of links to rates, and "key", the machine.
+
+    Example:
+        >>> links = stowage.measured_links()
+        >>> links["disk"] > 0  # bytes per second
+        True
+    """
     rates: dict[str, Any] = json.loads(_called(library.links_measure, os.fspath(path), anew))
     return rates
 

@@ -32,16 +32,31 @@ from stowage.integrations.peft.base import (
 )
 from stowage.integrations.peft.merger import How, merge_layer
 
+__all__ = ["adapting", "merge", "merge_and_unload", "merging", "unmerge"]
+
 Folder = str | os.PathLike[str] | None
 
 
 @contextmanager
 def adapting() -> Iterator[None]:
-    """Inside, the copies that PEFT makes of `modules_to_save` are plain and can be trained, also
-    where the module rests; the original rests on. Without it such a copy rests as well and
-    refuses to be trained. For `get_peft_model`, `from_pretrained`,
-    `load_adapter` and `add_adapter`; needed only where a rule stowed a head, since the defaults
-    leave heads plain."""
+    """Lets the copies that PEFT makes of `modules_to_save` be plain, so that they can be trained.
+
+    The original rests on. Without it such a copy rests as well and refuses to be trained. For
+    `get_peft_model`, `from_pretrained`, `load_adapter` and `add_adapter`; needed only where a rule
+    stowed a head, since the defaults leave heads plain.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> from stowage.integrations.peft import adapting
+        >>> config = peft.LoraConfig(target_modules=["0"], modules_to_save=["2"], r=4)
+        >>> stowage.stow(base, "nf4")
+        >>> with adapting():
+        ...     model = peft.get_peft_model(base, config)
+        >>> model.base_model.model[2].modules_to_save["default"].weight.requires_grad
+        True
+    """
 
     def made(parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if isinstance(parent, nn.ModuleDict) and child is not None:
@@ -88,19 +103,40 @@ def merge(
     folder: Folder = None,
     safe_merge: bool = False,
 ) -> list[str]:
-    """Merges adapters (default: the active ones) into the base weights of `model`, in place;
-    returns the names of the layers that changed. `stowage.report(model)` then has the error of each
-    merged weight against the exact sum.
+    """Merges adapters into the base weights of `model`, in place, with one rounding.
 
     Each resting weight is dequantized to fp32, PEFT adds the deltas of all adapters, and the sum is
-    quantized whole to the weight's storage, once. `rounding="stochastic"` takes either neighbour of
-    a value, the nearer one more often (`_ops/numbers/stochastic.py`); a `seed` fixes the bytes.
-    `keep` says where the codes and scales from before wait until `unmerge`: "ram", "disk" (a file
-    in `folder`, or in a temporary folder) or None, nowhere. While they are kept, PEFT's own
+    quantized whole to the weight's storage, once. `stowage.report(model)` then has the error of
+    each merged weight against the exact sum. While the codes from before are kept, PEFT's own
     `unmerge_adapter()` and forwards with disabled adapters restore them exactly too.
 
-    Raises InvalidArgument for values that are not finite, FileError, and what PEFT raises; the
-    model is then as it was."""
+    Args:
+        model: a model with adapters.
+        adapter_names: which; without, the active ones.
+        rounding: "nearest", or "stochastic": either neighbour of a value, the nearer one more
+            often.
+        seed: fixes the bytes of stochastic rounding.
+        keep: where the codes and scales from before wait until `unmerge`: "ram", "disk" or None,
+            nowhere.
+        folder: of their file; without, a temporary one.
+        safe_merge: PEFT's own check of the sums.
+
+    Returns:
+        The names of the layers that changed.
+
+    Raises:
+        InvalidArgument: arguments that do not go together, or values that are not finite; the model
+            is then as it was, as after FileError and what PEFT raises.
+
+    Example:
+        >>> from stowage.integrations.peft import merge, unmerge
+        >>> stowage.stow(base, "nf4")
+        >>> model = peft.get_peft_model(base, config)
+        >>> len(merge(model))
+        2
+        >>> len(unmerge(model))
+        2
+    """
     how, layers = _how(rounding, seed, keep, folder), _layers(model)
     _check_allowed(model)
     done: dict[str, Callable[[], None]] = {}
@@ -125,11 +161,29 @@ def merge(
 
 
 def unmerge(model: nn.Module) -> list[str]:
-    """Takes the adapters that `merge` merged out of `model`; the codes and scales are those from
-    before, bit for bit, and so are plain weights and biases. Returns the names of the layers.
+    """Takes the adapters that `merge` merged out of `model`.
 
-    Raises InvalidArgument where a weight was written since, or where nothing was kept, and BadFile
-    where the kept file was damaged; nothing is changed then."""
+    The codes and scales are those from before, bit for bit, and so are plain weights and biases.
+
+    Args:
+        model: a model whose adapters were merged.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        InvalidArgument: a weight was written since, or nothing was kept; nothing is changed then.
+        BadFile: the kept file was damaged; nothing is changed then.
+
+    Example:
+        >>> from stowage.integrations.peft import merge, unmerge
+        >>> stowage.stow(base, "nf4")
+        >>> codes = base[0].weight.parts["codes"].clone()
+        >>> model = peft.get_peft_model(base, config)
+        >>> merge(model), unmerge(model)
+        >>> torch.equal(model.base_model.model[0].base_layer.weight.parts["codes"], codes)
+        True
+    """
     layers = _layers(model)
     merged = {name: layer for name, layer in layers.items() if layer.merged}
     lost = [name for name, layer in merged.items() if record_of(layer) is None]
@@ -157,8 +211,28 @@ def merge_and_unload(
     seed: int = 0,
     safe_merge: bool = False,
 ) -> nn.Module:
-    """`merge` for good, then PEFT's `unload`: the base model with its weights at rest, without
-    adapters. Adapters that are merged already stay merged."""
+    """`merge` for good, then PEFT's `unload`: the base model with its weights at rest.
+
+    Args:
+        model: a model with adapters; those that are merged already stay merged.
+        adapter_names: as in `merge`.
+        rounding: as in `merge`.
+        seed: as in `merge`.
+        safe_merge: as in `merge`.
+
+    Returns:
+        The base model, without adapters.
+
+    Raises:
+        InvalidArgument: as `merge`.
+
+    Example:
+        >>> from stowage.integrations.peft import merge_and_unload
+        >>> stowage.stow(base, "nf4")
+        >>> merged = merge_and_unload(peft.get_peft_model(base, config))
+        >>> type(merged[0]).__name__, merged[0].weight.storage
+        ('Linear', 'nf4:block64')
+    """
     merge(model, adapter_names, rounding=rounding, seed=seed, keep=None, safe_merge=safe_merge)
     for layer in _layers(model).values():
         set_record(layer, None)
@@ -175,8 +249,30 @@ def merging(
     keep: str | None = "ram",
     folder: Folder = None,
 ) -> Iterator[None]:
-    """Inside, PEFT's own `merge_adapter` and `merge_and_unload` of this model merge layer by layer
-    as `merge` does; no class is patched. What was merged can be taken out at any time later."""
+    """Lets PEFT's own `merge_adapter` and `merge_and_unload` merge as `merge` does.
+
+    They go layer by layer; no class is patched. What was merged can be taken out at any time later.
+
+    Args:
+        model: a model with adapters.
+        rounding: as in `merge`.
+        seed: as in `merge`.
+        keep: as in `merge`.
+        folder: as in `merge`.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InvalidArgument: arguments that do not go together.
+
+    Example:
+        >>> from stowage.integrations.peft import merging
+        >>> stowage.stow(base, "nf4")
+        >>> model = peft.get_peft_model(base, config)
+        >>> with merging(model):
+        ...     model.merge_adapter()
+    """
     how, layers = _how(rounding, seed, keep, folder), _layers(model)
     for name, layer in layers.items():
         layer.__dict__["merge"] = partial(_merge_one, name, layer, how, keep is None)

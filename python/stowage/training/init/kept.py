@@ -30,34 +30,92 @@ def _needed(parameter: Any) -> Origin:
 
 
 def init_value(parameter: Any) -> Tensor:
-    """The exact value that the weight was initialised with, [its shape] or [the local rows], in the
-    dtype of the init. As often as you like; do not write to it.
+    """The exact value that a weight was initialised with, in the dtype of the init.
 
-    Raises InvalidArgument that says what became of it, where it is not kept (any more)."""
+    As often as you like; do not write to it.
+
+    Args:
+        parameter: a weight that was made inside `quantized_init`.
+
+    Returns:
+        A tensor [its shape], or [the local rows] of a weight that is spread.
+
+    Raises:
+        InvalidArgument: it is not kept, or not any more; says what became of it.
+
+    Example:
+        >>> with stowage.training.quantized_init("int8", preserve_init=True):
+        ...     layer = nn.Linear(64, 64)
+        >>> stowage.training.init_value(layer.weight).dtype
+        torch.float32
+    """
     return _needed(parameter).get()
 
 
 def has_init_value(parameter: Any) -> bool:
-    """Whether `init_value` would give one."""
+    """Whether `init_value` would give one.
+
+    Args:
+        parameter: any tensor.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> stowage.training.has_init_value(model[0].weight)
+        False
+    """
     origin = origin_of(parameter)
     return origin is not None and origin.state == KEPT
 
 
 def take_init_value(parameter: Any) -> Tensor:
-    """The same, moved out: it is the caller's own, and the weight keeps nothing. The second time
-    raises InvalidArgument."""
+    """The exact init value, moved out: it is the caller's own, and the weight keeps nothing.
+
+    Args:
+        parameter: a weight that was made inside `quantized_init`.
+
+    Returns:
+        As `init_value`.
+
+    Raises:
+        InvalidArgument: it is not kept; so says the second call.
+
+    Example:
+        >>> with stowage.training.quantized_init("int8", preserve_init=True):
+        ...     layer = nn.Linear(64, 64)
+        >>> exact = stowage.training.take_init_value(layer.weight)
+        >>> stowage.training.has_init_value(layer.weight)
+        False
+    """
     return _needed(parameter).take()
 
 
 def clear_init_value(parameter: Any) -> None:
-    """Frees it. Does nothing where there is none."""
+    """Frees the exact init value of a weight. Does nothing where there is none.
+
+    Args:
+        parameter: any tensor.
+
+    Example:
+        >>> with stowage.training.quantized_init("int8", preserve_init=True):
+        ...     layer = nn.Linear(64, 64)
+        >>> stowage.training.clear_init_value(layer.weight)
+        >>> stowage.training.has_init_value(layer.weight)
+        False
+    """
     origin = origin_of(parameter)
     if origin is not None:
         origin.clear("by clear_init_value()")
 
 
 class InitValue(NamedTuple):
-    """What is kept of one parameter."""
+    """What is kept of one parameter: an item of `init_values`.
+
+    Example:
+        >>> stowage.training.InitValue("0.weight", "kept", "ram", 16384).nbytes
+        16384
+    """
 
     name: str
     state: str  # kept, unset, absent, taken, cleared, invalid
@@ -66,7 +124,20 @@ class InitValue(NamedTuple):
 
 
 def init_values(model: nn.Module) -> list[InitValue]:
-    """One line for each parameter that was made inside `quantized_init`; tied ones once."""
+    """What is kept of each parameter that was made inside `quantized_init`; tied ones once.
+
+    Args:
+        model: any module.
+
+    Returns:
+        One item for each.
+
+    Example:
+        >>> with stowage.training.quantized_init("int8", preserve_init=True):
+        ...     model = nn.Sequential(nn.Linear(64, 64))
+        >>> stowage.training.init_values(model)
+        [InitValue(name='0.weight', state='kept', place='ram', nbytes=16384)]
+    """
     found = []
     for name, parameter in model.named_parameters():
         origin = origin_of(parameter)

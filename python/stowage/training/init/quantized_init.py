@@ -44,22 +44,39 @@ def quantized_init(
     filter: Filter | None = None,
     exact: bool = False,
 ) -> Iterator[None]:
-    """Modules made inside rest as `storage` from the start, and stay trainable (MasterOptimizer).
+    """Modules made inside rest as `storage` from the start, and stay trainable (`MasterOptimizer`).
 
     Every in-place init inside the context works on exact values, with the random numbers that it
-    draws without the context, and the resting form is made from them. `preserve_init` keeps those
-    values, on the host: `init_value`, `take_init_value`, `clear_init_value`. They end with
-    MasterOptimizer's first step, or with `until="first_forward"` at the first forward of their
-    module. `budget` (bytes, or "2GiB") limits them in memory; with `spill`, a folder, what does not
-    fit goes to disk (all of it without a budget), at most `spill_budget` bytes.
-    `master_first` keeps them in fp32 on the weight's device: inits run on what becomes the master.
+    draws without the context, and the resting form is made from them. What is kept ends with
+    MasterOptimizer's first step. Other threads see no context.
 
-    By default the `weight` of every Linear, Embedding and convolution of two or more dimensions
-    rests; `filter(module, name, parameter)` decides instead, by a bool or a storage. `exact` is as
-    in `stowage.quantize`. None as a storage switches an outer context off. Other threads see none.
+    Args:
+        storage: how weights rest; None switches an outer context off.
+        preserve_init: keeps the exact values, on the host: `init_value`, `take_init_value`.
+        master_first: keeps them in fp32 on the weight's device: inits run on what becomes the
+            master.
+        until: "first_step", or "first_forward": they end at the first forward of their module.
+        budget: bytes of them in memory (an int, or "2GiB").
+        spill: a folder for what does not fit; without a budget all of it.
+        spill_budget: bytes of them in that folder.
+        filter: given a module, a name and a parameter, says whether it rests, or the storage;
+            without, the `weight` of every Linear, Embedding and convolution of two or more
+            dimensions does.
+        exact: as in `stowage.quantize`.
 
-    Raises InvalidArgument for arguments that do not go together, where the values do not fit the
-    budgets, and at its end for weights that are not finite. After any exception nothing is kept."""
+    Returns:
+        A context manager.
+
+    Raises:
+        InvalidArgument: arguments that do not go together, values that do not fit the budgets, and
+            at the end weights that are not finite. After any exception nothing is kept.
+
+    Example:
+        >>> with stowage.training.quantized_init("f8_e4m3:row"):
+        ...     layer = nn.Linear(64, 64)
+        >>> layer.weight.storage, layer.weight.requires_grad
+        ('f8_e4m3:row', True)
+    """
     if until not in UNTIL:
         raise InvalidArgument(f"quantized_init: until must be one of {UNTIL}, got {until!r}")
     keeps = preserve_init or master_first

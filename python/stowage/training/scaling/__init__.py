@@ -51,7 +51,13 @@ _MOST = 1 << 10  # strides: 131,072 wide
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is sharded and trained. Ranks are shards x copies; dtypes are torch's."""
+    """How a model is sharded and trained. Ranks are shards x copies; dtypes are torch's.
+
+    Example:
+        >>> from stowage.training.scaling import Setting
+        >>> Setting(shards=8, copies=2, compute=torch.bfloat16).reshard
+        True
+    """
 
     shards: int
     copies: int = 1  # meshes of shards that hold the same, as HSDP has them
@@ -65,8 +71,15 @@ class Setting:
 
 
 class Weight(NamedTuple):
-    """[rows, columns], columns 1 for a vector. `form` is plain, a recipe of fp8 training, or the
-    storage that a frozen weight rests in."""
+    """[rows, columns], columns 1 for a vector. Its methods count bytes of one rank in a `Setting`.
+
+    `form` is plain, a recipe of fp8 training, or the storage that a frozen weight rests in.
+
+    Example:
+        >>> from stowage.training.scaling import Setting, Weight
+        >>> Weight(4096, 4096, "int8:row").at_rest(Setting(shards=8))  # 512 of 4100 bytes
+        2099200
+    """
 
     rows: int
     columns: int
@@ -117,7 +130,13 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The weights of one `fully_shard`, in the module's order."""
+    """The weights of one `fully_shard`, in the module's order. Its methods count bytes of one rank.
+
+    Example:
+        >>> from stowage.training.scaling import Group, Setting, Weight
+        >>> Group((Weight(64, 64), Weight(64, 1))).rest(Setting(shards=2))
+        8320
+    """
 
     weights: tuple[Weight, ...]
     keep: bool = False  # stays gathered after its forward, as the outermost module does
@@ -127,6 +146,7 @@ class Group:
 
     @property
     def trained(self) -> tuple[Weight, ...]:
+        """The weights that are not frozen."""
         return tuple(w for w in self.weights if w.trained)
 
     def rest(self, setting: Setting) -> int:
@@ -214,7 +234,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Wire:
-    """Of one rank in one step: calls, and bytes that it gives to them."""
+    """What one rank gives to collectives in one step: calls, and bytes. `wire` counts it.
+
+    Example:
+        >>> from stowage.training.scaling import Group, Setting, Weight, wire
+        >>> wire([Group((Weight(64, 64),))], Setting(shards=2)).gathers
+        2
+    """
 
     gathers: int
     gathered: int
@@ -229,6 +255,7 @@ class Wire:
 
     @property
     def collectives(self) -> int:
+        """Calls of all kinds."""
         return self.gathers + self.reductions + self.scale_reductions + self.copy_reductions
 
     @property
@@ -242,7 +269,20 @@ class Wire:
 
 
 def wire(groups: Sequence[Group], setting: Setting) -> Wire:
-    """Counts of a step after the first one, which also makes the first scales."""
+    """Counts what goes over the wire in a step; the first one makes the first scales besides.
+
+    Args:
+        groups: in the order of the forward.
+        setting: how they are sharded.
+
+    Returns:
+        Calls and bytes of one rank.
+
+    Example:
+        >>> from stowage.training.scaling import Group, Setting, Weight, wire
+        >>> wire([Group((Weight(64, 64),))], Setting(shards=2)).received  # bytes
+        24576
+    """
     spread, times = setting.shards > 1, setting.micro_batches
     gathers = gathered = reductions = reduced = copied = tensor_scales = 0
     for group in groups:
@@ -272,8 +312,16 @@ def wire(groups: Sequence[Group], setting: Setting) -> Wire:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank. The first and the optimizer's last all the time; `gather` and
-    `work` are those of the largest group; `peak` is of a step, all together."""
+    """Bytes on the fullest rank, as `memory` counts them.
+
+    `rest` and `optimizer` are there all the time; `gather` and `work` are those of the largest
+    group; `peak` is of a step, all together.
+
+    Example:
+        >>> from stowage.training.scaling import Group, Setting, Weight, memory
+        >>> memory([Group((Weight(64, 64),))], Setting(shards=2)).rest
+        8192
+    """
 
     rest: int
     gather: int
@@ -284,6 +332,20 @@ class Memory:
 
 
 def memory(groups: Sequence[Group], setting: Setting) -> Memory:
+    """Counts the bytes of a step on the fullest rank.
+
+    Args:
+        groups: in the order of the forward.
+        setting: how they are sharded.
+
+    Returns:
+        Bytes by purpose, and the peak.
+
+    Example:
+        >>> from stowage.training.scaling import Group, Setting, Weight, memory
+        >>> memory([Group((Weight(64, 64),))], Setting(shards=2)).gather
+        16384
+    """
     rest = sum(group.rest(setting) for group in groups)
     optimizer = sum(group.optimizer(setting) for group in groups)
     gradient = sum(group.kept_gradients(setting) for group in groups)
@@ -355,22 +417,61 @@ def shapes(width: int) -> list[tuple[int, int]]:
 
 
 def elements(width: int, vocabulary: int) -> int:
-    """Weights of the whole decoder, norms too."""
+    """Weights of the whole decoder, norms too.
+
+    Args:
+        width: of its layers, a multiple of 128.
+        vocabulary: rows of the embedding and of the head.
+
+    Returns:
+        A number of weights.
+
+    Example:
+        >>> from stowage.training.scaling import elements
+        >>> elements(4096, 32000) / 1e9
+        7.24...
+    """
     block = sum(rows * columns for rows, columns in shapes(width)) + 2 * width
     return width // _STRIDE * block + 2 * vocabulary * width + width
 
 
 def width_of(weights: float, vocabulary: int) -> int:
-    """That of the decoder whose number of weights is nearest."""
+    """The width of the decoder whose number of weights is nearest.
+
+    Args:
+        weights: how many it is to have.
+        vocabulary: rows of the embedding and of the head.
+
+    Returns:
+        A multiple of 128.
+
+    Example:
+        >>> from stowage.training.scaling import width_of
+        >>> width_of(7e9, 32000)
+        4096
+    """
     widths = range(_STRIDE, _STRIDE * _MOST + 1, _STRIDE)
     return min(widths, key=lambda width: abs(elements(width, vocabulary) - weights))
 
 
 def decoder(width: int, vocabulary: int, form: str, adapter: int) -> list[Group]:
-    """Its groups: embedding, each block, and the last norm with the head.
+    """The groups of a decoder: embedding, each block, and the last norm with the head.
 
-    `form` is that of the linear layers of blocks. A storage freezes all weights but low-rank
-    adapters of `adapter` columns on each of these; else everything trains."""
+    Args:
+        width: of its layers, a multiple of 128; it has width / 128 blocks.
+        vocabulary: rows of the embedding and of the head.
+        form: of the linear layers of blocks. A storage freezes all weights but adapters; else
+            everything trains.
+        adapter: columns of a low-rank adapter on each of these layers.
+
+    Returns:
+        The groups in the order of the forward.
+
+    Example:
+        >>> from stowage.training.scaling import decoder
+        >>> len(decoder(256, 1000, "nf4", adapter=8))
+        4
+    """
     frozen = form != PLAIN and form not in RECIPES
     trained = not frozen
     linear = [Weight(rows, columns, form, trained) for rows, columns in shapes(width)]
