@@ -50,7 +50,6 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   const Descriptor& form = runs_.form();
   const FormatTrait& format = trait(form.codes);
   dot_ = dot_kernel(kernels.linear, form);
-  values_ = format.values.data();
   bits_ = format.bits;
   arranged_ = form.packing == Packing::high_first;
   dot_rows_ = most_dot_rows(form.scale.group);
@@ -105,7 +104,7 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
     const std::int64_t some = std::min(dot_rows_, count - done);
     const std::int64_t begin = (row + done) * columns_ + k;
     runs_.cover(begin, begin + (some - 1) * columns_ + n, [&](const Run& run) {
-      const auto* values = run.values == nullptr ? values_ : static_cast<const float*>(run.values);
+      const auto* values = static_cast<const float*>(run.values);
       dot_({run, some, columns_, n, ahead, values, to.x, to.x_stride, to.m, to.y + done,
             to.y_stride});
     });
@@ -118,7 +117,7 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
     const std::int64_t some = std::min(dot_bf16_rows_, count - done);
     const std::int64_t begin = (row + done) * columns_;
     runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
-      const auto* values = run.values == nullptr ? values_ : static_cast<const float*>(run.values);
+      const auto* values = static_cast<const float*>(run.values);
       dot_bf16_(
           {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
     });

@@ -67,8 +67,7 @@ class LinearWeight {
   std::int64_t rows_, columns_;
   Decode to_f32_;
   DotKernel dot_;
-  const float* values_;  // of a 4-bit format
-  int bits_;             // of a code
+  int bits_;  // of a code
   bool arranged_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;

@@ -13,23 +13,6 @@
 namespace stowage {
 namespace {
 
-// bitsandbytes: absmax codes, the scales of their groups, the map, the offset.
-void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
-                   float* out) noexcept {
-  const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]);
-  const auto* outers = static_cast<const float*>(kept.parts[1]);
-  const auto* map = static_cast<const float*>(kept.parts[2]);
-  const float offset = *static_cast<const float*>(kept.parts[3]);
-  for (std::int64_t b = first; b < first + n;) {
-    const float scale = outers[b / kNestedBlock];
-    const std::int64_t stop = std::min(first + n, (b / kNestedBlock + 1) * kNestedBlock);
-    for (; b < stop; ++b) {
-      const float product = map[codes[b]] * scale;
-      out[b - first] = product + offset;
-    }
-  }
-}
-
 // torchao: int8 codes, the factors of their groups, the mean.
 template <class D>
 void expand_affine(const KeptScales& kept, std::int64_t first, std::int64_t n,
@@ -73,6 +56,7 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   const Storage& storage = weight.storage();
   const Group& group = form_.scale.group;
   codes_ = static_cast<const std::uint8_t*>(weight.part(0));
+  if (const auto values = trait(form_.codes).values; values.size() == 16) values_ = values.data();
   if (group.kind == Group::Kind::none) return;
   group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
   group_ = std::max<std::int64_t>(group_, 1);
@@ -86,26 +70,14 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   }
   for (int i = 1; i < kMaxParts; ++i) kept_.parts[static_cast<std::size_t>(i - 1)] = weight.part(i);
   kept_.outer = std::max(form_.outer.group.n, 1);
-  if (form_.rounds_to != Dtype::unknown)
+  pairs_ = form_.packing == Packing::high_first ? 1 : 0;
+  rounds_ = form_.rounds_to != Dtype::unknown;
+  exact_ = form_.rounds_to == Dtype::f64;
+  if (rounds_)
     torchao::with_type(storage.scaling.type, [&]<class D>(D) {
       for (std::int64_t k = 0; k < 16; ++k)
-        values_[k] = static_cast<float>(torchao::load<D>(kept_.parts[3], k));
+        rounded_[k] = static_cast<float>(torchao::load<D>(kept_.parts[3], k));
     });
-}
-
-Run Runs::next_expanded(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept {
-  if (form_.rounds_to == Dtype::f64) return next_doubles(begin, end, room.values);
-  const Line line = line_of(begin, end);
-  const std::int64_t from = line.first / group_, last = line.first + line.n;
-  const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
-  expand_(kept_, line.scale + from, to - from, room.scales);
-  const std::int64_t skipped = from * group_;  // even, where two codes are in a byte
-  return {line.codes + (form_.packing == Packing::high_first ? skipped / 2 : skipped),
-          line.first - skipped,
-          room.scales,
-          group_,
-          std::min(last, to * group_) - line.first,
-          form_.rounds_to != Dtype::unknown ? values_ : nullptr};
 }
 
 // One block, with its 16 results.

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "base/checked.h"
+#include "format/legal.h"
 #include "kernel/dequantize.h"
 #include "stowage/descriptor.h"
 #include "stowage/weight.h"
@@ -24,6 +26,23 @@ struct KeptScales {
 using Expand = void (*)(const KeptScales& kept, std::int64_t first, std::int64_t n,
                         float* out) noexcept;
 
+/// bitsandbytes: absmax codes, the scales of their groups, the map, the offset.
+inline void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                          float* out) noexcept {
+  const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]);
+  const auto* outers = static_cast<const float*>(kept.parts[1]);
+  const auto* map = static_cast<const float*>(kept.parts[2]);
+  const float offset = *static_cast<const float*>(kept.parts[3]);
+  for (std::int64_t b = first; b < first + n;) {
+    const float scale = outers[b / kNestedBlock];
+    const std::int64_t stop = std::min(first + n, (b / kNestedBlock + 1) * kNestedBlock);
+    for (; b < stop; ++b) {
+      const float product = map[codes[b]] * scale;
+      out[b - first] = product + offset;
+    }
+  }
+}
+
 /// A view of a weight, which must outlive it.
 class Runs {
  public:
@@ -40,12 +59,12 @@ class Runs {
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (row_ == 0) {  // all of it is one run
-      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin});
+      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_});
       return;
     }
     while (begin < end) {
       const Line line = line_of(begin, end);
-      body(Run{line.codes, line.first, scales_ + line.scale, group_, line.n});
+      body(Run{line.codes, line.first, scales_ + line.scale, group_, line.n, values_});
       begin += line.n;
     }
   }
@@ -71,12 +90,24 @@ class Runs {
   void cover_expanded(std::int64_t begin, std::int64_t end, Body&& body) const {
     Expanded room;
     while (begin < end) {
-      const Run run = next_expanded(begin, end, room);
+      const Run run = exact_ ? next_doubles(begin, end, room.values)
+                             : next_expanded(line_of(begin, end), room.scales);
       body(run);
       begin += run.n;
     }
   }
-  Run next_expanded(std::int64_t begin, std::int64_t end, Expanded& room) const noexcept;
+  // Inlined into the loop: rows of few groups are runs of few scales.
+  Run next_expanded(const Line& line, float* scales) const noexcept {
+    const std::int64_t from = line.first / group_, last = line.first + line.n;
+    const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
+    if (expand_ == &expand_mapped)  // called directly: the most frequent
+      expand_mapped(kept_, line.scale + from, to - from, scales);
+    else
+      expand_(kept_, line.scale + from, to - from, scales);
+    const std::int64_t skipped = from * group_;  // even, where two codes are in a byte
+    return {line.codes + (skipped >> pairs_),         line.first - skipped,        scales, group_,
+            std::min(last, to * group_) - line.first, rounds_ ? rounded_ : values_};
+  }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
 
   Descriptor form_;
@@ -85,10 +116,14 @@ class Runs {
   KeptScales kept_;                // where they are not
   Expand expand_ = nullptr;
   std::int64_t group_ = 1;
-  std::int64_t row_ = 0;     // elements of a row where groups restart at each row; else 0
-  std::int64_t across_ = 0;  // groups of such a row
-  std::int64_t rows_ = 1;    // so many rows have the same scales
-  float values_[16];         // of nf4:torchao, but for f64
+  std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
+  std::int64_t across_ = 0;        // groups of such a row
+  std::int64_t rows_ = 1;          // so many rows have the same scales
+  int pairs_ = 0;                  // 1: two codes are in a byte
+  const float* values_ = nullptr;  // of 4-bit codes, as the format has them
+  bool rounds_ = false;            // the weight has its own:
+  bool exact_ = false;             // doubles
+  float rounded_[16];              // or these
 };
 
 }  // namespace stowage
