@@ -17,6 +17,7 @@ inline namespace v0 {
 enum class Packing : std::uint8_t {
   whole,       // each in bytes of its own, in the weight's shape
   high_first,  // two in a byte, flat over the tensor, the first in the high half
+  low_first,   // two in a byte of one row, the first in the low half; no row has an odd one
 };
 
 /// Which elements share a number.
@@ -50,6 +51,12 @@ struct Level {
 /// Whose arithmetic makes codes and scales of values (docs/numbers.md).
 enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao };
 
+/// Which power of two a scale that is kept as one takes.
+enum class PowerRule : std::uint8_t {
+  ceil,   // the least that is no smaller than amax / F: no value is beyond F
+  floor,  // 2^(floor(log2 amax) - floor(log2 F)), OCP MX 1.0: values beyond F become F
+};
+
 /// How files tell what a weight is.
 enum class FileForm : std::uint8_t {
   values,       // by the element type alone
@@ -62,6 +69,7 @@ enum class FileForm : std::uint8_t {
 enum class Extent : std::uint8_t {
   weight,  // the weight's shape
   pairs,   // [(elements + 1) / 2, 1]
+  halves,  // the weight's shape, the last size halved
   scales,  // as the group of scales says
   outers,  // one for each group of scales
   one,     // []
@@ -82,6 +90,7 @@ struct Descriptor {
   Codes codes = Codes::f32;
   Packing packing = Packing::whole;
   Codec codec = Codec::cast;
+  PowerRule powers = PowerRule::ceil;
   FileForm file = FileForm::values;
   Level scale;  // each value is multiplied by the scale of its group
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
@@ -105,9 +114,11 @@ inline bool is_value_cast(Codes codes) noexcept { return is_value_dtype(trait(co
 inline bool runs_across_rows(const Storage& storage) {
   return describe(storage).packing == Packing::high_first;
 }
+/// Codes in a byte, where they are packed; else 1.
+inline int codes_in_a_byte(Packing packing) noexcept { return packing == Packing::whole ? 1 : 2; }
 /// Whether codes have a byte each, in the weight's shape.
 inline bool has_byte_codes(const Storage& storage) {
-  return !runs_across_rows(storage) && !is_value_cast(storage.codes);
+  return describe(storage).packing == Packing::whole && !is_value_cast(storage.codes);
 }
 
 }  // namespace v0

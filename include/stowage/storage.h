@@ -82,8 +82,9 @@ enum class Dialect : std::uint8_t { standard, torchao };
 enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values, e8m0 };
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
-/// 1; `block`: N consecutive elements, inside a row for 8-bit codes, flat over the tensor for
-/// 4-bit; `block2`: M rows by N columns of a matrix, less at its edges.
+/// 1; `block`: N consecutive elements, inside a row, but for the 4-bit codes of bitsandbytes and
+/// torchao, whose blocks are flat over the tensor; `block2`: M rows by N columns of a matrix, less
+/// at its edges.
 struct Scaling {
   enum class Kind : std::uint8_t { none, tensor, row, row2, block, block2 };
   Kind kind = Kind::none;
@@ -145,7 +146,8 @@ struct STOWAGE_API Layout {
   std::int64_t bytes() const noexcept;
 };
 /// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
-/// [(elements + 1) / 2, 1] with the first element in the high nibble; wider casts keep their dtype.
+/// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
+/// row, u8 [.., K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)],
 /// block2 [ceil(rows / M), ceil(K / N)]. absmax f32
 /// [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
@@ -153,8 +155,8 @@ struct STOWAGE_API Layout {
 /// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
 /// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
-/// Elements that share one scale, in flat order (row: K; tensor and none: all). 8-bit `block` is
-/// the exception: its groups restart at each row; block2: N, of one row. Throws as layout() where
+/// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
+/// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout() where
 /// no row of the table has the storage.
 STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape);
 

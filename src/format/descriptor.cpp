@@ -13,9 +13,12 @@ using enum Extent;
 constexpr Dtype kOfLevel = Dtype::unknown;
 constexpr PartRow kWhole{"codes", "", weight, Dtype::unknown};
 constexpr PartRow kPairs{"codes", "", pairs, Dtype::u8};
+constexpr PartRow kHalves{"codes", "", halves, Dtype::u8};
 
 constexpr std::array kCastParts{kWhole};
-constexpr std::array kScaledParts{kWhole, PartRow{"scale", "_scale", scales, kOfLevel}};
+constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
+constexpr std::array kScaledParts{kWhole, kScale};
+constexpr std::array kPackedParts{kHalves, kScale};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
@@ -58,7 +61,8 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
     case Kind::row2:
       return {Group::Kind::row2};
     case Kind::block:
-      return {packing == Packing::whole ? Group::Kind::along : Group::Kind::flat, scaling.block};
+      return {packing == Packing::high_first ? Group::Kind::flat : Group::Kind::along,
+              scaling.block};
     case Kind::block2:
       return {Group::Kind::block2, scaling.block, scaling.rows};
   }
@@ -78,6 +82,7 @@ Descriptor describe(const Storage& storage) {
   made.codes = storage.codes;
   made.packing = row.packing;
   made.codec = row.codec;
+  made.powers = row.powers;
   made.file = row.file;
   made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
   switch (row.codec) {
@@ -86,6 +91,7 @@ Descriptor describe(const Storage& storage) {
       break;
     case Codec::amax:
       made.parts = kScaledParts;
+      if (row.packing != Packing::whole) made.parts = kPackedParts;
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;
       made.file = FileForm::values;

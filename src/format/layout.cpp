@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a weight of a given shape is made of: names, element types, shapes and bytes of its parts.
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -35,6 +36,20 @@ Shape keep_leading(const Shape& shape, int kept) {
   return Shape(std::span<const std::int64_t>(sizes.data(), static_cast<std::size_t>(shape.rank())));
 }
 
+// Two codes in a byte: the last size halved. None has another row or another scale than the other.
+Shape halved(const Storage& storage, const Shape& shape) {
+  expect_rank(storage, shape, storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2);
+  const auto last = static_cast<std::size_t>(shape.rank() - 1);
+  std::array<std::int64_t, Shape::kMaxRank> sizes{};
+  std::ranges::copy(shape.sizes(), sizes.begin());
+  if (sizes[last] % 2 != 0)
+    throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                            " must have an even last dimension, got shape " +
+                                            to_string(shape));
+  sizes[last] /= 2;
+  return Shape(std::span<const std::int64_t>(sizes.data(), last + 1));
+}
+
 Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape) {
   switch (group.kind) {
     case Group::Kind::row:
@@ -68,6 +83,8 @@ Shape part_shape(const Descriptor& form, Extent extent, const Storage& storage,
       return shape;
     case Extent::pairs:
       return {ceil_div<std::int64_t>(shape.elements(), 2), 1};
+    case Extent::halves:
+      return halved(storage, shape);
     case Extent::scales:
       return scale_shape(form.scale.group, storage, shape);
     case Extent::outers:

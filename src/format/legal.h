@@ -8,7 +8,7 @@
 
 namespace stowage {
 
-/// N of `block<N>` for 8-bit codes: any number in this range.
+/// N of `block<N>` inside of rows: any number in this range, where codes are packed an even one.
 inline constexpr std::int32_t kMinBlock = 2, kMaxBlock = 1 << 20;
 /// N of `block<N>` for 4-bit codes: bitsandbytes' sizes, the powers of two in this range.
 inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
@@ -26,6 +26,7 @@ struct Legal {
   std::uint8_t kinds;  // bits: 1 << Scaling::Kind
   std::int32_t least_block = 0, most_block = 0;
   bool powers = false;  // blocks are powers of two
+  bool even = false;    // blocks are even
   bool nested = false;  // scales may be nested
   bool e8m0 = false;    // scales of blocks may be powers of two
   bool open = false;    // nf4:torchao: always nested, a dtype and a scaler block of its own
@@ -38,6 +39,7 @@ struct FormRow {
   Codec codec;
   FileForm file;
   Legal legal;
+  PowerRule powers = PowerRule::ceil;
 };
 const FormRow* form_row(Codes codes, Dialect dialect) noexcept;
 std::span<const FormRow> form_rows() noexcept;

@@ -113,9 +113,11 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
     default:
       break;
   }
-  if (!runs_across_rows(weight.storage())) return format.values[element<std::uint8_t>(codes, i)];
+  const Packing packing = describe(weight.storage()).packing;
+  if (packing == Packing::whole) return format.values[element<std::uint8_t>(codes, i)];
   const unsigned pair = element<std::uint8_t>(codes, i / 2);
-  return format.values[i % 2 == 0 ? pair >> 4 : pair & 15u];
+  const bool high = (i % 2 == 0) == (packing == Packing::high_first);
+  return format.values[high ? pair >> 4 : pair & 15u];
 }
 
 }  // namespace

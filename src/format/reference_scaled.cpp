@@ -88,29 +88,47 @@ std::uint8_t encode8(Codes codes, float scaled) noexcept {
   return static_cast<std::uint8_t>(encode(codes, clamped));
 }
 
+// The exponent of the power of two that a scale is kept as.
+int power_of(PowerRule rule, float amax, float scale, float largest) noexcept {
+  if (rule == PowerRule::floor)
+    return amax == 0.0f ? 0 : std::max(std::ilogb(amax) - std::ilogb(largest), -126);
+  int exponent = 0;  // the least that is no smaller
+  if (std::frexp(scale, &exponent) == 0.5f) --exponent;
+  return exponent;
+}
+
 void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape, void* codes,
                      void* scales) {
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
+  const Descriptor form = describe(storage);
   std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
   for (std::size_t g = 0; g < count; ++g) {
-    scale[g] = scale_of(scale[g], trait(storage.codes).largest);
-    if (storage.scaling.type == ScaleType::e8m0) {  // the least power of two that is no smaller
-      int exponent = 0;
-      if (std::frexp(scale[g], &exponent) == 0.5f) --exponent;
+    const float amax = scale[g], largest = trait(storage.codes).largest;
+    scale[g] = scale_of(amax, largest);
+    if (storage.scaling.type == ScaleType::e8m0) {
+      const int exponent = power_of(form.powers, amax, scale[g], largest);
       scale[g] = std::ldexp(1.0f, exponent);
       static_cast<std::uint8_t*>(scales)[g] = static_cast<std::uint8_t>(exponent + 127);
     } else {
       static_cast<float*>(scales)[g] = scale[g];
     }
   }
-  for (std::int64_t i = 0; i < input.n; ++i)
-    static_cast<std::uint8_t*>(codes)[i] =
-        encode8(storage.codes, input.single(i) * (1.0f / scale[at(i)]));
+  const bool packed = form.packing == Packing::low_first;
+  auto* bytes = static_cast<std::uint8_t*>(codes);
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const std::uint8_t code = encode8(storage.codes, input.single(i) * (1.0f / scale[at(i)]));
+    if (!packed)
+      bytes[i] = code;
+    else if (i % 2 == 0)
+      bytes[i / 2] = code;
+    else
+      bytes[i / 2] = static_cast<std::uint8_t>(bytes[i / 2] | code << 4);
+  }
 }
 
 float amax4(const Input& input, std::int64_t first, std::int64_t end) noexcept {

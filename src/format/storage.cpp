@@ -145,7 +145,7 @@ bool is_power_within(std::int32_t n, std::int32_t least, std::int32_t most) noex
 
 bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
   if (legal.powers) return is_power_within(n, legal.least_block, legal.most_block);
-  return n >= legal.least_block && n <= legal.most_block;
+  return n >= legal.least_block && n <= legal.most_block && (!legal.even || n % 2 == 0);
 }
 
 // A row of the text that errors show: "nf4[:block<N>][:nested]".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a weight as Runs. Groups of 4-bit codes are flat over the matrix, so that rows may begin
-// in the middle of a group, or of a byte.
+// Rows of a weight as Runs. Where groups are flat over the matrix, rows may begin in the middle of
+// a group, or of a byte.
 #include "kernel/linear_weight.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   const FormatTrait& format = trait(form.codes);
   dot_ = dot_kernel(kernels.linear, form);
   bits_ = format.bits;
-  arranged_ = form.packing == Packing::high_first;
+  arranged_ = form.packing != Packing::whole;
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);

@@ -83,21 +83,30 @@ class ScalesOut {
   explicit ScalesOut(const QuantizeJob& job)
       : largest_(trait(job.storage.codes).largest),
         powers_(describe(job.storage).scale.type == Dtype::f8_e8m0),
+        rule_(describe(job.storage).powers),
         to_(job.parts[1]) {}
   /// The scale of group g.
   float put(std::int64_t g, std::uint32_t amax) const {
     const float ratio = __builtin_bit_cast(float, amax) / largest_;
     const float scale = amax == 0 ? 1.0f : std::max(ratio, 0x1p-126f);
     if (!powers_) return static_cast<float*>(to_)[g] = scale;
-    // The least power of two that is no smaller; no scale is below 2^-126.
-    const std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23;
+    // No scale is below 2^-126.
+    const std::uint32_t exponent = rule_ == PowerRule::ceil || amax == 0
+                                       ? (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23
+                                       : floor_exponent(amax);
     static_cast<std::uint8_t*>(to_)[g] = static_cast<std::uint8_t>(exponent);
     return __builtin_bit_cast(float, exponent << 23);
   }
 
  private:
+  std::uint32_t floor_exponent(std::uint32_t amax) const {
+    const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, largest_) >> 23) - 127;
+    return std::max((amax >> 23) - std::min(amax >> 23, less), 1u);
+  }
+
   float largest_;
   bool powers_;
+  PowerRule rule_;
   void* to_;
 };
 

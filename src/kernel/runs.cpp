@@ -56,6 +56,7 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   const Storage& storage = weight.storage();
   const Group& group = form_.scale.group;
   codes_ = static_cast<const std::uint8_t*>(weight.part(0));
+  pairs_ = form_.packing == Packing::whole ? 0 : 1;
   if (const auto values = trait(form_.codes).values; values.size() == 16) values_ = values.data();
   if (group.kind == Group::Kind::none) return;
   group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
@@ -70,7 +71,6 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   }
   for (int i = 1; i < kMaxParts; ++i) kept_.parts[static_cast<std::size_t>(i - 1)] = weight.part(i);
   kept_.outer = std::max(form_.outer.group.n, 1);
-  pairs_ = form_.packing == Packing::high_first ? 1 : 0;
   rounds_ = form_.rounds_to != Dtype::unknown;
   exact_ = form_.rounds_to == Dtype::f64;
   if (rounds_)

@@ -84,7 +84,8 @@ class Runs {
     if (row_ == 0) return {codes_, begin, end - begin, 0};
     const std::int64_t row = begin / row_, first = begin - row * row_;
     const std::int64_t above = rows_ == 1 ? row : row / rows_;
-    return {codes_ + row * row_, first, std::min(end - begin, row_ - first), above * across_};
+    return {codes_ + (row * row_ >> pairs_), first, std::min(end - begin, row_ - first),
+            above * across_};
   }
   template <class Body>
   void cover_expanded(std::int64_t begin, std::int64_t end, Body&& body) const {

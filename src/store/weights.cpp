@@ -190,7 +190,8 @@ void Search::manifest_weight(const std::string& name, const ManifestWeight& said
 
 std::optional<Codes> codes_of(Dtype dtype) {
   for (const FormatTrait& format : formats()) {
-    if (format.disk == dtype && !runs_across_rows({.codes = format.codes})) return format.codes;
+    const Packing packing = describe({.codes = format.codes}).packing;
+    if (format.disk == dtype && packing == Packing::whole) return format.codes;
   }
   return std::nullopt;
 }

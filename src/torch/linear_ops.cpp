@@ -29,18 +29,21 @@ Argument factor(const char* where, const char* name, AtenTensorHandle given) {
   return x;
 }
 
-// 8-bit and wider codes have the weight's shape, so a wrong x can be told from wrong codes.
+// Codes that do not run on across rows have the weight's, so a wrong x can be told from wrong
+// codes.
 void check_columns(const char* where, const char* name, std::span<const std::int64_t> sizes,
                    AtenTensorHandle codes, std::size_t dim, std::int64_t key) {
-  if (runs_across_rows(storage_from_key(key))) return;
+  const Packing packing = describe(storage_from_key(key)).packing;
+  if (packing == Packing::high_first) return;
   const auto shape = sizes_of(codes);
   if (shape.size() != 2) {
     fail(Code::invalid_argument, std::string(where) + ": codes must have 2 dimensions, got " +
                                      std::to_string(shape.size()));
   }
-  if (sizes.back() != shape[dim]) {
+  const std::int64_t wanted = dim == 1 ? shape[dim] * codes_in_a_byte(packing) : shape[dim];
+  if (sizes.back() != wanted) {
     fail(Code::invalid_argument, std::string(where) + ": " + name + " must be [..., " +
-                                     std::to_string(shape[dim]) + "], got " + sizes_text(sizes));
+                                     std::to_string(wanted) + "], got " + sizes_text(sizes));
   }
 }
 

@@ -17,7 +17,9 @@ constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values", "e8m
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
-constexpr const char* kExtents[] = {"weight", "pairs", "scales", "outers", "one", "values", "map"};
+constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
+constexpr const char* kExtents[] = {"weight", "pairs", "halves", "scales",
+                                    "outers", "one",   "values", "map"};
 
 // Of a part in memory: "codes" as the format has them, "own" as the storage says.
 const char* dtype_name(const PartRow& part, const Level& level) {
@@ -64,7 +66,9 @@ std::string storage_describe(std::int64_t key) {
               {"codec", kCodecs[static_cast<int>(form.codec)]},
               {"dialect", storage.dialect == Dialect::torchao ? "torchao" : "standard"},
               {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
-              {"flat", runs_across_rows(storage)},
+              {"packing", kPackings[static_cast<int>(form.packing)]},
+              {"powers", form.powers == PowerRule::floor ? "floor" : "ceil"},
+              {"flat", form.scale.group.kind == Group::Kind::flat},
               {"block", storage.scaling.block},
               {"rows", storage.scaling.rows},
               {"nested", storage.scaling.nested},

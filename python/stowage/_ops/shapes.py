@@ -41,7 +41,7 @@ def _check_fit(where: str, storage: Storage, shape: Sequence[int]) -> None:
         _wrong(where, f"{storage} must name the dtype of its parts", "none")
     if rule := storage.misfit(shape):
         _wrong(where, rule, list(shape))
-    least = {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0) if storage.byte_codes else 0
+    least = 0 if storage.flat else {"row": 1, "block": 1, "row2": 2}.get(storage.kind, 0)
     if len(shape) < least:
         _wrong(where, f"a weight stored as {storage} must have rank {least} or more", len(shape))
 
@@ -103,8 +103,8 @@ def check_linear(
     """The shape of the weight."""
     where = "stowage::linear"
     _check_matrix_product(where, "x", x, storage, codes)
-    if not storage.flat and x.shape[-1] != codes.shape[1]:
-        _wrong(where, f"x must be [..., {codes.shape[1]}]", list(x.shape))
+    if not storage.flat and x.shape[-1] != codes.shape[1] * storage.per_byte:
+        _wrong(where, f"x must be [..., {codes.shape[1] * storage.per_byte}]", list(x.shape))
     shape = (rows, x.shape[-1])
     check_weight(where, storage, shape, codes, scales)
     if bias is not None:

@@ -64,9 +64,11 @@ class Storage:
     name: str  # canonical
     key: int  # what ops take
     codes: str
+    powers: str  # of scales that are powers of two: ceil, floor
     codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao
     dialect: str
     kind: str  # none, tensor, row, row2, block, block2
+    packing: str  # of codes in bytes: whole, high_first, low_first (two, the first in that half)
     flat: bool  # codes and blocks run on across rows: one may begin in the middle of either
     block: int  # 0 unless kind is block or block2
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
@@ -75,6 +77,7 @@ class Storage:
     scale_type: str = "f32"  # nf4:torchao: f32, bf16, f16, f64 or of_values
     largest: float
     values: tuple[float, ...]  # where there are sixteen, by code
+    per_byte: int  # codes in a byte, where they are packed; else 1
     part_names: tuple[str, ...]  # codes first
     codes_dtype: torch.dtype
     outer: int  # scales that share a number of their own; 0: none do
@@ -115,6 +118,7 @@ class Storage:
                 object.__setattr__(self, field, facts[field])
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", tuple(facts.get("values", ())))
+        object.__setattr__(self, "per_byte", 1 if self.packing == "whole" else 2)
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
@@ -146,7 +150,7 @@ class Storage:
     @property
     def byte_codes(self) -> bool:
         """Whether codes have a byte each, in the weight's shape."""
-        return not self.flat and not self.holds_values
+        return self.packing == "whole" and not self.holds_values
 
     @property
     def type_dtype(self) -> torch.dtype:
@@ -174,6 +178,12 @@ class Storage:
         """The rule that this shape breaks, of those that few storages have; "" for none."""
         if self.kind == "block2" and len(shape) != 2:
             return f"a weight stored as {self.name} must have 2 dimensions"
+        if self.packing == "low_first":
+            least = 3 if self.kind == "row2" else 2
+            if len(shape) < least:
+                return f"a weight stored as {self.name} must have at least {least} dimensions"
+            if shape[-1] % 2:
+                return f"a weight stored as {self.name} must have an even last dimension"
         if self.dialect == "standard":
             return ""
         step = self.block * self.scaler_block
@@ -202,6 +212,8 @@ class Storage:
                 return tuple(shape)
             case "pairs":
                 return ((math.prod(shape) + 1) // 2, 1)
+            case "halves":
+                return (*shape[:-1], shape[-1] // 2)
             case "scales":
                 return self._scales(shape)
             case "outers":

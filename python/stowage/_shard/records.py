@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.storage import Storage
 
 _PIECE = 1 << 21  # codes that are unpacked at once, where rows do not start on bytes
@@ -40,7 +41,7 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
     if storage.flat:
         slots, code_bytes = _slots(columns, storage.block), (columns + 1) // 2
         return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
-    code_bytes = columns * layout[0][1].itemsize
+    code_bytes = math.prod(layout[0][2][1:]) * layout[0][1].itemsize
     if storage.kind in ("none", "tensor"):
         return _geometry(rows, columns, 0, 0, code_bytes, 1)
     slots = math.prod(layout[1][2][1:])
@@ -143,12 +144,12 @@ def _encode_odd(codes: Tensor, flat: Tensor, g: Geometry, first: int) -> None:
     for at in range(0, codes.shape[0], step):
         piece = codes[at : at + step]
         start, stop = (first + at) * g.columns, (first + at + piece.shape[0]) * g.columns
-        pairs = _unpacked(flat[start // 2 : (stop + 1) // 2])
+        pairs = unpack(flat[start // 2 : (stop + 1) // 2], "high_first")
         rows = torch.zeros(piece.shape[0], g.columns + 1, dtype=torch.uint8, device=flat.device)
         rows[:, :-1] = pairs[start % 2 :][: stop - start].view(-1, g.columns)
         if stop % 2 and first + at + piece.shape[0] == g.rows:
             rows[-1, -1] = pairs[-1]  # nobody's code, kept since bytes must come back
-        piece.copy_(_packed(rows.view(-1)).view_as(piece))
+        piece.copy_(pack(rows.view(-1), "high_first").view_as(piece))
 
 
 def _decode_odd(codes: Tensor, flat: Tensor, g: Geometry, first: int) -> None:
@@ -156,17 +157,9 @@ def _decode_odd(codes: Tensor, flat: Tensor, g: Geometry, first: int) -> None:
         codes, first = torch.nn.functional.pad(codes, (0, 0, 1, 0)), first - 1
     step = max(2, _PIECE // g.columns // 2 * 2)  # two rows end where a byte does
     for at in range(0, codes.shape[0], step):
-        rows = _unpacked(codes[at : at + step].reshape(-1)).view(-1, 2 * g.code_bytes)
+        rows = unpack(codes[at : at + step].reshape(-1), "high_first").view(-1, 2 * g.code_bytes)
         values = rows[:, : g.columns].reshape(-1)
         if values.numel() % 2:
             values = torch.cat([values, rows[-1, -1:]])
-        packed, start = _packed(values), (first + at) * g.columns // 2
+        packed, start = pack(values, "high_first"), (first + at) * g.columns // 2
         flat[start : start + packed.numel()] = packed
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    return torch.stack([packed >> 4, packed & 15], dim=1).view(-1)
-
-
-def _packed(codes: Tensor) -> Tensor:
-    return codes[0::2] << 4 | codes[1::2]

@@ -20,6 +20,7 @@ from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, Unsupported, translated
 from stowage._ops.memory import ensure_writable
 from stowage._ops.numbers import four_bit, scaled, torchao
+from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, rows_and_columns
 
@@ -66,7 +67,7 @@ def encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) ->
     table = torch.tensor(storage.values, dtype=torch.float32, device=values.device)
     scales = _block_scales(parts, storage, which)[:, None]
     packed = _blocks(parts[0].view(-1), block // 2)
-    nibbles = torch.stack([packed[which] >> 4, packed[which] & 15], 2).view(-1, block)
+    nibbles = unpack(packed[which], storage.packing)
     wanted = torch.where(mask, values, table[nibbles.long()] * scales)
     inside = which[:, None] * block + torch.arange(block, device=which.device) < count
     wanted = torch.where(inside, wanted, 0.0)
@@ -86,7 +87,7 @@ def encode_blocks(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) ->
     tail = which[:, None] == count // block  # bitsandbytes divides in a short last block
     fresh = _nibbles(wanted, scales, tail, storage)
     nibbles = torch.where(mask | owned, fresh, nibbles)
-    codes = packed.index_copy(0, which, nibbles[:, 0::2] * 16 + nibbles[:, 1::2])
+    codes = packed.index_copy(0, which, pack(nibbles, storage.packing))
     return [codes.view(-1)[: parts[0].numel()].view_as(parts[0]), *rest]
 
 
@@ -308,11 +309,11 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         reach = float(scale) * storage.largest * _SLACK
         if float(lines.values.abs().amax()) > reach:
             refuse(weight, f"values within +-{reach:.6g}")
-        fresh = [scaled.encode8(lines.values, scale, storage)]
+        fresh = [scaled.encode(lines.values, scale, storage)]
     else:
         fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
         scale[lines.rows] = fresh[1]
-    codes[lines.rows] = fresh[0].view(-1, *weight.shape[1:])
+    codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
     return [codes, scale]
 
 

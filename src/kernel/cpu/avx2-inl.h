@@ -15,9 +15,12 @@ namespace {
 
 struct Lanes : PortableLanes {
   static I load_i8(const void* p) { return from(_mm256_cvtepi8_epi32(eight_bytes(p))); }
-  // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
+  // One byte to a qword: the nibble that comes first to the low dword, the other to the high one.
+  template <Packing kPacking>
   static I load_nibbles(const void* p) {
     const __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<std::int32_t>(p)));
+    if constexpr (kPacking == Packing::low_first)
+      return from(_mm256_or_si256(bytes, _mm256_slli_epi64(bytes, 28)));
     return from(_mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32)));
   }
   // Sign-extended and shifted, an e4m3 code is the fp16 number of its value times 2^-8:
@@ -55,9 +58,12 @@ struct Lanes : PortableLanes {
   static void store_low_bytes(void* p, I a, I b) {  // packing works inside 16 bytes
     store_as(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(to(a), to(b)), 0xD8));
   }
+  template <Packing kPacking>
   static void store_nibbles(void* p, I x) {
     const __m256i pairs =
-        _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
+        kPacking == Packing::low_first
+            ? _mm256_or_si256(to(x), _mm256_srli_epi64(to(x), 28))
+            : _mm256_or_si256(_mm256_slli_epi32(to(x), 4), _mm256_srli_epi64(to(x), 32));
     const __m256i first = _mm256_shuffle_epi8(
         pairs, _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
                                 -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -87,11 +93,14 @@ struct Lanes : PortableLanes {
     const __m128i high_bytes = _mm_packus_epi16(_mm_srli_epi16(low, 8), _mm_srli_epi16(high, 8));
     return {_mm256_broadcastsi128_si256(low_bytes), _mm256_broadcastsi128_si256(high_bytes)};
   }
+  template <Packing kPacking>
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
     const __m256i pairs = _mm256_cvtepu8_epi16(load_as<__m128i>(nibbles));
-    const __m256i index =
-        _mm256_and_si256(_mm256_or_si256(_mm256_srli_epi16(pairs, 4), _mm256_slli_epi16(pairs, 8)),
-                         _mm256_set1_epi8(15));
+    const __m256i both =
+        kPacking == Packing::low_first
+            ? _mm256_or_si256(pairs, _mm256_slli_epi16(pairs, 4))
+            : _mm256_or_si256(_mm256_srli_epi16(pairs, 4), _mm256_slli_epi16(pairs, 8));
+    const __m256i index = _mm256_and_si256(both, _mm256_set1_epi8(15));
     const __m256i low = _mm256_shuffle_epi8(table.low, index);
     const __m256i high = _mm256_shuffle_epi8(table.high, index);
     const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
@@ -241,11 +250,13 @@ struct Reader<Codes::f8_e5m2> {
 };
 
 /// Eight nibbles of a 32-bit word, one shift each, in order:
-//   lane   0   1   2   3   4   5   6   7
-//   shift  4   0  12   8  20  16  28  24
+//   lane                0   1   2   3   4   5   6   7
+//   shift, high first   4   0  12   8  20  16  28  24
+//   shift, low first    0   4   8  12  16  20  24  28
 // vpermps reads three bits of a lane, and the fourth, moved to the sign, picks the half of the
 // table.
-struct NibbleReader {
+template <Packing kPacking>
+requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
   static constexpr bool kScalesSum = false;
   explicit NibbleReader(const float* values)
       : values_{_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)} {
@@ -259,8 +270,10 @@ struct NibbleReader {
     for (int i = 0; i < 2; ++i) table_[i] = round(_mm256_mul_ps(values_[i], _mm256_set1_ps(scale)));
   }
   F read(const std::uint8_t* codes) {
-    const __m256i kDown = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
-    const __m256i kUp = _mm256_setr_epi32(24, 28, 16, 20, 8, 12, 0, 4);
+    constexpr int a = shift_of<kPacking>(0), b = shift_of<kPacking>(1);
+    const __m256i kDown = _mm256_setr_epi32(a, b, 8 + a, 8 + b, 16 + a, 16 + b, 24 + a, 24 + b);
+    const __m256i kUp =
+        _mm256_setr_epi32(28 - a, 28 - b, 20 - a, 20 - b, 12 - a, 12 - b, 4 - a, 4 - b);
     const __m256i word = _mm256_set1_epi32(load_as<int>(codes));
     const __m256i index = _mm256_srlv_epi32(word, kDown);
     const __m256 low = _mm256_permutevar8x32_ps(table_[0], index);
@@ -274,14 +287,6 @@ struct NibbleReader {
 
  private:
   __m256 values_[2], table_[2];
-};
-template <>
-struct Reader<Codes::nf4> : NibbleReader {
-  using NibbleReader::NibbleReader;
-};
-template <>
-struct Reader<Codes::fp4> : NibbleReader {
-  using NibbleReader::NibbleReader;
 };
 
 }  // namespace

@@ -15,9 +15,12 @@ namespace {
 
 struct Lanes : PortableLanes {
   static I load_i8(const void* p) { return from(_mm512_cvtepi8_epi32(load_as<__m128i>(p))); }
-  // One byte to a qword: its high nibble to the low dword, its low nibble to the high one.
+  // One byte to a qword: the nibble that comes first to the low dword, the other to the high one.
+  template <Packing kPacking>
   static I load_nibbles(const void* p) {
     const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    if constexpr (kPacking == Packing::low_first)
+      return from(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)));
     return from(_mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32)));
   }
   // Sign-extended and shifted, an e4m3 code is the fp16 number of its value times 2^-8:
@@ -58,9 +61,12 @@ struct Lanes : PortableLanes {
     const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     store_as(p, _mm512_permutexvar_epi64(order, _mm512_packus_epi16(to(a), to(b))));
   }
+  template <Packing kPacking>
   static void store_nibbles(void* p, I x) {
     const __m512i pairs =
-        _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));
+        kPacking == Packing::low_first
+            ? _mm512_or_si512(to(x), _mm512_srli_epi64(to(x), 28))
+            : _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
   }
   static void store_f64(void* p, F x) {
@@ -79,10 +85,13 @@ struct Lanes : PortableLanes {
   static WordTable word_table(const I (&words)[1]) {
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(to(words[0])));
   }
+  template <Packing kPacking>
   static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
     const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
     const __m512i index =
-        _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+        kPacking == Packing::low_first
+            ? _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12))
+            : _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
     store_as(p, _mm512_permutexvar_epi16(index, table));
   }
 
@@ -287,11 +296,14 @@ struct Reader<Codes::f8_e5m2> {
 };
 
 /// Sixteen nibbles, those of two 32-bit words a and b in turn, so that one shift finds them all:
-//   lane   0   1   2   3   4   5  ...  14  15
-//   word   a   b   a   b   a   b       a   b
-//   shift  4   4   0   0  12  12      24  24     element  0 8 1 9 2 10 ... 7 15 (arrange)
+//   lane                0   1   2   3   4   5  ...  14  15
+//   word                a   b   a   b   a   b       a   b
+//   shift, high first   4   4   0   0  12  12      24  24
+//   shift, low first    0   0   4   4   8   8      28  28     element  0 8 1 9 2 10 ... 7 15
+//   (arrange)
 // The table is one register, and vpermps reads the low four bits of a lane: no mask.
-struct NibbleReader {
+template <Packing kPacking>
+requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
   static constexpr bool kScalesSum = false;
   explicit NibbleReader(const float* values) : values_(_mm512_loadu_ps(values)), table_(values_) {}
   void set_scale(float scale) {
@@ -303,7 +315,9 @@ struct NibbleReader {
   }
   F read(const std::uint8_t* codes) {
     const __m512i kShifts =
-        _mm512_setr_epi32(4, 4, 0, 0, 12, 12, 8, 8, 20, 20, 16, 16, 28, 28, 24, 24);
+        kPacking == Packing::low_first
+            ? _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28)
+            : _mm512_setr_epi32(4, 4, 0, 0, 12, 12, 8, 8, 20, 20, 16, 16, 28, 28, 24, 24);
     const __m512i words = _mm512_set1_epi64(load_as<long long>(codes));
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, kShifts), table_);
   }
@@ -314,14 +328,6 @@ struct NibbleReader {
 
  private:
   __m512 values_, table_;
-};
-template <>
-struct Reader<Codes::nf4> : NibbleReader {
-  using NibbleReader::NibbleReader;
-};
-template <>
-struct Reader<Codes::fp4> : NibbleReader {
-  using NibbleReader::NibbleReader;
 };
 
 }  // namespace

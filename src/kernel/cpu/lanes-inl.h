@@ -6,10 +6,17 @@
 #pragma once
 #include <cstdint>
 
-#include "stowage/storage.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace {
+
+/// Where in its byte code i lies, from the lowest bit.
+template <Packing kPacking>
+constexpr int shift_of(int i) {
+  static_assert(kPacking != Packing::whole);
+  return (kPacking == Packing::high_first) == (i % 2 == 0) ? 4 : 0;
+}
 
 typedef float F __attribute__((vector_size(4 * kWidth)));
 typedef std::int32_t I __attribute__((vector_size(4 * kWidth)));
@@ -95,11 +102,12 @@ F float8_value(I code) {
 
 struct PortableLanes {
   static I load_i8(const void* p) { return widen<std::int8_t>(p); }
-  /// kWidth nibbles of kWidth / 2 bytes, the high one of each byte first. Upper bits are anything.
+  /// kWidth nibbles of kWidth / 2 bytes, in the order of the packing. Upper bits are anything.
+  template <Packing kPacking>
   static I load_nibbles(const void* p) {
     I nibbles;
     for (int i = 0; i < kWidth; ++i)
-      nibbles[i] = static_cast<const std::uint8_t*>(p)[i / 2] >> (i % 2 == 0 ? 4 : 0);
+      nibbles[i] = static_cast<const std::uint8_t*>(p)[i / 2] >> shift_of<kPacking>(i);
     return nibbles;
   }
   static F load_e4m3(const void* p) { return float8_value<3>(widen<std::uint8_t>(p)); }
@@ -149,9 +157,11 @@ struct PortableLanes {
           static_cast<std::uint8_t>(halves[i / (2 * kWidth)][i % (2 * kWidth)]);
   }
   /// The low four bits of each lane, packed as load_nibbles reads them.
+  template <Packing kPacking>
   static void store_nibbles(void* p, I x) {
     for (int i = 0; i < kWidth; i += 2)
-      static_cast<std::uint8_t*>(p)[i / 2] = static_cast<std::uint8_t>(x[i] << 4 | x[i + 1]);
+      static_cast<std::uint8_t*>(p)[i / 2] = static_cast<std::uint8_t>(
+          x[i] << shift_of<kPacking>(0) | x[i + 1] << shift_of<kPacking>(1));
   }
   static void store_f32(void* p, F x) { store_as(p, x); }
   static void store_f64(void* p, F x) {
@@ -168,7 +178,7 @@ struct PortableLanes {
   }
 
   /// Sixteen entries of 16 bits, from the low halves of lanes; store_looked_up() writes those that
-  /// kNibbleStep nibbles name, the high one of each byte first.
+  /// kNibbleStep nibbles name, in the order of the packing.
   static constexpr int kNibbleStep = 8;
   struct WordTable {
     std::uint16_t entries[16];
@@ -179,11 +189,12 @@ struct PortableLanes {
       table.entries[i] = static_cast<std::uint16_t>(words[i / kWidth][i % kWidth]);
     return table;
   }
+  template <Packing kPacking>
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
     auto* out = static_cast<char*>(p);
     for (int i = 0; i < kNibbleStep / 2; ++i, out += 4) {
-      store_as(out, table.entries[nibbles[i] >> 4]);
-      store_as(out + 2, table.entries[nibbles[i] & 15]);
+      store_as(out, table.entries[nibbles[i] >> shift_of<kPacking>(0) & 15]);
+      store_as(out + 2, table.entries[nibbles[i] >> shift_of<kPacking>(1) & 15]);
     }
   }
   /// Whether there is store_float8(), 32 codes by a table of mantissas (WidenFloat8), and
@@ -256,10 +267,12 @@ struct PortableLanes {
   }
 };
 
-/// How dot products read codes: linear_dot-inl.h has the portable form, which an instruction set
+/// How dot products read codes: linear_dot-inl.h has the portable forms, which an instruction set
 /// may specialize beside its lanes.
 template <Codes kCodes>
 struct Reader;
+template <Packing kPacking>
+struct NibbleReader;
 
 }  // namespace
 }  // namespace stowage

@@ -156,16 +156,19 @@ void transpose(const TransposeTask& task) noexcept {
 }
 
 constexpr LinearKernels linear_kernels() {
-  return {{nullptr, &widen<Dtype::f32>, &widen<Dtype::bf16>, &widen<Dtype::f16>},
-          {nullptr, &narrow<Dtype::f32>, &narrow<Dtype::bf16>, &narrow<Dtype::f16>},
-          &Lanes::arrange,
-          {&dot<Codes::f32>, &dot<Codes::bf16>, &dot<Codes::f16>, &dot<Codes::f8_e4m3>,
-           &dot<Codes::f8_e5m2>, &dot<Codes::int8>, &dot<Codes::nf4>, &dot<Codes::fp4>},
-          {nullptr, nullptr, &dot<Codes::nf4, Dtype::bf16>, &dot<Codes::nf4, Dtype::f16>},
-          &dots,
-          &tile,
-          &transpose,
-          {}};
+  LinearKernels kernels{{nullptr, &widen<Dtype::f32>, &widen<Dtype::bf16>, &widen<Dtype::f16>},
+                        {nullptr, &narrow<Dtype::f32>, &narrow<Dtype::bf16>, &narrow<Dtype::f16>},
+                        &Lanes::arrange,
+                        {},
+                        {},
+                        &dots,
+                        &tile,
+                        &transpose,
+                        {}};
+  for_all_codes([&]<Codes kCodes>() { kernels.dot[static_cast<int>(kCodes)] = &dot<kCodes>; });
+  kernels.dot_rounded[2] = &dot<Codes::nf4, Dtype::bf16>;
+  kernels.dot_rounded[3] = &dot<Codes::nf4, Dtype::f16>;
+  return kernels;
 }
 
 }  // namespace

@@ -24,10 +24,10 @@ struct Reader {
 };
 
 /// Codes of 4 bits. The scale multiplies the table: values are those of dequantize, bit for bit.
-template <Codes kCodes>
-requires(is_four_bit(kCodes)) struct Reader<kCodes> {
+template <Packing kPacking>
+struct NibbleReader {
   static constexpr bool kScalesSum = false;
-  explicit Reader(const float* values) : values_(values) { set_scale(1.0f); }
+  explicit NibbleReader(const float* values) : values_(values) { set_scale(1.0f); }
   void set_scale(float scale) {
     set_scale(scale, [](F x) { return x; });
   }
@@ -39,7 +39,7 @@ requires(is_four_bit(kCodes)) struct Reader<kCodes> {
     table_ = Lanes::load_table(scaled);
   }
   F read(const std::uint8_t* codes) {
-    return as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes)));
+    return as_float(Lanes::look_up(table_, Lanes::load_nibbles<kPacking>(codes)));
   }
   void read4(const std::uint8_t* codes, F (&w)[4]) {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
@@ -49,6 +49,10 @@ requires(is_four_bit(kCodes)) struct Reader<kCodes> {
  private:
   const float* values_;
   Lanes::Table16 table_;
+};
+template <Codes kCodes>
+requires(is_four_bit(kCodes)) struct Reader<kCodes> : NibbleReader<packing_of(kCodes)> {
+  using NibbleReader<packing_of(kCodes)>::NibbleReader;
 };
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights

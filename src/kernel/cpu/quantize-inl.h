@@ -152,6 +152,7 @@ I encode_any(F x, F exact) {
 
 template <Codes kCodes>
 void store_codes(void* to, I codes) {
+  if constexpr (is_four_bit(kCodes)) Lanes::store_nibbles<packing_of(kCodes)>(to, codes);
   if constexpr (bits_of(kCodes) == 8) Lanes::store_u8(to, codes);
   if constexpr (bits_of(kCodes) == 16) Lanes::store_u16(to, codes);
   if constexpr (bits_of(kCodes) == 32) Lanes::store_f32(to, as_float(codes));
@@ -162,7 +163,8 @@ void store_codes(void* to, I codes, int n) {
   if (n == kWidth) return store_codes<kCodes>(to, codes);
   char all[kWidth * bits_of(kCodes) / 8];
   store_codes<kCodes>(all, codes);
-  __builtin_memcpy(to, all, static_cast<std::size_t>(n * bits_of(kCodes) / 8));
+  const int bytes = is_four_bit(kCodes) ? (n + 1) / 2 : n * bits_of(kCodes) / 8;
+  __builtin_memcpy(to, all, static_cast<std::size_t>(bytes));
 }
 
 constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
@@ -211,7 +213,7 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
   const std::int64_t ahead = kAhead < bytes && bytes <= kNear ? bytes : kAhead;
   auto* to = static_cast<char*>(codes);
   std::int64_t done = 0;
-  if constexpr (kIn == Dtype::bf16)
+  if constexpr (kIn == Dtype::bf16 && bits_of(kCodes) == 8)
     done = for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
       Lanes::store_low_bytes(to + i, encode_pair<kCodes>(pairs[0], splat(r)),
                              encode_pair<kCodes>(pairs[1], splat(r)));
@@ -296,6 +298,7 @@ template <Codes kCodes, Dtype kIn>
 std::uint32_t block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t n, bool full,
                     std::uint8_t* codes, float* absmax) {
   constexpr float kLeast = 1e-38f;
+  constexpr Packing kPacking = packing_of(kCodes);
   const std::uint32_t most = amax<kIn>(x, n);
   const float found =
       most > kInfinityBits ? __builtin_bit_cast(float, kQuietNan) : __builtin_bit_cast(float, most);
@@ -305,9 +308,9 @@ std::uint32_t block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
     const F value = load<kIn>(from);
     const I found_codes = four_bit(full ? value * r : value / r, most < kInfinityBits);
-    if (count == kWidth) return Lanes::store_nibbles(codes + i / 2, found_codes);
+    if (count == kWidth) return Lanes::store_nibbles<kPacking>(codes + i / 2, found_codes);
     std::uint8_t all[kWidth / 2];
-    Lanes::store_nibbles(all, found_codes);
+    Lanes::store_nibbles<kPacking>(all, found_codes);
     __builtin_memcpy(codes + i / 2, all, static_cast<std::size_t>(count + 1) / 2);
   });
   return most;
@@ -344,7 +347,7 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
     }
     for (std::int64_t k = 0; k < all.block; k += kWidth) {  // kWidth divides all blocks
       const F quotient = load<kIn>(x + k * bytes_of(kIn)) / splat(absmax);
-      Lanes::store_nibbles(codes + k / 2, ranks.of_spread(round_as<kIn>(quotient)));
+      Lanes::store_nibbles<Packing::high_first>(codes + k / 2, ranks.of_spread(round_as<kIn>(quotient)));
     }
   }
   return most;
@@ -355,8 +358,9 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
-    if constexpr (is_four_bit(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
-    if constexpr (bits_of(kCodes) == 8) kernels.encode[kRow][in] = &encode<kCodes, kIn>;
+    if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
+    if constexpr (bits_of(kCodes) <= 8 && !is_blockwise(kCodes))
+      kernels.encode[kRow][in] = &encode<kCodes, kIn>;
     if constexpr (!is_four_bit(kCodes) && kCodes != Codes::int8)
       kernels.cast[kRow][in] = &cast<kCodes, kIn>;
   });

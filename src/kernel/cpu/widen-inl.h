@@ -29,6 +29,12 @@ constexpr int bits_of(Codes c) {
 }
 /// Formats of sixteen values: these, and what else the kernels need of them, come from the table.
 constexpr bool is_four_bit(Codes c) { return bits_of(c) == 4; }
+constexpr Packing packing_of(Codes c) {
+  if (!is_four_bit(c)) return Packing::whole;
+  return c == Codes::nf4 || c == Codes::fp4 ? Packing::high_first : Packing::low_first;
+}
+/// Codes of bitsandbytes, which blocks of its own rule make.
+constexpr bool is_blockwise(Codes c) { return packing_of(c) == Packing::high_first; }
 /// Calls body.operator()<codes>() for each format: one without kernels does not compile.
 template <int kNext = 0, class Body>
 constexpr void for_all_codes(Body body) {
@@ -165,7 +171,8 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
     table_ = Lanes::load_table(scaled);
   }
   void operator()(const std::uint8_t* codes, void* out) const {
-    store<kOut>(out, as_float(Lanes::look_up(table_, Lanes::load_nibbles(codes))));
+    const I nibbles = Lanes::load_nibbles<packing_of(kCodes)>(codes);
+    store<kOut>(out, as_float(Lanes::look_up(table_, nibbles)));
   }
 
  private:
@@ -181,7 +188,7 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> 
     table_ = Lanes::word_table(rounded);
   }
   void operator()(const std::uint8_t* codes, void* out) const {
-    Lanes::store_looked_up(out, table_, codes);
+    Lanes::store_looked_up<packing_of(kCodes)>(out, table_, codes);
   }
 
  private:

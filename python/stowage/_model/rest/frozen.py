@@ -107,7 +107,7 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
     for first, last in _spans(storage, shape):
         values = draw(last - first)
         if scale is not None:
-            parts[0][first:last] = scaled.encode8(values.to(torch.float32), scale, storage)
+            parts[0][first:last] = scaled.encode(values.to(torch.float32), scale, storage)
             continue
         fresh = library.quantize(values, storage.key)
         for each, into, part in zip((1, storage.rows or 1), parts, fresh, strict=False):

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.numbers.rounding import check_finite, spans
 from stowage._ops.storage import NESTED_BLOCK, Storage
 
@@ -54,7 +55,7 @@ def quantize4(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
             scaled = torch.cat([scaled, (v[-tail:] / last).clamp(-1, 1)])
         coded = encode4(torch.nn.functional.pad(scaled, (0, len(v) % 2)), storage)
         start = span.start * block // 2
-        out[start : start + len(coded) // 2].copy_(coded[0::2] * 16 + coded[1::2])
+        out[start : start + len(coded) // 2].copy_(pack(coded, storage.packing))
     return [codes, absmax] if not storage.nested else [codes, *nest(absmax)]
 
 
@@ -109,7 +110,7 @@ def decode4(parts: Sequence[Tensor], storage: Storage, first: int, last: int) ->
     """Elements [first, last) of the flat weight."""
     table, _, _ = thresholds(storage, parts[0].device)
     packed = parts[0].view(-1)[first // 2 : (last + 1) // 2]
-    pairs = torch.stack([packed >> 4, packed & 15], 1).view(-1)
+    pairs = unpack(packed, storage.packing)
     codes = pairs[first % 2 : first % 2 + last - first].to(torch.int32)
     blocks = slice(first // storage.block, -(-last // storage.block))
     scales = block_scales(parts, blocks).repeat_interleave(storage.block)

@@ -3,12 +3,14 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from stowage._ops.numbers import torchao
+from stowage._ops.numbers import packing, torchao
 from stowage._ops.numbers.four_bit import block_scales, decode4, quantize4, thresholds
+from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.numbers.rounding import (
     check_finite,
     narrow,
@@ -53,7 +55,7 @@ def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
     return [codes]
 
 
-# --- 8-bit codes with scales --------------------------------------------------------------------
+# --- codes with scales of the largest value -----------------------------------------------------
 
 
 def _scale_of(amax: Tensor, largest: float) -> Tensor:
@@ -61,12 +63,17 @@ def _scale_of(amax: Tensor, largest: float) -> Tensor:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
-def _kept(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
-    """Scales as the storage keeps them, and what they are then: of e8m0, whose part is uint8, the
-    least power of two that is no smaller."""
+def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+    """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
+    is uint8, a power of two."""
+    scale = _scale_of(amax, storage.largest)
     if storage.scale_type != "e8m0":
         return scale, scale
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
+    if storage.powers == "floor":
+        less = math.frexp(storage.largest)[1] - 1
+        floor = ((amax.view(torch.int32) >> 23) - less).clamp(min=1)
+        exponent = torch.where(amax == 0, exponent, floor)
     return exponent.to(torch.uint8), (exponent << 23).view(torch.float32)
 
 
@@ -78,15 +85,37 @@ def _numbers(kept: Tensor, storage: Storage) -> Tensor:
     return torch.where(exponent == 255, math.nan, power)
 
 
-def encode8(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+@cache
+def _midpoints(storage: Storage, device: torch.device) -> Tensor:
+    """Between the magnitudes of the first eight of sixteen values, which ascend."""
+    values = torch.tensor(storage.values[:8], dtype=torch.float32, device=device)
+    return (values[:-1] + values[1:]) * 0.5
+
+
+def _encode4(v: Tensor, storage: Storage) -> Tensor:
+    """Codes of a sign and eight magnitudes: the nearest, of two as near the even one."""
+    sizes, middle = v.abs(), _midpoints(storage, v.device)
+    lower = torch.bucketize(sizes, middle, out_int32=True)
+    upper = torch.bucketize(sizes, middle, out_int32=True, right=True)
+    codes = torch.where(lower % 2 == 0, lower, upper) + torch.where(torch.signbit(v), 8, 0)
+    return pack(codes.to(torch.uint8), storage.packing)
+
+
+def encode(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+    """Codes as they rest: packed ones are half as many in the last dimension."""
     inverse = torch.ones_like(scale) / scale
     scaled = (v * inverse).clamp(-storage.largest, storage.largest)
+    if storage.per_byte == 2:
+        return _encode4(scaled, storage)
     if storage.codes == "int8":
         return scaled.round().to(torch.int8).view(torch.uint8)
     return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
 
 
-def _decode8(codes: Tensor, storage: Storage) -> Tensor:
+def _decode(codes: Tensor, storage: Storage) -> Tensor:
+    if storage.per_byte == 2:
+        table = torch.tensor(storage.values, dtype=torch.float32, device=codes.device)
+        return table[unpack(codes, storage.packing).to(torch.int32)]
     if storage.codes == "int8":
         return codes.view(torch.int8).to(torch.float32)
     return codes.view(_FLOAT8[storage.codes]).to(torch.float32)
@@ -100,9 +129,10 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
         check_finite(v, span.start)
         amax = torch.maximum(amax, v.abs().amax())
     scale = _scale_of(amax, storage.largest)
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    for span in spans(flat.numel(), 1):
-        codes.view(-1)[span].copy_(encode8(flat[span].to(torch.float32), scale, storage))
+    codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
+    pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
+    for span in spans(len(out), storage.per_byte):
+        out[span].copy_(encode(pairs[span].to(torch.float32), scale, storage))
     return [codes, scale]
 
 
@@ -115,8 +145,8 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
     length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
     if not codes.numel():
-        return [codes, scale.copy_(_kept(torch.ones(scale_shape), storage)[0])]
-    flat, out = x.reshape(rows, length), codes.view(rows, length)
+        return [codes, scale.copy_(_kept(torch.zeros(scale_shape), storage)[0])]
+    flat, out = x.reshape(rows, length), codes.view(rows, length // storage.per_byte)
     scales = scale.view(-(-rows // each), -1)
     for span in spans(len(scales), length * each):
         lines = slice(span.start * each, span.stop * each)
@@ -124,10 +154,10 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
         check_finite(v.reshape(-1), lines.start * length)
         padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
         grouped = padded.view(-1, each, padded.shape[1] // width, width)
-        kept, used = _kept(_scale_of(grouped.abs().amax((1, 3)), storage.largest), storage)
+        kept, used = _kept(grouped.abs().amax((1, 3)), storage)
         scales[span].copy_(kept)
-        coded = encode8(grouped, used[:, None, :, None], storage).view(padded.shape)
-        out[lines].copy_(coded[: len(v), :length])
+        coded = encode(grouped, used[:, None, :, None], storage).view(len(padded), -1)
+        out[lines].copy_(coded[: len(v), : out.shape[1]])
     return [codes, scale]
 
 
@@ -158,7 +188,8 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
         return torchao.decode(parts, storage, index).view(count, length)
     if storage.flat:
         return decode4(parts, storage, rows.start * length, rows.stop * length).view(count, length)
-    codes = parts[0].reshape(-1, length)[rows] if length else parts[0].reshape(count, 0)
+    wide = length // storage.per_byte
+    codes = parts[0].reshape(-1, wide)[rows] if length else parts[0].reshape(count, 0)
     if storage.holds_values:
         return codes.to(torch.float32)
     which = torch.arange(rows.start, rows.stop, device=codes.device)
@@ -168,8 +199,8 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
 def _scaled(
     codes: Tensor, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], which: Tensor
 ) -> Tensor:
-    """The values of `codes`, [rows, elements of a row], which are those of these rows."""
-    v = _decode8(codes, storage)
+    """The values of `codes`, those of these rows: [rows, elements of a row]."""
+    v = _decode(codes, storage)
     if storage.kind == "none" or not v.numel():
         return v
     if storage.kind == "tensor":
@@ -187,14 +218,13 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
         index = ids[:, None] * length + torch.arange(length, device=ids.device)
         if storage.codec == "torchao":
             return torchao.decode(parts, storage, index)
-        packed = parts[0].view(-1)[index >> 1]
-        codes = torch.where(index & 1 == 1, packed & 15, packed >> 4).to(torch.int32)
+        codes = packing.pick(parts[0], index, storage.packing)
         blocks = slice(0, parts[1].numel())
         return (
             thresholds(storage, ids.device)[0][codes]
             * block_scales(parts, blocks)[index // storage.block]
         )
-    codes = parts[0].view(rows, length)
+    codes = parts[0].view(rows, length // storage.per_byte)
     bits = codes.view(torch.int16) if codes.dtype.itemsize == 2 else codes
     lines = bits[ids].view(codes.dtype)
     if storage.holds_values:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.numbers.packing import pack
 from stowage._ops.numbers.rounding import spans
 from stowage._ops.storage import Storage
 
@@ -63,7 +64,7 @@ def uniform(key: int, first: int, last: int, device: torch.device) -> Tensor:
 @cache
 def _table(storage: Storage) -> tuple[Tensor, Tensor]:
     """The finite values in order, fp32, and their codes (as uint8 or int16). One zero."""
-    if storage.flat:
+    if storage.per_byte == 2:
         codes = torch.arange(16, dtype=torch.uint8)
         values = torch.tensor(storage.values, dtype=torch.float32)
     elif storage.codes == "int8":
@@ -129,8 +130,8 @@ def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor
 
 
 def _as_codes(out: Tensor, like: Tensor, storage: Storage) -> Tensor:
-    if not storage.flat:
+    if storage.per_byte == 1:
         return out.view(like.dtype).view(like.shape)
     zero = storage.values.index(0.0)
     pairs = torch.nn.functional.pad(out, (0, out.numel() % 2), value=zero)
-    return (pairs[0::2] * 16 + pairs[1::2]).view(like.shape)
+    return pack(pairs, storage.packing).view(like.shape)

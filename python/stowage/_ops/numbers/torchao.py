@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from stowage._ops.numbers.packing import pack, pick
 from stowage._ops.numbers.rounding import check_finite, round_to_odd, spans
 from stowage._ops.storage import Storage
 
@@ -76,7 +77,7 @@ def quantize(x: Tensor, storage: Storage) -> list[Tensor]:
         largest = v.abs().amax(1)
         absmax[span].copy_(largest)
         coded = encode(rounded(v / largest[:, None], storage), storage).view(-1)
-        packed = coded[0::2] * 16 + coded[1::2]
+        packed = pack(coded, storage.packing)
         codes.view(-1)[span.start * block // 2 : span.stop * block // 2].copy_(packed)
     return [codes, *nest(absmax, storage)]
 
@@ -119,7 +120,6 @@ def block_scales(parts: Sequence[Tensor], storage: Storage, blocks: Tensor) -> T
 
 def decode(parts: Sequence[Tensor], storage: Storage, index: Tensor) -> Tensor:
     """Elements of the flat weight, exact, as fp32 (fp64 for f64)."""
-    packed = parts[0].view(-1)[index >> 1]
-    codes = torch.where(index & 1 == 1, packed & 15, packed >> 4).to(torch.int32)
+    codes = pick(parts[0], index, storage.packing)
     table = parts[4].to(work(storage))
     return rounded(table[codes] * block_scales(parts, storage, index // storage.block), storage)
