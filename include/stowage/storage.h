@@ -73,8 +73,8 @@ class STOWAGE_API Shape {
 };
 STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
 
-enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4 };
-inline constexpr int kCodesCount = 8;
+enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4, f4_e2m1 };
+inline constexpr int kCodesCount = 9;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32, except in nf4:torchao, whose parts keep the type of the values
 /// that were quantized (`of_values` stands for that type until there are values), and powers of
@@ -156,8 +156,8 @@ struct STOWAGE_API Layout {
 /// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
-/// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout() where
-/// no row of the table has the storage.
+/// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()
+/// where no row of the table has the storage.
 STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape);
 
 }  // namespace v0

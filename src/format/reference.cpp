@@ -43,6 +43,8 @@ Precision precision(Codes codes) noexcept {
       return {3, -6};
     case Codes::f8_e5m2:
       return {2, -14};
+    case Codes::f4_e2m1:
+      return {1, 0};
     default:
       return {23, -126};
   }

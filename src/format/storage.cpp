@@ -217,8 +217,9 @@ std::string legal_storages() {
     for (const FormRow& row : form_rows())
       if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
-         "; for nf4 and fp4 a power of two from " + std::to_string(kMinBlock4) + " to " +
-         std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
+         ", for f4_e2m1 an even one; for nf4 and fp4 a power of two from " +
+         std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +
+         ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
          std::to_string(kMaxScalerBlock) + ", of block<M>x<N> from " + std::to_string(kMinRows) +
          ")";

@@ -17,10 +17,11 @@ constexpr float pow2(int e) {  // for normal results, -126 <= e <= 127
   return std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
 }
 
-// sign | exponent | mantissa. `kIeee`: the largest exponent holds inf and NaN (e5m2); otherwise
-// only the last code of each sign is NaN and all others are numbers (e4m3fn). Source: Micikevicius
-// et al., "FP8 formats for deep learning" (2022), and OCP OFP8 1.0, table 1.
-template <int kExp, int kMan, bool kIeee>
+// sign | exponent | mantissa. What the largest exponent holds: inf and NaN (e5m2); numbers, and NaN
+// in the last code of each sign (e4m3fn); numbers (e2m1). Source: Micikevicius et al., "FP8 formats
+// for deep learning" (2022), and OCP OFP8 1.0, table 1.
+enum class Specials { ieee, nan, none };
+template <int kExp, int kMan, Specials kSpecials>
 consteval auto minifloat_values() {
   constexpr int kBias = (1 << (kExp - 1)) - 1, kOne = 1 << kMan, kTop = (1 << kExp) - 1;
   constexpr std::size_t kSign = std::size_t{1} << (kExp + kMan);
@@ -29,17 +30,20 @@ consteval auto minifloat_values() {
     const int exp = static_cast<int>(code) / kOne, man = static_cast<int>(code) % kOne;
     float v = exp == 0 ? static_cast<float>(man) * pow2(1 - kBias - kMan)  // subnormal
                        : static_cast<float>(kOne + man) * pow2(exp - kBias - kMan);
-    if (kIeee && exp == kTop)
+    if (kSpecials == Specials::ieee && exp == kTop)
       v = man == 0 ? std::numeric_limits<float>::infinity()
                    : std::numeric_limits<float>::quiet_NaN();
-    if (!kIeee && code + 1 == kSign) v = std::numeric_limits<float>::quiet_NaN();
+    if (kSpecials == Specials::nan && code + 1 == kSign)
+      v = std::numeric_limits<float>::quiet_NaN();
     values[code] = v;
     values[kSign + code] = -v;
   }
   return values;
 }
-constexpr auto kE4m3 = minifloat_values<4, 3, false>();
-constexpr auto kE5m2 = minifloat_values<5, 2, true>();
+constexpr auto kE4m3 = minifloat_values<4, 3, Specials::nan>();
+constexpr auto kE5m2 = minifloat_values<5, 2, Specials::ieee>();
+// OCP microscaling formats (MX) 1.0, table 5: 0 0.5 1 1.5 2 3 4 6 and their negatives.
+constexpr auto kE2m1 = minifloat_values<2, 1, Specials::none>();
 
 consteval auto int8_values() {  // two's complement; -128 is never written, but a file may hold it
   std::array<float, 256> values{};
@@ -85,6 +89,7 @@ constexpr auto kFp4 = fp4_values();
 
 constexpr Scaling kNone{};
 constexpr Scaling kRow{.kind = Scaling::Kind::row};
+constexpr Scaling kBlock32{.kind = Scaling::Kind::block, .block = 32};
 constexpr Scaling kBlock64{.kind = Scaling::Kind::block, .block = 64};
 constexpr float kLargestBf16 = 0x1.fep127f;
 constexpr float kLargestF32 = std::numeric_limits<float>::max();
@@ -98,6 +103,7 @@ constexpr std::array<FormatTrait, kCodesCount> kFormats{{
     {Codes::int8, "int8", 8, 127.0f, kInt8, Dtype::i8, kRow},
     {Codes::nf4, "nf4", 4, 1.0f, kNf4, Dtype::u8, kBlock64},
     {Codes::fp4, "fp4", 4, 1.0f, kFp4, Dtype::u8, kBlock64},
+    {Codes::f4_e2m1, "f4_e2m1", 4, 6.0f, kE2m1, Dtype::u8, kBlock32},
 }};
 static_assert(std::ranges::all_of(kFormats,
                                   [](const FormatTrait& t) {
@@ -125,6 +131,11 @@ constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,
                                .e8m0 = true};
+constexpr Legal kPackedLegal{.kinds = kScaledLegal.kinds,
+                             .least_block = kMinBlock,
+                             .most_block = kMaxBlock,
+                             .even = true,
+                             .e8m0 = true};
 constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .least_block = kMinBlock4,
                          .most_block = kMaxBlock4,
@@ -147,6 +158,8 @@ constexpr std::array kForms{
     FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kScaledLegal},
     FormRow{Codes::nf4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::fp4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
+    FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,
+            PowerRule::floor},
     FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
             kTorchaoLegal},
 };

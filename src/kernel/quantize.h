@@ -12,8 +12,9 @@ inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
 
 /// The largest |x| of n values. f64 is rounded to fp32 first.
 using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
-/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x and r > 0 that make |x r| at most next
-/// to F: r = fl(1 / fl(amax / F)). f64 is rounded to fp32 first.
+/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x and r > 0 that make |x r|, for codes of
+/// 8 bits, at most next to F: r = fl(1 / fl(amax / F)). f64 is rounded to fp32 first. Two codes in
+/// a byte: the first in the low half, and a half without a code is 0.
 using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
 /// codes[i] = x[i] rounded once, to nearest even, saturating; NaN and inf pass as the format has
 /// them. Returns the largest |x|; a finite f64 too large for fp32 counts as finite.
@@ -36,7 +37,7 @@ using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thres
 
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
-  EncodeKernel encode[kCodesCount][kValueDtypes];  // f8_e4m3, f8_e5m2, int8; else null
+  EncodeKernel encode[kCodesCount][kValueDtypes];  // the codes of Codec::amax; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
   TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null

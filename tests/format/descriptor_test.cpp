@@ -41,6 +41,8 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
        kNone},
       {"fp4", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 64, 0, S::plain,
        kNone},
+      {"f4_e2m1", low_first, Codec::amax, FileForm::manifest, K::along, 32, 0, S::plain, kNone},
+      {"f4_e2m1:row", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
       {"nf4:block128:nested", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 128,
        256, S::mapped, kNone},
       {"nf4:torchao:block32:scaler8:f16", high_first, Codec::torchao, FileForm::manifest, K::flat,
@@ -66,15 +68,18 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
   }
 }
 
-TEST(Descriptor, QuestionsTellTheThreeKindsOfCodesApart) {
+TEST(Descriptor, QuestionsTellTheKindsOfCodesApart) {
   for (const FormatTrait& format : formats()) {
     const Storage storage{.codes = format.codes, .scaling = format.default_scaling};
+    const Packing packing = describe(storage).packing;
     const int kinds = static_cast<int>(is_value_cast(format.codes)) +
                       static_cast<int>(has_byte_codes(storage)) +
-                      static_cast<int>(runs_across_rows(storage));
+                      static_cast<int>(packing != Packing::whole);
     EXPECT_EQ(kinds, 1) << format.name;
     EXPECT_EQ(is_value_cast(format.codes), format.values.empty()) << format.name;
-    EXPECT_EQ(runs_across_rows(storage), format.values.size() == 16) << format.name;
+    EXPECT_EQ(codes_in_a_byte(packing), format.values.size() == 16 ? 2 : 1) << format.name;
+    EXPECT_EQ(runs_across_rows(storage), describe(storage).scale.group.kind == Group::Kind::flat)
+        << format.name;
   }
 }
 

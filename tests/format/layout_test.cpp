@@ -41,6 +41,10 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
       {"f8_e4m3:block32:e8m0", {2, 65}, "codes U8 [2, 65] 130; scale U8 [2, 3] 6"},
       {"f8_e4m3:block128x128", {192, 300}, "codes U8 [192, 300] 57600; scale F32 [2, 3] 24"},
       {"int8:block2x7:e8m0", {3, 8}, "codes U8 [3, 8] 24; scale U8 [2, 2] 4"},
+      {"f4_e2m1", {3, 70}, "codes U8 [3, 35] 105; scale F32 [3, 3] 36"},
+      {"f4_e2m1:block32:e8m0", {2, 3, 64}, "codes U8 [2, 3, 32] 192; scale U8 [2, 6] 12"},
+      {"f4_e2m1:row2", {2, 3, 4}, "codes U8 [2, 3, 2] 12; scale F32 [2, 3, 1] 24"},
+      {"f4_e2m1:tensor", {2, 0}, "codes U8 [2, 0] 0; scale F32 [] 4"},
       {"nf4", {3, 43}, "codes U8 [65, 1] 65; absmax F32 [3] 12"},
       {"fp4:block32", {64}, "codes U8 [32, 1] 32; absmax F32 [2] 8"},
       {"nf4", {0, 4}, "codes U8 [0, 1] 0; absmax F32 [0] 0"},
@@ -74,6 +78,16 @@ TEST(Layout, RefusesShapesThatHaveNoRows) {
                        "at least 1 dimension");
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f8_e4m3:row2"), {8}), invalid_argument,
                        "at least 2 dimensions, got shape [8]");
+}
+
+TEST(Layout, RefusesRowsThatWouldBeginInsideOfAByte) {
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1"), {4, 63}), invalid_argument,
+                       "layout: a weight stored as f4_e2m1:block32 must have an even last "
+                       "dimension, got shape [4, 63]");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:tensor"), {64}), invalid_argument,
+                       "must have at least 2 dimensions, got shape [64]");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:row2"), {4, 64}), invalid_argument,
+                       "must have at least 3 dimensions, got shape [4, 64]");
 }
 
 TEST(Layout, RefusesBytesBeyond64Bits) {

@@ -98,6 +98,26 @@ TEST(QuantizeScaled, TiesGoToEven) {
   EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{127, 0, 2, 2, 0, 0xfe}));
 }
 
+// amax 6 makes the scale 1. Of two values as near the one with the even code is taken; the sign
+// stays, of zeros too; and the first of two codes lies in the low half of their byte.
+TEST(QuantizeScaled, E2m1TiesGoToEven) {
+  const std::vector<float> values{0.25f, 0.75f,  1.25f,  1.75f, 2.5f,  3.5f,
+                                  5.0f,  -0.25f, -0.75f, 0.0f,  -0.0f, 6.0f};
+  const Packed packed = pack("f4_e2m1:tensor", {2, 6}, values);
+  EXPECT_EQ(packed.floats(1), std::vector{1.0f});
+  EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{0x20, 0x42, 0x64, 0x86, 0x0A, 0x78}));
+}
+
+// OCP MX 1.0: 2^(floor(log2 amax) - 2). What is beyond 6 of these becomes 6.
+TEST(QuantizeScaled, E2m1TakesThePowerOfTwoBelowAmax) {
+  const Packed packed = pack("f4_e2m1:block2:e8m0", {6, 2},
+                             {7.9f, 1.0f, 4.0f, -7.0f, 3.99f, 0.25f, 0.0f, -0.0f, 0x1p-149f, 0.0f,
+                              std::numeric_limits<float>::max(), 0x1p127f});
+  EXPECT_EQ(packed.bytes(1), (std::vector<std::uint8_t>{127, 127, 126, 127, 1, 252}));
+  EXPECT_EQ(packed.decoded(), (std::vector{6.0f, 1.0f, 4.0f, -6.0f, 3.0f, 0.25f, 0.0f, -0.0f, 0.0f,
+                                           0.0f, 6 * 0x1p125f, 0x1p127f}));
+}
+
 TEST(QuantizeScaled, MultipliesByTheRoundedReciprocal) {
   // Find a value whose code differs between x * fl(1 / s) and x / s: the rule is the product.
   int found = 0;
@@ -138,8 +158,9 @@ TEST(QuantizeScaled, RequantizingAnF32DequantizationChangesNoCode) {
     s = s * 1664525u + 1013904223u;
     x = std::ldexp(static_cast<float>(static_cast<std::int32_t>(s)), -31 - static_cast<int>(s % 7));
   }
-  for (const char* storage : {"int8:row", "int8:block32", "f8_e4m3:row", "f8_e5m2:tensor",
-                              "f8_e4m3:block48", "nf4", "fp4", "nf4:block128"}) {
+  for (const char* storage :
+       {"int8:row", "int8:block32", "f8_e4m3:row", "f8_e5m2:tensor", "f8_e4m3:block48", "nf4",
+        "fp4", "nf4:block128", "f4_e2m1", "f4_e2m1:block32:e8m0", "f4_e2m1:row"}) {
     const Packed first = pack(storage, {64, 64}, values);
     const Packed second = pack(storage, {64, 64}, first.decoded());
     EXPECT_EQ(second.decoded(), first.decoded()) << storage;

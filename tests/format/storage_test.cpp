@@ -32,8 +32,9 @@ std::vector<Storage> all_legal() {
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none, and as many blocks again with e8m0; 3
-  // x 8 blocks x 2 rows x 2 types; 2 x 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
-  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 24u + 96u + 16u + 60u);
+  // x 8 blocks x 2 rows x 2 types; as one of these three f4_e2m1; 2 x 4 blocks x nested; torchao: 4
+  // blocks x 5 types x 3 scalers.
+  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 24u + 96u + 51u + 16u + 60u);
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -64,6 +65,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"nf4:torchao:block32:scaler1", "nf4:torchao:block32:scaler1"},
       {"nf4:torchao:block16:scaler2", "nf4:torchao:block16:scaler2"},
       {"nf4:torchao:scaler128:f16", "nf4:torchao:scaler128:f16"},
+      {"f4_e2m1", "f4_e2m1:block32"},
+      {"f4_e2m1:row", "f4_e2m1:row"},
+      {"f4_e2m1:block32:e8m0", "f4_e2m1:block32:e8m0"},
       {"fp4", "fp4:block64"},
       {"fp4:block4096:nested", "fp4:block4096:nested"},
   };
@@ -114,6 +118,10 @@ TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
                            "f8_e4m3:block99999999999",
                            "f8_e4m3:torchao",
                            "int8:none",
+                           "f4_e2m1:none",
+                           "f4_e2m1:nested",
+                           "f4_e2m1:block33",
+                           "f4_e2m1:block4x7",
                            "int8:nested",
                            "nf4:row",
                            "nf4:none",

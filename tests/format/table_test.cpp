@@ -64,6 +64,14 @@ TEST(Table, Fp4IsBitsandbytesOwn) {
   }
 }
 
+TEST(Table, E2m1IsThatOfTheMicroscalingFormats) {
+  const std::vector<float> magnitudes{0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (int code = 0; code < 8; ++code) {
+    expect_value(Codes::f4_e2m1, code, magnitudes[static_cast<std::size_t>(code)]);
+    expect_value(Codes::f4_e2m1, code + 8, -magnitudes[static_cast<std::size_t>(code)]);  // -0 too
+  }
+}
+
 TEST(Table, LargestIsTheLargestFiniteValue) {
   for (const FormatTrait& format : formats()) {
     float largest = 0;

@@ -38,14 +38,15 @@ std::int64_t count_of(Codes codes, const Bytes& bytes) {
 }
 
 TEST_P(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
-  for (const Codes codes : {Codes::f8_e4m3, Codes::f8_e5m2, Codes::int8, Codes::nf4, Codes::fp4}) {
+  for (const char* name :
+       {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "nf4", "fp4", "f4_e2m1:block64"}) {
+    const Storage storage = parse_storage(name);
+    const Codes codes = storage.codes;
     const Bytes all = every_code(codes);
     const std::int64_t n = count_of(codes, all);
-    const bool four = trait(codes).bits == 4;
-    const Storage storage = parse_storage(std::string(trait(codes).name) + (four ? "" : ":tensor"));
     for (const float scale : kScales) {
       const std::vector<float> scales(static_cast<std::size_t>(n), scale);
-      const Weight weight(storage, {n}, std::vector<const void*>{all.data(), scales.data()});
+      const Weight weight(storage, {1, n}, std::vector<const void*>{all.data(), scales.data()});
       for (const Dtype out : kValueTypes)
         EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, scales.data(), 64, n}, out),
                   reference_values(weight, out))

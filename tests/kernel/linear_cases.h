@@ -38,7 +38,11 @@ inline const char* const kStorages[] = {"f32",
                                         "nf4:block32",
                                         "nf4:block64:nested",
                                         "fp4",
-                                        "fp4:block128:nested"};
+                                        "fp4:block128:nested",
+                                        "f4_e2m1:row",
+                                        "f4_e2m1:block16",
+                                        "f4_e2m1:block32:e8m0",
+                                        "f4_e2m1:block2x48:e8m0"};
 inline constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
 enum class Data { normal, heavy, adversarial };

@@ -58,7 +58,8 @@ TEST_P(LinearMemoryOn, NothingOutsideTheArgumentsIsTouched) {
     for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
       for (const std::int64_t m : {1, 3, 18})
         for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
-          run_fenced(table(), against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
+          if (samples::holds(parse_storage(storage), {1, k}))
+            run_fenced(table(), against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
 }
 
 TEST(LinearMemory, HoldsAtMostOneTileOfScratch) {

@@ -25,8 +25,8 @@ std::int64_t block_of(const Weight& weight, std::int64_t i) {
       return i / (row / shape[1]);
     case Scaling::Kind::block: {
       const std::int64_t block = scaling.block, blocks = (row + block - 1) / block;
-      return trait(weight.storage().codes).bits == 4 ? i / block
-                                                     : i / row * blocks + i % row / block;
+      const bool flat = describe(weight.storage()).scale.group.kind == Group::Kind::flat;
+      return flat ? i / block : i / row * blocks + i % row / block;
     }
     case Scaling::Kind::block2: {
       const std::int64_t block = scaling.block, across = (row + block - 1) / block;
@@ -64,7 +64,7 @@ Worst worst_block(const Bytes& values, Dtype dtype, const Weight& weight) {
 TEST_P(Measure, FindsTheWorstBlock) {
   std::vector<std::string> names = storages();
   for (const char* of : {"nf4:torchao:block32:scaler4:f32", "f8_e4m3:block4x32",
-                         "int8:block128x128", "int8:block16x7:e8m0"})
+                         "int8:block128x128", "int8:block16x7:e8m0", "f4_e2m1:block32:e8m0"})
     names.emplace_back(of);
   for (const std::string& name : names) {
     const Storage storage = parse_storage(name);

@@ -48,10 +48,11 @@ TEST_P(Quantize, EveryBf16UnderEveryKindOfScale) {
       const auto half = static_cast<std::uint16_t>((i & 0x7FFF) <= most ? i : most);
       std::memcpy(values.data() + 2 * i, &half, 2);
     }
-    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor"}) {
+    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
+                             "f4_e2m1:block256x256:e8m0"}) {
       const Storage storage = parse_storage(name);
-      EXPECT_TRUE(quantized(table(), values, Dtype::bf16, {65536}, storage).bytes ==
-                  reference_parts(values, Dtype::bf16, {65536}, storage).bytes)
+      EXPECT_TRUE(quantized(table(), values, Dtype::bf16, {256, 256}, storage).bytes ==
+                  reference_parts(values, Dtype::bf16, {256, 256}, storage).bytes)
           << name << " amax " << amax;
     }
   }
@@ -135,6 +136,24 @@ TEST_P(Quantize, FourBitCodesAtEveryThreshold) {
           << to_string(storage);
     }
   }
+}
+
+// Every midpoint of E2M1 and its neighbours, under a scale of 1; beyond 6, which the power of two
+// of MX leaves to saturate; and both zeros.
+TEST_P(Quantize, E2m1CodesAtEveryMidpoint) {
+  std::vector<double> inputs{7.99, 0.0, -0.0, 0x1p-140};
+  for (const float middle : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f, 7.0f})
+    for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, 9.0f)})
+      inputs.insert(inputs.end(), {x, -x});
+  const Shape shape{1, static_cast<std::int64_t>(inputs.size())};
+  for (const char* name : {"f4_e2m1:block1024:e8m0", "f4_e2m1:tensor"})
+    for (const Dtype in : {Dtype::f64, Dtype::f32}) {
+      const Storage storage = parse_storage(name);
+      const Bytes values = as_type(inputs, in);
+      EXPECT_TRUE(quantized(table(), values, in, shape, storage).bytes ==
+                  reference_parts(values, in, shape, storage).bytes)
+          << name << " from " << disk_name(in);
+    }
 }
 
 TEST_P(Quantize, KeepsNanAndInfinityWhereAsked) {
@@ -226,12 +245,14 @@ TEST_P(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
 }
 
 TEST_P(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
-  const Shape shape{3, 251, 1001};
+  const Shape odd{3, 251, 1001}, even{3, 251, 1002};
   const Bytes values =
-      as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
-  for (const char* name : {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100",
-                           "nf4", "fp4:block128:nested"}) {
+      as_type(numbers(Kind::normal, static_cast<std::size_t>(even.elements())), Dtype::bf16);
+  for (const char* name :
+       {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100", "nf4",
+        "fp4:block128:nested", "f4_e2m1:tensor", "f4_e2m1:row2", "f4_e2m1:block32:e8m0"}) {
     const Storage storage = parse_storage(name);
+    const Shape& shape = holds(storage, odd) ? odd : even;
     const Parts expected = reference_parts(values, Dtype::bf16, shape, storage);
     for (const int threads : {1, 2, 3, 5}) {
       const auto pool = make_pool(threads);

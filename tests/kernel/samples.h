@@ -16,6 +16,7 @@
 #include "format/convert.h"
 #include "format/reference.h"
 #include "kernel/kernels.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 // What failures of parametrized tests print.
@@ -137,7 +138,9 @@ inline const std::vector<std::string>& every_storage() {
     std::vector<std::string> names = storages();
     for (const char* of : {"scaler1:f32", "scaler1:bf16", "scaler1:f16", "scaler2:f64"})
       names.push_back(std::string("nf4:torchao:block32:") + of);
-    for (const char* of : {"f8_e4m3:block4x32", "int8:block16x7", "f8_e5m2:block2x64:e8m0"})
+    for (const char* of : {"f8_e4m3:block4x32", "int8:block16x7", "f8_e5m2:block2x64:e8m0",
+                           "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
+                           "f4_e2m1:block32:e8m0", "f4_e2m1:block16x48:e8m0"})
       names.emplace_back(of);
     return names;
   }();
@@ -147,13 +150,18 @@ inline const std::vector<std::string>& every_storage() {
 inline const std::vector<Shape>& shapes() {
   static const std::vector<Shape> all{{1, 1},     {3, 5},     {4, 64}, {7, 67},  {33, 129},
                                       {2, 3, 50}, {150, 211}, {5, 0},  {0, 5},   {3, 2, 3, 3},
-                                      {1, 4097},  {64},       {6, 48}, {3, 192}, {128, 129}};
+                                      {1, 4097},  {64},       {6, 48}, {3, 192}, {128, 129},
+                                      {33, 130},  {3, 2, 70}};
   return all;
 }
 /// Whether a weight of this storage can have this shape.
 inline bool holds(const Storage& storage, const Shape& shape) {
   if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 2) return false;
   if (storage.scaling.kind == Scaling::Kind::block2 && shape.rank() != 2) return false;
+  if (describe(storage).packing == Packing::low_first) {
+    const int least = storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2;
+    return shape.rank() >= least && shape[shape.rank() - 1] % 2 == 0;
+  }
   const std::int64_t whole = storage.scaling.block * std::int64_t{storage.scaling.scaler_block};
   return storage.dialect == Dialect::standard ||
          (shape.rank() <= 2 && shape.elements() % whole == 0);

@@ -78,25 +78,26 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
   return rest > whole ? rest : whole;
 }
 
-/// RNE of a magnitude to fp8. kMantissa as in float8_value().
+/// RNE of a magnitude to fp8, or to e2m1. kMantissa as in float8_value(), 1 for e2m1.
 //   a, in [2^e, 2^(e+1))       e at least that of the least normal number, even if a is not
 //   a 2^(kMantissa - 23)       one unit of a's code is the grid of fp32 beside 2^e
 //   2^e + a 2^(kMantissa - 23) 2^e and those units, rounded; a carry to the next e is right too
 /// Returns the bits of that sum: units in the low half, e in the high one, 7 bits up. kBack, an
 /// even number of units that 2^e has from the start, takes back what the bias of e adds to a code.
 template <int kMantissa>
-I float8_sum(I a) {
-  constexpr int kLeast = 128 - (kMantissa == 3 ? 7 : 15);  // the exponent field of a normal number
+I minifloat_sum(I a) {
+  constexpr int kBias = kMantissa == 3 ? 7 : kMantissa == 2 ? 15 : 1;
+  constexpr int kLeast = 128 - kBias;  // the exponent field of a normal number
+  constexpr float kUnit = kMantissa == 3 ? 0x1p-20f : kMantissa == 2 ? 0x1p-21f : 0x1p-22f;
   constexpr int kBack = -(kLeast << kMantissa) & 0xFF;
   static_assert(kBack % 2 == 0, "ties go to the code that is even");
   const I one = (max(a, splat(kLeast << 23)) & 0x7F800000) | kBack;
-  return as_int(
-      Lanes::add_scaled(as_float(a), kMantissa == 3 ? 0x1p-20f : 0x1p-21f, as_float(one)));
+  return as_int(Lanes::add_scaled(as_float(a), kUnit, as_float(one)));
 }
 /// The code, of a magnitude that was cut to the largest value, in the low byte; above it is noise.
 template <int kMantissa>
-I float8_magnitude(I a) {
-  const I sum = float8_sum<kMantissa>(a);
+I minifloat_magnitude(I a) {
+  const I sum = minifloat_sum<kMantissa>(a);
   return sum + shift_right(sum, 23 - kMantissa);
 }
 
@@ -107,6 +108,7 @@ constexpr float largest_value() {
   return kCodes == Codes::f8_e4m3   ? 448.0f
          : kCodes == Codes::f8_e5m2 ? 57344.0f
          : kCodes == Codes::int8    ? 127.0f
+         : kCodes == Codes::f4_e2m1 ? 6.0f
          : kCodes == Codes::bf16    ? 0x1.fep127f
          : kCodes == Codes::f16     ? 65504.0f
                                     : 0x1.fffffep127f;
@@ -116,8 +118,10 @@ constexpr float largest_value() {
 template <Codes kCodes>
 I encode_finite(F x) {
   const I a = cut(magnitude(x), largest_value<kCodes>()), s = sign(x);
-  if constexpr (kCodes == Codes::f8_e4m3) return float8_magnitude<3>(a) | shift_right(s, 24);
-  if constexpr (kCodes == Codes::f8_e5m2) return float8_magnitude<2>(a) | shift_right(s, 24);
+  if constexpr (kCodes == Codes::f8_e4m3) return minifloat_magnitude<3>(a) | shift_right(s, 24);
+  if constexpr (kCodes == Codes::f8_e5m2) return minifloat_magnitude<2>(a) | shift_right(s, 24);
+  if constexpr (kCodes == Codes::f4_e2m1)
+    return (minifloat_magnitude<1>(a) & 7) | shift_right(s, 28);
   if constexpr (kCodes == Codes::int8)  // 1.5 x 2^23 has a grid of 1
     return as_int(as_float(a | s) + 0x1.8p23f) - as_int(splat(0x1.8p23f));
   if constexpr (kCodes == Codes::bf16) return bf16_bits(as_float(a | s));
@@ -173,8 +177,8 @@ constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
 /// largest value: a code in the low byte of each half.
 template <int kMantissa>
 I float8_pair(I pair, I magnitudes, F r) {
-  const I low = float8_sum<kMantissa>(as_int(as_float(magnitudes << 16) * r));
-  const I high = float8_sum<kMantissa>(as_int(as_float(magnitudes & kUpper) * r));
+  const I low = minifloat_sum<kMantissa>(as_int(as_float(magnitudes << 16) * r));
+  const I high = minifloat_sum<kMantissa>(as_int(as_float(magnitudes & kUpper) * r));
   // The code to bits 8 to 15, below the sign of a bf16 number.
   const I low_code = Lanes::template add_halves<8, 1 + kMantissa>(low);
   const I high_code = Lanes::template add_halves<8, 1 + kMantissa>(high);
@@ -347,7 +351,8 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
     }
     for (std::int64_t k = 0; k < all.block; k += kWidth) {  // kWidth divides all blocks
       const F quotient = load<kIn>(x + k * bytes_of(kIn)) / splat(absmax);
-      Lanes::store_nibbles<Packing::high_first>(codes + k / 2, ranks.of_spread(round_as<kIn>(quotient)));
+      Lanes::store_nibbles<Packing::high_first>(codes + k / 2,
+                                                ranks.of_spread(round_as<kIn>(quotient)));
     }
   }
   return most;

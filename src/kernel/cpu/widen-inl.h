@@ -23,6 +23,7 @@ constexpr int bits_of(Codes c) {
       return 8;
     case Codes::nf4:
     case Codes::fp4:
+    case Codes::f4_e2m1:
       return 4;
   }
   return 0;
