@@ -2,7 +2,7 @@
 """A language model whose weights rest on a disk, in half the memory that they take.
 
 A small Llama with random weights is built, stowed in int8 and saved; then it is loaded with a
-budget of half its bytes. Weights are read ahead while others work, and the answers are those of the
+budget of half its bytes. Weights are prefetched while others work, and the answers are those of the
 model in memory, bit for bit. Needs transformers. Run: python examples/offload.py [FOLDER]
 """
 

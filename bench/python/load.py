@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace) -> tuple[float, list[Row]]:
                 probe = limit(files, args.threads)
                 touch(2 * sum(file.stat().st_size for file in files), most=2 * probe)
                 taken = seconds(partial(load, layers, folder, name or None))
-                if turn:  # the first brings the heap to the size of these results
+                if turn:  # after the first the heap has the size of these results
                     limits.append(probe)
                     times[name].append(taken)
     least = statistics.median(limits)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multiplies every matrix of a packed model within a budget of memory, as a plan says: what saves
-// most stays, the rest is read ahead: planned MODEL BYTES.
+// most stays, the rest is prefetched: planned MODEL BYTES.
 #include <cmath>
 #include <cstdio>
 #include <set>

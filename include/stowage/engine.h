@@ -17,7 +17,7 @@ namespace stowage {
 
 namespace engine {
 class Core;
-struct Desk;
+struct Session;
 enum class Hold : std::uint8_t;
 }  // namespace engine
 
@@ -33,7 +33,7 @@ STOWAGE_API const char* to_string(Reads reads) noexcept;
 struct EngineOptions {
   std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that comes
   Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
-  int workers = 8;                 // threads that read ahead; 0 reads only what is asked for
+  int workers = 8;                 // threads that prefetch; 0 reads only what is asked for
   double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
   bool lock = false;   // keep the memory from being swapped; not with mapped reads
   /// Names of weights and tensors that never come into memory: leases give the mapping. The budget
@@ -44,7 +44,7 @@ struct EngineOptions {
 struct EngineReport {
   Reads reads;                                       // what automatic came to
   std::uint64_t acquired = 0, hits = 0, misses = 0;  // acquired = hits + misses + late + borrowed
-  std::uint64_t late = 0;      // were being read ahead and had to be waited for
+  std::uint64_t late = 0;      // were being prefetched and had to be waited for
   std::uint64_t borrowed = 0;  // read from the mapping: no room, and the thread held another lease
   std::uint64_t ahead = 0;     // weights whose read was begun before somebody asked
   std::uint64_t evicted = 0;
@@ -69,15 +69,16 @@ class STOWAGE_API Lease {
  private:
   friend class engine::Core;
   using Time = std::chrono::steady_clock::time_point;
-  Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold, Time begun) noexcept;
-  std::shared_ptr<engine::Desk> desk_;
+  Lease(std::shared_ptr<engine::Session> session, WeightId id, engine::Hold hold,
+        Time begun) noexcept;
+  std::shared_ptr<engine::Session> session_;
   WeightId id_;
   engine::Hold hold_;
   Time begun_;  // for a trace
 };
 
 /// Holds at most `ram` bytes of a file's weights. Which weight is used next is learnt from use, by
-/// input signature, and read ahead; a wrong guess costs one read. Threads may share an engine: one
+/// input signature, and prefetch; a wrong guess costs one read. Threads may share an engine: one
 /// that holds a lease never waits for room. A weight and its scales come and go as one.
 ///
 /// In a forked child, the parent's engines hold nothing: leases show the mapping.

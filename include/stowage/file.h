@@ -70,10 +70,10 @@ class STOWAGE_API File {
   const WeightInfo* find_weight(std::string_view name) const noexcept;
   const std::map<std::string, std::string>& unreadable() const noexcept;  // as in FoundWeights
   Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
-  /// Brings a part of a tensor's bytes into memory before they are read: advice, which never
+  /// Fetches a part of a tensor's bytes into memory before they are read: advice, which never
   /// throws; a part that reaches past the tensor's end ends there.
   void populate(const TensorInfo& tensor, std::uint64_t begin, std::uint64_t bytes) const noexcept;
-  /// Gives the pages of a tensor back to the system; the next read brings them again.
+  /// Gives the pages of a tensor back to the system; the next read fetches them again.
   void drop(const TensorInfo& tensor) const noexcept;
   /// Throws bad_file where a file was cut short, written in place or unreadable since it was
   /// opened, as far as its size, its time of change and what was read by now tell. One that was

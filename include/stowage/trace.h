@@ -10,7 +10,7 @@ namespace stowage {
 inline namespace v0 {
 
 /// Records what all engines of the process do from now on: `read` (a piece of a weight comes, on
-/// the thread that brings it), `wait` (acquire() for bytes or room) and `use` (a lease lives). At
+/// the thread that fetches it), `wait` (acquire() for bytes or room) and `use` (a lease lives). At
 /// most `most_events` are kept, about 100 bytes each. Throws invalid_argument if a trace is
 /// running.
 STOWAGE_API void start_trace(std::size_t most_events = std::size_t{1} << 20);

@@ -48,7 +48,7 @@ class MappedFile {
   int open_direct() const;
   /// Fills `out` from `offset`. Throws io; bad_file where the file ends before.
   void read(std::uint64_t offset, std::span<std::byte> out) const;
-  /// Brings the pages of the range and maps them, large ones where the file system can. Returns 0,
+  /// Fetches the pages of the range and maps them, large ones where the file system can. Returns 0,
   /// or -1 and errno; a page that cannot be had is no error of this call's caller yet.
   int populate(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// Releases the pages that lie wholly inside the range; the next touch reads them again.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from a pattern and values, checked when compiled. {fmt} itself is compiled in one file: as
-// headers alone it costs every file that formats a line four seconds.
+// Text from a pattern and arguments, checked when compiled. {fmt} itself is compiled in one file:
+// as headers alone it costs every file that formats a line four seconds.
 #pragma once
 
 #if __has_include(<fmt/base.h>)
@@ -13,12 +13,12 @@
 
 namespace stowage {
 
-std::string vformatted(fmt::string_view pattern, fmt::format_args values);
+std::string vformatted(fmt::string_view pattern, fmt::format_args arguments);
 
-/// The pattern with its {} replaced by the values: numbers and strings.
-template <class... Values>
-std::string formatted(fmt::format_string<Values...> pattern, Values&&... values) {
-  return vformatted(pattern, fmt::make_format_args(values...));
+/// The pattern with its {} replaced by the arguments: numbers and strings.
+template <class... Arguments>
+std::string formatted(fmt::format_string<Arguments...> pattern, Arguments&&... arguments) {
+  return vformatted(pattern, fmt::make_format_args(arguments...));
 }
 
 }  // namespace stowage

@@ -36,7 +36,7 @@ double counted(const MappedFile& file) {
   return static_cast<double>(cached) / static_cast<double>(there.size());
 }
 
-// Other pages each time: a read that would have to wait may bring its page all the same.
+// Other pages each time: a read that would have to wait may fetch its page all the same.
 std::uint64_t next_random() {
   static std::atomic<std::uint64_t> state{
       static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count())};

@@ -13,7 +13,7 @@ namespace stowage {
 std::unique_ptr<Executor> make_pool(int threads);
 
 /// A thread of ours. Signals are for the host's threads and blocked in it, but for those that a
-/// thread brings on itself: blocked, they would end the process past every handler (map_guard.h).
+/// thread causes itself: blocked, they would end the process past every handler (map_guard.h).
 /// Throws out_of_memory where the system starts no more threads; the caller's signals are as they
 /// were.
 std::thread start_thread(std::function<void()> body);

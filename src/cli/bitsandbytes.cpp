@@ -43,11 +43,11 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
-std::string_view module_name(const Packing& packing) { return module_path(packing.item.name); }
+std::string_view module_name(const PackTask& packing) { return module_path(packing.item.name); }
 
-void check_storages(const std::vector<Packing>& packings) {
-  const Packing* first = nullptr;
-  for (const Packing& packing : packings) {
+void check_storages(const std::vector<PackTask>& packings) {
+  const PackTask* first = nullptr;
+  for (const PackTask& packing : packings) {
     if (!packing.packed()) continue;
     const std::string found = packing.item.name + " as " + to_string(packing.storage);
     if (describe(packing.storage).file != FileForm::quant_state)
@@ -63,9 +63,9 @@ void check_storages(const std::vector<Packing>& packings) {
 
 // Modules that stay plain although transformers would take them for 4-bit ones. lm_head always: it
 // may be tied, and then no tensor of the file shows it.
-std::vector<std::string> skipped_modules(const std::vector<Packing>& packings) {
+std::vector<std::string> skipped_modules(const std::vector<PackTask>& packings) {
   std::vector<std::string> skipped{"lm_head"};
-  for (const Packing& packing : packings) {
+  for (const PackTask& packing : packings) {
     const std::string& name = packing.item.name;
     if (packing.packed() || packing.item.shape.rank() != 2 || !name.ends_with(".weight")) continue;
     if (!is_embedding(name) && module_name(packing) != "lm_head")
@@ -75,8 +75,8 @@ std::vector<std::string> skipped_modules(const std::vector<Packing>& packings) {
 }
 
 // transformers skips every module whose path starts or ends with a listed name.
-void check_skips(const std::vector<std::string>& skipped, const std::vector<Packing>& packings) {
-  for (const Packing& packing : packings)
+void check_skips(const std::vector<std::string>& skipped, const std::vector<PackTask>& packings) {
+  for (const PackTask& packing : packings)
     for (const std::string& name : skipped)
       if (packing.packed() &&
           (module_name(packing).ends_with(name) || module_name(packing).starts_with(name + ".")))
@@ -86,10 +86,10 @@ void check_skips(const std::vector<std::string>& skipped, const std::vector<Pack
                               name, module_name(packing)));
 }
 
-Json quantization_config(const std::vector<Packing>& packings,
+Json quantization_config(const std::vector<PackTask>& packings,
                          const std::vector<std::string>& skipped) {
-  const auto packed = std::ranges::find_if(packings, &Packing::packed);
-  const bool nested = std::ranges::any_of(packings, [](const Packing& packing) {
+  const auto packed = std::ranges::find_if(packings, &PackTask::packed);
+  const bool nested = std::ranges::any_of(packings, [](const PackTask& packing) {
     return packing.packed() && packing.storage.scaling.nested;
   });
   return {{"_load_in_4bit", true},
@@ -117,7 +117,7 @@ void set_dtype(Json& config, std::optional<Dtype> compute) {
 
 std::string text_of(const Json& config) { return config.dump(2) + "\n"; }
 
-std::string config_for_bitsandbytes(const Output& output, const std::vector<Packing>& packings,
+std::string config_for_bitsandbytes(const Output& output, const std::vector<PackTask>& packings,
                                     const PackOptions& options) {
   check_storages(packings);
   if (!output.is_folder())
@@ -140,17 +140,18 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Pack
 
 }  // namespace
 
-std::optional<std::string> packed_config(const Output& output, const std::vector<Packing>& packings,
+std::optional<std::string> packed_config(const Output& output,
+                                         const std::vector<PackTask>& packings,
                                          const PackOptions& options) {
   if (options.for_bitsandbytes) return config_for_bitsandbytes(output, packings, options);
   const auto text = output.config();
   if (!text) return text;
   std::vector<WeightInfo> resting;
-  for (const Packing& packing : packings) {
+  for (const PackTask& packing : packings) {
     const WeightInfo* const weight = packing.item.weight;
     if (packing.packed())
       resting.push_back({packing.item.name, packing.storage, packing.item.shape, {}, {}});
-    else if (packing.action == Packing::Action::copy && weight != nullptr)
+    else if (packing.action == PackTask::Action::copy && weight != nullptr)
       resting.push_back({weight->name, weight->storage, weight->shape, {}, {}});
   }
   const std::string said = quantization_config(resting);

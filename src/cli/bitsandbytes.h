@@ -15,7 +15,8 @@ namespace stowage::cli {
 /// form; nothing where the model has none. Throws UsageError where the plan holds what bitsandbytes
 /// cannot, io without a config.json, bad_file where it is no JSON object, unsupported for models
 /// whose weights bitsandbytes transposes.
-std::optional<std::string> packed_config(const Output& output, const std::vector<Packing>& packings,
+std::optional<std::string> packed_config(const Output& output,
+                                         const std::vector<PackTask>& packings,
                                          const PackOptions& options);
 
 /// The same text without quantization_config: of a model that is plain again.

@@ -78,7 +78,7 @@ Output::Output(std::string in, std::string out, bool force)
 
 Output::~Output() {
   if (committed_ || !folder_) return;
-  std::error_code ignored;  // the failure that brought us here is the one to tell
+  std::error_code ignored;  // the failure that led here is the one to tell
   if (!created_.empty())
     fs::remove_all(created_, ignored);
   else

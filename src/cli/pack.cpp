@@ -25,23 +25,23 @@ std::uint64_t bytes_of(const std::vector<Declaration>& tensors) {
   return bytes;
 }
 
-WriterOptions writer_options(const File& file, const std::vector<Packing>& packings,
+WriterOptions writer_options(const File& file, const std::vector<PackTask>& packings,
                              const PackOptions& options) {
   WriterOptions made;
   made.metadata = file.metadata();
   made.shard_bytes = options.shard_bytes;
-  for (const Packing& packing : packings) {
+  for (const PackTask& packing : packings) {
     const Item& item = packing.item;
     if (packing.packed())
       made.weights.push_back({item.name, packing.storage, item.shape, {}, packing.compute});
-    else if (packing.action == Packing::Action::copy && item.rests())
+    else if (packing.action == PackTask::Action::copy && item.rests())
       made.weights.push_back(
           {item.name, item.weight->storage, item.shape, {}, item.weight->compute});
   }
   return made;
 }
 
-Weight quantize_values(const Packing& packing, const ItemValues& values, bool keep_nonfinite) {
+Weight quantize_values(const PackTask& packing, const ItemValues& values, bool keep_nonfinite) {
   try {
     return quantize(values.data(), values.dtype(), packing.item.shape, packing.storage,
                     {.keep_nonfinite = keep_nonfinite});
@@ -51,10 +51,10 @@ Weight quantize_values(const Packing& packing, const ItemValues& values, bool ke
   }
 }
 
-Loss write_packing(const File& file, const Packing& packing, const PackOptions& options,
+Loss write_packing(const File& file, const PackTask& packing, const PackOptions& options,
                    Writer& writer) {
   const Item& item = packing.item;
-  if (packing.action == Packing::Action::copy) {
+  if (packing.action == PackTask::Action::copy) {
     if (item.rests())
       writer.write_weight(item.name, file.weight(item.name));
     else
@@ -63,19 +63,19 @@ Loss write_packing(const File& file, const Packing& packing, const PackOptions& 
   }
   const ItemValues values(file, item);
   // A plain tensor is cast as `model.to(dtype)` would cast it: masks of -inf pass.
-  const bool keep = options.keep_nonfinite || packing.action == Packing::Action::cast;
+  const bool keep = options.keep_nonfinite || packing.action == PackTask::Action::cast;
   const Weight weight = quantize_values(packing, values, keep);
   writer.write_weight(item.name, weight);
   return packing.packed() ? measure(values.data(), values.dtype(), weight) : Loss{};
 }
 
-std::vector<Outcome> write_all(const File& file, const std::vector<Packing>& packings,
+std::vector<Outcome> write_all(const File& file, const std::vector<PackTask>& packings,
                                const PackOptions& options, Writer& writer) {
   std::uint64_t total = 0;
-  for (const Packing& packing : packings) total += packing.item.bytes;
+  for (const PackTask& packing : packings) total += packing.item.bytes;
   Progress progress("packing", total);
   std::vector<Outcome> outcomes;
-  for (const Packing& packing : packings) {
+  for (const PackTask& packing : packings) {
     check_interrupt();
     progress.at(packing.item.name);
     const Loss loss = in_tensor(file, packing.item,
@@ -93,11 +93,11 @@ std::vector<Outcome> write_all(const File& file, const std::vector<Packing>& pac
 void pack(const PackOptions& options) {
   catch_interrupts();
   const File file = File::open(options.in);
-  const std::vector<Packing> packings = plan_pack(file, options);
+  const std::vector<PackTask> packings = plan_pack(file, options);
   Output output(options.in, options.out, options.force);
   const auto config = packed_config(output, packings, options);
   std::vector<Declaration> tensors;
-  for (const Packing& packing : packings)
+  for (const PackTask& packing : packings)
     for (Declaration& tensor : declarations(packing)) tensors.push_back(std::move(tensor));
   Writer writer(output.weights_path(), std::move(tensors), writer_options(file, packings, options));
   const std::vector<Outcome> outcomes = write_all(file, packings, options, writer);

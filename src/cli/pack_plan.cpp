@@ -19,7 +19,7 @@ std::optional<Dtype> compute_of(const Item& item, const PackOptions& options) {
   return item.tensor->dtype == Dtype::f64 ? Dtype::f32 : item.tensor->dtype;
 }
 
-void make_rest(Packing& packing, const File& file, const Storage& asked,
+void make_rest(PackTask& packing, const File& file, const Storage& asked,
                const PackOptions& options) {
   const Item& item = packing.item;
   const Storage storage =
@@ -29,14 +29,14 @@ void make_rest(Packing& packing, const File& file, const Storage& asked,
     return;
   }
   in_tensor(file, item, [&] { return layout(storage, item.shape); });
-  packing.action = Packing::Action::quantize;
+  packing.action = PackTask::Action::quantize;
   packing.storage = storage;
   packing.compute = compute_of(item, options);
 }
 
 // Plain floats follow --compute. What rests stays as it is, unless a rule says `plain` or the
 // reader could not open it.
-void make_plain(Packing& packing, bool by_rule, const PackOptions& options) {
+void make_plain(PackTask& packing, bool by_rule, const PackOptions& options) {
   const Item& item = packing.item;
   std::optional<Dtype> dtype = options.compute;
   if (item.rests()) {
@@ -48,7 +48,7 @@ void make_plain(Packing& packing, bool by_rule, const PackOptions& options) {
   } else if (!item.is_plain_float() || !dtype || dtype == item.tensor->dtype) {
     return;
   }
-  packing.action = Packing::Action::cast;
+  packing.action = PackTask::Action::cast;
   packing.storage = plain_storage(*dtype);
 }
 
@@ -83,16 +83,16 @@ void check_rules(const Policy& policy, const std::vector<Item>& all) {
 
 }  // namespace
 
-std::vector<Packing> plan_pack(const File& file, const PackOptions& options) {
+std::vector<PackTask> plan_pack(const File& file, const PackOptions& options) {
   const std::vector<Item> all = items_of(file);
   check_rules(options.policy, all);
-  std::vector<Packing> packings;
+  std::vector<PackTask> packings;
   for (const Item& item : all) {
     const Item* tied = embedding_of(file, item, all);
     const std::string& name = tied == nullptr ? item.name : tied->name;
     const bool floating = item.is_plain_float() || item.rests();
     const Choice choice = choose(options.policy, name, item.shape, floating);
-    Packing packing{.item = item, .storage = {}, .reason = choice.reason, .compute = {}};
+    PackTask packing{.item = item, .storage = {}, .reason = choice.reason, .compute = {}};
     if (tied != nullptr) packing.reason = "tied to " + name;
     if (choice.storage)
       make_rest(packing, file, *choice.storage, options);
@@ -103,14 +103,14 @@ std::vector<Packing> plan_pack(const File& file, const PackOptions& options) {
   return packings;
 }
 
-std::vector<Declaration> declarations(const Packing& packing) {
+std::vector<Declaration> declarations(const PackTask& packing) {
   const Item& item = packing.item;
   switch (packing.action) {
-    case Packing::Action::quantize:
+    case PackTask::Action::quantize:
       return disk_layout(item.name, packing.storage, item.shape);
-    case Packing::Action::cast:
+    case PackTask::Action::cast:
       return {{item.name, trait(packing.storage.codes).disk, item.shape, "", 0}};
-    case Packing::Action::copy:
+    case PackTask::Action::copy:
       break;
   }
   if (item.rests()) return disk_layout(item.name, item.weight->storage, item.shape);

@@ -10,7 +10,7 @@
 
 namespace stowage::cli {
 
-struct Packing {
+struct PackTask {
   enum class Action { copy, cast, quantize };  // cast: a plain tensor to the compute dtype
   Item item;
   Action action = Action::copy;
@@ -23,9 +23,9 @@ struct Packing {
 
 /// Throws UsageError for a rule that no tensor matches, invalid_argument where a storage cannot
 /// hold a shape.
-std::vector<Packing> plan_pack(const File& file, const PackOptions& options);
+std::vector<PackTask> plan_pack(const File& file, const PackOptions& options);
 
 /// What the packing becomes in the new file.
-std::vector<Declaration> declarations(const Packing& packing);
+std::vector<Declaration> declarations(const PackTask& packing);
 
 }  // namespace stowage::cli

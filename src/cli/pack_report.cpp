@@ -35,7 +35,7 @@ Totals sum(const std::vector<Outcome>& outcomes) {
 }
 
 Json row(const Outcome& outcome) {
-  const Packing& packing = outcome.packing;
+  const PackTask& packing = outcome.packing;
   const auto sizes = packing.item.shape.sizes();
   Json json{{"name", packing.item.name},
             {"shape", std::vector<std::int64_t>(sizes.begin(), sizes.end())},

@@ -10,7 +10,7 @@
 namespace stowage::cli {
 
 struct Outcome {
-  Packing packing;
+  PackTask packing;
   std::uint64_t bytes = 0;  // in the new file
   Loss loss{};              // of packed weights
 };

@@ -114,11 +114,11 @@ Core::~Core() { stop(); }
 
 void Core::stop() noexcept {
   if (forked()) return;
-  std::vector<std::shared_ptr<Desk>> desks;  // end after the lock
+  std::vector<std::shared_ptr<Session>> sessions;  // end after the lock
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
-    desks.swap(desks_);
+    sessions.swap(sessions_);
   }
   cancel();
   for (std::thread& worker : workers_)
@@ -173,18 +173,18 @@ void Core::bound_look_ahead() noexcept {
 // Begins to read what is expected after the thread's turn, for as many bytes as the window has. A
 // thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
 // in the file are wanted together and read as one.
-void Core::read_ahead(Desk& desk) {
+void Core::prefetch(Session& session) {
   if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == coming_) return;
-  Window& window = desk.window;
-  if (window.epoch == epoch_ && window.first() == desk.turn.current &&
-      window.end().signature == desk.turn.signature) {
+  Window& window = session.window;
+  if (window.epoch == epoch_ && window.first() == session.turn.current &&
+      window.end().signature == session.turn.signature) {
     window.pop();
   } else {
     while (window.size() > 0) state(window.pop()).wanted = 0;
-    window.restart(desk.turn);
+    window.restart(session.turn);
     window.epoch = epoch_;
   }
-  const std::uint64_t taken = window.bytes() + in_ring(desk.turn.current);
+  const std::uint64_t taken = window.bytes() + in_ring(session.turn.current);
   const std::uint64_t room = ahead_ - std::min(ahead_, taken);
   if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
                              room >= std::min(kByteStride, ahead_ / 4)))
@@ -307,9 +307,9 @@ void Core::check_id(WeightId id) const {
                                                 file_.paths().front(), units_.size(), id));
 }
 
-// Not the thread's own desk: what that knows is of the parent's engine.
+// Not the thread's own session: what that knows is of the parent's engine.
 Lease Core::lend_to_child(WeightId id) {
-  return {std::make_shared<Desk>(shared_from_this(), std::this_thread::get_id()), id,
+  return {std::make_shared<Session>(shared_from_this(), std::this_thread::get_id()), id,
           Hold::borrowed, trace_time()};
 }
 
@@ -321,7 +321,7 @@ const Unit& Core::checked_unit(WeightId id) const {
 Lease Core::acquire(WeightId id) {
   check_id(id);
   if (forked()) return lend_to_child(id);
-  std::shared_ptr<Desk> own = desk();
+  std::shared_ptr<Session> own = session();
   const Turn turn = own->turn;
   State& s = state(id);
   if (s.stays.load(std::memory_order_acquire)) {
@@ -351,15 +351,15 @@ Lease Core::acquire(WeightId id) {
   if (s.kept) s.stays.store(true, std::memory_order_release);
   own->turn = turn.then(id);
   ++own->leases;
-  read_ahead(*own);
+  prefetch(*own);
   lock.unlock();
   return {std::move(own), id, hold, trace_time()};
 }
 
-void Core::release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept {
+void Core::release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept {
   trace(TraceKind::use, unit(id).name, unit(id).bytes, begun);
   if (hold == Hold::stays || forked()) return;
-  --desk.leases;
+  --session.leases;
   if (!unit(id).comes) return;  // what is only mapped is the system's to keep
   Lock lock(mutex_);
   State& s = state(id);
@@ -378,9 +378,9 @@ const void* Core::at(WeightId id, Hold hold, const void* mapped) const noexcept 
   if (hold == Hold::borrowed || !arena_ || forked()) return mapped;
   const auto& extents = unit(id).extents;
   const auto* const byte = static_cast<const std::byte*>(mapped);
-  auto after = std::ranges::upper_bound(extents, byte, {}, &Extent::mapped);
+  auto after = std::ranges::upper_bound(extents, byte, {}, &UnitPart::mapped);
   if (after == extents.begin()) return mapped;
-  const Extent& extent = *--after;
+  const UnitPart& extent = *--after;
   if (byte - extent.mapped >= static_cast<std::ptrdiff_t>(extent.bytes)) return mapped;
   // The run is the lease's own until it ends, so that no lock is needed to look at it.
   return memory(state(id)) + extent.place + (byte - extent.mapped);
@@ -401,7 +401,7 @@ void Core::expect(std::span<const WeightId> order) {
   if (forked()) return;
   std::vector<WeightId> coming(order.begin(), order.end());
   std::erase_if(coming, [&](WeightId id) { return !unit(id).comes; });
-  Turn turn{.signature = desk()->turn.signature};
+  Turn turn{.signature = session()->turn.signature};
   const std::scoped_lock lock(mutex_);
   ++epoch_;
   for (std::size_t i = 0; i <= coming.size() && !coming.empty(); ++i) {
@@ -412,7 +412,7 @@ void Core::expect(std::span<const WeightId> order) {
 }
 
 void Core::set_signature(std::uint64_t signature) {
-  if (!forked()) desk()->turn.signature = signature;
+  if (!forked()) session()->turn.signature = signature;
 }
 
 EngineReport Core::report() const {
@@ -420,8 +420,8 @@ EngineReport Core::report() const {
   const std::scoped_lock lock(mutex_);
   EngineReport report = report_;
   report.reads = link_->reads();
-  for (const auto& desk : desks_) {
-    const std::uint64_t hits = desk->stay_hits.load(std::memory_order_relaxed);
+  for (const auto& session : sessions_) {
+    const std::uint64_t hits = session->stay_hits.load(std::memory_order_relaxed);
     report.hits += hits;
     report.acquired += hits;
   }

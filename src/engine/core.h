@@ -21,10 +21,10 @@
 #include "base/fork.h"
 #include "engine/arena.h"
 #include "engine/candidates.h"
-#include "engine/desk.h"
 #include "engine/disk_link.h"
 #include "engine/order.h"
 #include "engine/reader.h"
+#include "engine/session.h"
 #include "engine/trace.h"
 #include "engine/units.h"
 
@@ -47,7 +47,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Core& operator=(const Core&) = delete;
   ~Core();
   /// Ends those who wait and, when their reads are over, the readers. Later acquires read for
-  /// themselves. Must be called: desks keep the engine until then.
+  /// themselves. Must be called: sessions keep the engine until then.
   void stop() noexcept;
   void cancel() noexcept;  // ends those who wait
   bool stopped() const;
@@ -59,7 +59,7 @@ class Core : public std::enable_shared_from_this<Core> {
   /// Throws invalid_argument where there is none.
   const Unit& checked_unit(WeightId id) const;
   Lease acquire(WeightId id);
-  void release(Desk& desk, WeightId id, Hold hold, TraceTime begun) noexcept;
+  void release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
   void keep(std::span<const WeightId> ids);
@@ -67,7 +67,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
 
-  void forget(const Desk& desk) noexcept;  // its thread has ended
+  void forget(const Session& session) noexcept;  // its thread has ended
 
  private:
   Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
@@ -93,7 +93,7 @@ class Core : public std::enable_shared_from_this<Core> {
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
-    std::uint64_t predicted = 0;  // when it was read ahead for
+    std::uint64_t predicted = 0;  // when it was prefetched for
     std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
     std::exception_ptr error{};
   };
@@ -135,16 +135,16 @@ class Core : public std::enable_shared_from_this<Core> {
   void finish(const Claim& claim, const std::exception_ptr& error);
   void drop_queue() noexcept;
 
-  // core_desks.cpp
-  std::shared_ptr<Desk> desk();  // the calling thread's
-  std::shared_ptr<Desk> desk_of(std::thread::id thread);
+  // core_sessions.cpp
+  std::shared_ptr<Session> session();  // the calling thread's
+  std::shared_ptr<Session> session_of(std::thread::id thread);
 
   // core.cpp
   void check_id(WeightId id) const;
   Lease lend_to_child(WeightId id);
   void note_use(const Turn& turn);
   void bound_look_ahead() noexcept;
-  void read_ahead(Desk& desk);
+  void prefetch(Session& session);
   void extend(Window& window, std::uint64_t room);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
   bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
@@ -172,7 +172,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Order order_;
   std::vector<WeightId> queue_;  // being read, with pieces that nobody has claimed
   Candidates candidates_;        // units in memory without a lease
-  std::vector<std::shared_ptr<Desk>> desks_;
+  std::vector<std::shared_ptr<Session>> sessions_;
   std::uint64_t clock_ = 0;    // acquires
   std::uint64_t epoch_ = 1;    // of what windows hold
   std::uint64_t cancels_ = 0;  // how often those who wait were ended

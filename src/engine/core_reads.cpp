@@ -14,7 +14,7 @@ using Errors = std::array<std::exception_ptr, kMostTransfers>;
 
 std::exception_ptr attempt(DiskLink& link, std::span<const Transfer> run) {
   try {
-    link.bring(run);
+    link.fetch(run);
     return nullptr;
   } catch (...) {
     return std::current_exception();
@@ -22,7 +22,7 @@ std::exception_ptr attempt(DiskLink& link, std::span<const Transfer> run) {
 }
 
 // What fails together is tried one by one, so that each has an error of its own or none.
-void bring(DiskLink& link, std::span<const Transfer> run, Errors& errors) {
+void fetch(DiskLink& link, std::span<const Transfer> run, Errors& errors) {
   errors[0] = attempt(link, run);
   if (!errors[0] || run.size() == 1) return;
   for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(link, run.subspan(i, 1));
@@ -79,7 +79,7 @@ void Core::read(std::span<const Claim> run, Lock& lock) {
   Errors errors{};
   lock.unlock();
   const TraceTime begun = trace_time();
-  bring(*link_, std::span(transfers).first(run.size()), errors);
+  fetch(*link_, std::span(transfers).first(run.size()), errors);
   for (const Claim& claim : run)
     trace(TraceKind::read, unit(claim.id).name, claim.piece->bytes, begun);
   lock.lock();

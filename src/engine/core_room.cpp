@@ -152,7 +152,7 @@ bool Core::begin(WeightId id, std::uint64_t next_use) {
     queue_.insert(queue_.begin(), id);
     if (s.pieces > 1 || !reads_for_itself()) work_.notify_one();
   } else {
-    queue_.push_back(id);  // read_ahead() wakes the readers
+    queue_.push_back(id);  // prefetch() wakes the readers
   }
   return true;
 }

@@ -86,7 +86,7 @@ void DiskLink::fill(std::span<const Transfer> run) {
 }
 
 // Where the system cannot populate, the pages come when they are touched. Where it tried and a page
-// could not be had, a touch would only find zeros: reading says what is wrong, or brings it.
+// could not be had, a touch would only find zeros: reading says what is wrong, or fetches it.
 void DiskLink::populate(const Piece& first, std::uint64_t end) {
   const MappedFile& file = map(first);
   int result = 0;
@@ -99,7 +99,7 @@ void DiskLink::populate(const Piece& first, std::uint64_t end) {
   for (std::uint64_t at = first.offset; at < end;) at += read(first, {&to, 1}, at);
 }
 
-void DiskLink::bring(std::span<const Transfer> run) {
+void DiskLink::fetch(std::span<const Transfer> run) {
   check_unchanged(map(*run.front().piece));
   if (reads_ != Reads::mapped) return fill(run);
   const Piece& last = *run.back().piece;

@@ -35,10 +35,10 @@ class DiskLink {
   Reads reads() const noexcept { return reads_; }  // for the report
   /// Whether units come into memory of their own; if not, they stay where the file is mapped.
   bool moves() const noexcept { return reads_ != Reads::mapped; }
-  /// Brings pieces that follow each other in one shard, at most kMostTransfers. Any thread. Mapped
+  /// Fetches pieces that follow each other in one shard, at most kMostTransfers. Any thread. Mapped
   /// pieces come into the page cache and this process. Throws io, bad_file (cut short, written
   /// since it was opened).
-  void bring(std::span<const Transfer> run);
+  void fetch(std::span<const Transfer> run);
   /// Gives back the mapped pages that lie wholly in the unit.
   void drop(const Unit& unit) noexcept;
 

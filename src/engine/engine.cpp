@@ -38,16 +38,16 @@ const char* to_string(Reads reads) noexcept {
   return kNames[static_cast<std::size_t>(reads)];
 }
 
-Lease::Lease(std::shared_ptr<engine::Desk> desk, WeightId id, engine::Hold hold,
+Lease::Lease(std::shared_ptr<engine::Session> session, WeightId id, engine::Hold hold,
              Time begun) noexcept
-    : desk_(std::move(desk)), id_(id), hold_(hold), begun_(begun) {}
+    : session_(std::move(session)), id_(id), hold_(hold), begun_(begun) {}
 Lease::Lease(Lease&& other) noexcept = default;
 Lease::~Lease() {
-  if (desk_) desk_->core->release(*desk_, id_, hold_, begun_);
+  if (session_) session_->core->release(*session_, id_, hold_, begun_);
 }
-Weight Lease::weight() const { return desk_->core->weight(id_, hold_); }
+Weight Lease::weight() const { return session_->core->weight(id_, hold_); }
 const void* Lease::at(const void* mapped) const noexcept {
-  return desk_->core->at(id_, hold_, mapped);
+  return session_->core->at(id_, hold_, mapped);
 }
 
 Engine::Engine(File file, const EngineOptions& options)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system calls that bring bytes, where tests can put failing and slow ones.
+// The system calls that fetch bytes, where tests can put failing and slow ones.
 #pragma once
 #include <sys/types.h>
 #include <sys/uio.h>

@@ -50,7 +50,7 @@ void add_engine(const std::shared_ptr<Core>& core) {
   const auto& units = core->units();
   for (std::size_t i = 0; i < units.size(); ++i) {
     if (!units[i].comes) continue;
-    for (const Extent& extent : units[i].extents)
+    for (const UnitPart& extent : units[i].extents)
       all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
                             static_cast<WeightId>(i)});
   }

@@ -46,7 +46,7 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
     add_pieces(unit, pages, shard_bytes[static_cast<std::size_t>(pages.shard)]);
     unit.bytes += pages.end - pages.begin;
   }
-  std::ranges::sort(unit.extents, {}, &Extent::mapped);
+  std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace stowage::engine {
 
 /// Bytes of one tensor: where the mapping has them, and how far into the unit's memory they lie.
-struct Extent {
+struct UnitPart {
   const std::byte* mapped;
   std::uint64_t bytes, place;
 };
@@ -28,7 +28,7 @@ struct Piece {
 struct Unit {
   std::string name;
   bool is_weight = false;
-  std::vector<Extent> extents{};  // by address
+  std::vector<UnitPart> extents{};  // by address
   std::vector<Piece> pieces{};
   std::uint64_t bytes = 0;  // of memory, whole pages
   bool comes = true;        // into memory; else it is only read through the mapping

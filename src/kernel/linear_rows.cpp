@@ -18,7 +18,7 @@ constexpr std::int64_t kColumns = 1024;  // of these, in one row
 
 constexpr std::int64_t kMostBf16Rows = 60, kFewBf16Rows = 6;  // of x; kernels take no fewer at once
 
-// Products below which waking a thread costs more than it brings.
+// Products below which waking a thread costs more than it gains.
 constexpr std::int64_t kParallelProducts = 1 << 18, kParallelBf16Products = 1 << 19;
 
 /// body(x) with room for so many numbers.

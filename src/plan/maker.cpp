@@ -162,7 +162,7 @@ void PlanMaker::describe(PlanUnit& unit, const Candidate& c, Assignment assignme
     unit.why = c.accelerator < 0 ? "stays: saves " + read + " of the disk"
                                  : "works where it rests: the link would take " + copy;
   } else if (assignment == Assignment::disk_cpu) {
-    unit.why = "is read ahead of its work in " + read;
+    unit.why = "is fetched ahead of its work in " + read;
   } else if (assignment == Assignment::ram_accelerator) {
     unit.why = "crosses the link ahead of its work in " + copy;
   } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over a model's units, simulated: every link brings one unit after the other into a ring
+// One pass over a model's units, simulated: every link fetches one unit after the other into a ring
 // of its tier, as far ahead as the ring has room, and the work goes on as its unit is there.
 #pragma once
 #include <array>

@@ -99,7 +99,7 @@ void Spread::fill_accelerators(const Setting& setting, std::vector<Assignment>& 
 }
 
 // So many bytes of what would cross the link are multiplied where they rest: first those that the
-// CPU multiplies fastest for what they take to bring.
+// CPU multiplies fastest for what they take to fetch.
 void Spread::send_to_cpu(double part, std::vector<Assignment>& assignments) const {
   std::vector<std::size_t> among;
   std::vector<double> value(units_.size());

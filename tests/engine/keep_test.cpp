@@ -50,14 +50,14 @@ TEST_P(Keep, WhatIsKeptIsReadOnce) {
     EXPECT_EQ(report.acquired, static_cast<std::uint64_t>(kPasses * kWeights));
     EXPECT_EQ(report.hits + report.misses + report.late, report.acquired);
     EXPECT_LE(report.peak, ram);
-    EXPECT_LE(report.bytes_read, kept + (kPasses + 1) * rest);  // with what is read ahead last
+    EXPECT_LE(report.bytes_read, kept + (kPasses + 1) * rest);  // with what is prefetched last
     if (workers == 0) {
       EXPECT_EQ(report.misses, 2u + kPasses * (kWeights - 2));
     }
   }
 }
 
-// Read ahead it may be too, and an engine without workers reads what is asked for.
+// Prefetched it may be too, and an engine without workers reads what is asked for.
 TEST_P(Keep, MayBeEverythingButOne) {
   Engine engine(file_, {.ram = needs_.all - 1, .reads = GetParam(), .workers = 2});
   std::vector<WeightId> most;

@@ -61,7 +61,7 @@ TEST_P(Ring, LockedMemoryIsTheSame) { expect_none(needs_.all / 3, true); }
 
 TEST_P(Ring, HasTouchedItsMemoryBeforeTheFirstUse) {
   Engine engine(file_, {.ram = needs_.all, .reads = GetParam(), .workers = 0});
-  pass(engine);  // its desk, and what of the program a first pass touches
+  pass(engine);  // its session, and what of the program a first pass touches
   Engine other(file_, {.ram = needs_.all, .reads = GetParam(), .workers = 0});
   const long before = faults();
   pass(other);

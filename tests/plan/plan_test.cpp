@@ -317,7 +317,7 @@ TEST(PlanText, SaysWhichWhyAndHowLong) {
   const std::string text = to_text(plan);
   for (const char* word : {"folder/m.safetensors: 18 weights", "limits     ram 12.00 MiB",
                            "predicted", "for a pass of 1 row", "peak       ram", "disk->ram",
-                           "lm_head.weight", "is read ahead of its work", "plain and small"})
+                           "lm_head.weight", "is fetched ahead of its work", "plain and small"})
     EXPECT_THAT(text, HasSubstr(word));
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do with a model whose weights are brought to a device: graphs, adapters, threads,
+"""What users do with a model whose weights are fetched to a device: graphs, adapters, threads,
 writes, copies, files."""
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def test_operators_that_mix(storage: str | None, name: str) -> None:
 
 
 @KINDS
-def test_weights_that_nobody_brings(storage: str | None) -> None:
+def test_weights_that_nobody_fetches(storage: str | None) -> None:
     model = made(storage)
     with pytest.raises((RuntimeError, stowage.InvalidArgument), match=r"on cpu|same device"):
         model[0](X.to(DEVICE))

@@ -40,7 +40,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def rest(model: nn.Module) -> int:
-    """Bytes of what is brought."""
+    """Bytes of what is fetched."""
     return sum(stowage.nbytes(weight) for weight in weights(model))
 
 
@@ -179,7 +179,7 @@ def test_gradients(storage: str | None) -> None:
             assert ours.grad is not None and theirs.grad is not None
             assert torch.equal(ours.grad, theirs.grad)
         told = stowage.engine_report(model).device
-        assert told is not None and told.uses == 12  # backward brings again
+        assert told is not None and told.uses == 12  # backward fetches again
 
 
 @pytest.mark.parametrize("storage", [None, "int8", "nf4"])
@@ -253,7 +253,7 @@ def test_no_more_is_pinned_than_was_asked_for(share: float) -> None:
         assert pinned()[0] - before <= 2 * TILE
 
 
-def test_what_is_brought_is_pinned_behind_a_layer_that_stays() -> None:
+def test_what_is_fetched_is_pinned_behind_a_layer_that_stays() -> None:
     model = made("int8")
     with counted():
         before, _ = pinned()

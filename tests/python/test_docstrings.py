@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import doctest
 import importlib
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from docstrings import raised
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,17 +95,6 @@ def said(section: str) -> list[str]:
 def taken(function: Callable[..., Any]) -> list[str]:
     names = list(inspect.signature(inspect.unwrap(function)).parameters)
     return [name for name in names if name not in ("self", "cls")]
-
-
-def raised(thing: Any) -> set[str]:
-    """The exceptions that the body of a function itself raises, by name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing))))
-    calls = (n.exc for n in ast.walk(tree) if isinstance(n, ast.Raise))
-    kinds = {c.func.id for c in calls if isinstance(c, ast.Call) and isinstance(c.func, ast.Name)}
-    asks = {n.func.id for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
-    kinds |= {"InvalidArgument"} & ({"InvalidArgument"} if "raise_problems" in asks else set())
-    return kinds - {"translated", "KeyError", "AttributeError"}
 
 
 def faults(name: str, thing: Any, has_example: bool, is_property: bool = False) -> list[str]:

@@ -26,7 +26,7 @@ from stowage import StowedTensor
 
 @KINDS
 def test_row_42_a_tie_is_one_tensor_everywhere(storage: str | None, tmp_path: Path) -> None:
-    """Ties were lost, and written and brought twice."""
+    """Ties were lost, and written and fetched twice."""
     model = offloaded(tmp_path, storage)
     assert model.tied.weight is model.blocks[0].weight
     size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))

@@ -105,7 +105,7 @@ def test_rows_25_46_backward_has_the_weights(storage: str | None, tmp_path: Path
 
 @KINDS
 def test_rows_26_45_an_exception_leaves_nothing_in_use(storage: str | None, tmp_path: Path) -> None:
-    """Weights that were brought for a forward that raised stayed."""
+    """Weights that were fetched for a forward that raised stayed."""
     model = made(storage)
     stowage.offload(model, ram=ONE_WEIGHT, folder=tmp_path, workers=0)
     places = [p.data_ptr() if storage is None else id(p) for p in model.parameters()]

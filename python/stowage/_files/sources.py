@@ -204,7 +204,7 @@ class Extent:
 
 
 @dataclass
-class ReadAhead:
+class Prefetch:
     """Advice only: what cannot be had is an error of whoever reads it. As a context, it ends with
     the block; the files must be open until then."""
 
@@ -214,7 +214,7 @@ class ReadAhead:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
-    def __enter__(self) -> ReadAhead:
+    def __enter__(self) -> Prefetch:
         self._thread = threading.Thread(target=self._run, name="stowage-ahead", daemon=True)
         self._thread.start()
         return self
@@ -267,7 +267,7 @@ def reading(
     listeners: list[Callable[[int], object]] = []
     with ExitStack() as stack:
         if extents := [extent for entry in entries for extent in source.extents(entry)]:
-            listeners.append(stack.enter_context(ReadAhead(extents)).use)
+            listeners.append(stack.enter_context(Prefetch(extents)).use)
         if progress and sys.stderr is not None and sys.stderr.isatty():
             from tqdm import tqdm  # type: ignore[import-untyped]  # 2 MiB that few loads need
 

@@ -193,7 +193,7 @@ def _fill(old: torch.Tensor, made: torch.Tensor) -> Callable[[], Any]:
     return partial(_fill, old, made)
 
 
-LEAST = 1 << 16  # bytes of a plain parameter that is worth bringing when it is used
+LEAST = 1 << 16  # bytes of a plain parameter that is worth fetching when it is used
 
 
 def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
@@ -203,15 +203,15 @@ def worth_offloading(held: Held, dtype: torch.dtype) -> bool:
     return held.tensor.numel() * dtype.itemsize >= LEAST
 
 
-def can_be_brought(held: Held) -> bool:
+def can_be_fetched(held: Held) -> bool:
     """Whether a tensor may wait elsewhere than where it is used: a resting matrix, or a plain
     parameter that can rest as a cast of itself."""
     return held.tensor.dim() >= 2 if held.rests else worth_offloading(held, held.tensor.dtype)
 
 
-def is_brought_whole(held: Held) -> bool:
+def is_fetched_whole(held: Held) -> bool:
     """Whether some module uses all of it: of a table that is not tied, rows are used."""
-    return can_be_brought(held) and not held.gives_rows
+    return can_be_fetched(held) and not held.gives_rows
 
 
 Candidates = tuple[Storage | None, ...]

@@ -144,7 +144,7 @@ def embedding(
     where, kind = "stowage::embedding", Storage.from_key(storage)
     if ids.device != codes.device and lender_of(codes, ids.device) is not None:
         rows = ops.embedding(ids.to(codes.device), codes, scales, storage, shape, out)
-        return rows.to(ids.device)  # a table is not brought: its rows are
+        return rows.to(ids.device)  # a table is not fetched: its rows are
     check_embedding(ids, codes, scales, kind, shape, out)
     _check_subnormals(where)
     rows, length = shape[0], rounding.row_elements(shape)

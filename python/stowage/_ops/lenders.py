@@ -41,7 +41,7 @@ def enter(lender: Lender) -> None:
 
 
 def lender_of(codes: Tensor, device: torch.device) -> Lender | None:
-    """Who brings `codes`, which rest on the CPU, to `device`."""
+    """Who fetches `codes`, which rest on the CPU, to `device`."""
     if codes.device.type != "cpu" or device.type in ("cpu", "meta") or not _lenders:
         return None
     there: list[Lender] = [lender for lender in _lenders if lender.device == device]
@@ -56,8 +56,8 @@ def lender_of(codes: Tensor, device: torch.device) -> Lender | None:
 
 
 @contextmanager
-def brought(parts: Sequence[Tensor], device: torch.device) -> Iterator[Sequence[Tensor]]:
-    """The parts of a weight on `device`, for the block; where nobody brings them, as they are."""
+def fetched(parts: Sequence[Tensor], device: torch.device) -> Iterator[Sequence[Tensor]]:
+    """The parts of a weight on `device`, for the block; where nobody fetches them, as they are."""
     lender = lender_of(parts[0], device)
     if lender is None:
         yield parts
@@ -77,7 +77,7 @@ def where_x_is(at: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]
             if codes.device == device:
                 return run(*args)
             single = isinstance(scales, Tensor)
-            with brought([codes, *([scales] if single else scales)], device) as parts:
+            with fetched([codes, *([scales] if single else scales)], device) as parts:
                 rest = parts[1] if single else list(parts[1:])
                 return run(*args[:at], parts[0], rest, *args[at + 2 :])
 

@@ -28,8 +28,8 @@ def _check_dtype(where: str, name: str, dtype: torch.dtype, legal: Sequence[torc
         _wrong(where, f"{name} must be one of {names}", str(dtype).removeprefix("torch."))
 
 
-def _may_be_brought(x: Tensor, codes: Tensor) -> bool:
-    """Whether a graph may have this: when it runs, the tier of a device brings what rests on the
+def _may_be_fetched(x: Tensor, codes: Tensor) -> bool:
+    """Whether a graph may have this: when it runs, the tier of a device fetches what rests on the
     CPU, or the op says that nobody does."""
     return (
         isinstance(x, _torch.FakeTensor) and codes.device.type == "cpu" and x.device.type != "meta"
@@ -86,7 +86,7 @@ def _check_matrix_product(
     _check_dtype(where, name, x.dtype, _COMPUTE)
     if x.dim() < 1:
         _wrong(where, f"{name} must have at least 1 dimension", x.dim())
-    if x.device != codes.device and not _may_be_brought(x, codes):
+    if x.device != codes.device and not _may_be_fetched(x, codes):
         _wrong(where, f"{name} must be on {codes.device} like codes", x.device)
     if not storage.flat and codes.dim() != 2:
         _wrong(where, "codes must have 2 dimensions", codes.dim())
@@ -144,7 +144,7 @@ def check_embedding(
 ) -> None:
     where = "stowage::embedding"
     _check_dtype(where, "ids", ids.dtype, _IDS)
-    if ids.device != codes.device and not _may_be_brought(ids, codes):
+    if ids.device != codes.device and not _may_be_fetched(ids, codes):
         _wrong(where, f"ids must be on {codes.device} like codes", ids.device)
     if len(shape) < 1:
         _wrong(where, "a table must have at least 1 dimension", len(shape))

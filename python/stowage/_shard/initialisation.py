@@ -16,11 +16,7 @@ from stowage._ops.errors import Unsupported
 from stowage._shard.fragments import amaxes, largest_of, row_parts, rows_fragment
 from stowage._shard.groups import groups_of
 from stowage._shard.rows import StowedRows
-
-
-def initialising(rows: StowedRows) -> bool:
-    """Whether writes go to the exact value of the rows."""
-    return rows._origin is not None and rows._origin.initialising
+from stowage._tensor.stowed import initialising
 
 
 def takes_over(into: StowedRows, values: Any) -> bool:

@@ -147,7 +147,7 @@ class Whole(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     exact: bool
-    span: tuple[int, int] | None = None  # rows that a gather brings, where not all
+    span: tuple[int, int] | None = None  # rows that a gather fetches, where not all
     total: int | None = None  # columns of the weight that it is a piece of, along them
 
     @property
@@ -161,7 +161,7 @@ class Whole(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Those that a gather brings: the first, and the one after the last."""
+        """Those that a gather fetches: the first, and the one after the last."""
         return self.span or (0, self.shape[0])
 
     @property

@@ -14,12 +14,12 @@ from torch import Tensor
 from stowage._ops import _torch
 from stowage._ops._torch import tree_map_only
 from stowage._ops.errors import InvalidArgument, Unsupported
-from stowage._shard.initialisation import follow, initialise, initialising, takes_over
+from stowage._shard.initialisation import follow, initialise, takes_over
 from stowage._shard.pieces import Whole, is_tagged, rows_misfit, untagged
 from stowage._shard.records import encode
 from stowage._shard.rows import Place, StowedRows, rows_that_fit
 from stowage._tensor.operators import counted_fallbacks
-from stowage._tensor.stowed import StowedTensor
+from stowage._tensor.stowed import StowedTensor, initialising
 from stowage._tensor.tables import ROW_OPS, row_op
 from stowage._tensor.views import PACKED, Packed, StowedView, source
 from stowage._tensor.writes import writes

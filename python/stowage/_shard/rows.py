@@ -276,7 +276,7 @@ class StowedRows(Tensor):
         else:
             out = _torch.local_of(out)  # a DTensor under tensor parallelism
             parts = out._parts()[: whole.geometry.in_rows]
-            out._seat([*parts, *shared], out.shape)  # a load or a move may have replaced these
+            out._set_parts([*parts, *shared], out.shape)  # a load or a move may have replaced these
         # Graphs that have saved the parts see the very bytes that they have saved.
         with _preserve_versions(tuple(parts)):
             decode(records, whole.storage, shape, parts)

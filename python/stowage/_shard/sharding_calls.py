@@ -159,7 +159,7 @@ def _broadcast(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for weight in tensors:
         before = [p.clone() for p in weight._parts()] if weight._origin is not None else []
         parts = [p if p.untyped_storage().resizable() else p.clone() for p in weight._parts()]
-        weight._seat(parts, weight.shape)  # a file's mapping must not be written to
+        weight._set_parts(parts, weight.shape)  # a file's mapping must not be written to
         for part in parts:
             _, work = called([octets(part)], *how)
             work.wait()

@@ -65,7 +65,7 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     if need_bias:
         gb = bias_gradient(g)
     if need_weight and x is not None and weight is not None:
-        gw = weight_gradient(g, x).to(weight.device)  # its codes may have been brought to x
+        gw = weight_gradient(g, x).to(weight.device)  # its codes may have been fetched to x
     return gx, gb, gw, None, None, None, None, *([None] * count)
 
 

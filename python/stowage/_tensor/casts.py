@@ -25,7 +25,7 @@ def is_cast_of_itself(weight: torch.Tensor) -> bool:
 
 
 def stands_for_plain(weight: torch.Tensor) -> torch.Tensor:
-    """Marks a cast of itself as what a plain parameter became: it is plain again when it is brought
+    """Marks a cast of itself as what a plain parameter became: it is plain again when it is fetched
     back, saved or pickled. Copies have the mark too."""
     weight._plain = True  # type: ignore[attr-defined]
     return weight

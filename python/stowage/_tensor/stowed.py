@@ -47,8 +47,8 @@ def wrap(
     offset: int | torch.SymInt = 0,
 ) -> "StowedTensor":
     """A stowed tensor around `parts`, unchecked."""
-    if tables.untold:
-        tables.tell_torch()
+    if tables.unregistered:
+        tables.register()
     w: StowedTensor = _torch.make_wrapper_subclass(
         StowedTensor,
         shape,
@@ -59,7 +59,7 @@ def wrap(
         requires_grad=requires_grad,
     )
     w._storage, w._dt, w._exact = storage, dtype, exact
-    w._seat(parts, shape)
+    w._set_parts(parts, shape)
     _guard_memory(w)
     return w
 
@@ -123,7 +123,7 @@ class StowedTensor(Tensor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def _seat(self, parts: Sequence[Tensor], shape: Sequence[int]) -> None:
+    def _set_parts(self, parts: Sequence[Tensor], shape: Sequence[int]) -> None:
         """Puts other inner tensors in: the one way to move a weight that is in use."""
         for name, part in zip(self._storage.part_names, parts, strict=True):
             setattr(self, "_" + name, part)
@@ -340,8 +340,9 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def initialising(weight: StowedTensor) -> bool:
-    """Whether writes go to the weight's exact value, from which the resting form is made."""
+def initialising(weight: Any) -> bool:
+    """Whether writes go to the exact value of a weight, or of rows of one, from which the resting
+    form is made."""
     return weight._origin is not None and weight._origin.initialising
 
 

@@ -21,8 +21,8 @@ Handler = Callable[..., Any]
 FUNCTIONS: dict[Any, Handler] = {}  # called as the function itself; may return NotImplemented
 OPS: dict[Any, Handler] = {}  # called with (op, args, kwargs); may return NotImplemented
 ROW_OPS: dict[Any, Handler] = {}  # the same, of rows that are spread over processes (_shard/)
-untold: list[Callable[[], object]] = []  # what is told with the first weight
-_telling = threading.Lock()
+unregistered: list[Callable[[], object]] = []  # what torch is told with the first weight
+_registering = threading.Lock()
 _DEFAULT = "default"
 _dynamo_callback = _torch.get_eval_frame_callback
 
@@ -78,18 +78,18 @@ def row_op(*keys: Any) -> Callable[[Handler], Handler]:
     return enter
 
 
-def with_first_weight(tell: Callable[[], object]) -> Callable[[], object]:
+def with_first_weight(entry: Callable[[], object]) -> Callable[[], object]:
     """Enters what is called once, before there is a weight in this process."""
-    untold.append(tell)
-    return tell
+    unregistered.append(entry)
+    return entry
 
 
-def tell_torch() -> None:
-    """All that was entered; whoever makes a weight asks for it where `untold` is not empty."""
-    with _telling:
-        while untold:
-            untold[0]()
-            del untold[0]
+def register() -> None:
+    """Calls all that was entered; whoever makes a weight does so if `unregistered` is not empty."""
+    with _registering:
+        while unregistered:
+            unregistered[0]()
+            del unregistered[0]
 
 
 def dispatch(

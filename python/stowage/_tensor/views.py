@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stowage._ops import _torch, library
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor import tables
-from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, _guard_memory, wrap
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, _guard_memory, initialising, wrap
 
 aten = torch.ops.aten
 
@@ -100,8 +100,7 @@ class StowedView(Tensor):
         if step.op is not aten.select.int or weight._dt not in VALUE_DTYPES:
             return None
         dim, index = step.args
-        exact = weight._origin is not None and weight._origin.initialising
-        if dim % weight.dim() or type(index) is not int or exact:
+        if dim % weight.dim() or type(index) is not int or initialising(weight):
             return None
         codes, *scales = weight._parts()
         row = torch.full((1,), index % weight.shape[0], device=codes.device)

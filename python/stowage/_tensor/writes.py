@@ -359,6 +359,6 @@ def _adopt(into: StowedTensor, values: StowedTensor) -> None:
     into._storage, into._dt, into._exact = values._storage, values._dt, values._exact
     into._root, into._trail = values._root, values._trail
     into._of = values if values._of is None else values._of
-    into._seat(values._parts(), values.shape)
+    into._set_parts(values._parts(), values.shape)
     if into._origin is not None and into._origin is not values._origin:
         into._origin.written()

@@ -68,7 +68,7 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
     acquired: int = 0  #: uses of weights: hits + misses + late + borrowed
     hits: int = 0  #: were in memory
     misses: int = 0  #: were read while the model waited
-    late: int = 0  #: were being read ahead, and waited for
+    late: int = 0  #: were being prefetched, and waited for
     borrowed: int = 0  #: read through the mapping: no room, and the thread used another weight
     ahead: int = 0  #: reads that were begun before the weight was used
     evicted: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`engine_report`: what brought an offloaded model's weights, and how well; `report` with it."""
+"""`engine_report`: what fetched an offloaded model's weights, and how well; `report` with it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report(model: nn.Module) -> Report:
         model: any module; nothing is changed.
 
     Returns:
-        One row for each, and what brought them where the model is offloaded. `print` shows a table.
+        One row for each, and what fetched them where the model is offloaded. `print` shows a table.
 
     Example:
         >>> stowage.stow(model, "int8")

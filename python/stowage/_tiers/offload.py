@@ -72,10 +72,10 @@ def offload(
     timeout: float | None = None,
     lock: bool = False,
 ) -> Report:
-    """Leaves the weights of `model` where they take little room and brings them when they are used.
+    """Leaves the weights of `model` where they take little room, and fetches them for each use.
 
     With `folder` they move there, and at most `ram` bytes of them are in memory at a time; they are
-    read ahead in the order that is learnt from use. With an accelerator as `device` the model
+    prefetched in the order that is learnt from use. With an accelerator as `device` the model
     computes there, with at most `accelerator` bytes of weights on it; without a folder they then
     rest in memory. With `plan` weights rest and work as it says.
 
@@ -102,7 +102,7 @@ def offload(
             else `ram`, with the first modules) or "balanced" (equal shares).
         reads: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
             through it, "automatic" chooses by what is cached.
-        workers: threads that read ahead.
+        workers: threads that prefetch.
         timeout: seconds that a use waits for bytes at most.
         lock: keeps the budget's memory from being swapped.
 
@@ -192,12 +192,12 @@ def _rest(
 
 
 def _rest_in_ram(inventory: Inventory, places: Places) -> None:
-    """Plain parameters that are brought to a device rest as casts of themselves."""
+    """Plain parameters that are fetched to a device rest as casts of themselves."""
     _move(
         [
             Move(held, [held.tensor.detach()], cast_storage(held.tensor.dtype))
             for held in inventory.every
-            if not held.rests and places.brings(held)
+            if not held.rests and places.fetches(held)
         ]
     )
 

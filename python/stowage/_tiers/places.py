@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from stowage._model.weights import Held, Inventory, can_be_brought
+from stowage._model.weights import Held, Inventory, can_be_fetched
 
 CPU = torch.device("cpu")
 RAM, DISK = "ram", "disk"
@@ -15,7 +15,7 @@ DeviceMap = Mapping[str, "str | int | torch.device"]
 
 
 def devices_here() -> list[torch.device]:
-    """The devices that weights can be brought to, the CPU first."""
+    """The devices that weights can be fetched to, the CPU first."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return [CPU]
@@ -40,7 +40,7 @@ def device_of_name(name: str | int | torch.device) -> torch.device | None:
 
 
 def device_problems(device: str | int | torch.device) -> list[str]:
-    """Why weights cannot be brought to `device`."""
+    """Why weights cannot be fetched to `device`."""
     if device_of_name(device) is not None:
         return []
     here = ", ".join(map(str, devices_here()))
@@ -92,7 +92,7 @@ class Places:
 
     def split_ties(self, every: Iterable[Held]) -> list[str]:
         """Tied weights that the map would have in two places, or use on two devices where they
-        cannot be brought."""
+        cannot be fetched."""
         problems = []
         for held in every:
             places = self._of(held)
@@ -107,9 +107,9 @@ class Places:
         """Whether a weight does not go to the disk: the map has another place for a name of it."""
         return any(place != DISK for place in self._of(held))
 
-    def brings(self, held: Held) -> bool:
-        """Whether a weight rests where it is, and is brought to `home` when it is used."""
-        return can_be_brought(held) and not self.stays(held)
+    def fetches(self, held: Held) -> bool:
+        """Whether a weight rests where it is, and is fetched to `home` when it is used."""
+        return can_be_fetched(held) and not self.stays(held)
 
     def work(self, name: str) -> torch.device:
         """The device on which a module or parameter of this name computes."""

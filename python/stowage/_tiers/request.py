@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from stowage._model.sizes import byte_count, memory, nbytes, new_bytes
-from stowage._model.weights import Held, can_be_brought
+from stowage._model.weights import Held, can_be_fetched
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.device.placement import ring_bytes
 from stowage._tiers.disk.engine import EngineOptions
@@ -103,7 +103,7 @@ class Asked:
 
 
 def _stays_in_ram(held: Held, places: Places) -> bool:
-    return places.work(held.name) == CPU or places.brings(held)
+    return places.work(held.name) == CPU or places.fetches(held)
 
 
 def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
@@ -118,4 +118,4 @@ def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
 
 def _comes(held: Held) -> bool:
     """Whether a tensor comes into memory as a whole."""
-    return (isinstance(held.tensor, StowedTensor) or can_be_brought(held)) and not held.gives_rows
+    return (isinstance(held.tensor, StowedTensor) or can_be_fetched(held)) and not held.gives_rows

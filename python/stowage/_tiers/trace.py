@@ -34,7 +34,7 @@ def trace(path: str | os.PathLike[str], most_events: int = 1 << 20) -> Iterator[
     Each forward of a model, and of each module in it that has weights on the disk, is a span of its
     thread: "compute". Inside it, and wherever else weights are used (in compiled graphs, backward),
     "use" is the time that an op had a weight, "wait" the time that it waited for it, and "read" is
-    a piece of a weight that comes, on the thread that brings it. Bytes read and held are counters.
+    a piece of a weight that comes, on the thread that fetches it. Bytes read and held are counters.
 
     Args:
         path: the JSON file, written when the block ends.

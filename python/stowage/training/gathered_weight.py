@@ -64,7 +64,7 @@ class Facts(NamedTuple):
     """What the ranks know without sending it."""
 
     layer: Layer
-    scale: Tensor | None  # fp32 scalar, or [all rows, 1]; None where rows bring their own
+    scale: Tensor | None  # fp32 scalar, or [all rows, 1]; None where rows have their own
     geometry: Geometry  # of the records of each rank
     wide: torch.dtype  # of the values before the cast
     number: Tensor | None  # of the layer, for graphs

@@ -64,7 +64,7 @@ class Stamp:
 
 
 class Roster:
-    """The layers that were converted together, whose scales one reduction brings."""
+    """The layers that were converted together, whose scales one reduction makes."""
 
     def __init__(self, model: nn.Module, refresh: Callable[["list[Layer]"], None]) -> None:
         self.layers: list[Layer] = []
@@ -79,7 +79,7 @@ class Roster:
         self._gathered = True
 
     def refresh(self) -> None:
-        """Brings every scale up to date."""
+        """Updates every scale."""
         self._refresh([layer for layer in self.layers if layer.alive])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Roster":

@@ -43,7 +43,7 @@ class _Weight(NamedTuple):
 
 
 def refresh_scales(model: nn.Module) -> None:
-    """Brings every scale of the model's float8 weights up to date, by one reduction.
+    """Updates every scale of the model's float8 weights, by one reduction.
 
     Call it after the optimizer's step, on every rank; where it is forgotten, the next use of a
     weight that has changed does it.

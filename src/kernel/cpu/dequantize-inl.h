@@ -43,13 +43,13 @@ template <Codes kCodes, Dtype kOut, class Step>
 }
 
 template <Codes kCodes, Dtype kOut>
-[[gnu::always_inline]] inline void group(const Values<kCodes>& values, float scale,
+[[gnu::always_inline]] inline void group(const CodeValues<kCodes>& values, float scale,
                                          const std::uint8_t* codes, std::int64_t first,
                                          std::int64_t n, char* out) {
   if constexpr (Lanes::kHasByteTable && bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
-    using Table = WidenByTable<kCodes, kOut>;
-    if (n >= Table::kWorthwhile)
-      return sweep<kCodes, kOut>(Table(values, scale), codes, first, n, out);
+    using ByTable = WidenByTable<kCodes, kOut>;
+    if (n >= ByTable::kWorthwhile)
+      return sweep<kCodes, kOut>(ByTable(values, scale), codes, first, n, out);
   }
   if constexpr (Lanes::kHasFloat8 && is_float8(kCodes) && kOut == Dtype::bf16) {
     using Float8 = WidenFloat8<kCodes>;
@@ -68,7 +68,7 @@ void dequantize(const Run& run, void* to) noexcept {
                      static_cast<std::size_t>(run.n) * bytes_of(kOut));
     return;
   }
-  const Values<kCodes> values(run.values);
+  const CodeValues<kCodes> values(run.values);
   if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
   std::int64_t g = run.first / run.group;
   for (std::int64_t done = 0; done < run.n; ++g) {

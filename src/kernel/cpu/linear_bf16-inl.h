@@ -2,7 +2,7 @@
 // Products of 4-bit weights and bf16 in AVX512-BF16: two columns to a lane, summed in fp32.
 //
 // A load of 64 bytes is 128 columns, two blocks of 64. Each of its 16-bit words holds four nibbles;
-// a shift brings one of them to the low end, and one lookup by 16 bits makes 32 bf16 numbers:
+// a shift moves one of them to the low end, and one lookup by 16 bits makes 32 bf16 numbers:
 //
 //   shift      4               0               12               8
 //   columns    0 4 8 ... 124   1 5 9 ... 125   2 6 10 ... 126   3 7 11 ... 127

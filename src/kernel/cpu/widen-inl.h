@@ -96,13 +96,13 @@ F decode(const void* codes) {
 /// What does not change from group to group: the sixteen values of a 4-bit format; for fp8, values
 /// of every mantissa, normal and then subnormal, and the exponent bits that bf16 has for them.
 template <Codes kCodes>
-struct Values {
-  explicit Values(const void* /*given*/) {}
+struct CodeValues {
+  explicit CodeValues(const void* /*given*/) {}
 };
 template <Codes kCodes>
-requires(is_four_bit(kCodes)) struct Values<kCodes> {
+requires(is_four_bit(kCodes)) struct CodeValues<kCodes> {
   F all[16 / kWidth];
-  explicit Values(const void* given) {
+  explicit CodeValues(const void* given) {
     const float* values =
         given != nullptr ? static_cast<const float*>(given) : four_bit_tables(kCodes).values;
     for (int i = 0; i < 16 / kWidth; ++i) all[i] = Lanes::load_f32(values + i * kWidth);
@@ -110,10 +110,10 @@ requires(is_four_bit(kCodes)) struct Values<kCodes> {
 };
 
 template <Codes kCodes>
-requires(is_float8(kCodes)) struct Values<kCodes> {
+requires(is_float8(kCodes)) struct CodeValues<kCodes> {
   F all[16 / kWidth];
   I exponents[16 / kWidth];
-  explicit Values(const void* /*given*/) {
+  explicit CodeValues(const void* /*given*/) {
     constexpr int kMantissas = kCodes == Codes::f8_e4m3 ? 8 : 4;
     constexpr int kOne = kCodes == Codes::f8_e4m3 ? 7 : 15;  // the exponent field of 1.0
     std::uint8_t codes[16];
@@ -134,7 +134,7 @@ requires(is_float8(kCodes)) struct Values<kCodes> {
 template <Codes kCodes, Dtype kOut>
 struct Widen {
   static constexpr int kStep = kWidth;
-  Widen(const Values<kCodes>&, float scale) : scale_(splat(scale)) {}
+  Widen(const CodeValues<kCodes>&, float scale) : scale_(splat(scale)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     const F value = decode<kCodes>(codes);
     if constexpr (bits_of(kCodes) > 8)
@@ -149,7 +149,7 @@ struct Widen {
 template <Codes kCodes>
 requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
   static constexpr int kStep = 2 * kWidth;
-  Widen(const Values<kCodes>&, float scale)
+  Widen(const CodeValues<kCodes>&, float scale)
       : scale_(splat(scale)), has_nan_(kCodes != Codes::int8 || !__builtin_isfinite(scale)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     F a = decode<kCodes>(codes) * scale_, b = decode<kCodes>(codes + kWidth) * scale_;
@@ -166,7 +166,7 @@ requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = kWidth;
-  Widen(const Values<kCodes>& values, float scale) {
+  Widen(const CodeValues<kCodes>& values, float scale) {
     F scaled[16 / kWidth];
     for (int i = 0; i < 16 / kWidth; ++i) scaled[i] = values.all[i] * splat(scale);
     table_ = Lanes::load_table(scaled);
@@ -182,7 +182,7 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = Lanes::kNibbleStep;
-  Widen(const Values<kCodes>& values, float scale) {
+  Widen(const CodeValues<kCodes>& values, float scale) {
     I rounded[16 / kWidth];
     for (int i = 0; i < 16 / kWidth; ++i)
       rounded[i] = half_bits<kOut>(values.all[i] * splat(scale));
@@ -205,7 +205,7 @@ struct WidenFloat8 {
     const float size = __builtin_fabsf(scale);
     return size >= 0x1p-100f && size <= 0x1p100f;
   }
-  WidenFloat8(const Values<kCodes>& values, float scale) : plain_(values, scale) {
+  WidenFloat8(const CodeValues<kCodes>& values, float scale) : plain_(values, scale) {
     I table[16 / kWidth];
     for (int i = 0; i < 16 / kWidth; ++i)
       table[i] = bf16_bits(values.all[i] * splat(scale)) - values.exponents[i];
@@ -227,7 +227,7 @@ template <Codes kCodes, Dtype kOut, class L = Lanes>
 struct WidenByTable {
   static constexpr int kStep = 64;
   static constexpr std::int64_t kWorthwhile = 1024;  // elements that pay for the table
-  WidenByTable(const Values<kCodes>& values, float scale) {
+  WidenByTable(const CodeValues<kCodes>& values, float scale) {
     std::uint8_t codes[256];
     for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
     std::uint16_t rounded[256];

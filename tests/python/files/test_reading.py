@@ -20,7 +20,7 @@ from torch import nn
 
 import stowage
 from stowage._files import sources
-from stowage._files.sources import Extent, FileSource, ReadAhead
+from stowage._files.sources import Extent, FileSource, Prefetch
 from stowage._ops import library
 
 
@@ -45,7 +45,7 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
     monkeypatch.setattr(sources, "WINDOW", 6 << 20)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]
-    with ReadAhead(extents) as reader:
+    with Prefetch(extents) as reader:
         assert reached.wait(10)
         assert sum(size for *_, size in asked) <= 6 << 20
         reached.clear()
@@ -62,7 +62,7 @@ def test_advice_that_fails_is_no_error(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(4 << 20)}, path)
     source = FileSource(path)
     os.truncate(path, 1 << 20)
-    with ReadAhead(source.extents(source.entries["a"])) as reader:
+    with Prefetch(source.extents(source.entries["a"])) as reader:
         reader.use(5)
     with pytest.raises(stowage.BadFile, match="keep its size"):
         source.check()

@@ -38,7 +38,7 @@ def test_results_are_where_activations_are(storage: str) -> None:
 
 
 def test_the_other_way_is_refused() -> None:
-    """Codes on a device with activations on the CPU: nobody brings those."""
+    """Codes on a device with activations on the CPU: nobody fetches those."""
     codes, scales, key = parts("int8", 64, 128)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:

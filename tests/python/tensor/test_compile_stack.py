@@ -148,7 +148,7 @@ def test_an_exported_stack_equals_eager() -> None:
 
 
 class NoHostSync(TorchDispatchMode):
-    """Fails where a value of a tensor is brought to the host, as a CUDA graph would."""
+    """Fails where a value of a tensor is copied to the host, as a CUDA graph would."""
 
     seen = 0
 
@@ -166,7 +166,7 @@ class NoHostSync(TorchDispatchMode):
 @pytest.mark.parametrize(
     "storage", ["f8_e4m3", "f8_e4m3:tensor", "int8:block32", "nf4:block64:nested"]
 )
-def test_ops_bring_no_value_to_the_host(storage: str) -> None:
+def test_ops_copy_no_value_to_the_host(storage: str) -> None:
     layer = nn.Linear(72, 40)
     table = nn.Embedding(20, 72)
     for each in (layer, table):
@@ -178,7 +178,7 @@ def test_ops_bring_no_value_to_the_host(storage: str) -> None:
         y.sum().backward()
     assert watch.seen >= 5
     weight = layer.weight
-    with FakeTensorMode() as mode:  # has no values to bring
+    with FakeTensorMode() as mode:  # has no values to copy
         parts = [mode.from_tensor(p) for p in weight.parts.values()]
         x, key = torch.empty(5, 72), weight._storage.key
         assert library.linear(x, parts[0], parts[1:], key, 40, None).shape == (5, 40)

@@ -73,7 +73,7 @@ def test_inductor_trains_through_offloaded_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_backward_order_is_learnt(reentrant: bool | None, tmp_path: Path) -> None:
     """Backward uses the weights from the last one to the first; from the second step on most are
-    read ahead. With checkpoints a block's weights come in the order of its forward and then in that
+    prefetched. With checkpoints a block's weights come in the order of its forward and then in that
     of its backward, and what comes next is not told by the two uses before it alone."""
     model, whole = stack("int8", tmp_path, reads="buffered"), stack("int8")
 

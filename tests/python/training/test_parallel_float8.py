@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fp8 training under tensor parallelism, alone and with FSDP2 on the same weights: codes and scales
-are those of the whole weights, and one reduction brings all scales."""
+are those of the whole weights, and one reduction makes all scales."""
 
 from pathlib import Path
 from typing import Any

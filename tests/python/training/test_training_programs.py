@@ -183,7 +183,7 @@ class Trainings(RuleBasedStateMachine):
     @rule()
     def broken_step(self) -> None:
         """A step whose masters would not be finite raises, and the weights that rest stay. What a
-        checkpoint holds brings back the others."""
+        checkpoint holds gives back the others."""
         if not self.model.down.weight.requires_grad:
             return
         self.refresh()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`save` and `state_dict`: models with resting weights as ordinary safetensors files and as plain
-tensors; weights that are spread over processes are brought together in each first. _tiers/load.py
+tensors; weights that are spread over processes are gathered in each first. _tiers/load.py
 has the way back."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         >>> sorted(name for name in stowage.state_dict(model) if name.startswith("0."))
         ['0.bias', '0.weight', '0.weight_scale']
     """
-    every = together(in_rows(model))
+    every = gathered(in_rows(model))
     flat = _flat(every)
     rest = ((held.name, held.tensor) for held in every if _is_declared(held))
     label_all(flat, {name: weight for name, weight in rest if isinstance(weight, StowedTensor)})
@@ -115,7 +115,7 @@ def save(
     if dtype is not None:
         return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
     inventory = in_rows(model)
-    every = together(inventory)
+    every = gathered(inventory)
     raise_problems("stowage.save", _unsavable(model, every))
 
     def write_files() -> None:
@@ -152,7 +152,7 @@ def _save_values(
 ) -> Path:
     check_dtype(dtype)
     inventory = in_rows(model)
-    every = together(inventory)
+    every = gathered(inventory)
     raise_problems("stowage.save", unsavable(model, every))
     file = file_name(model)
 
@@ -249,7 +249,7 @@ def is_spread_out(inventory: Inventory) -> bool:
     return any(is_spread(held.tensor) for held in inventory.every)
 
 
-def together(inventory: Inventory) -> list[Held]:
+def gathered(inventory: Inventory) -> list[Held]:
     """What a file holds of a model, no tensor spread any more, weights of fp8 training as their
     plain values. All processes must call it, and in each of them the whole model rests then."""
     with torch.no_grad():

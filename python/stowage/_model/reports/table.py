@@ -74,7 +74,7 @@ class Report:
     buffer_bytes: int
     fallbacks: Mapping[str, int]  # of this process: operators that dequantized whole weights
     model: str = "model"  # its class
-    engine: str | None = None  # what brought its weights, in words; None: not offloaded
+    engine: str | None = None  # what fetched its weights, in words; None: not offloaded
 
     @property
     def stowed(self) -> tuple[Row, ...]:

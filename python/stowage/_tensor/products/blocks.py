@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stowage._ops import _torch, library
 from stowage._ops._torch import tree_leaves, tree_map_only
-from stowage._ops.lenders import accelerator_of, brought, lender_of
+from stowage._ops.lenders import accelerator_of, fetched, lender_of
 from stowage._ops.library import composite_forced
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.views import PACKED, StowedView, replay
@@ -93,7 +93,7 @@ def widened(
 
 def values(tree: Any) -> Any:
     """The same arguments with the values of every stowed tensor in its place: on the device of the
-    plain ones, where the weights of its model are brought there."""
+    plain ones, where the weights of its model are fetched there."""
     device = accelerator_of(tree_leaves(tree))
     return tree_map_only(PACKED, lambda t: _values(t, device), tree)
 
@@ -101,16 +101,16 @@ def values(tree: Any) -> Any:
 def _values(t: Any, device: torch.device | None) -> Tensor:
     weight = t._weight if isinstance(t, StowedView) else t
     if device is not None and lender_of(weight._parts()[0], device) is not None:
-        return _brought_values(t, weight, device)
+        return _fetched_values(t, weight, device)
     found = _of(weight) if weight._exact and _here.scopes else None
     if found is None:
         return t.dequantize()
     return replay(t._chain, found) if isinstance(t, StowedView) else found
 
 
-def _brought_values(t: Any, weight: StowedTensor, device: torch.device) -> Tensor:
+def _fetched_values(t: Any, weight: StowedTensor, device: torch.device) -> Tensor:
     out = weight._dt if weight._dt in VALUE_DTYPES else torch.float32
-    with brought(weight._parts(), device) as (codes, *scales):
+    with fetched(weight._parts(), device) as (codes, *scales):
         dense = library.dequantize(codes, scales, weight._storage.key, weight.shape, out)
     dense = dense.to(weight._dt)
     return replay(t._chain, dense) if isinstance(t, StowedView) else dense

@@ -31,7 +31,7 @@ _ARGUMENTS = (
 )
 
 
-class Options(NamedTuple):
+class ConvOptions(NamedTuple):
     """The trailing arguments of aten::convolution, in its order."""
 
     stride: Sequence[int]
@@ -95,7 +95,7 @@ def _convolution(
     bias: Tensor | None,
     *options: Any,
 ) -> Tensor:
-    w, given = Resting(codes, scales, storage, shape, x.dtype), Options(*options)
+    w, given = Resting(codes, scales, storage, shape, x.dtype), ConvOptions(*options)
     y = _like_stock(x, shape, bias, given)
     for piece in _pieces(w, given.groups, not given.transposed, _channel_bytes(y)):
         part = None if bias is None else bias[piece.result]
@@ -105,7 +105,7 @@ def _convolution(
     return y
 
 
-def _check(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> None:
+def _check(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: ConvOptions) -> None:
     """What torch's own shape function takes for granted, and what pieces of channels would hide."""
     spatial, groups = len(shape) - 2, given.groups
     sizes = (given.stride, given.padding, given.dilation, given.output_padding)
@@ -137,7 +137,7 @@ def _fail(what: str) -> NoReturn:
 
 
 def _stock_shape(
-    x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options
+    x: Tensor, shape: Sequence[int], bias: Tensor | None, given: ConvOptions
 ) -> torch.Size:
     """Of the result of the dense convolution."""
     _check(x, shape, bias, given)
@@ -148,7 +148,7 @@ def _stock_shape(
     return seen.shape
 
 
-def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: Options) -> Tensor:
+def _like_stock(x: Tensor, shape: Sequence[int], bias: Tensor | None, given: ConvOptions) -> Tensor:
     """An empty tensor of the shape and memory format of the dense convolution."""
     form = _torch.suggest_memory_format(x)
     made = _stock_shape(x, shape, bias, given)
@@ -165,7 +165,7 @@ def _grad_input(
     shape: Sequence[int],
     *options: Any,
 ) -> Tensor:
-    w, given = Resting(codes, scales, storage, shape, g.dtype), Options(*options)
+    w, given = Resting(codes, scales, storage, shape, g.dtype), ConvOptions(*options)
     if g.shape != (wanted := _stock_shape(x, shape, None, given)):
         _fail(f"g must be {list(wanted)} like the result, got {list(g.shape)}")
     gx = torch.empty_like(x)
@@ -193,7 +193,7 @@ def _fake(
     bias: Tensor | None,
     *options: Any,
 ) -> Tensor:
-    return _like_stock(x, shape, bias, Options(*options))
+    return _like_stock(x, shape, bias, ConvOptions(*options))
 
 
 def _fake_grad_input(g: Tensor, x: Tensor, *rest: Any) -> Tensor:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that rest on the CPU and are brought to a device when they are used."""
+"""Weights that rest on the CPU and are fetched to a device when they are used."""

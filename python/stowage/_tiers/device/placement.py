@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that computes on devices while its weights rest elsewhere: which tensors go there for
-good, which are brought when they are used, and how all of it is undone."""
+good, which are fetched when they are used, and how all of it is undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import Held, Inventory, Swap, is_brought_whole
+from stowage._model.weights import Held, Inventory, Swap, is_fetched_whole
 from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lenders import enter
@@ -75,7 +75,7 @@ class Devices:
 def _resting_parts(models: Iterable[nn.Module]) -> list[tuple[list[Tensor], bool]]:
     """The parts of every weight that rests on the CPU, and whether the whole of it is used."""
     return [
-        (held.tensor._parts(), is_brought_whole(held))
+        (held.tensor._parts(), is_fetched_whole(held))
         for model in list(models)
         for held in Inventory(model).every
         if isinstance(held.tensor, StowedTensor) and held.tensor.device.type == "cpu"
@@ -92,23 +92,23 @@ def ring_bytes(every: list[Held], places: Places, limit: int | None) -> tuple[in
     stay = sum(
         nbytes(held.tensor)
         for held in every
-        if places.work(held.name) == places.home and not places.brings(held)
+        if places.work(held.name) == places.home and not places.fetches(held)
     )
-    whole = (held for held in every if is_brought_whole(held) and places.brings(held))
-    brought = {held.name: unit_bytes(memory(held.tensor)) for held in whole}
-    if not brought:
+    whole = (held for held in every if is_fetched_whole(held) and places.fetches(held))
+    fetched = {held.name: unit_bytes(memory(held.tensor)) for held in whole}
+    if not fetched:
         wrong = limit is not None and limit < stay
         told = f"accelerator must hold {stay} bytes of modules and tensors that stay, got {limit}"
         return 0, [told] if wrong else []
-    largest = max(brought, key=lambda name: brought[name])
-    least = stay + brought[largest]
+    largest = max(fetched, key=lambda name: fetched[name])
+    least = stay + fetched[largest]
     if limit is None or limit < least:
         beside = f" beside {stay} bytes that stay" if stay else ""
         return 0, [
             f"accelerator must be at least {least} bytes, for the largest weight, {largest} of "
-            f"{brought[largest]}{beside}, got {limit}"
+            f"{fetched[largest]}{beside}, got {limit}"
         ]
-    return min(limit - stay, sum(brought.values())), []
+    return min(limit - stay, sum(fetched.values())), []
 
 
 # --- attaching ------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def attach_devices(inventory: Inventory, devices: Devices, places: Places, pin: 
     try:
         for held in inventory.every:
             device = places.work(held.name)
-            if device == CPU or places.brings(held):
+            if device == CPU or places.fetches(held):
                 continue
             _move(held, device, swap, plain)
     except RuntimeError as error:
@@ -221,11 +221,11 @@ def place_new(module: nn.Module, device: torch.device) -> None:
 
 
 def _pin(inventory: Inventory, places: Places, most: int) -> None:
-    """Puts resting parts that are brought into pinned memory, in the order of the model, up to
+    """Puts resting parts that are fetched into pinned memory, in the order of the model, up to
     `most` bytes."""
     for held in inventory.every:
-        brought = is_brought_whole(held) and places.brings(held)
-        if not isinstance(held.tensor, StowedTensor) or not brought:
+        fetched = is_fetched_whole(held) and places.fetches(held)
+        if not isinstance(held.tensor, StowedTensor) or not fetched:
             continue
         parts = [part for part in held.tensor._parts() if not is_borrowed(part)]
         most -= sum(part.nbytes for part in parts)
@@ -239,7 +239,7 @@ def _pin(inventory: Inventory, places: Places, most: int) -> None:
 
 
 def detach_devices(model: nn.Module) -> None:
-    """Brings everything back to the CPU."""
+    """Fetches everything back to the CPU."""
     devices = devices_of(model)
     assert devices is not None
     swap = Swap()

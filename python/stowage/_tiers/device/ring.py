@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tier of a device: a ring of its memory, allocated once, into which units (a weight's codes
-and scales, in their resting form) are brought when ops use them, and ahead of time in the order of
+and scales, in their resting form) are fetched when ops use them, and prefetched in the order of
 use, which is learnt for each signature of a model's inputs. A unit takes a place in the ring where
 those that are used last must leave for it."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -23,6 +21,7 @@ from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory
 from stowage._tiers.counts import DeviceReport
 from stowage._tiers.device.link import Link
+from stowage._tiers.forks import Living
 
 _STEPS = 1024  # of the expected order that are looked at
 _FAR = 1e9  # steps to the next use of a unit that is not expected
@@ -86,9 +85,9 @@ class DeviceTier:
         # What the next copy must come after; all later ones do. The memory was somebody's before.
         self._after = [self._link.mark(self._link.current())]
         self._weights = weights
-        self._following = Following()
+        self._order = UseOrder()
         self._units: dict[Hashable, _Unit] = {}
-        self._slots: list[Slot[_Unit]] = []
+        self._slots: list[RingSlot[_Unit]] = []
         self._storages: set[int] = set()
         self._window = 0  # bytes of look-ahead
         self._lock = threading.RLock()
@@ -98,7 +97,6 @@ class DeviceTier:
         self._report |= {"bytes_copied": 0, "peak": 0}
         self._stall = 0.0
         weakref.finalize(self, Link.finish, self._link)
-        _watch_forks()
         _tiers.add(self)
 
     def holds(self, codes: Tensor) -> bool:
@@ -116,11 +114,11 @@ class DeviceTier:
                     del self._units[key]
             sizes = [unit_bytes(parts) for parts, whole in found if whole]
             self._window = max(self.budget // 4, 2 * max(sizes, default=0))
-            self._following.expect([self._known(parts) for parts, whole in found if whole])
+            self._order.expect([self._known(parts) for parts, whole in found if whole])
 
     def set_signature(self, signature: int) -> None:
         with self._lock:
-            self._following.set_signature(signature)
+            self._order.set_signature(signature)
 
     def report(self) -> DeviceReport:
         with self._lock:
@@ -160,14 +158,14 @@ class DeviceTier:
         with self._lock:
             key = self._known(parts)
             unit = self._units[key]
-            self._following.note(key)
+            self._order.note(key)
             self._clock += 1
             self._report["uses"] += 1
             begin = time.perf_counter()
             missed = False
             while not self._is_here(unit, facts):
                 missed = True
-                if not unit.users and self._bring(unit, _aliases(parts), facts, None):
+                if not unit.users and self._fetch(unit, _aliases(parts), facts, None):
                     break
                 self._wait_for_room(parts)
             late = not missed and unit.ready is not None and not unit.ready.query()
@@ -190,7 +188,7 @@ class DeviceTier:
             )
         self._freed.wait()
 
-    def _bring(
+    def _fetch(
         self, unit: _Unit, parts: list[Tensor], facts: Facts, nearer_than: float | None
     ) -> bool:
         """Gives `unit` its bytes where there is room; to look ahead, only in place of units whose
@@ -223,7 +221,7 @@ class DeviceTier:
             unit.ready = self._link.copy(pairs, self._after)
         self._after, unit.facts = [], facts
         unit.is_here = True
-        self._slots.append(Slot(begin, at, unit))
+        self._slots.append(RingSlot(begin, at, unit))
         self._slots.sort(key=lambda slot: slot.begin)
         self._report["bytes_copied"] += sum(part.nbytes for part in parts)
         self._report["peak"] = max(self._report["peak"], self._held())
@@ -237,7 +235,7 @@ class DeviceTier:
         unit.is_here, unit.here, unit.facts, unit.ready, unit.used = False, [], (), None, {}
 
     def _distances(self) -> dict[int, int]:
-        expected = self._following.ahead(2 * len(self._slots) + 8)
+        expected = self._order.ahead(2 * len(self._slots) + 8)
         return {id(self._units[k]): i for i, k in enumerate(expected) if k in self._units}
 
     def _distance(self, unit: _Unit, expected: dict[int, int]) -> float | None:
@@ -256,11 +254,11 @@ class DeviceTier:
 
     def _look_ahead(self) -> None:
         """Begins the copies of what is expected next: only so far ahead that copies go on beside
-        the work, for what is brought earlier takes the place of others that could have stayed."""
+        the work, for what is fetched earlier takes the place of others that could have stayed."""
         if len(self._slots) == len(self._units):
             return
         ahead = 0
-        for steps, key in enumerate(self._following.ahead(_STEPS)):
+        for steps, key in enumerate(self._order.ahead(_STEPS)):
             unit = self._units.get(key)
             if unit is None:
                 continue
@@ -273,24 +271,14 @@ class DeviceTier:
             if any(fact[-1] is None for fact in facts):
                 continue
             try:
-                if not self._bring(unit, unit.parts, facts, float(steps)):
+                if not self._fetch(unit, unit.parts, facts, float(steps)):
                     return
             except RuntimeError:  # whoever uses the unit will have the error
                 return
             self._report["ahead"] += 1
 
 
-_tiers: weakref.WeakSet[DeviceTier] = weakref.WeakSet()
-
-
-def _leave_threads() -> None:
-    for tier in list(_tiers):
-        tier.leave_threads()
-
-
-@cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_leave_threads)
+_tiers = Living(after_in_child=DeviceTier.leave_threads)
 
 
 ALIGN = 256  # bytes: what every part of a unit begins at
@@ -299,7 +287,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Slot(Generic[T]):
+class RingSlot(Generic[T]):
     """Bytes [begin, end) that `unit` has."""
 
     begin: int
@@ -312,7 +300,7 @@ class Window(Generic[T]):
     """Bytes from `begin` on that are free once `leaving` have left."""
 
     begin: int
-    leaving: tuple[Slot[T], ...]
+    leaving: tuple[RingSlot[T], ...]
 
 
 def padded(size: int) -> int:
@@ -321,7 +309,7 @@ def padded(size: int) -> int:
 
 
 def best_window(
-    slots: Sequence[Slot[T]],
+    slots: Sequence[RingSlot[T]],
     total: int,
     size: int,
     distance: Callable[[T], float | None],
@@ -355,7 +343,7 @@ def best_window(
 _MOST = 1 << 16  # pairs that are remembered; then all are learnt anew
 
 
-class Following:
+class UseOrder:
     """What came before the current unit tells a forward pass from a backward one, so the pair of
     both leads to the next. A guess may be wrong."""
 

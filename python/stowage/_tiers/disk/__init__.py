@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that rest in a file and are brought into memory, within a budget, when used."""
+"""Weights that rest in a file and are fetched into memory, within a budget, when used."""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from stowage._tiers.disk.journal import (
     note_places,
     written_bytes,
 )
+from stowage._tiers.forks import Living
 
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
@@ -95,7 +94,6 @@ class Engine:
         self._places: set[int] = set()  # addresses of parts in the file
         self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
         self._most_written = min(self.ram // 2, self.ram - self._least)
-        _watch_forks()
         _engines.add(self)
         source.share()
         weakref.finalize(self, _close, self._opened, self._source)
@@ -274,7 +272,7 @@ class _Signature:
 _Signature.__module__ = "stowage._tiers.engine"  # pickles name it
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines = Living(after_in_child=Engine.leave_to_parent)
 
 
 def _copy_out(part: torch.Tensor) -> torch.Tensor:
@@ -284,16 +282,6 @@ def _copy_out(part: torch.Tensor) -> torch.Tensor:
 
 def _is_shared(part: torch.Tensor) -> bool:
     return any(engine.is_shared(part) for engine in _engines)
-
-
-def _leave_to_parent() -> None:
-    for engine in list(_engines):
-        engine.leave_to_parent()
-
-
-@cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 copy_with(_copy_out, _is_shared)

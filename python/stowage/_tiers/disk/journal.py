@@ -16,7 +16,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.weights import Held
 from stowage._ops.errors import FileError
 from stowage._ops.memory import is_borrowed, octets
+from stowage._tiers.forks import Living
 
 _ATTRIBUTE = "_stowage_on_disk"  # of a module: names of its parameters
 
@@ -112,7 +112,6 @@ class Journal:
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self._rooms: list[_Room] = []  # none, as a rule
-        _watch_forks()
         _journals.add(self)
 
     @property
@@ -165,14 +164,4 @@ class Journal:
         return [room for one in list(self._rooms) if (room := one.map()) is not None]
 
 
-_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
-
-
-def _share_all() -> None:
-    for journal in list(_journals):
-        journal.share()
-
-
-@cache
-def _watch_forks() -> None:
-    os.register_at_fork(before=_share_all)
+_journals = Living(before=Journal.share)

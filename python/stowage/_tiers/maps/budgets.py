@@ -21,7 +21,7 @@ _LOG = logging.getLogger("stowage")
 _SHARE = 0.9  # of the only device, where the caller set no limit: the rest is for activations
 _SLACK = 1.25  # layers beside its share that each device gets, since they do not divide evenly
 _EDGES = 1 << 18  # bytes around the parts of a weight that are read with it, at most
-_PART = 8  # of what is on a disk this part may be in memory: enough to read ahead
+_PART = 8  # of what is on a disk this part may be in memory: enough to prefetch
 ROOT = Path("/")
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from stowage._model.sizes import byte_count, nbytes
-from stowage._model.weights import Held, Inventory, can_be_brought
+from stowage._model.weights import Held, Inventory, can_be_fetched
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tiers.maps.budgets import Device, balanced, disk_budget
 from stowage._tiers.maps.first_fit import first_fit
@@ -49,7 +49,7 @@ class Mapped(NamedTuple):
 def by_name(inventory: Inventory, given: Given) -> Mapped:
     """What `given.device_map`, a name, stands for: "auto" plans; "sequential" fills the
     accelerators, or without one `ram`, with modules in the order of definition, "balanced" by equal
-    shares. What is left is brought, into room that the first device, or memory, keeps for it: an
+    shares. What is left is fetched, into room that the first device, or memory, keeps for it: an
     eighth of what can be, or twice the largest.
 
     Raises InvalidArgument for another name, without limits, or for devices that are not here."""
@@ -75,7 +75,7 @@ def by_name(inventory: Inventory, given: Given) -> Mapped:
 
 
 def _limits(given: Given) -> dict[torch.device, int]:
-    """Bytes of each accelerator, first of the one that weights are brought to."""
+    """Bytes of each accelerator, first of the one that weights are fetched to."""
     sizes: Mapping[str, Size] = {}
     if isinstance(given.accelerator, Mapping):
         sizes = given.accelerator
@@ -114,7 +114,7 @@ def _on_devices(inventory: Inventory, given: Given, limits: dict[torch.device, i
 
 
 def _in_memory(inventory: Inventory, folder: Folder | None, ram: int) -> Mapped:
-    """The first modules stay as they are; an engine with what is left of `ram` brings the rest."""
+    """The first modules stay as they are; an engine with what is left of `ram` fetches the rest."""
     every = inventory.every
     if sum(nbytes(held.tensor) for held in every) <= ram:
         return Mapped(None, folder, ram, None, None, None)
@@ -125,9 +125,9 @@ def _in_memory(inventory: Inventory, folder: Folder | None, ram: int) -> Mapped:
         name: RAM for name, place in found.items() if place == "cpu" and name in known
     }
     stay = Places(inventory, places)
-    kept = sum(nbytes(held.tensor) for held in every if stay.stays(held) and can_be_brought(held))
+    kept = sum(nbytes(held.tensor) for held in every if stay.stays(held) and can_be_fetched(held))
     return Mapped(None, folder, ram - kept, None, None, places)
 
 
 def _ring(every: list[Held]) -> int:
-    return disk_budget([nbytes(held.tensor) for held in every if can_be_brought(held)])
+    return disk_budget([nbytes(held.tensor) for held in every if can_be_fetched(held)])

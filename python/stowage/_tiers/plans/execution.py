@@ -115,20 +115,20 @@ def _names(units: list[Unit]) -> tuple[str, ...]:
 
 
 def _home(where: str, plan: Plan) -> str | None:
-    """The accelerator that weights are brought to."""
+    """The accelerator that weights are fetched to."""
     limits: dict[str, int] = plan.facts["limits"]["accelerators"]
-    brought = {u.work for u in plan.units if u.work in limits and u.tier != u.work}
-    if len(brought) > 1:
+    fetched = {u.work for u in plan.units if u.work in limits and u.tier != u.work}
+    if len(fetched) > 1:
         raise InvalidArgument(
-            f"{where}: a plan must bring weights to one accelerator, got one that brings them to "
-            f"{', '.join(sorted(brought))}; more room, or fewer accelerators"
+            f"{where}: a plan must fetch weights to one accelerator, got one that fetches them to "
+            f"{', '.join(sorted(fetched))}; more room, or fewer accelerators"
         )
-    return next(iter(brought or limits), None)
+    return next(iter(fetched or limits), None)
 
 
 def _places(plan: Plan, modules: Mapping[str, nn.Module], home: str) -> dict[str, str]:
     """A device map: modules whose weights rest where they are multiplied. What it does not name is
-    brought to `home`."""
+    fetched to `home`."""
     tiers: dict[str, set[str]] = {}
     for unit in plan.units:
         if not unit.stays:
@@ -151,7 +151,7 @@ def _inside(name: str, at: str) -> bool:
     return name == at or name.startswith(f"{at}.")
 
 
-class Kept:
+class KeptPlan:
     """The plan that a model keeps to, until it has been compared with a pass."""
 
     def __init__(self, plan: Plan) -> None:
@@ -183,7 +183,7 @@ class Kept:
         rows = self.plan.facts["rows"]
         _logger.log(level, "stowage: a pass beside its plan, for %d rows: %s", rows, compared)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptPlan:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -191,7 +191,7 @@ class Kept:
 
 
 class _Begin:
-    def __init__(self, kept: Kept | None) -> None:
+    def __init__(self, kept: KeptPlan | None) -> None:
         self._kept = kept
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -203,7 +203,7 @@ _Begin.__module__ = "stowage._tiers.timing"  # pickles name it
 
 
 class _End:
-    def __init__(self, kept: Kept | None) -> None:
+    def __init__(self, kept: KeptPlan | None) -> None:
         self._kept = kept
 
     def __call__(
@@ -220,7 +220,7 @@ def keep_to(model: nn.Module, plan: Plan | None) -> None:
     """Notes the plan that `model` keeps to from now on, if it keeps to one."""
     if plan is None:
         return
-    kept = Kept(plan)
+    kept = KeptPlan(plan)
     model.__dict__[_ATTRIBUTE] = kept
     model.__dict__[_ATTRIBUTE + "_hooks"] = [
         model.register_forward_pre_hook(_Begin(kept)),
@@ -234,6 +234,6 @@ def forget_plan(model: nn.Module) -> None:
         hook.remove()
 
 
-def kept_plan(model: nn.Module) -> Kept | None:
-    found: Kept | None = model.__dict__.get(_ATTRIBUTE)
+def kept_plan(model: nn.Module) -> KeptPlan | None:
+    found: KeptPlan | None = model.__dict__.get(_ATTRIBUTE)
     return found

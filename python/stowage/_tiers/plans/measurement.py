@@ -205,7 +205,7 @@ def _finish(model: nn.Module) -> None:
 
 
 def _resident(model: nn.Module) -> dict[str, int]:
-    """Bytes of weights and buffers that no engine brings, by tier."""
+    """Bytes of weights and buffers that no engine fetches, by tier."""
     found: dict[str, int] = {}
     seen: Seen = set()
     for held in Inventory(model).written:

@@ -231,7 +231,7 @@ def load_checkpoint_and_dispatch(
 ) -> nn.Module:
     """`load_checkpoint_in_model`, then `dispatch_model`. `device_map` may be "auto", "balanced",
     "balanced_low_0" or "sequential": then it is made from the sizes of the model and `max_memory`,
-    or what is free. Raises as those two do."""
+    or what is free. Raises as those two do, and InvalidArgument for another name."""
     if isinstance(device_map, str):
         if device_map not in _MAPS:
             raise InvalidArgument(

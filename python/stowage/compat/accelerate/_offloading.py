@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import nbytes
-from stowage._model.weights import Inventory, can_be_brought
+from stowage._model.weights import Inventory, can_be_fetched
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.disk.engine import engine_of
@@ -135,16 +135,16 @@ def to_device(
     placed = {n: d for n, d in _apart(model, device_map).items() if d not in ("cpu", "disk")}
     modules = dict(model.named_modules(remove_duplicate=False))
     placed = {n: d for n, d in placed.items() if n in modules or torch.device(d) != home}
-    brought, stay, in_memory = [], 0, 0
+    fetched, stay, in_memory = [], 0, 0
     for held in Inventory(model).every:
         size, device = nbytes(held.tensor), place_of(held.name, device_map)
-        if device in ("cpu", "disk", None) and can_be_brought(held):
-            brought.append(size)
+        if device in ("cpu", "disk", None) and can_be_fetched(held):
+            fetched.append(size)
             in_memory += size * (device == "cpu")
         elif device in ("cpu", "disk", None) or torch.device(device) == home:
             stay += size
-    ring = disk_budget(brought)
-    budget = stay + ring if brought else None
+    ring = disk_budget(fetched)
+    budget = stay + ring if fetched else None
     ram = None if folder is None else in_memory + ring
     offload(
         model, ram=ram, folder=folder, device=home, accelerator=budget, device_map=placed or None

@@ -47,12 +47,12 @@ Names = str | list[str] | None
 
 
 class AlignDevicesHook(ModelHook):
-    """Keeps a module's tensors on `execution_device` and brings its inputs there; with
+    """Keeps a module's tensors on `execution_device` and fetches its inputs there; with
     `io_same_device` the output goes where the input was.
 
     `offload` has a meaning on the CPU only, where weights rest and compute: those that the module
     lacks (on the meta device) come from `weights_map`. For an accelerator it raises Unsupported:
-    `stowage.offload(model, device=...)` brings weights there. `offload_buffers` and
+    `stowage.offload(model, device=...)` fetches weights there. `offload_buffers` and
     `tied_params_map` are taken and have no effect. Threads may share a hook.
     """
 
@@ -75,7 +75,7 @@ class AlignDevicesHook(ModelHook):
         if offload and computes != "cpu":
             raise Unsupported(
                 "stowage: AlignDevicesHook(offload=True) must have execution_device='cpu', got "
-                f"{execution_device!r}; stowage.offload(model, device=...) brings weights to one"
+                f"{execution_device!r}; stowage.offload(model, device=...) fetches weights to one"
             )
 
     def init_hook(self, module: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 """`torch.ops.bitsandbytes`: ours, as long as bitsandbytes itself is not there.
 
 torch refuses a second definition of an op, so ours are withdrawn the moment bitsandbytes is
-imported. Each is made of our own ops, which bring shapes and gradients.
+imported. Each is made of our own ops, which have shapes and gradients.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def dequantize_4bit(
     quant_type: str = "fp4",
 ) -> Tensor:
     """The values of packed codes `A` in the shape and dtype of the state; without a state, of
-    `out`, with `absmax` as plain scales. Codes given as a row, [1, bytes], give the transpose."""
+    `out`, with `absmax` as plain scales. Codes given as a row, [1, bytes], give the transpose.
+    Raises InvalidArgument without a state, `absmax` and `out`."""
     if quant_state is None:
         if absmax is None or out is None:
             raise InvalidArgument(
@@ -137,6 +138,7 @@ def quantize_nf4(
     compress_statistics: bool = False,
     quant_storage: torch.dtype = torch.uint8,
 ) -> _Packed:
+    """`quantize_4bit` to nf4."""
     return quantize_4bit(A, absmax, out, blocksize, compress_statistics, "nf4", quant_storage)
 
 
@@ -148,6 +150,7 @@ def quantize_fp4(
     compress_statistics: bool = False,
     quant_storage: torch.dtype = torch.uint8,
 ) -> _Packed:
+    """`quantize_4bit` to fp4."""
     return quantize_4bit(A, absmax, out, blocksize, compress_statistics, "fp4", quant_storage)
 
 
@@ -158,6 +161,7 @@ def dequantize_nf4(
     out: Tensor | None = None,
     blocksize: int | None = None,
 ) -> Tensor:
+    """`dequantize_4bit` of nf4."""
     return dequantize_4bit(A, quant_state, absmax, out, blocksize, "nf4")
 
 
@@ -168,6 +172,7 @@ def dequantize_fp4(
     out: Tensor | None = None,
     blocksize: int | None = None,
 ) -> Tensor:
+    """`dequantize_4bit` of fp4."""
     return dequantize_4bit(A, quant_state, absmax, out, blocksize, "fp4")
 
 
@@ -183,7 +188,8 @@ def quantize_blockwise(
     nested: bool = False,
 ) -> _Packed:
     """8-bit codes of `A`, in its shape, by the ascending table `code` (the dynamic map), and the
-    state that decodes them: what block scales become in nested storages."""
+    state that decodes them: what block scales become in nested storages. Raises InvalidArgument
+    for values that are not floating and a `blocksize` below 1."""
     if blocksize <= 0 or A.dtype not in _weight.DTYPES:
         raise InvalidArgument(
             "stowage: blocksize must be positive and A float32, float16 or bfloat16, got "
@@ -210,7 +216,8 @@ def dequantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> Tensor:
-    """The values of 8-bit codes, in the dtype of the state; without one, fp32 by `absmax`."""
+    """The values of 8-bit codes, in the dtype of the state; without one, fp32 by `absmax`. Raises
+    InvalidArgument without either, and for codes that are not uint8."""
     if quant_state is None:
         if absmax is None:
             raise InvalidArgument("stowage: absmax or quant_state must be given, got neither")

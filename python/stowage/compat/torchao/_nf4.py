@@ -70,7 +70,9 @@ def to_nf4(tensor: Tensor, block_size: int = 64, scaler_block_size: int = 256) -
 
 
 def linear_nf4(input: Tensor, weight: Tensor) -> Tensor:
-    """input W^T in the dtype of `input`, with a gradient to it."""
+    """input W^T in the dtype of `input`, with a gradient to it. Raises InvalidArgument where
+    `weight` is no NF4Tensor.
+    """
     if not isinstance(weight, NF4Tensor):
         raise InvalidArgument(f"linear_nf4: weight must be an NF4Tensor, got {type(weight)}")
     held: Any = weight

@@ -37,7 +37,7 @@ _WHY = {
 }
 
 
-class Weight(Protocol):
+class Owned(Protocol):
     """What an Origin asks of the tensor that it belongs to."""
 
     device: torch.device
@@ -135,7 +135,7 @@ class Origin:
     def initialising(self) -> bool:
         return active() is not None
 
-    def shown(self, weight: Weight) -> Tensor | None:
+    def shown(self, weight: Owned) -> Tensor | None:
         """What reads of the weight give inside the context: the exact value, where it is there."""
         if active() is None or self.state == UNSET:
             return None
@@ -143,7 +143,7 @@ class Origin:
             return self._file.read()
         return self._value
 
-    def opened(self, weight: Weight) -> Tensor | None:
+    def opened(self, weight: Owned) -> Tensor | None:
         """The exact value for an in-place operator to write; None outside the context, and where
         the weight has no memory."""
         terms = active()

@@ -8,10 +8,12 @@ from itertools import combinations
 
 import pytest
 
-from stowage._tiers.device.ring import Following, Slot, best_window, padded
+from stowage._tiers.device.ring import RingSlot, UseOrder, best_window, padded
 
 
-def oracle(slots: list[Slot[int]], total: int, size: int, far: dict[int, float | None]) -> object:
+def oracle(
+    slots: list[RingSlot[int]], total: int, size: int, far: dict[int, float | None]
+) -> object:
     """The best that any set of neighbours gives: nearest use of who leaves, bytes that leave."""
     best = None
     for first, last in combinations(range(len(slots) + 1), 2):
@@ -35,12 +37,12 @@ def oracle(slots: list[Slot[int]], total: int, size: int, far: dict[int, float |
 @pytest.mark.parametrize("seed", range(200))
 def test_the_best_window(seed: int) -> None:
     chance = random.Random(seed)
-    slots: list[Slot[int]] = []
+    slots: list[RingSlot[int]] = []
     at = 0
     while at < 40:
         at += chance.choice([0, 0, 1, 3])
         end = at + chance.randint(1, 6)
-        slots.append(Slot(at, end, len(slots)))
+        slots.append(RingSlot(at, end, len(slots)))
         at = end
     total, size = at + chance.choice([0, 2]), chance.randint(1, 12)
     far = {s.unit: chance.choice([None, 1.0, 5.0, 9.0, 20.0]) for s in slots}
@@ -61,43 +63,43 @@ def test_padded() -> None:
     assert [padded(n) for n in (0, 1, 256, 257)] == [0, 256, 256, 512]
 
 
-def ahead(following: Following, most: int = 20) -> list[object]:
-    return list(following.ahead(most))
+def ahead(order: UseOrder, most: int = 20) -> list[object]:
+    return list(order.ahead(most))
 
 
 def test_the_order_is_learnt_forward_and_backward() -> None:
-    following = Following()
-    following.expect("abcd")
-    following.note("a")
-    assert ahead(following) == ["b", "c", "d", "a"]
+    order = UseOrder()
+    order.expect("abcd")
+    order.note("a")
+    assert ahead(order) == ["b", "c", "d", "a"]
     for _ in range(2):
         for unit in "abcddcba":
-            following.note(unit)
-    following.note("a")
-    following.note("b")
-    assert ahead(following, 2) == ["c", "d"]
+            order.note(unit)
+    order.note("a")
+    order.note("b")
+    assert ahead(order, 2) == ["c", "d"]
     for unit in "cddc":
-        following.note(unit)
-    assert ahead(following, 2) == ["b", "a"]  # backward
+        order.note(unit)
+    assert ahead(order, 2) == ["b", "a"]  # backward
 
 
 def test_orders_of_signatures() -> None:
-    following = Following()
-    for signature, order in ((1, "abc"), (2, "acb")):
-        following.set_signature(signature)
-        for unit in order * 3:
-            following.note(unit)
-    following.set_signature(1)
+    order = UseOrder()
+    for signature, units in ((1, "abc"), (2, "acb")):
+        order.set_signature(signature)
+        for unit in units * 3:
+            order.note(unit)
+    order.set_signature(1)
     for unit in "ca":
-        following.note(unit)
-    assert ahead(following, 1) == ["b"]
-    following.set_signature(2)
-    assert ahead(following, 1) == ["c"]
+        order.note(unit)
+    assert ahead(order, 1) == ["b"]
+    order.set_signature(2)
+    assert ahead(order, 1) == ["c"]
 
 
 def test_what_is_learnt_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stowage._tiers.device.ring._MOST", 10)
-    following = Following()
+    order = UseOrder()
     for i in range(1000):
-        following.note(i)
-    assert len(following._next) <= 12
+        order.note(i)
+    assert len(order._next) <= 12

@@ -210,6 +210,8 @@ class Linear4bit(_FourBit, nn.Linear):
 
 
 class LinearFP4(Linear4bit):
+    """Linear4bit in fp4."""
+
     def __init__(
         self,
         input_features: int,
@@ -225,6 +227,8 @@ class LinearFP4(Linear4bit):
 
 
 class LinearNF4(Linear4bit):
+    """Linear4bit in nf4."""
+
     def __init__(
         self,
         input_features: int,
@@ -270,6 +274,8 @@ class Embedding4bit(_FourBit, nn.Embedding):
 
 
 class EmbeddingFP4(Embedding4bit):
+    """Embedding4bit in fp4."""
+
     def __init__(
         self,
         num_embeddings: int,
@@ -282,6 +288,8 @@ class EmbeddingFP4(Embedding4bit):
 
 
 class EmbeddingNF4(Embedding4bit):
+    """Embedding4bit in nf4."""
+
     def __init__(
         self,
         num_embeddings: int,

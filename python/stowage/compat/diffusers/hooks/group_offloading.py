@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`diffusers.hooks.group_offloading` over `stowage.offload`: weights stay in the module and are
-brought when they are used, in the order that is learnt from use. Groups only say how much may be
+fetched when they are used, in the order that is learnt from use. Groups only say how much may be
 in memory at a time."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from stowage._model.sizes import memory, nbytes
-from stowage._model.weights import Inventory, can_be_brought
+from stowage._model.weights import Inventory, can_be_fetched
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._tensor.stowed import StowedTensor
@@ -73,7 +73,7 @@ class _ToldDiffusers:
 
 
 class GroupOffloadingHook(Mark):
-    """Says that a module is offloaded, and how. Its removal brings the weights back."""
+    """Says that a module is offloaded, and how. Its removal fetches the weights back."""
 
     def __init__(self, config: GroupOffloadingConfig) -> None:
         self.given, self.config = config, _ToldDiffusers(config.onload_device)
@@ -160,14 +160,14 @@ def _problems(module: nn.Module, config: GroupOffloadingConfig, use_stream: bool
 
 def _apply(module: nn.Module, config: GroupOffloadingConfig) -> None:
     folder, ram, device = None, None, config.onload_device
-    brought = [nbytes(held.tensor) for held in Inventory(module).every if can_be_brought(held)]
+    fetched = [nbytes(held.tensor) for held in Inventory(module).every if can_be_fetched(held)]
     if config.offload_to_disk_path is not None:
         folder = Path(config.offload_to_disk_path, _folder_name(module))
-        ram = _budget(module, config, brought)
+        ram = _budget(module, config, fetched)
     if device.type != "cpu":
         module.to("cpu")
-        stay = sum(nbytes(held.tensor) for held in Inventory(module).every) - sum(brought)
-        room = stay + _budget(module, config, brought) if brought else None
+        stay = sum(nbytes(held.tensor) for held in Inventory(module).every) - sum(fetched)
+        room = stay + _budget(module, config, fetched) if fetched else None
         offload(module, ram=ram, folder=folder, device=device, accelerator=room)
     elif folder is not None:
         offload(module, ram=ram, folder=folder)
@@ -179,9 +179,9 @@ def _mark(module: nn.Module, config: GroupOffloadingConfig) -> None:
         set_mark(part, _GROUP_OFFLOADING, GroupOffloadingHook(config))
 
 
-def _budget(module: nn.Module, config: GroupOffloadingConfig, brought: list[int]) -> int:
+def _budget(module: nn.Module, config: GroupOffloadingConfig, fetched: list[int]) -> int:
     """Bytes for two groups."""
-    least = disk_budget(brought)
+    least = disk_budget(fetched)
     if config.offload_type is GroupOffloadingType.LEAF_LEVEL:
         return least
     group = largest_group(module, config.num_blocks_per_group or 1, config.block_modules)

@@ -53,6 +53,8 @@ class Float8GemmConfig:
 
 
 class Float8LinearRecipeName(enum.Enum):
+    """The recipes that `Float8LinearConfig.from_recipe_name` takes."""
+
     TENSORWISE = "tensorwise"
     ROWWISE = "rowwise"
     ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"

@@ -18,8 +18,8 @@ class Core;
 enum class Hold : std::uint8_t { counted, borrowed, stays };
 
 /// An engine has one for each thread that uses it; leases keep theirs, and with it the engine.
-struct Desk {
-  Desk(std::shared_ptr<Core> engine, std::thread::id user)
+struct Session {
+  Session(std::shared_ptr<Core> engine, std::thread::id user)
       : core(std::move(engine)), thread(user) {}
 
   const std::shared_ptr<Core> core;
