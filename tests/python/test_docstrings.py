@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import doctest
 import importlib
@@ -120,6 +121,29 @@ def faults(name: str, thing: Any, has_example: bool, is_property: bool = False) 
         if not hasattr(stowage, kind) and not hasattr(builtins, kind):
             problems.append(f"Raises must name exceptions, has {kind}")
     return problems
+
+
+def fields(kind: type) -> dict[str, str]:
+    """The fields of a record with the line that declares each."""
+    for path in Path(stowage.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        ours = f"class {kind.__name__}" in text and "compat" not in path.parts
+        for node in ast.parse(text).body if ours else ():
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                lines, rows = text.splitlines(), [n for n in node.body if type(n) is ast.AnnAssign]
+                return {ast.unparse(row.target): lines[row.lineno - 1] for row in rows}
+    raise AssertionError(f"no module defines {kind}")
+
+
+def test_the_fields_of_records_are_explained() -> None:
+    """By a comment behind them, or in the docstring."""
+    for name, kind in PUBLIC.items():
+        if inspect.isclass(kind) and (is_dataclass(kind) or issubclass(kind, tuple)):
+            told = inspect.cleandoc(kind.__doc__ or "")
+            silent = [field for field, line in fields(kind).items() if "#" not in line]
+            assert not [f for f in silent if f"`{f}`" not in told and f"    {f}: " not in told], (
+                name
+            )
 
 
 def constructor(kind: type) -> Callable[..., Any]:

@@ -230,9 +230,9 @@ class Choice:
         ('nf4:block64', 'the defaults take parameters named weight, this is bias')
     """
 
-    held: Held
+    held: Held  # the tensor, with its places in the model
     storage: Storage | None
-    reason: str
+    reason: str  # why it is so
     others: Candidates = ()
 
     @property

@@ -27,7 +27,7 @@ class DeviceReport:
     misses: int = 0  #: were copied when they were asked for
     late: int = 0  #: were being copied ahead, and the device waited for the rest
     ahead: int = 0  #: copies that were begun before the weight was used
-    evicted: int = 0
+    evicted: int = 0  #: weights that gave way to others
     bytes_copied: int = 0  #: to the device, in the resting form
     held: int = 0  #: bytes of the ring that weights have now
     peak: int = 0  #: the same at most, since the beginning; never more than `ring`
@@ -71,8 +71,8 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
     late: int = 0  #: were being prefetched, and waited for
     borrowed: int = 0  #: read through the mapping: no room, and the thread used another weight
     ahead: int = 0  #: reads that were begun before the weight was used
-    evicted: int = 0
-    bytes_read: int = 0
+    evicted: int = 0  #: weights that gave way to others
+    bytes_read: int = 0  #: from the file
     held: int = 0  #: bytes of the file in memory now
     peak: int = 0  #: the same at most, since the beginning; never more than the budget
     stall: float = 0.0  #: seconds that the model waited for weights

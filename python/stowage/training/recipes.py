@@ -33,15 +33,15 @@ class Recipe:
         True
     """
 
-    name: str
+    name: str  # as `convert_float8` takes it
     rows: bool = False  # one scale for each row (of what is summed over), not one for the tensor
     delayed: bool = False  # scales of earlier steps
     products: Literal["fp8", "high"] = "fp8"  # "high": only what travels is fp8
-    grad_weight: Literal["fp8", "high"] = "fp8"
+    grad_weight: Literal["fp8", "high"] = "fp8"  # "high": in the weight's dtype
     forward: torch.dtype = torch.float8_e4m3fn  # of inputs and weights
     backward: torch.dtype = torch.float8_e5m2  # of the gradients of outputs
-    scale_mode: str = "torchao"
-    pow2: bool = False
+    scale_mode: str = "torchao"  # whose rule makes scales
+    pow2: bool = False  # scales are powers of two
     history_length: int = 16  # delayed: steps that are remembered
     margin: int = 0  # delayed: scales are divided by 2 to this power
     rule: Literal["max", "most_recent"] = "max"  # delayed: which of the remembered count

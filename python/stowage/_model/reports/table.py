@@ -30,27 +30,27 @@ class Row:
         ('int8:row', 4352, 16384)
     """
 
-    name: str
+    name: str  # of the parameter
     also: tuple[str, ...]  # further names of a tied weight
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the values
     storage: str | None  # None: plain
-    compute: str
+    compute: str  # the compute dtype, as torch names it
     tier: str  # accelerator, ram, disk; none for a meta tensor
     shard: str  # whole, or which rows are here
     wire: str | None  # what travels between ranks; None where the weight is whole
     logical_bytes: int  # in the compute dtype
     rest_bytes: int  # what this weight adds: bytes that an earlier row holds are not counted again
-    reason: str
+    reason: str  # why it rests so, or is plain
     working: str = ""  # how much of it is widened at once (docs/working.md); "" of a plain one
-    max_error: float | None = None
-    rms_error: float | None = None
-    relative_error: float | None = None
-    saturated: int | None = None
-    nonfinite: int | None = None
+    max_error: float | None = None  # the largest |x - q|
+    rms_error: float | None = None  # the root of the mean square of x - q
+    relative_error: float | None = None  # of all values: ||x - q|| / ||x||
+    saturated: int | None = None  # values that became the largest one
+    nonfinite: int | None = None  # values that are NaN or infinite
     worst_block_error: float | None = None  # relative, of values that share a scale
     worst_block: int | None = None  # the place of that scale in its part
     master: str | None = None  # where the exact values are: ram, disk; stale: not of this weight
-    master_bytes: int = 0
+    master_bytes: int = 0  # of the exact values
     whole_bytes: int = 0  # at rest in all processes, each row once; rest_bytes where it is whole
 
 
@@ -70,8 +70,8 @@ class Report:
         (4, 2, 8704)
     """
 
-    rows: tuple[Row, ...]
-    buffer_bytes: int
+    rows: tuple[Row, ...]  # in the order of the model
+    buffer_bytes: int  # of all buffers
     fallbacks: Mapping[str, int]  # of this process: operators that dequantized whole weights
     model: str = "model"  # its class
     engine: str | None = None  # what fetched its weights, in words; None: not offloaded

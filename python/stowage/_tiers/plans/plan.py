@@ -38,8 +38,8 @@ class Unit:
         ('0.weight', 'ram')
     """
 
-    name: str
-    storage: str
+    name: str  # of the parameter or buffer
+    storage: str  # how it rests: a storage, or a dtype
     bytes: int  # in memory
     tier: str  # "disk", "ram" or an accelerator
     work: str  # "cpu" or an accelerator
@@ -47,7 +47,7 @@ class Unit:
     rows: bool  # only rows of it are read
     stays: bool  # plain and small
     seconds: float  # of work, per pass
-    why: str
+    why: str  # why it rests there
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Predicted:
         True
     """
 
-    seconds: float
+    seconds: float  # of a pass
     peak: dict[str, int]
     bytes: dict[str, int]
 
@@ -75,9 +75,9 @@ class Comparison:
         0.1
     """
 
-    predicted: float
-    measured: float
-    text: str
+    predicted: float  # seconds of a pass
+    measured: float  # seconds of a pass
+    text: str  # what `str()` gives
 
     @property
     def off(self) -> float:

@@ -117,10 +117,10 @@ class InitValue(NamedTuple):
         16384
     """
 
-    name: str
+    name: str  # of the parameter
     state: str  # kept, unset, absent, taken, cleared, invalid
     place: str  # ram, disk, or none
-    nbytes: int
+    nbytes: int  # of what is kept here
 
 
 def init_values(model: nn.Module) -> list[InitValue]:

@@ -59,7 +59,7 @@ class Setting:
         True
     """
 
-    shards: int
+    shards: int  # ranks that a weight is spread over
     copies: int = 1  # meshes of shards that hold the same, as HSDP has them
     rest: torch.dtype = torch.float32  # of plain weights and of those that train in fp8
     compute: torch.dtype = torch.float32  # param_dtype of MixedPrecisionPolicy
@@ -81,10 +81,10 @@ class Weight(NamedTuple):
         2099200
     """
 
-    rows: int
-    columns: int
+    rows: int  # of its values
+    columns: int  # 1: a vector
     form: str = PLAIN
-    trained: bool = True
+    trained: bool = True  # False: frozen
 
     def _storage(self) -> Storage | None:
         return None if self.form == PLAIN or self.form in RECIPES else Storage(self.form)
@@ -138,7 +138,7 @@ class Group:
         8320
     """
 
-    weights: tuple[Weight, ...]
+    weights: tuple[Weight, ...]  # in the module's order
     keep: bool = False  # stays gathered after its forward, as the outermost module does
 
     def _rows(self, weight: Weight, setting: Setting) -> int:
@@ -242,16 +242,16 @@ class Wire:
         2
     """
 
-    gathers: int
-    gathered: int
-    reductions: int
+    gathers: int  # calls of all-gather
+    gathered: int  # bytes of shares
+    reductions: int  # calls of reduce-scatter
     reduced: int  # the whole gradients of its own batch, rows filled up
-    scale_reductions: int
-    scales: int
+    scale_reductions: int  # calls of all-reduce for scales
+    scales: int  # bytes of these
     copy_reductions: int  # of gradients between meshes that hold the same
-    copied: int
-    shards: int
-    copies: int
+    copied: int  # bytes of these
+    shards: int  # ranks that a weight is spread over
+    copies: int  # meshes of shards
 
     @property
     def collectives(self) -> int:
@@ -326,7 +326,7 @@ class Memory:
     rest: int
     gather: int
     work: int
-    gradient: int
+    gradient: int  # until the step
     optimizer: int
     peak: int
 
