@@ -17,7 +17,7 @@ KINDS = {".h", ".cpp", ".py", ".md", ".txt", ""}
 # What says why a word went, and what has its peers' names.
 OTHERS = ("docs/words.md", "docs/decisions.md", "docs/compat.md", "python/stowage/compat/")
 # One name in each instruction set: what it does in its own way.
-EACH_SET = re.compile(r"src/kernel/cpu/(avx\w+|lanes)-inl\.h|src/kernel/cpu/linear_dot-inl\.h")
+EACH_SET = re.compile(r"src/kernel/cpu/(avx\w+|lanes)-inl\.h")
 TYPE = re.compile(
     r"^(?:template *<[^;{]*>\s*)?(?:struct|class|enum class|union)\s+"
     r"(?:alignas\(.*?\)\s*|STOWAGE_API\s+)?(\w+)(?:\s+final)?\s*(?::[^;{]*)?\{",

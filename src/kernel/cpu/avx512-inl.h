@@ -247,9 +247,9 @@ struct Lanes : PortableLanes {
 //   sign-extended, << 7 s s eeee mmm 0000000
 //   fp16, x 2^-8        s 0 eeee mmm 0000000
 template <>
-struct Reader<Codes::f8_e4m3> {
+struct CodeReader<Codes::f8_e4m3> {
   static constexpr bool kScalesSum = true;
-  explicit Reader(const float*) {}
+  explicit CodeReader(const float*) {}
   void set_scale(float) {}
   F read(const std::uint8_t* codes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
@@ -281,9 +281,9 @@ struct Reader<Codes::f8_e4m3> {
 
 /// e5m2 is the upper half of an fp16 number.
 template <>
-struct Reader<Codes::f8_e5m2> {
+struct CodeReader<Codes::f8_e5m2> {
   static constexpr bool kScalesSum = true;
-  explicit Reader(const float*) {}
+  explicit CodeReader(const float*) {}
   void set_scale(float) {}
   F read(const std::uint8_t* codes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));

@@ -242,7 +242,7 @@ struct PortableLanes {
   static void sum4(const F (&x)[4], float (&sums)[4]) {
     for (int j = 0; j < 4; ++j) sums[j] = (x[j][0] + x[j][2]) + (x[j][1] + x[j][3]);
   }
-  /// x in the order in which Reader reads 4-bit codes; n is a multiple of kLinearPad.
+  /// x in the order in which CodeReader reads 4-bit codes; n is a multiple of kLinearPad.
   static void arrange(float* /*x*/, std::int64_t /*n*/) noexcept {}
 
  private:
@@ -270,7 +270,7 @@ struct PortableLanes {
 /// How dot products read codes: linear_dot-inl.h has the portable forms, which an instruction set
 /// may specialize beside its lanes.
 template <Codes kCodes>
-struct Reader;
+struct CodeReader;
 template <Packing kPacking>
 struct NibbleReader;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dot products: resting rows with a few vectors (decode and multiply in registers), and widened
-// rows with them. A Reader says how codes are read; an instruction set that does it better
+// rows with them. A CodeReader says how codes are read; an instruction set that does it better
 // specializes it in <instruction set>-inl.h, which is included before this file.
 #pragma once
 #include "kernel/cpu/dequantize-inl.h"
@@ -11,9 +11,9 @@ namespace {
 
 /// Codes of 8 bits and more. Their scale multiplies the sum of a group: one product for many.
 template <Codes kCodes>
-struct Reader {
+struct CodeReader {
   static constexpr bool kScalesSum = true;
-  explicit Reader(const float* /*values*/) {}
+  explicit CodeReader(const float* /*values*/) {}
   void set_scale(float) {}
   F read(const std::uint8_t* codes) { return decode<kCodes>(codes); }
   void read4(const std::uint8_t* codes, F (&w)[4]) {
@@ -51,7 +51,7 @@ struct NibbleReader {
   Lanes::Table16 table_;
 };
 template <Codes kCodes>
-requires(is_four_bit(kCodes)) struct Reader<kCodes> : NibbleReader<packing_of(kCodes)> {
+requires(is_four_bit(kCodes)) struct CodeReader<kCodes> : NibbleReader<packing_of(kCodes)> {
   using NibbleReader<packing_of(kCodes)>::NibbleReader;
 };
 
@@ -89,7 +89,7 @@ constexpr std::int64_t bytes_for(std::int64_t elements) {
 /// The last elements of a row, fewer than a vector: through a copy, so that nothing beyond the row
 /// is read. x has zeros there.
 template <Codes kCodes>
-[[gnu::always_inline]] inline F read_tail(Reader<kCodes>& reader, const std::uint8_t* codes,
+[[gnu::always_inline]] inline F read_tail(CodeReader<kCodes>& reader, const std::uint8_t* codes,
                                           std::int64_t n) {
   std::uint8_t padded[bytes_for<kCodes>(kWidth)] = {};
   __builtin_memcpy(padded, codes, static_cast<std::size_t>(bytes_for<kCodes>(n)));
@@ -98,10 +98,10 @@ template <Codes kCodes>
 
 /// nf4 whose values are rounded to kOwn before they multiply (nf4:torchao).
 template <Dtype kOwn>
-struct RoundedReader : Reader<Codes::nf4> {
-  explicit RoundedReader(const float* values) : Reader<Codes::nf4>(values) {}
+struct RoundedReader : CodeReader<Codes::nf4> {
+  explicit RoundedReader(const float* values) : CodeReader<Codes::nf4>(values) {}
   void set_scale(float scale) {
-    Reader<Codes::nf4>::set_scale(scale, [](F x) { return round_as<kOwn>(x); });
+    CodeReader<Codes::nf4>::set_scale(scale, [](F x) { return round_as<kOwn>(x); });
   }
 };
 template <Codes kCodes, Dtype kOwn>
@@ -110,7 +110,7 @@ struct ReaderFor {
 };
 template <Codes kCodes>
 struct ReaderFor<kCodes, Dtype::f32> {
-  using Type = Reader<kCodes>;
+  using Type = CodeReader<kCodes>;
 };
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
@@ -136,15 +136,15 @@ struct DotRow {
     if (task.run.scales == nullptr) return task.columns;
     return task.run.group - (task.run.first + at * task.row_stride) % task.run.group;
   }
-  [[gnu::always_inline]] Sums<kM>& open() { return Reader<kCodes>::kScalesSum ? group : sums; }
+  [[gnu::always_inline]] Sums<kM>& open() { return CodeReader<kCodes>::kScalesSum ? group : sums; }
   [[gnu::always_inline]] void begin_group() {
-    if constexpr (Reader<kCodes>::kScalesSum)
+    if constexpr (CodeReader<kCodes>::kScalesSum)
       group = Sums<kM>{};
     else
       reader.set_scale(*scales);
   }
   [[gnu::always_inline]] void end_group() {
-    if constexpr (Reader<kCodes>::kScalesSum)
+    if constexpr (CodeReader<kCodes>::kScalesSum)
       for (int j = 0; j < kM; ++j)
         for (int c = 0; c < Sums<kM>::kChains; ++c)
           sums.of[j][c] =
@@ -204,7 +204,7 @@ template <class... Rows>
 /// Two rows of weight share what is read of one row of x, if sums and two tables of 4-bit values
 /// fit the registers.
 template <Codes kCodes, int kM>
-constexpr bool kInTwos = kM == 1 && (kWidth == 16 || Reader<kCodes>::kScalesSum);
+constexpr bool kInTwos = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScalesSum);
 
 template <Codes kCodes, Dtype kOwn, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
