@@ -117,3 +117,13 @@ def test_rows_past_the_end_are_filled_up_for_a_collective() -> None:
     assert rows.piece() is None and rows.shape[0] == 6
     exact = StowedRows(some.records, some._shared(), some._whole, Place(8)).piece()
     assert exact is not None and torch.equal(exact.dequantize(), weight.dequantize()[8:])
+
+
+def test_rows_are_where_their_weight_is() -> None:
+    with torch.device("meta"):
+        weight = stowage.quantize(torch.randn(ROWS, COLUMNS, dtype=torch.float16), "int8")
+    rows = stowage.sharding.prepare(weight).chunk(2)[1]
+    assert isinstance(rows, StowedRows)
+    assert (rows.device.type, rows.dtype) == ("meta", torch.float16)
+    piece = rows.piece()
+    assert piece is not None and {t.device.type for t in piece.parts.values()} == {"meta"}
