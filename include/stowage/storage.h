@@ -76,9 +76,9 @@ STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
 enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4, f4_e2m1 };
 inline constexpr int kCodesCount = 9;
 enum class Dialect : std::uint8_t { standard, torchao };
-/// The element type of scales. f32, except in nf4:torchao, whose parts keep the type of the values
-/// that were quantized (`of_values` stands for that type until there are values), and powers of
-/// two.
+/// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
+/// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
+/// powers of two.
 enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values, e8m0 };
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
@@ -96,7 +96,8 @@ struct Scaling {
   bool operator==(const Scaling&) const = default;
 };
 
-/// What the codes of a weight mean. Written as one string, `codes[:dialect][:scaling][:nested]`.
+/// What the codes of a weight mean. Written as one string,
+/// `codes[:dialect][:scaling][:type][:nested]`.
 struct Storage {
   Codes codes = Codes::f32;
   Dialect dialect = Dialect::standard;
@@ -148,12 +149,12 @@ struct STOWAGE_API Layout {
 /// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
 /// row, u8 [.., K / 2] with the first in the low one; wider casts keep their dtype.
-/// scale f32 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows, ceil(K / N)],
-/// block2 [ceil(rows / M), ceil(K / N)]. absmax f32
-/// [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
-/// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
-/// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
-/// format cannot hold the shape, and for nf4:torchao without its dtype.
+/// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
+/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]. absmax f32 [blocks]; nested: absmax u8
+/// [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
+/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
+/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
+/// and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

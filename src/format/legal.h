@@ -28,7 +28,7 @@ struct Legal {
   bool powers = false;  // blocks are powers of two
   bool even = false;    // blocks are even
   bool nested = false;  // scales may be nested
-  bool e8m0 = false;    // scales of blocks may be powers of two
+  bool typed = false;   // scales may be bf16 or f16, and those of blocks powers of two
   bool open = false;    // nf4:torchao: always nested, a dtype and a scaler block of its own
 };
 /// What codes and dialect have for all of their storages; null where no row has them.

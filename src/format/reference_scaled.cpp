@@ -97,6 +97,35 @@ int power_of(PowerRule rule, float amax, float scale, float largest) noexcept {
   return exponent;
 }
 
+[[noreturn]] void refuse_scale(const Storage& storage) {
+  throw Error(Code::invalid_argument, "quantize: values must have finite scales in " +
+                                          to_string(storage) + ", got infinity");
+}
+
+// Writes the scale of group g as the storage has it, and returns what it will be read as.
+float keep_scale(float scale, float amax, const Storage& storage, void* scales, std::size_t g) {
+  const auto put = [&](Codes as, double value) {
+    const auto bits = static_cast<std::uint16_t>(encode(as, value));
+    std::memcpy(static_cast<char*>(scales) + g * sizeof bits, &bits, sizeof bits);
+    return static_cast<float>(round(as, value));
+  };
+  switch (storage.scaling.type) {
+    case ScaleType::bf16:
+      return put(Codes::bf16, scale);
+    case ScaleType::f16:
+      if (scale > 65504.0f) refuse_scale(storage);
+      return put(Codes::f16, scale >= 0x1p-14f ? scale : std::ceil(scale * 0x1p24f) * 0x1p-24f);
+    case ScaleType::e8m0: {
+      const int exponent =
+          power_of(describe(storage).powers, amax, scale, trait(storage.codes).largest);
+      static_cast<std::uint8_t*>(scales)[g] = static_cast<std::uint8_t>(exponent + 127);
+      return std::ldexp(1.0f, exponent);
+    }
+    default:
+      return static_cast<float*>(scales)[g] = scale;
+  }
+}
+
 void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape, void* codes,
                      void* scales) {
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
@@ -107,17 +136,9 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
-  for (std::size_t g = 0; g < count; ++g) {
-    const float amax = scale[g], largest = trait(storage.codes).largest;
-    scale[g] = scale_of(amax, largest);
-    if (storage.scaling.type == ScaleType::e8m0) {
-      const int exponent = power_of(form.powers, amax, scale[g], largest);
-      scale[g] = std::ldexp(1.0f, exponent);
-      static_cast<std::uint8_t*>(scales)[g] = static_cast<std::uint8_t>(exponent + 127);
-    } else {
-      static_cast<float*>(scales)[g] = scale[g];
-    }
-  }
+  for (std::size_t g = 0; g < count; ++g)
+    scale[g] =
+        keep_scale(scale_of(scale[g], trait(storage.codes).largest), scale[g], storage, scales, g);
   const bool packed = form.packing == Packing::low_first;
   auto* bytes = static_cast<std::uint8_t*>(codes);
   for (std::int64_t i = 0; i < input.n; ++i) {

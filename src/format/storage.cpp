@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage strings, `codes[:dialect][:scaling][:nested]`, the rules of what may be combined, and the
-// integer that stands for a storage across a language door.
+// Storage strings, `codes[:dialect][:scaling][:type][:nested]`, the rules of what may be combined,
+// and the integer that stands for a storage across a language door.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -19,8 +19,8 @@ constexpr Scaling kTorchao{.kind = Kind::block,
                            .nested = true,
                            .type = ScaleType::of_values,
                            .scaler_block = 256};
-// By ScaleType; the last one has no name.
-constexpr std::array<std::string_view, 4> kTypeNames{"f32", "bf16", "f16", "f64"};
+// By ScaleType; one has no name.
+constexpr std::array<std::string_view, 6> kTypeNames{"f32", "bf16", "f16", "f64", "", "e8m0"};
 
 // The text up to the next colon, which is taken off `rest`; nothing when the text is used up.
 std::optional<std::string_view> next_field(std::optional<std::string_view>& rest) {
@@ -60,6 +60,14 @@ std::optional<Scaling> scaling_from(std::string_view field) {
   return Scaling{.kind = Kind::block2, .block = *n, .rows = *m};
 }
 
+std::optional<ScaleType> type_from(std::string_view field) {
+  const auto name = std::ranges::find(kTypeNames, field);
+  if (field.empty() || name == kTypeNames.end()) return std::nullopt;
+  return static_cast<ScaleType>(name - kTypeNames.begin());
+}
+
+std::string_view spell(ScaleType type) { return kTypeNames[static_cast<std::size_t>(type)]; }
+
 std::string spell(const Scaling& scaling) {
   switch (scaling.kind) {
     case Kind::none:
@@ -92,9 +100,9 @@ std::optional<Storage> read_torchao(Codes codes, std::optional<std::string_view>
     field = next_field(rest);
   }
   if (field) {
-    const auto name = std::ranges::find(kTypeNames, *field);
-    if (name == kTypeNames.end()) return std::nullopt;
-    storage.scaling.type = static_cast<ScaleType>(name - kTypeNames.begin());
+    const auto type = type_from(*field);
+    if (!type) return std::nullopt;
+    storage.scaling.type = *type;
   }
   if (rest || !is_legal(storage)) return std::nullopt;
   return storage;
@@ -105,8 +113,7 @@ std::string spell_torchao(const Scaling& scaling) {
   if (scaling.block != kTorchao.block) text.append(":").append(spell(scaling));
   if (scaling.scaler_block != kTorchao.scaler_block)
     text.append(":scaler").append(std::to_string(scaling.scaler_block));
-  if (scaling.type != ScaleType::of_values)
-    text.append(":").append(kTypeNames[static_cast<std::size_t>(scaling.type)]);
+  if (scaling.type != ScaleType::of_values) text.append(":").append(spell(scaling.type));
   return text;
 }
 
@@ -118,19 +125,19 @@ std::optional<Storage> read(std::string_view text) {
   Storage storage{row->codes, Dialect::standard, row->default_scaling};
   field = next_field(rest);
   if (field == "torchao") return read_torchao(row->codes, rest);
-  if (field && field != "nested" && field != "e8m0") {
-    const auto scaling = scaling_from(*field);
-    if (!scaling) return std::nullopt;
+  if (const auto scaling = scaling_from(field.value_or(""))) {
     storage.scaling = *scaling;
     field = next_field(rest);
   }
-  if (field == "nested")
+  if (const auto type = type_from(field.value_or("")); type && type != ScaleType::f32) {
+    storage.scaling.type = *type;
+    field = next_field(rest);
+  }
+  if (field == "nested") {
     storage.scaling.nested = true;
-  else if (field == "e8m0")
-    storage.scaling.type = ScaleType::e8m0;
-  else if (field)
-    return std::nullopt;
-  if (rest || !is_legal(storage)) return std::nullopt;
+    field = next_field(rest);
+  }
+  if (field || rest || !is_legal(storage)) return std::nullopt;
   return storage;
 }
 
@@ -148,15 +155,24 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
   return n >= legal.least_block && n <= legal.most_block && (!legal.even || n % 2 == 0);
 }
 
+bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
+  if (s.type == ScaleType::e8m0)
+    return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
+  if (s.type == ScaleType::bf16 || s.type == ScaleType::f16)
+    return legal.typed && s.kind != Kind::none;
+  return s.type == ScaleType::f32;
+}
+
 // A row of the text that errors show: "nf4[:block<N>][:nested]".
 std::string spelled(const FormRow& row) {
   std::string text(trait(row.codes).name);
   if (row.dialect == Dialect::torchao) text += ":torchao";
   const auto has = [&](Kind kind) { return (row.legal.kinds >> static_cast<int>(kind) & 1) != 0; };
   if (has(Kind::tensor))
-    text += "[:tensor|:row|:row2|:block<N>[:e8m0]|:block<M>x<N>[:e8m0]]";
+    text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
   else if (has(Kind::block))
     text += "[:block<N>]";
+  if (row.legal.typed) text += "[:bf16|:f16|:e8m0]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
   return text;
@@ -177,7 +193,7 @@ bool is_legal(const Storage& storage) noexcept {
   if (legal.open)
     return s.nested && s.type <= ScaleType::of_values &&
            is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
-  if (s.type == ScaleType::e8m0 ? !legal.e8m0 || !blocks : s.type != ScaleType::f32) return false;
+  if (!is_legal_type(legal, s)) return false;
   return (legal.nested || !s.nested) && s.scaler_block == 0;
 }
 
@@ -207,7 +223,7 @@ std::string to_string(const Storage& storage) {
   std::string text(trait(storage.codes).name);
   if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
-  if (storage.scaling.type == ScaleType::e8m0) text += ":e8m0";
+  if (storage.scaling.type != ScaleType::f32) text.append(":").append(spell(storage.scaling.type));
   return storage.scaling.nested ? text + ":nested" : text;
 }
 
@@ -220,7 +236,7 @@ std::string legal_storages() {
          ", for f4_e2m1 an even one; for nf4 and fp4 a power of two from " +
          std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +
          ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
+         "; e8m0: with blocks; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
          std::to_string(kMaxScalerBlock) + ", of block<M>x<N> from " + std::to_string(kMinRows) +
          ")";
 }

@@ -33,8 +33,8 @@ Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
   return form.codes == Codes::nf4 ? kernels.nf4 : form.codes == Codes::fp4 ? kernels.fp4 : nullptr;
 }
 
-// Nested scales are expanded so many at a time; rows may cut the first and the last of them. An
-// even number, since kernels take rows in twos; in fours, if possible.
+// Scales that are no fp32 numbers are expanded so many at a time; rows may cut the first and the
+// last of them. An even number, since kernels take rows in twos; in fours, if possible.
 std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
   const std::int64_t some = (kExpandedScales - 2) * block / columns;
   return some > 3 ? some / 4 * 4 : some > 1 ? some / 2 * 2 : some;
@@ -61,11 +61,11 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   if (columns_ == 0) return 0;
   if (dot_ == nullptr) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
-  if (group.n == 0) return rows_;
   if (group.n % kLinearPad != 0) return 0;
-  if (group.kind == Group::Kind::block2) return 1;
-  if (group.kind == Group::Kind::along && columns_ % group.n != 0) return 1;
-  return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
+  const std::int64_t most = runs_.expands() ? expanded_rows(runs_.group(), columns_) : rows_;
+  const bool restarts = group.kind == Group::Kind::block2 ||
+                        (group.kind == Group::Kind::along && columns_ % group.n != 0);
+  return restarts ? std::min<std::int64_t>(most, 1) : most;
 }
 
 std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept {

@@ -24,7 +24,10 @@ namespace {
     return exact ? std::isfinite(x) : std::isfinite(static_cast<float>(x));
   };
   std::int64_t i = 0;
-  while (i + 1 < job.n && is_finite(i)) ++i;
+  while (i < job.n && is_finite(i)) ++i;
+  if (i == job.n)  // but their scale is not
+    throw Error(Code::invalid_argument, "quantize: values must have finite scales in " +
+                                            to_string(job.storage) + ", got infinity");
   throw Error(Code::invalid_argument,
               "quantize: values must be finite" +
                   (can_keep_nonfinite(job.storage) ? "" : " in " + to_string(job.storage)) +
@@ -82,30 +85,53 @@ class ScalesOut {
  public:
   explicit ScalesOut(const QuantizeJob& job)
       : largest_(trait(job.storage.codes).largest),
-        powers_(describe(job.storage).scale.type == Dtype::f8_e8m0),
+        type_(describe(job.storage).scale.type),
         rule_(describe(job.storage).powers),
         to_(job.parts[1]) {}
-  /// The scale of group g.
+  /// Whether the type has a scale for this amax, which may be no finite number.
+  bool holds(std::uint32_t amax) const {
+    return amax < kInfinityBits &&
+           (type_ != Dtype::f16 || __builtin_bit_cast(float, amax) / largest_ <= 65504.0f);
+  }
+  /// The scale of group g, as it will be read.
   float put(std::int64_t g, std::uint32_t amax) const {
     const float ratio = __builtin_bit_cast(float, amax) / largest_;
     const float scale = amax == 0 ? 1.0f : std::max(ratio, 0x1p-126f);
-    if (!powers_) return static_cast<float*>(to_)[g] = scale;
-    // No scale is below 2^-126.
+    switch (type_) {
+      case Dtype::bf16:
+        return bf16_to_f32(static_cast<std::uint16_t*>(to_)[g] = f32_to_bf16(scale));
+      case Dtype::f16:
+        return f16_to_f32(static_cast<std::uint16_t*>(to_)[g] = f16_of(scale));
+      case Dtype::f8_e8m0:
+        return put_power(g, scale, amax);
+      default:
+        return static_cast<float*>(to_)[g] = scale;
+    }
+  }
+
+ private:
+  // A power of two; no scale is below 2^-126.
+  float put_power(std::int64_t g, float scale, std::uint32_t amax) const {
     const std::uint32_t exponent = rule_ == PowerRule::ceil || amax == 0
                                        ? (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23
                                        : floor_exponent(amax);
     static_cast<std::uint8_t*>(to_)[g] = static_cast<std::uint8_t>(exponent);
     return __builtin_bit_cast(float, exponent << 23);
   }
+  // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
+  // that codes stay next to the largest.
+  static std::uint16_t f16_of(float scale) {
+    if (scale >= 0x1p-14f) return f32_to_f16(scale);
+    return static_cast<std::uint16_t>(std::ceil(scale * 0x1p24f));
+  }
 
- private:
   std::uint32_t floor_exponent(std::uint32_t amax) const {
     const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, largest_) >> 23) - 127;
     return std::max((amax >> 23) - std::min(amax >> 23, less), 1u);
   }
 
   float largest_;
-  bool powers_;
+  Dtype type_;
   PowerRule rule_;
   void* to_;
 };
@@ -121,8 +147,7 @@ std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups
     for (std::int64_t g = from; g < to; ++g) {
       const std::int64_t begin = groups.begin(g), size = groups.size(g);
       const std::uint32_t most = amax(job.at(begin), size);
-      largest.take(most);
-      if (most >= kInfinityBits) return;
+      if (!scales.holds(most)) return largest.take(std::max(most, kInfinityBits));
       encode(job.at(begin), size, 1.0f / scales.put(g, most), job.code(begin));
     }
   });
@@ -138,9 +163,10 @@ std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, s
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     largest.take(amax(job.at(first + begin), end - begin));
   });
-  if (largest.bits() >= kInfinityBits) return largest.bits();
+  const ScalesOut scales(job);
+  if (!scales.holds(largest.bits())) return std::max(largest.bits(), kInfinityBits);
   const ExactFloats exact;
-  const float r = 1.0f / ScalesOut(job).put(g, largest.bits());
+  const float r = 1.0f / scales.put(g, largest.bits());
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     encode(job.at(first + begin), end - begin, r, job.code(first + begin));
   });
@@ -161,8 +187,7 @@ std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::
     std::uint32_t most = 0;
     for (std::int64_t i = row; i < last; ++i)
       most = std::max(most, amax(job.at(i * columns + column), width));
-    largest.take(most);
-    if (most >= kInfinityBits) return;
+    if (!scales.holds(most)) return largest.take(std::max(most, kInfinityBits));
     const float r = 1.0f / scales.put(g, most);
     for (std::int64_t i = row; i < last; ++i)
       encode(job.at(i * columns + column), width, r, job.code(i * columns + column));

@@ -36,10 +36,19 @@ void expand_e8m0(const KeptScales& kept, std::int64_t first, std::int64_t n, flo
   }
 }
 
+template <float (*kWiden)(std::uint16_t)>
+void expand_halves(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                   float* out) noexcept {
+  const auto* halves = static_cast<const std::uint16_t*>(kept.parts[0]) + first;
+  for (std::int64_t i = 0; i < n; ++i) out[i] = kWiden(halves[i]);
+}
+
 Expand expand_of(const Descriptor& form, const Scaling& scaling) {
   switch (form.scale.code) {
     case ScaleCode::plain:
       if (form.scale.type == Dtype::f8_e8m0) return &expand_e8m0;
+      if (form.scale.type == Dtype::bf16) return &expand_halves<&bf16_to_f32>;
+      if (form.scale.type == Dtype::f16) return &expand_halves<&f16_to_f32>;
       break;
     case ScaleCode::mapped:
       return &expand_mapped;

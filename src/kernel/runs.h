@@ -53,6 +53,9 @@ class Runs {
   /// Whether scales are expanded, kExpandedScales at a time; else a run is as long as can be.
   bool expands() const noexcept { return expand_ != nullptr; }
 
+  /// Elements that share a scale.
+  std::int64_t group() const noexcept { return group_; }
+
   /// Calls body(run) for runs that cover elements [begin, end) in order. A run and its scales live
   /// as long as the call.
   template <class Body>

@@ -31,10 +31,10 @@ std::vector<Storage> all_legal() {
 
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
-  // 3 plain; 3 x (tensor, row, row2, 8 blocks) and 2 x none, and as many blocks again with e8m0; 3
-  // x 8 blocks x 2 rows x 2 types; as one of these three f4_e2m1; 2 x 4 blocks x nested; torchao: 4
-  // blocks x 5 types x 3 scalers.
-  EXPECT_EQ(storages.size(), 3u + 33u + 2u + 24u + 96u + 51u + 16u + 60u);
+  // 3 plain; 3 x (tensor, row, row2) x (f32, bf16, f16) and 2 x none; 3 x 8 blocks, of one row or
+  // of 2 sizes, x those types and e8m0; as one of these three f4_e2m1; 2 x 4 blocks x nested;
+  // torchao: 4 blocks x 5 types x 3 scalers.
+  EXPECT_EQ(storages.size(), 4u * 9u + 4u * 8u * 3u * 4u + 3u + 2u + 16u + 60u);
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -56,6 +56,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f8_e4m3:block32:e8m0", "f8_e4m3:block32:e8m0"},
       {"f8_e4m3:block128x128", "f8_e4m3:block128x128"},
       {"int8:block4x96:e8m0", "int8:block4x96:e8m0"},
+      {"int8:bf16", "int8:row:bf16"},
+      {"f8_e4m3:tensor:f16", "f8_e4m3:tensor:f16"},
+      {"f8_e5m2:block128x128:bf16", "f8_e5m2:block128x128:bf16"},
       {"nf4", "nf4:block64"},
       {"nf4:nested", "nf4:block64:nested"},
       {"nf4:block64:nested", "nf4:block64:nested"},
@@ -155,10 +158,11 @@ TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
 
 TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
   for (const char* text :
-       {"f8_e4m3:e8m0", "f8_e4m3:row:e8m0", "f8_e4m3:block32:f32", "f8_e4m3:blockx32",
-        "f8_e4m3:block32x", "f8_e4m3:block3x32", "f8_e4m3:block1x32", "f8_e4m3:block8192x32",
-        "f8_e4m3:block4x1", "f8_e4m3:block4x4x4", "nf4:block64:e8m0", "nf4:block4x64",
-        "nf4:torchao:e8m0"})
+       {"f8_e4m3:bf16",       "int8:row:f64",        "int8:bf16:row",        "int8:row:of_values",
+        "nf4:bf16",           "bf16:bf16",           "int8:row:bf16:f16",    "f8_e4m3:e8m0",
+        "f8_e4m3:row:e8m0",   "f8_e4m3:block32:f32", "f8_e4m3:blockx32",     "f8_e4m3:block32x",
+        "f8_e4m3:block3x32",  "f8_e4m3:block1x32",   "f8_e4m3:block8192x32", "f8_e4m3:block4x1",
+        "f8_e4m3:block4x4x4", "nf4:block64:e8m0",    "nf4:block4x64",        "nf4:torchao:e8m0"})
     EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument,
                          "; got '" + std::string(text) + "'");
 }
@@ -173,7 +177,7 @@ TEST(Storage, RefusesKeysThatStandForNothing) {
   const std::int64_t row = storage_key(parse_storage("int8:row"));
   for (const std::int64_t key :
        {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 21,
-        row | std::int64_t{1} << 60, row | 1 << 16, row | 1 << 24})
+        row | std::int64_t{1} << 60, row | 3 << 16, row | 1 << 24})
     EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
 }
 

@@ -19,6 +19,7 @@ from stowage._shard.pieces import rows_misfit
 from stowage._shard.records import decode, encode
 
 NAMES = ("f8_e4m3:block128x128", "f8_e5m2:block4x32:e8m0", "int8:block16x7", "int8:block64:e8m0")
+NAMES += ("f8_e4m3:block128x128:bf16", "int8:row:f16", "f8_e4m3:tensor:bf16", "int8:block48:bf16")
 SHAPES = ((1, 1), (3, 5), (130, 200), (64, 64), (0, 5), (5, 0))
 
 

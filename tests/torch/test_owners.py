@@ -33,6 +33,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[tuple[Storage, Tensor, lis
 def test_there_is_a_file_for_each_kind_of_scale() -> None:
     kinds = {(s.kind, s.scale_type) for s, *_ in map(owned, FILES)}
     assert kinds >= {("block", "e8m0"), ("block2", "f32"), ("block2", "e8m0")}
+    assert kinds >= {(kind, "bf16") for kind in ("tensor", "row", "block2")}
 
 
 @pytest.mark.parametrize("ops", [library, composite], ids=["kernels", "composite"])
@@ -63,7 +64,7 @@ def test_products_in_both_directions(owner) -> None:
 def test_quantizing_the_values_again_gives_them_back(owner) -> None:
     storage, *_, expected = owner
     if storage.scale_type != "e8m0":
-        return  # fp32 scales are those of rounded values
+        return  # other scales are those of rounded values
     codes, *scales = library.quantize(expected, storage.key)
     again = library.dequantize(codes, scales, storage.key, expected.shape, expected.dtype)
     assert torch.equal(again, expected)

@@ -74,7 +74,7 @@ class Storage:
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
-    scale_type: str = "f32"  # nf4:torchao: f32, bf16, f16, f64 or of_values
+    scale_type: str = "f32"  # or bf16, f16, e8m0; nf4:torchao: f64 and of_values too
     largest: float
     values: tuple[float, ...]  # where there are sixteen, by code
     per_byte: int  # codes in a byte, where they are packed; else 1
@@ -173,6 +173,10 @@ class Storage:
     def accepts(self, resting: "Storage") -> bool:
         """Whether a weight that rests as `resting` is what this storage asks for."""
         return resting is self or self.for_values(_TYPES.get(resting.scale_type)) is resting
+
+    def of_kind(self, kind: str) -> "Storage":
+        """The same with this scaling, which is no block."""
+        return Storage(":".join([self.codes, kind, *self.name.split(":")[2:]]))
 
     def misfit(self, shape: Sequence[int]) -> str:
         """The rule that this shape breaks, of those that few storages have; "" for none."""

@@ -3,7 +3,7 @@
 different processes whatever the blocks are. docs/sharding.md draws the layout.
 
 A record is the row's scale slots, its codes from a byte's start, and zero bytes up to a multiple of
-4 where slots are fp32. Which bytes it has depends on the row's number and on the columns alone.
+a slot's size. Which bytes it has depends on the row's number and on the columns alone.
 """
 
 import math
@@ -52,7 +52,7 @@ def _geometry(
     rows: int, columns: int, slots: int, itemsize: int, code_bytes: int, in_rows: int
 ) -> Geometry:
     used = slots * itemsize + code_bytes
-    length = -(-used // 4) * 4 if itemsize == 4 else used
+    length = -(-used // itemsize) * itemsize if slots else used
     return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length, in_rows)
 
 

@@ -348,9 +348,9 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _joined(pieces, _flat(pieces), storage, shape)
     codes, *scales = (torch.stack(parts) for parts in _by_part(pieces))
     if storage.kind == "tensor":
-        storage = Storage(f"{storage.codes}:row")
+        storage = storage.of_kind("row")
     elif storage.kind == "row":
-        storage = Storage(f"{storage.codes}:row2")
+        storage = storage.of_kind("row2")
     elif storage.kind == "row2" or (storage.kind == "block" and shape[-1] % storage.block):
         return NotImplemented
     named = storage.layout(shape)[1:]

@@ -306,10 +306,11 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         codes[every], scale[blocks] = library.quantize(values, storage.key)
         return [codes, scale]
     if storage.kind == "tensor":
-        reach = float(scale) * storage.largest * _SLACK
+        number = scaled.numbers(scale, storage)
+        reach = float(number) * storage.largest * _SLACK
         if float(lines.values.abs().amax()) > reach:
             refuse(weight, f"values within +-{reach:.6g}")
-        fresh = [scaled.encode(lines.values, scale, storage)]
+        fresh = [scaled.encode(lines.values, number, storage)]
     else:
         fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
         scale[lines.rows] = fresh[1]

@@ -52,7 +52,7 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
             scale = own[1][index]
             parts = [own[0][index], scale.view(()) if storage.kind == "row" else scale]
     if storage.kind in _OF_ONE:
-        storage = Storage(f"{storage.codes}:{_OF_ONE[storage.kind]}")
+        storage = storage.of_kind(_OF_ONE[storage.kind])
     return _slice_of(t, own, Step(aten.select.int, (0, index)), parts, storage, t.shape[1:], index)
 
 

@@ -103,7 +103,8 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         return _fill_blocks(parts, storage, shape, draw)
     scale = None
     if storage.kind == "tensor":
-        scale = parts[1].copy_(_scale_of_all(storage, shape, draw, parts[0].device))
+        kept = parts[1].copy_(_scale_of_all(storage, shape, draw, parts[0].device))
+        scale = scaled.numbers(kept, storage)
     for first, last in _spans(storage, shape):
         values = draw(last - first)
         if scale is not None:

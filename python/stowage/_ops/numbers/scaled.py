@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from stowage._ops.errors import fail
 from stowage._ops.numbers import packing, torchao
 from stowage._ops.numbers.four_bit import block_scales, decode4, quantize4, thresholds
 from stowage._ops.numbers.packing import pack, unpack
@@ -67,8 +68,17 @@ def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
     is uint8, a power of two."""
     scale = _scale_of(amax, storage.largest)
+    if storage.scale_type == "f16":
+        if bool((scale > 65504).any()):
+            fail(
+                "invalid_argument",
+                f"quantize: values must have finite scales in {storage}, got infinity",
+            )
+        # Subnormal numbers are few: the least that is no smaller keeps codes next to the largest.
+        scale = torch.where(scale < 2.0**-14, (scale * 2.0**24).ceil() * 2.0**-24, scale)
     if storage.scale_type != "e8m0":
-        return scale, scale
+        kept = narrow(scale, storage.type_dtype)
+        return kept, kept.to(torch.float32)
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
     if storage.powers == "floor":
         less = math.frexp(storage.largest)[1] - 1
@@ -77,9 +87,10 @@ def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     return exponent.to(torch.uint8), (exponent << 23).view(torch.float32)
 
 
-def _numbers(kept: Tensor, storage: Storage) -> Tensor:
+def numbers(kept: Tensor, storage: Storage) -> Tensor:
+    """Scales in fp32 from how they are kept."""
     if storage.scale_type != "e8m0":
-        return kept
+        return kept.to(torch.float32)
     exponent = kept.to(torch.int32)
     power = torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
     return torch.where(exponent == 255, math.nan, power)
@@ -128,12 +139,12 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
         v = flat[span].to(torch.float32)
         check_finite(v, span.start)
         amax = torch.maximum(amax, v.abs().amax())
-    scale = _scale_of(amax, storage.largest)
+    kept, scale = _kept(amax, storage)
     codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
     pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
     for span in spans(len(out), storage.per_byte):
         out[span].copy_(encode(pairs[span].to(torch.float32), scale, storage))
-    return [codes, scale]
+    return [codes, kept]
 
 
 def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
@@ -204,9 +215,10 @@ def _scaled(
     if storage.kind == "none" or not v.numel():
         return v
     if storage.kind == "tensor":
-        return v * parts[1]
-    each = parts[1] if storage.rows else parts[1].reshape(rows_of(shape), -1)
-    scale = _numbers(each[which // storage.rows if storage.rows else which], storage)
+        return v * numbers(parts[1], storage)
+    scales = numbers(parts[1], storage)
+    each = scales if storage.rows else scales.reshape(rows_of(shape), -1)
+    scale = each[which // storage.rows if storage.rows else which]
     width = storage.block or v.shape[1] // scale.shape[1]
     return v * scale.repeat_interleave(width, 1)[:, : v.shape[1]]
 
