@@ -21,7 +21,7 @@ from stowage._ops.storage import Storage
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 README, FORMATS, NUMBERS = "README.md", "docs/formats.md", "docs/numbers.md"
-CODES = ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8", "nf4", "nf4:torchao", "fp4")
+CODES = ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8", "nf4", "nf4:torchao", "fp4", "f4_e2m1")
 KINDS = ("none", "tensor", "row", "row2", "block<N>")
 SHAPE = (256, 256)
 
@@ -84,7 +84,9 @@ def test_the_storages_of_the_formats_page() -> None:
         plain = Storage(name)
         if largest:
             assert plain.largest == float(largest), name
-        spelled = [s.removesuffix("64").removesuffix("256") for s in default.split(", ")]
+        spelled = [
+            s.removesuffix("64").removesuffix("256").removesuffix("32") for s in default.split(", ")
+        ]
         assert plain.kind in spelled, name
         for kind in KINDS:
             takes = kind in scaling.split(", ")
@@ -99,8 +101,8 @@ def test_the_storages_of_the_formats_page() -> None:
 def test_the_sizes_of_blocks() -> None:
     text = (ROOT / FORMATS).read_text()
     found = re.search(
-        r"N is (\d+) to (\d+) for 8-bit codes and a power of two from (\d+) "
-        r"\(`nf4:torchao`: (\d+)\) to (\d+) for 4-bit ones",
+        r"N is (\d+) to (\d+) for 8-bit codes, an even number of these for `f4_e2m1`, and for "
+        r"`nf4` and `fp4` a power of two from (\d+) \(`nf4:torchao`: (\d+)\) to\s(\d+)",
         text,
     )
     scalers = re.search(r"M block scales \(a power of two from (\d+) to (\d+)\)", text)
@@ -108,6 +110,7 @@ def test_the_sizes_of_blocks() -> None:
     least, most, four, torchao, most_four = map(int, found.groups())
     for name, low, high, step in (
         ("int8:block", least, most, lambda n: n - 1 if n < most else n + 1),
+        ("f4_e2m1:block", least, most, lambda n: n - 1 if n < most else n + 1),
         ("nf4:block", four, most_four, None),
         ("fp4:block", four, most_four, None),
         ("nf4:torchao:block", torchao, most_four, None),
@@ -145,6 +148,7 @@ def test_the_parts_in_memory() -> None:
 FILES = {
     "casts": ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"],
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
+    "`f4_e2m1`": ["f4_e2m1", "f4_e2m1:row"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],
     "nested": ["nf4:nested", "fp4:nested"],
@@ -173,8 +177,15 @@ def test_what_becomes_of_infinity_and_nan() -> None:
     values = torch.ones(128, 128)
     for codes, infinity, nan in table(NUMBERS, "storage | infinity | NaN"):
         names = quoted(codes.split(", which")[0].replace(",", "")) or []
-        if "scaled 8-bit" in codes:
-            names = ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "nf4:nested", "nf4:torchao"]
+        if "scaled" in codes:
+            names = [
+                "f8_e4m3:row",
+                "f8_e5m2:tensor",
+                "int8",
+                "f4_e2m1",
+                "nf4:nested",
+                "nf4:torchao",
+            ]
             assert infinity == nan == "refused"
         for name in names:
             for value, said in ((math.inf, infinity), (math.nan, nan)):
