@@ -69,7 +69,7 @@ enum class FileForm : std::uint8_t {
 enum class Extent : std::uint8_t {
   weight,  // the weight's shape
   pairs,   // [(elements + 1) / 2, 1]
-  halves,  // the weight's shape, the last size halved
+  halves,  // [rows, elements of a row / 2]
   scales,  // as the group of scales says
   outers,  // one for each group of scales
   one,     // []

@@ -148,7 +148,7 @@ struct STOWAGE_API Layout {
 };
 /// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
-/// row, u8 [.., K / 2] with the first in the low one; wider casts keep their dtype.
+/// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
 /// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]. absmax f32 [blocks]; nested: absmax u8
 /// [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a weight of a given shape is made of: names, element types, shapes and bytes of its parts.
-#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -36,18 +35,16 @@ Shape keep_leading(const Shape& shape, int kept) {
   return Shape(std::span<const std::int64_t>(sizes.data(), static_cast<std::size_t>(shape.rank())));
 }
 
-// Two codes in a byte: the last size halved. None has another row or another scale than the other.
+// Rows of two codes in a byte. Neither has another row or another scale than the other.
 Shape halved(const Storage& storage, const Shape& shape) {
-  expect_rank(storage, shape, storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2);
-  const auto last = static_cast<std::size_t>(shape.rank() - 1);
-  std::array<std::int64_t, Shape::kMaxRank> sizes{};
-  std::ranges::copy(shape.sizes(), sizes.begin());
-  if (sizes[last] % 2 != 0)
+  const bool row2 = storage.scaling.kind == Scaling::Kind::row2;
+  expect_rank(storage, shape, row2 ? 3 : 2);
+  if ((row2 ? group_elements(storage, shape) : shape.row_elements()) % 2 != 0)
     throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
-                                            " must have an even last dimension, got shape " +
+                                            " must have an even number of elements in each row, "
+                                            "got shape " +
                                             to_string(shape));
-  sizes[last] /= 2;
-  return Shape(std::span<const std::int64_t>(sizes.data(), last + 1));
+  return {shape.rows(), shape.row_elements() / 2};
 }
 
 Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape) {

@@ -22,6 +22,21 @@ constexpr Scaling kTorchao{.kind = Kind::block,
 // By ScaleType; one has no name.
 constexpr std::array<std::string_view, 6> kTypeNames{"f32", "bf16", "f16", "f64", "", "e8m0"};
 
+// What the field calls some storages. Those that strings of ours spelled before they had a name
+// keep that spelling, which files hold.
+struct Named {
+  std::string_view name;
+  Storage storage;
+  bool canonical;
+};
+constexpr Scaling kMicroscaled{.kind = Kind::block, .block = 32, .type = ScaleType::e8m0};
+constexpr std::array kNamed{
+    Named{"mxfp4", {Codes::f4_e2m1, Dialect::standard, kMicroscaled}, true},
+    Named{"mxfp8_e4m3", {Codes::f8_e4m3, Dialect::standard, kMicroscaled}, false},
+    Named{"mxfp8_e5m2", {Codes::f8_e5m2, Dialect::standard, kMicroscaled}, false},
+    Named{"mxint8", {Codes::int8, Dialect::standard, kMicroscaled}, false},
+};
+
 // The text up to the next colon, which is taken off `rest`; nothing when the text is used up.
 std::optional<std::string_view> next_field(std::optional<std::string_view>& rest) {
   if (!rest) return std::nullopt;
@@ -118,6 +133,8 @@ std::string spell_torchao(const Scaling& scaling) {
 }
 
 std::optional<Storage> read(std::string_view text) {
+  if (const auto named = std::ranges::find(kNamed, text, &Named::name); named != kNamed.end())
+    return named->storage;
   std::optional<std::string_view> rest = text;
   auto field = next_field(rest);
   const auto row = std::ranges::find(formats(), *field, &FormatTrait::name);
@@ -220,6 +237,8 @@ Storage parse_storage(std::string_view text) {
 }
 
 std::string to_string(const Storage& storage) {
+  for (const Named& named : kNamed)
+    if (named.canonical && named.storage == storage) return std::string(named.name);
   std::string text(trait(storage.codes).name);
   if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
@@ -232,6 +251,7 @@ std::string legal_storages() {
   for (const FormatTrait& format : formats())
     for (const FormRow& row : form_rows())
       if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
+  for (const Named& named : kNamed) text.append(", ").append(named.name);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
          ", for f4_e2m1 an even one; for nf4 and fp4 a power of two from " +
          std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +

@@ -44,8 +44,8 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
       {"f8_e4m3:block128x128", {192, 300}, "codes U8 [192, 300] 57600; scale F32 [2, 3] 24"},
       {"int8:block2x7:e8m0", {3, 8}, "codes U8 [3, 8] 24; scale U8 [2, 2] 4"},
       {"f4_e2m1", {3, 70}, "codes U8 [3, 35] 105; scale F32 [3, 3] 36"},
-      {"f4_e2m1:block32:e8m0", {2, 3, 64}, "codes U8 [2, 3, 32] 192; scale U8 [2, 6] 12"},
-      {"f4_e2m1:row2", {2, 3, 4}, "codes U8 [2, 3, 2] 12; scale F32 [2, 3, 1] 24"},
+      {"f4_e2m1:block32:e8m0", {2, 3, 64}, "codes U8 [2, 96] 192; scale U8 [2, 6] 12"},
+      {"f4_e2m1:row2", {2, 3, 4}, "codes U8 [2, 6] 12; scale F32 [2, 3, 1] 24"},
       {"f4_e2m1:tensor", {2, 0}, "codes U8 [2, 0] 0; scale F32 [] 4"},
       {"nf4", {3, 43}, "codes U8 [65, 1] 65; absmax F32 [3] 12"},
       {"fp4:block32", {64}, "codes U8 [32, 1] 32; absmax F32 [2] 8"},
@@ -84,8 +84,10 @@ TEST(Layout, RefusesShapesThatHaveNoRows) {
 
 TEST(Layout, RefusesRowsThatWouldBeginInsideOfAByte) {
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1"), {4, 63}), invalid_argument,
-                       "layout: a weight stored as f4_e2m1:block32 must have an even last "
-                       "dimension, got shape [4, 63]");
+                       "layout: a weight stored as f4_e2m1:block32 must have an even number "
+                       "of elements in each row, got shape [4, 63]");
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:row2"), {4, 2, 63}), invalid_argument,
+                       "an even number of elements in each row, got shape [4, 2, 63]");
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:tensor"), {64}), invalid_argument,
                        "must have at least 2 dimensions, got shape [64]");
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:row2"), {4, 64}), invalid_argument,

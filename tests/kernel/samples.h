@@ -165,8 +165,9 @@ inline bool holds(const Storage& storage, const Shape& shape) {
   if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 2) return false;
   if (storage.scaling.kind == Scaling::Kind::block2 && shape.rank() != 2) return false;
   if (describe(storage).packing == Packing::low_first) {
-    const int least = storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2;
-    return shape.rank() >= least && shape[shape.rank() - 1] % 2 == 0;
+    const bool row2 = storage.scaling.kind == Scaling::Kind::row2;
+    if (shape.rank() < (row2 ? 3 : 2)) return false;
+    return (row2 ? group_elements(storage, shape) : shape.row_elements()) % 2 == 0;
   }
   const std::int64_t whole = storage.scaling.block * std::int64_t{storage.scaling.scaler_block};
   return storage.dialect == Dialect::standard ||

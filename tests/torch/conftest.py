@@ -28,6 +28,8 @@ STORAGES = (
     "int8:row",
     "int8:block5",
     "nf4",
+    "f4_e2m1:row",
+    "mxfp4",
     "nf4:block128:nested",
     "fp4:block32",
     "fp4:block32:nested",

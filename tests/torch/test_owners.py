@@ -47,6 +47,16 @@ def test_values_are_the_owners(owner, ops) -> None:
     assert torch.equal(rows, expected[ids])
 
 
+@pytest.mark.parametrize("ops", [library, composite], ids=["kernels", "composite"])
+def test_the_rule_of_microscaling_gives_their_values_back(owner, ops) -> None:
+    storage, _, _, expected = owner
+    if storage.powers != "floor" or storage.scale_type != "e8m0":
+        pytest.skip("other rules divide by the largest value, which is not exact")
+    parts = ops.quantize(expected, storage.key)
+    args = (storage.key, list(expected.shape), expected.dtype)
+    assert torch.equal(ops.dequantize(parts[0], parts[1:], *args), expected)
+
+
 def test_products_in_both_directions(owner) -> None:
     storage, codes, scales, expected = owner
     rows, columns = expected.shape

@@ -186,8 +186,11 @@ class Storage:
             least = 3 if self.kind == "row2" else 2
             if len(shape) < least:
                 return f"a weight stored as {self.name} must have at least {least} dimensions"
-            if shape[-1] % 2:
-                return f"a weight stored as {self.name} must have an even last dimension"
+            if math.prod(shape[least - 1 :]) % 2:
+                return (
+                    f"a weight stored as {self.name} must have an even number of elements in each "
+                    "row"
+                )
         if self.dialect == "standard":
             return ""
         step = self.block * self.scaler_block
@@ -217,7 +220,7 @@ class Storage:
             case "pairs":
                 return ((math.prod(shape) + 1) // 2, 1)
             case "halves":
-                return (*shape[:-1], shape[-1] // 2)
+                return (shape[0], math.prod(shape[1:]) // 2)
             case "scales":
                 return self._scales(shape)
             case "outers":

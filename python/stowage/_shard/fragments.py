@@ -176,7 +176,7 @@ def _with_largest(
         piece = values[at : at + step]
         fresh = quantized(torch.cat([piece, extra]), storage, key, start + at * columns)
         if codes is None:
-            codes = fresh[0].new_empty(values.shape)
+            codes = fresh[0].new_empty(storage.layout(values.shape)[0][2])
         codes[at : at + step] = fresh[0][: piece.shape[0]]
     assert codes is not None
     return [codes, fresh[1]]

@@ -346,15 +346,15 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if storage.flat:
         return _joined(pieces, _flat(pieces), storage, shape)
-    codes, *scales = (torch.stack(parts) for parts in _by_part(pieces))
+    stacked = [torch.stack(parts) for parts in _by_part(pieces)]
     if storage.kind == "tensor":
         storage = storage.of_kind("row")
     elif storage.kind == "row":
         storage = storage.of_kind("row2")
     elif storage.kind == "row2" or (storage.kind == "block" and shape[-1] % storage.block):
         return NotImplemented
-    named = storage.layout(shape)[1:]
-    parts = [codes, *(s.reshape(sizes) for s, (_, _, sizes) in zip(scales, named, strict=True))]
+    named = storage.layout(shape)
+    parts = [part.reshape(sizes) for part, (_, _, sizes) in zip(stacked, named, strict=True)]
     return _joined(pieces, parts, storage, shape)
 
 

@@ -51,8 +51,11 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
         else:
             scale = own[1][index]
             parts = [own[0][index], scale.view(()) if storage.kind == "row" else scale]
-    if storage.kind in _OF_ONE:
-        storage = storage.of_kind(_OF_ONE[storage.kind])
+        if storage.kind in _OF_ONE:
+            storage = storage.of_kind(_OF_ONE[storage.kind])
+        if storage.misfit(t.shape[1:]):
+            return None
+        parts[0] = parts[0].view(storage.layout(t.shape[1:])[0][2])
     return _slice_of(t, own, Step(aten.select.int, (0, index)), parts, storage, t.shape[1:], index)
 
 

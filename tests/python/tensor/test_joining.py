@@ -20,6 +20,7 @@ STACKED = {
     "int8": "int8:row2",
     "int8:block32": "int8:block32",
     "int8:block48": "",
+    "mxfp4": "mxfp4",
     "nf4": "nf4:block64",
     "fp4:block128": "fp4:block128",
     "nf4:block64:nested": "",

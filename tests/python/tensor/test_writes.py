@@ -250,7 +250,7 @@ def test_write_is_carried_out(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "storage", storages("f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "fp4", "bf16")
+    "storage", storages("f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "fp4", "bf16", "mxfp4")
 )
 def test_write_is_carried_out_in_every_storage(storage: str, form: str) -> None:
     try:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two codes in a byte of one row, as E2M1 rests: kernels beside the composite, and the weight as a
+tensor, in files, in pieces and in other processes."""
+
+import copy
+import io
+import itertools
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stowage
+from stowage._ops import composite, library
+from stowage._ops.numbers import stochastic
+from stowage._ops.numbers.packing import pack, pick, unpack
+from stowage._ops.storage import Storage
+from stowage._shard.fragments import amaxes, row_parts, rows_fragment
+from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take_columns
+from stowage._shard.records import decode, encode
+
+NAMES = ("mxfp4", "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
+         "f4_e2m1:block4x32:e8m0")  # fmt: skip
+SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
+MATRICES = [name for name in NAMES if "row2" not in name]
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("packing", ["high_first", "low_first"])
+def test_packing_is_undone(packing: str) -> None:
+    codes = torch.randint(0, 16, (3, 10), dtype=torch.uint8)
+    packed = pack(codes, packing)
+    assert torch.equal(unpack(packed, packing), codes)
+    assert torch.equal(pick(packed, torch.arange(30), packing).view(3, 10), codes.int())
+    assert int(pack(torch.tensor([1, 2], dtype=torch.uint8), "low_first")) == 0x21
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_composite_makes_and_reads_the_same_bytes(name, shape, dtype) -> None:
+    storage = Storage(name)
+    if storage.misfit(shape):
+        return
+    x = values(*shape).double() * 2.0 ** torch.randint(-20, 12, shape)
+    x = x.clamp(-6e4, 6e4).to(dtype)
+    made, other = library.quantize(x, storage.key), composite.quantize(x, storage.key)
+    for mine, theirs, (_, kind, sizes) in zip(made, other, storage.layout(shape), strict=True):
+        assert mine.dtype == theirs.dtype == kind and mine.shape == theirs.shape == sizes
+        assert torch.equal(mine, theirs)
+    args = (made[0], made[1:], storage.key, list(shape), torch.bfloat16)
+    assert torch.equal(library.dequantize(*args), composite.dequantize(*args))
+    if math.prod(shape):
+        one, two = (ops.measure(x, made[0], made[1:], storage.key) for ops in (library, composite))
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rule"),
+    [
+        ("mxfp4", (4, 33), "an even number of elements in each row"),
+        ("f4_e2m1:row2", (4, 2, 33), "an even number of elements in each row"),
+        ("f4_e2m1:tensor", (64,), "at least 2 dimensions"),
+        ("f4_e2m1:row2", (4, 64), "at least 3 dimensions"),
+    ],
+)
+def test_rows_that_would_begin_inside_of_a_byte_are_refused(name, shape, rule) -> None:
+    storage = Storage(name)
+    assert rule in storage.misfit(shape)
+    for ops in (library, composite):
+        with pytest.raises(RuntimeError, match=rf"{name} must have .*{rule}"):
+            ops.quantize(torch.ones(shape), storage.key)
+    with pytest.raises(stowage.InvalidArgument, match=rule):
+        stowage.quantize(torch.ones(shape), name)
+
+
+def test_the_power_of_two_is_that_of_the_largest_value() -> None:
+    x = values(6, 64) * 2.0 ** torch.randint(-9, 9, (6, 64))
+    _, scale = library.quantize(x, Storage("mxfp4").key)
+    for i, j in itertools.product(range(6), range(2)):
+        amax = float(x[i, 32 * j : 32 * j + 32].abs().max())
+        assert int(scale[i, j]) == 127 + math.floor(math.log2(amax)) - 2
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_weight_is_a_tensor(name: str) -> None:
+    w = stowage.quantize(values(12, 70), name)
+    dense = w.dequantize()
+    assert torch.equal(torch.cat([w[:4], w[4:]]).dequantize(), dense)
+    assert isinstance(w[4:8], stowage.StowedTensor) and torch.equal(w[4:8].dequantize(), dense[4:8])
+    assert torch.equal(pickle.loads(pickle.dumps(w)).dequantize(), dense)
+    saved = io.BytesIO()
+    torch.save(w, saved)
+    saved.seek(0)
+    assert torch.equal(torch.load(saved).dequantize(), dense)
+    with torch.no_grad():
+        w[5] = w[5] * 0.5
+    after = w.dequantize()
+    near = [i for i in range(12) if i // 4 != 1] if w._storage.rows else [*range(5), *range(6, 12)]
+    assert torch.equal(after[near], dense[near])
+    assert (after[5] - dense[5] * 0.5).abs().max() <= 0.25 * dense[5].abs().max()
+
+
+def test_experts_are_slices_and_slices_are_stacked() -> None:
+    for name, one in (("mxfp4", "mxfp4"), ("f4_e2m1:row2", "f4_e2m1:row"),
+                      ("f4_e2m1:row", "f4_e2m1:tensor")):  # fmt: skip
+        w = stowage.quantize(values(4, 6, 64), name)
+        dense = w.dequantize()
+        expert = w[1]
+        assert isinstance(expert, stowage.StowedTensor) and str(expert._storage) == one
+        assert torch.equal(expert.dequantize(), dense[1])
+        both = torch.stack([w[0], w[3]])
+        assert isinstance(both, stowage.StowedTensor) and str(both._storage) == name
+        assert torch.equal(both.dequantize(), dense[[0, 3]])
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_model_is_saved_copied_and_trained_through(name: str, tmp_path: Path) -> None:
+    resting = model()
+    stowage.stow(resting, name, keep_master="ram")
+    x = torch.randn(3, 300, dtype=torch.bfloat16)
+    y = resting(x)
+    stowage.save(resting, tmp_path / "model")
+    loaded = model()
+    stowage.load(loaded, tmp_path / "model")
+    again = copy.deepcopy(resting)
+    again.load_state_dict(resting.state_dict())
+    for other in (loaded, again, pickle.loads(pickle.dumps(resting))):
+        assert str(other[0].weight._storage) == name and torch.equal(other(x), y)
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(resting(x).float().sum(), x)
+    dense = copy.deepcopy(loaded)
+    stowage.unstow(dense)
+    (wanted,) = torch.autograd.grad(dense(x).float().sum(), x)
+    torch.testing.assert_close(grad.float(), wanted.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_rows_travel(name: str) -> None:
+    storage, shape = Storage(name), (37, 40)
+    parts = library.quantize(values(*shape), storage.key)
+    back = [torch.zeros_like(part) for part in parts[: 1 + (storage.kind != "tensor")]]
+    for first, last in ((0, 5), (5, 20), (20, 37)):
+        decode(encode(parts, storage, shape, first, last), storage, shape, back, first)
+    assert all(map(torch.equal, back, parts))
+
+
+@pytest.mark.parametrize("key", [None, 5])
+@pytest.mark.parametrize("name", [n for n in MATRICES if "x" not in n.replace("mx", "")])
+def test_rows_are_quantized_where_they_lie(name: str, key: int | None) -> None:
+    storage, given, cuts = Storage(name), values(9, 70), (0, 4, 9)
+    want = library.quantize(given, storage.key)
+    if key is not None:
+        want = stochastic.quantize(given, storage, key)
+    mine = [rows_fragment(storage, (9, 70), a, given[a:b]) for a, b in itertools.pairwise(cuts)]
+    largest = torch.stack([amaxes(fragment) for fragment in mine]).amax(0)
+    for fragment, first, last in zip(mine, cuts, cuts[1:], strict=False):
+        records, _ = row_parts(fragment, largest, key)
+        assert torch.equal(records, encode(want, storage, (9, 70), first, last))
+
+
+def test_columns_are_cut_between_bytes() -> None:
+    w = stowage.quantize(values(6, 128), "mxfp4")
+    assert columns_misfit(w._storage, w.shape, 4) is None
+    assert "whole blocks" in str(columns_misfit(w._storage, w.shape, 8))
+    assert "even" in str(columns_misfit(Storage("f4_e2m1:row"), (6, 126), 2))
+    pieces = [columns_of(w, first, first + 32) for first in range(0, 128, 32)]
+    assert torch.equal(torch.cat([p.dequantize() for p in pieces], 1), w.dequantize())
+    whole = encode(w._parts(), w._storage, w.shape, 0, 6)
+    cut = [encode(p._parts(), p._storage, p.shape, 0, 6) for p in pieces]
+    assert torch.equal(join_columns(cut, w._storage, 6, 128), whole)
+    assert torch.equal(take_columns(whole, w._storage, 128, 32, 64), cut[1])
+
+
+def test_graphs_have_it() -> None:
+    layer, x = nn.Linear(64, 48), torch.randn(3, 64)
+    stowage.stow(layer, "mxfp4")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
