@@ -6,14 +6,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 
 #include "store/header.h"
 #include "store/manifest.h"
+#include "store/quant_config.h"
 #include "store/quant_state.h"
 #include "store/shard_index.h"
+#include "store/weights.h"
 #include "stowage/file.h"
 #include "stowage/writer.h"
 
@@ -63,6 +67,36 @@ void file(Bytes bytes) {
     file.verify();
   });
   ::close(fd);
+}
+
+// Reads what a folder would hold, without one.
+void dialect(Bytes bytes) {
+  const std::string_view text = text_of(bytes);
+  const std::size_t zero = text.find('\0');
+  if (zero == std::string_view::npos || text.size() - zero - 1 < kHeaderPrefix) return;
+  const std::string_view content = text.substr(zero + 1);
+  attempt([&] {
+    std::uint64_t length = 0;
+    std::memcpy(&length, content.data(), sizeof length);
+    check_header_length("f", length, content.size());
+    Header header = parse_header(
+        "f", content.substr(kHeaderPrefix, static_cast<std::size_t>(length)), content.size());
+    std::ranges::sort(header.tensors, {}, &TensorInfo::name);
+    const auto config = QuantConfig::parse("c", text.substr(0, zero));
+    const TensorSource source{
+        .paths = {"f"},
+        .tensors = header.tensors,
+        .read = [&](const TensorInfo& t) { return std::string(content.substr(t.offset, t.bytes)); },
+        .metadata = {&header.metadata},
+        .config = config ? &*config : nullptr};
+    for (const WeightInfo& weight : find_weights(source).weights) {
+      const Layout parts = layout(weight.storage, weight.shape);
+      promise(weight.parts.size() == static_cast<std::size_t>(parts.count));
+      promise(weight.forms.empty() || weight.forms.size() == weight.parts.size());
+      for (const std::string& part : weight.parts)
+        promise(find_tensor(header.tensors, part) != nullptr);
+    }
+  });
 }
 
 void header(Bytes bytes) {

@@ -9,6 +9,7 @@ namespace stowage::fuzz {
 
 using Bytes = std::span<const std::uint8_t>;
 
+void dialect(Bytes bytes);      // a config.json, a zero byte, and the file that lies beside it
 void file(Bytes bytes);         // a whole safetensors file: frame, header, manifest, weights
 void header(Bytes bytes);       // the JSON of a header, with as much data as its tensors say
 void shard_index(Bytes bytes);  // model.safetensors.index.json

@@ -26,6 +26,13 @@ struct TensorInfo {
   std::uint64_t offset = 0, bytes = 0;  // offset from the start of the shard
 };
 
+/// How a tensor of a file becomes a part (docs/dialects.md).
+enum class PartForm : std::uint8_t {
+  whole,    // its bytes are the part's, or a number of a quant state is
+  widened,  // numbers of f16 or bf16 as f32
+  rounded,  // numbers of f32, each rounded to the compute dtype, as its owner's decoder does
+};
+
 /// A weight as a model names it, whatever tensors it is made of.
 struct WeightInfo {
   std::string name;  // "layers.0.weight"
@@ -35,6 +42,7 @@ struct WeightInfo {
   std::optional<Dtype> compute;          // what the file says it computes in
   std::vector<std::string> beside = {};  // further tensors, which only tell what it is
   float nested_offset = 0;               // of nested storages
+  std::vector<PartForm> forms = {};      // of each part; none: all are whole
 };
 
 /// The weights among tensors, and those that are none though they hold 8-bit codes: by name, the
@@ -42,6 +50,8 @@ struct WeightInfo {
 struct FoundWeights {
   std::vector<WeightInfo> weights;  // sorted by name
   std::map<std::string, std::string> unreadable;
+  std::vector<std::string> markers = {};  // tensors that only show the dialect of the file
+  std::string dialect = {};  // of the whole file, where it is a peer's: "fp8", "modelopt", ...
 };
 
 /// What tensors in memory are, told by the rules of docs/formats.md as in a file without a
@@ -62,6 +72,7 @@ class STOWAGE_API File {
   static File open(const std::string& path);
 
   const std::vector<std::string>& paths() const noexcept;
+  const std::string& index() const noexcept;  // the path of the shard index, "" for a single file
   const std::map<std::string, std::string>& metadata() const noexcept;  // of the first shard
   const std::vector<TensorInfo>& tensors() const noexcept;              // sorted by name
   const TensorInfo* find(std::string_view name) const noexcept;
@@ -69,7 +80,16 @@ class STOWAGE_API File {
   const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
   const WeightInfo* find_weight(std::string_view name) const noexcept;
   const std::map<std::string, std::string>& unreadable() const noexcept;  // as in FoundWeights
-  Weight weight(std::string_view name) const;  // throws invalid_argument for an unknown name
+  const std::string& dialect() const noexcept;                            // as in FoundWeights
+  const std::vector<std::string>& markers() const noexcept;               // as in FoundWeights
+  /// Throws invalid_argument for an unknown name. Scales that are rounded to the compute dtype are
+  /// rounded to `compute`, else to what the file says that the weight computes in, else to bf16.
+  Weight weight(std::string_view name, std::optional<Dtype> compute = {}) const;
+  /// The bytes of part `i` of a weight, where its form is not `whole`.
+  std::vector<std::byte> formed_part(const WeightInfo& weight, int i,
+                                     std::optional<Dtype> compute = {}) const;
+  /// The JSON of a shard, byte for byte.
+  std::string header(int shard) const;
   /// Fetches a part of a tensor's bytes into memory before they are read: advice, which never
   /// throws; a part that reaches past the tensor's end ends there.
   void populate(const TensorInfo& tensor, std::uint64_t begin, std::uint64_t bytes) const noexcept;

@@ -23,19 +23,28 @@ struct Declaration {
   std::string dtype_name;   // only where dtype is unknown
   std::uint64_t bytes = 0;  // only where dtype is unknown
 };
+/// A file as another tool laid it out.
+struct FileImage {
+  std::string name;         // beside the first
+  std::string header;       // the JSON, byte for byte
+  std::uint64_t bytes = 0;  // of the whole file
+};
 struct WriterOptions {
   std::map<std::string, std::string> metadata;  // "format": "pt" is added, "stowage" replaced
   std::vector<WeightInfo> weights;              // recorded in the manifest; parts may be empty
   std::uint64_t shard_bytes = 0;                // 0: one file; else an index and shards
   bool checksums = true;                        // XXH3 of every tensor, in the manifest
+  std::vector<FileImage> like{};                // these files again: nothing else of this counts
+  std::string index{};                          // the text of the index beside `like`, or none
 };
 
 /// Declares, checks and reserves the space, then takes tensors in any order, then publishes. Until
 /// finish() returns only a temporary file exists; a Writer destroyed before that leaves nothing.
 class STOWAGE_API Writer {
  public:
-  /// `path` ends in .safetensors. Throws io (no space, not writable), invalid_argument (duplicate
-  /// or empty names).
+  /// `path` ends in .safetensors; with `like` no tensors are declared, those of the headers are
+  /// written, at the places that these say. Throws io (no space, not writable), invalid_argument
+  /// (duplicate or empty names).
   Writer(const std::string& path, std::vector<Declaration> tensors,
          const WriterOptions& options = {});
   Writer(Writer&&) noexcept;

@@ -81,8 +81,9 @@ Json describe(const File& file, const std::vector<Item>& all) {
   for (const TensorInfo& tensor : file.tensors()) tensors.push_back(tensor_json(tensor));
   for (const Item& item : all)
     if (item.weight != nullptr) weights.push_back(weight_json(item));
-  return {{"files", file.paths()}, {"metadata", metadata},       {"tensors", tensors},
-          {"weights", weights},    {"bytes", total_bytes(file)}, {"would_cost", costs(all)}};
+  return {{"files", file.paths()},   {"dialect", file.dialect()}, {"metadata", metadata},
+          {"tensors", tensors},      {"weights", weights},        {"bytes", total_bytes(file)},
+          {"would_cost", costs(all)}};
 }
 
 std::string kind_of(const Item& item) {
@@ -123,9 +124,9 @@ void inspect(const InspectOptions& options) {
     print(describe(file, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     return;
   }
-  print(formatted("{}: {} tensors in {} file{}\n\n{}\n{}", printable(options.model),
+  print(formatted("{}: {} tensors in {} file{}{}\n\n{}\n{}", printable(options.model),
                   file.tensors().size(), file.paths().size(), file.paths().size() == 1 ? "" : "s",
-                  table(all), summary(file, all)));
+                  dialect_text(file), table(all), summary(file, all)));
 }
 
 }  // namespace stowage::cli

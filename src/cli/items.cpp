@@ -33,6 +33,10 @@ std::vector<Item> items_of(const File& file) {
   return found;
 }
 
+std::string dialect_text(const File& file) {
+  return file.dialect().empty() ? "" : ", dialect " + file.dialect();
+}
+
 ItemValues::ItemValues(const File& file, const Item& item) {
   if (item.is_plain_float()) {
     const auto bytes = file.bytes(*item.tensor);

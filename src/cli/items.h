@@ -27,6 +27,8 @@ struct Item {
 
 /// Sorted by name; each tensor of the file is in exactly one.
 std::vector<Item> items_of(const File& file);
+/// ", dialect fp8" where the files are of a peer's, else "".
+std::string dialect_text(const File& file);
 
 /// The values of a plain float item in the file, or of a resting one dequantized to f32.
 class ItemValues {

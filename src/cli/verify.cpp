@@ -3,6 +3,7 @@
 
 #include "base/formatted.h"
 #include "cli/commands.h"
+#include "cli/items.h"
 #include "cli/text.h"
 #include "stowage/file.h"
 
@@ -17,8 +18,9 @@ void verify(const VerifyOptions& options) {
     checksums = "no checksums are stored";
   else if (checked < tensors)
     checksums += formatted(", {} tensors have none", tensors - checked);
-  print(formatted("{}: the structure is sound; {} tensors, {} weights; {}\n",
-                  printable(options.model), tensors, file.weights().size(), checksums));
+  print(formatted("{}: the structure is sound; {} tensors, {} weights{}; {}\n",
+                  printable(options.model), tensors, file.weights().size(), dialect_text(file),
+                  checksums));
 }
 
 }  // namespace stowage::cli

@@ -13,8 +13,7 @@
 #include "store/checksum.h"
 #include "store/manifest.h"
 #include "store/policy.h"
-#include "store/quant_state.h"
-#include "stowage/writer.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 namespace planning {
@@ -103,16 +102,6 @@ void convert(PlanUnit& unit, const Storage& storage) {
   unit.rests = true;
   unit.rest = static_cast<std::uint64_t>(layout(parse_storage(asked), unit.shape).bytes());
   unit.bytes = 0;
-}
-
-// Quant states and maps, which a weight has in a file only.
-std::set<std::string> attached_to(const WeightInfo& weight) {
-  std::set<std::string> names;
-  if (!has_quant_state(weight.storage)) return names;
-  for (const Declaration& part : disk_layout(weight.name, weight.storage, weight.shape))
-    names.insert(part.name);
-  for (const std::string& part : weight.parts) names.erase(part);
-  return names;
 }
 
 }  // namespace
@@ -214,12 +203,12 @@ std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>&
   const std::vector<engine::Unit> all = engine::units_of(file);
   const auto in_memory = planning::bytes_in_memory(all);
   std::vector<PlanUnit> units;
-  std::set<std::string, std::less<>> taken;
+  std::set<std::string, std::less<>> taken(file.markers().begin(), file.markers().end());
   for (const WeightInfo& weight : file.weights()) {
     PlanUnit unit{.name = weight.name, .storage = to_string(weight.storage), .shape = weight.shape};
     unit.rest = static_cast<std::uint64_t>(layout(weight.storage, weight.shape).bytes());
     taken.insert(weight.parts.begin(), weight.parts.end());
-    taken.merge(planning::attached_to(weight));
+    taken.insert(weight.beside.begin(), weight.beside.end());
     unit.bytes = in_memory.at(weight.name);
     unit.rests = weight.compute.has_value();  // a cast that no manifest names is a plain tensor
     unit.rows = is_embedding(unit.name) && unit.shape.rank() == 2;

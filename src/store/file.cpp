@@ -8,7 +8,10 @@
 #include <utility>
 
 #include "store/checksum.h"
+#include "store/header.h"
 #include "store/model_path.h"
+#include "store/part_form.h"
+#include "store/quant_config.h"
 #include "store/refusal.h"
 #include "store/shard.h"
 #include "store/weights.h"
@@ -17,6 +20,7 @@ namespace stowage {
 
 struct File::State {
   std::vector<std::string> paths;
+  std::string index;
   std::vector<Shard> shards;
   std::vector<TensorInfo> tensors;
   FoundWeights found;
@@ -43,12 +47,14 @@ struct Owner {
   std::shared_ptr<const void> file;
   std::vector<std::unique_ptr<std::byte[]>> copies;
 
-  const void* aligned(std::span<const std::byte> bytes, Dtype dtype) {
-    const auto need = static_cast<std::uintptr_t>(std::max(bits(dtype) / 8, 1));
-    if (reinterpret_cast<std::uintptr_t>(bytes.data()) % need == 0) return bytes.data();
+  const void* keep(std::span<const std::byte> bytes) {
     copies.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes.size()));
     std::ranges::copy(bytes, copies.back().get());
     return copies.back().get();
+  }
+  const void* aligned(std::span<const std::byte> bytes, Dtype dtype) {
+    const auto need = static_cast<std::uintptr_t>(std::max(bits(dtype) / 8, 1));
+    return reinterpret_cast<std::uintptr_t>(bytes.data()) % need == 0 ? bytes.data() : keep(bytes);
   }
 };
 
@@ -76,11 +82,11 @@ File File::open(const std::string& path) {
   const ModelPath model = find_model(path);
   auto state = std::make_shared<State>();
   if (model.is_index) {
+    state->index = model.path;
     state->shards = open_shard_set(model.path);
   } else {
     state->shards.push_back(open_shard(model.path));
   }
-  std::map<std::string, ManifestWeight> said;
   for (std::size_t i = 0; i < state->shards.size(); ++i) {
     Shard& shard = state->shards[i];
     state->paths.push_back(shard.map.path());
@@ -88,13 +94,22 @@ File File::open(const std::string& path) {
       tensor.shard = static_cast<int>(i);
       state->tensors.push_back(tensor);
     }
-    said.merge(std::move(shard.manifest.weights));
   }
   std::ranges::sort(state->tensors, {}, &TensorInfo::name);
   const auto read = [&](const TensorInfo& tensor) {
     return read_tensor(state->map(tensor), tensor);
   };
-  state->found = find_weights({state->paths, state->tensors, read, false}, said);
+  TensorSource source{.paths = state->paths, .tensors = state->tensors, .read = read};
+  for (Shard& shard : state->shards) {
+    source.said.merge(std::move(shard.manifest.weights));
+    source.metadata.push_back(&shard.header.metadata);
+    source.is_ours |= shard.header.metadata.contains(std::string(kManifestKey));
+  }
+  // A file that is named by itself is what its header says; beside it may lie anything.
+  std::optional<QuantConfig> config;
+  if (model.path != path || model.is_index) config = QuantConfig::in_folder(folder_of(model.path));
+  if (config) source.config = &*config;
+  state->found = find_weights(source);
   File file;
   file.state_ = std::move(state);
   return file;
@@ -103,6 +118,7 @@ File File::open(const std::string& path) {
 std::span<const Shard> OpenShards::of(const File& file) noexcept { return file.state_->shards; }
 
 const std::vector<std::string>& File::paths() const noexcept { return state_->paths; }
+const std::string& File::index() const noexcept { return state_->index; }
 const std::map<std::string, std::string>& File::metadata() const noexcept {
   return state_->shards.front().header.metadata;
 }
@@ -111,6 +127,9 @@ const std::vector<WeightInfo>& File::weights() const noexcept { return state_->f
 const std::map<std::string, std::string>& File::unreadable() const noexcept {
   return state_->found.unreadable;
 }
+
+const std::string& File::dialect() const noexcept { return state_->found.dialect; }
+const std::vector<std::string>& File::markers() const noexcept { return state_->found.markers; }
 
 const TensorInfo* File::find(std::string_view name) const noexcept {
   return find_tensor(state_->tensors, name);
@@ -126,7 +145,27 @@ std::span<const std::byte> File::bytes(const TensorInfo& tensor) const noexcept 
   return {state_->data(tensor), tensor.bytes};
 }
 
-Weight File::weight(std::string_view name) const {
+std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
+                                         std::optional<Dtype> compute) const {
+  const auto at = static_cast<std::size_t>(i);
+  const TensorInfo& tensor = *find(weight.parts[at]);
+  const auto held = bytes(tensor);
+  auto made = part_of_tensor(weight.forms[at], tensor.dtype, held,
+                             compute.value_or(weight.compute.value_or(Dtype::bf16)));
+  check_memory(held.data());
+  return made;
+}
+
+std::string File::header(int shard) const {
+  const MappedFile& map = state_->shards[static_cast<std::size_t>(shard)].map;
+  std::uint64_t length = 0;
+  map.read(0, std::as_writable_bytes(std::span(&length, 1)));
+  std::string text(length, '\0');
+  map.read(kHeaderPrefix, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+Weight File::weight(std::string_view name, std::optional<Dtype> compute) const {
   const WeightInfo* const info = find_weight(name);
   if (info == nullptr) {
     throw Error(Code::invalid_argument, state_->paths.front() + ": weight " + in_quotes(name) +
@@ -139,6 +178,8 @@ Weight File::weight(std::string_view name) const {
   for (std::size_t i = 0; i < info->parts.size(); ++i) {
     if (made.parts[i].name == "nested_offset") {
       parts[i] = &info->nested_offset;
+    } else if (!info->forms.empty() && info->forms[i] != PartForm::whole) {
+      parts[i] = owner->keep(formed_part(*info, static_cast<int>(i), compute));
     } else {
       parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);
       check_memory(bytes(*find(info->parts[i])).data());  // which may have been copied

@@ -21,7 +21,11 @@ class Anything : public JsonVisitor {
 }  // namespace
 
 nlohmann::json parse_document(std::string_view text, std::string_view where) {
-  Anything visitor(stowage::Place{.path = std::string(where), .tensor = "", .byte = std::nullopt});
+  return parse_document(text, Place{std::string(where), "", std::nullopt});
+}
+
+nlohmann::json parse_document(std::string_view text, const Place& place) {
+  Anything visitor(place);
   walk_json(text, visitor);
   return nlohmann::json::parse(text);
 }

@@ -8,10 +8,14 @@
 #include <string>
 #include <string_view>
 
+#include "store/refusal.h"
+
 namespace stowage {
 
 /// Parses a document whose root is an object. Throws bad_file, also for repeated keys.
 nlohmann::json parse_document(std::string_view text, std::string_view where);
+/// The same of a text that begins at a byte of a file, for errors that say the byte.
+nlohmann::json parse_document(std::string_view text, const Place& place);
 
 /// An object of the document, and where it stands there.
 class JsonFields {

@@ -56,6 +56,10 @@ constexpr std::array<Text, kRefusalCount> kTexts{{
     {Refusal::quant_state_value, "quant_state_value", "the quant_state must hold legal values"},
     {Refusal::quant_state_part, "quant_state_part", "a tensor must be as the quant_state says"},
     {Refusal::quant_map, "quant_map", "the quant_map must be the table of its quant_type"},
+    {Refusal::dialect_unknown, "dialect_unknown", "a quant_method must be one that is read"},
+    {Refusal::dialect_ambiguous, "dialect_ambiguous", "a file must be of one dialect"},
+    {Refusal::dialect_config, "dialect_config", "a configuration must say what its dialect has"},
+    {Refusal::dialect_part, "dialect_part", "a tensor must be as its dialect says"},
 }};
 static_assert(std::ranges::all_of(kTexts,
                                   [](const Text& r) {

@@ -57,8 +57,13 @@ enum class Refusal : std::uint8_t {
   quant_state_value,
   quant_state_part,
   quant_map,
+  // the dialect of a file
+  dialect_unknown,
+  dialect_ambiguous,
+  dialect_config,
+  dialect_part,
 };
-inline constexpr std::size_t kRefusalCount = static_cast<std::size_t>(Refusal::quant_map) + 1;
+inline constexpr std::size_t kRefusalCount = static_cast<std::size_t>(Refusal::dialect_part) + 1;
 
 /// The enumerator as docs/errors.md spells it, and what must hold.
 std::string_view name(Refusal why) noexcept;

@@ -186,8 +186,31 @@ std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Decla
   return shards;
 }
 
+std::vector<PlannedShard> plan_shards_like(const std::string& path,
+                                           const std::vector<FileImage>& like) {
+  check_path(path);
+  std::vector<PlannedShard> shards;
+  for (const FileImage& form : like) {
+    PlannedShard shard{.path = folder_of(path) + "/" + form.name, .tensors = {}, .manifest = {}};
+    const std::uint64_t length = form.header.size(), start = kHeaderPrefix + length;
+    if (form.bytes < start)
+      throw Error(Code::bad_file, shard.path + ": must hold its header, got fewer bytes");
+    Header header = parse_header(shard.path, form.header, form.bytes);
+    for (TensorInfo& t : header.tensors)
+      shard.tensors.push_back({{std::move(t.name), t.dtype, t.shape, std::move(t.dtype_name)},
+                               t.offset - start,
+                               t.bytes});
+    shard.data_bytes = form.bytes - start;
+    shard.header.assign(reinterpret_cast<const char*>(&length), sizeof length);
+    shard.header += form.header;
+    shards.push_back(std::move(shard));
+  }
+  return shards;
+}
+
 std::string header_text(const PlannedShard& shard,
                         const std::map<std::string, std::string>& metadata) {
+  if (!shard.header.empty()) return shard.header;
   std::map<std::string, std::string> all = metadata;
   all.emplace("format", "pt");
   all[std::string(kManifestKey)] = manifest_text(shard.manifest);

@@ -32,11 +32,16 @@ struct PlannedShard {
   std::vector<PlannedTensor> tensors;  // in the order of their data
   Manifest manifest;                   // checksums all 0 until they are known
   std::uint64_t data_bytes = 0;
+  std::string header{};  // of another tool, byte for byte; none: as header_text() makes it
 };
 
 /// Throws invalid_argument for what no file can hold or what contradicts itself.
 std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Declaration> tensors,
                                       const WriterOptions& options);
+
+/// The files that `like` describes, in the folder of `path`. Throws bad_file for bad headers.
+std::vector<PlannedShard> plan_shards_like(const std::string& path,
+                                           const std::vector<FileImage>& like);
 
 /// The length field and the JSON, padded with spaces up to data_alignment(). The same length for
 /// all values of the checksums and of the set id.

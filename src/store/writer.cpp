@@ -66,11 +66,13 @@ struct Writer::State {
   std::string path;
   std::map<std::string, std::string> metadata;
   std::map<std::string, Dtype> computes;  // of the weights that say one
+  std::string index;                      // the text of one that is written again
   bool checksums = true, done = false;
   std::vector<OpenShard> outputs;
   std::map<std::string, Target, std::less<>> targets;
 
   bool sharded() const { return outputs.size() > 1; }
+  bool has_index() const { return sharded() || !index.empty(); }
   void open(std::vector<PlannedShard> shards);
   std::string set_id() const;
   void seal();
@@ -88,7 +90,7 @@ void Writer::State::open(std::vector<PlannedShard> shards) {
   }
   check_space(folder_of(path), total);
   for (const PlannedShard& shard : shards) check_no_folder(shard.path);
-  if (shards.size() > 1) check_no_folder(index_path(path));
+  if (shards.size() > 1 || !index.empty()) check_no_folder(index_path(path));
   outputs.reserve(shards.size());
   for (std::size_t i = 0; i < shards.size(); ++i) {
     for (const PlannedTensor& t : shards[i].tensors) {
@@ -127,27 +129,27 @@ void Writer::State::seal() {
 }
 
 std::string Writer::State::index_text() const {
-  ShardIndex index;
+  ShardIndex made;
   std::uint64_t total = 0;
   for (const OpenShard& output : outputs) {
     const std::size_t slash = output.plan.path.rfind('/');
     const std::string name = output.plan.path.substr(slash == std::string::npos ? 0 : slash + 1);
-    for (const PlannedTensor& t : output.plan.tensors) index.shard_of[t.declaration.name] = name;
+    for (const PlannedTensor& t : output.plan.tensors) made.shard_of[t.declaration.name] = name;
     total += output.plan.data_bytes;
-    index.set = output.plan.manifest.set;
+    made.set = output.plan.manifest.set;
   }
-  return shard_index_text(index, total);
+  return shard_index_text(made, total);
 }
 
 // Only renames are left to do, each of them on the disk before the next step relies on it. When one
 // fails, files that were not there before are taken away again; a mixture of old and new shards is
 // refused by the reader (mixed_shards).
 void Writer::State::publish_all() {
-  const std::string folder = folder_of(path), index = index_path(path);
+  const std::string folder = folder_of(path), its_index = index_path(path);
   std::vector<StagedFile> index_file;
-  if (sharded()) {
-    const std::string text = index_text();
-    index_file.emplace_back(index, text.size());
+  if (has_index()) {
+    const std::string text = index.empty() ? index_text() : index;
+    index_file.emplace_back(its_index, text.size());
     index_file[0].write(0, bytes_of(text));
     index_file[0].sync();
   }
@@ -161,11 +163,11 @@ void Writer::State::publish_all() {
   try {
     for (OpenShard& output : outputs) publish(output.file);
     sync_folder(folder);
-    if (sharded()) {
+    if (has_index()) {
       publish(index_file[0]);
       sync_folder(folder);
     }
-    removed = remove_other_form(sharded() ? path : index);
+    removed = remove_other_form(has_index() ? path : its_index);
   } catch (...) {
     remove_created(created, folder);
     throw;
@@ -180,11 +182,13 @@ Writer::Writer(const std::string& path, std::vector<Declaration> tensors,
     : state_(std::make_unique<State>()) {
   state_->path = path;
   state_->metadata = options.metadata;
-  state_->checksums = options.checksums;
+  state_->checksums = options.checksums && options.like.empty();
   for (const WeightInfo& weight : options.weights) {
     if (weight.compute) state_->computes.emplace(weight.name, *weight.compute);
   }
-  state_->open(plan_shards(path, std::move(tensors), options));
+  state_->index = options.index;
+  state_->open(options.like.empty() ? plan_shards(path, std::move(tensors), options)
+                                    : plan_shards_like(path, options.like));
 }
 
 Writer::Writer(Writer&&) noexcept = default;

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "stowage/private_map.h"
 #include "torch/arguments.h"
@@ -29,31 +30,41 @@ json tensor_json(const TensorInfo& tensor) {
           {"shard", tensor.shard}, {"offset", tensor.offset},    {"bytes", tensor.bytes}};
 }
 
+const char* name_of(PartForm form) {
+  switch (form) {
+    case PartForm::whole:
+      return "whole";
+    case PartForm::widened:
+      return "widened";
+    case PartForm::rounded:
+      return "rounded";
+  }
+  return "";
+}
+
 json weight_json(const WeightInfo& weight) {
-  json out = {{"name", weight.name},
-              {"storage", to_string(weight.storage)},
-              {"shape", weight.shape.sizes()},
-              {"parts", weight.parts},
-              {"beside", weight.beside},
-              {"nested_offset", weight.nested_offset},
-              {"compute", nullptr}};
+  json out = {{"name", weight.name},           {"storage", to_string(weight.storage)},
+              {"shape", weight.shape.sizes()}, {"parts", weight.parts},
+              {"beside", weight.beside},       {"nested_offset", weight.nested_offset},
+              {"forms", json::array()},        {"compute", nullptr}};
   if (weight.compute) out["compute"] = disk_name(*weight.compute);
+  for (const PartForm form : weight.forms) out["forms"].push_back(name_of(form));
   return out;
 }
 
-// {"paths": [..], "metadata": {..}, "tensors": [{name, dtype, shape, shard, offset, bytes}],
-//  "weights": [{name, storage, shape, parts, beside, nested_offset, compute}],
-//  "unreadable": {name: neighbour}}
+// {"paths": [..], "index": "", "metadata": {..}, "tensors": [{name, dtype, shape, shard, offset,
+// bytes}],
+//  "weights": [{name, storage, shape, parts, beside, nested_offset, forms, compute}],
+//  "unreadable": {name: neighbour}, "dialect": "", "markers": [..]}
 Tensor file_describe(std::int64_t handle) {
   const auto file = files().get("stowage::file_describe", handle);
   json tensors = json::array(), weights = json::array();
   for (const TensorInfo& tensor : file->tensors()) tensors.push_back(tensor_json(tensor));
   for (const WeightInfo& weight : file->weights()) weights.push_back(weight_json(weight));
-  const json out = {{"paths", file->paths()},
-                    {"metadata", file->metadata()},
-                    {"tensors", std::move(tensors)},
-                    {"weights", std::move(weights)},
-                    {"unreadable", file->unreadable()}};
+  const json out = {{"paths", file->paths()},        {"index", file->index()},
+                    {"metadata", file->metadata()},  {"tensors", std::move(tensors)},
+                    {"weights", std::move(weights)}, {"unreadable", file->unreadable()},
+                    {"dialect", file->dialect()},    {"markers", file->markers()}};
   // Paths may hold bytes that are not UTF-8.
   return text_bytes(out.dump(-1, ' ', false, json::error_handler_t::replace));
 }
@@ -138,6 +149,29 @@ Tensor file_map(std::int64_t handle, const std::string& name) {
                                   torch::headeronly::ScalarType::Byte, [bytes](void*) {});
 }
 
+// A part of a weight that its tensor becomes in another form.
+Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t part,
+                 const std::string& compute) {
+  constexpr const char* kWhere = "stowage::file_part";
+  const auto file = files().get(kWhere, handle);
+  const WeightInfo* const info = file->find_weight(weight);
+  const Dtype dtype = dtype_from_disk_name(compute);
+  const bool formed = info != nullptr && part >= 0 && std::cmp_less(part, info->forms.size());
+  if (!formed || !is_value_dtype(dtype))
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": must be asked for a part that has a form, in a value dtype");
+  const auto bytes = file->formed_part(*info, static_cast<int>(part), dtype);
+  return text_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+Tensor file_header(std::int64_t handle, std::int64_t shard) {
+  constexpr const char* kWhere = "stowage::file_header";
+  const auto file = files().get(kWhere, handle);
+  if (shard < 0 || std::cmp_greater_equal(shard, file->paths().size()))
+    fail(Code::out_of_range, std::string(kWhere) + ": must be asked for a shard of the file");
+  return text_bytes(file->header(static_cast<int>(shard)));
+}
+
 void file_populate(std::int64_t handle, const std::string& name, std::int64_t begin,
                    std::int64_t bytes) {
   constexpr const char* kWhere = "stowage::file_populate";
@@ -177,6 +211,8 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("state_describe", TORCH_BOX(&Door<&state_describe>::call));
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
   m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
+  m.impl("file_part", TORCH_BOX(&Door<&file_part>::call));
+  m.impl("file_header", TORCH_BOX(&Door<&file_header>::call));
   m.impl("file_populate", TORCH_BOX(&Door<&file_populate>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
   m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));

@@ -44,6 +44,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_map(int file, str name) -> Tensor");
+  m.def("file_part(int file, str weight, int part, str compute) -> Tensor");
+  m.def("file_header(int file, int shard) -> Tensor");
   m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");

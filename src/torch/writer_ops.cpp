@@ -58,12 +58,17 @@ WriterOptions writer_options_of(const json& declaration) {
   }
   made.shard_bytes = declaration.value("shard_bytes", made.shard_bytes);
   made.checksums = declaration.value("checksums", made.checksums);
+  made.index = declaration.value("index", made.index);
+  for (const json& form : declaration.value("like", json::array()))
+    made.like.push_back({form.at("name").get<std::string>(), form.at("header").get<std::string>(),
+                         form.at("bytes").get<std::uint64_t>()});
   return made;
 }
 
 // {"tensors": [{name, dtype, shape[, bytes]}], "metadata": {..}, "shard_bytes": 0, "checksums":
 // true,
-//  "weights": [{name, storage, shape, parts[, compute]}]}; only "tensors" must be there.
+//  "weights": [{name, storage, shape, parts[, compute]}],
+//  "like": [{name, header, bytes}], "index": ".."}; only "tensors" must be there.
 std::int64_t writer_open(const std::string& path, const std::string& text) {
   std::vector<Declaration> tensors;
   WriterOptions options;

@@ -19,7 +19,8 @@ struct Target {
   const char* name;
   void (*run)(Bytes);
 };
-constexpr std::array<Target, 5> kTargets{{{"file_fuzz", file},
+constexpr std::array<Target, 6> kTargets{{{"dialect_fuzz", dialect},
+                                          {"file_fuzz", file},
                                           {"header_fuzz", header},
                                           {"shard_index_fuzz", shard_index},
                                           {"manifest_fuzz", manifest},

@@ -17,7 +17,8 @@ namespace {
 std::vector<std::string> versions() {
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator(STOWAGE_GOLDEN)) {
-    if (entry.is_directory()) found.push_back(entry.path().string());
+    if (std::filesystem::exists(entry.path() / "input.safetensors"))  // dialects/ is others'
+      found.push_back(entry.path().string());
   }
   return found;
 }

@@ -5,7 +5,7 @@
 namespace stowage::test {
 namespace {
 
-const Rows kTensors{{
+const Rows kTensorRows{{
     {Refusal::rank,
      "nine dimensions",
      header("{" + tensor("t", "U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) + "}", 1),

@@ -58,7 +58,12 @@ class Entry:
     parts: tuple[str, ...] = ()  # its tensors in the order of the layout, or the plain one
     beside: tuple[str, ...] = ()  # further ones, which only tell what it is
     nested_offset: float = 0.0
+    forms: tuple[str, ...] = ()  # of its parts, where some are not the tensors as they lie
     scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
+
+    def is_formed(self, part: int) -> bool:
+        """Whether a part is made of its tensor, and does not lie in the file as it is."""
+        return bool(self.forms) and self.forms[part] != "whole"
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -115,15 +120,19 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def unflatten(entry: Entry, read: Read) -> list[torch.Tensor]:
+def unflatten(
+    entry: Entry, read: Read, formed: Callable[[int], torch.Tensor] | None = None
+) -> list[torch.Tensor]:
     """The parts of a weight in the order of its layout, reading its tensors by name. They share
-    the memory of what `read` gives, where its type is the layout's."""
+    the memory of what `read` gives, where its type is the layout's. `formed` gives the bytes of a
+    part that has another form than its tensor."""
     assert entry.storage is not None
     parts = []
-    for member, (part, dtype, shape) in zip(
-        entry.parts, entry.storage.layout(entry.shape), strict=True
-    ):
-        if part == "nested_offset":
+    layout = entry.storage.layout(entry.shape)
+    for i, (member, (part, dtype, shape)) in enumerate(zip(entry.parts, layout, strict=True)):
+        if formed is not None and entry.is_formed(i):
+            parts.append(formed(i).view(dtype).reshape(shape))
+        elif part == "nested_offset":
             parts.append(torch.tensor(entry.nested_offset, dtype=torch.float32))
         else:
             parts.append(_as_part(member, read(member), dtype, shape))
@@ -160,6 +169,7 @@ def described(facts: Mapping[str, Any]) -> list[Entry]:
                 tuple(weight["parts"]),
                 tuple(weight["beside"]),
                 weight["nested_offset"],
+                tuple(weight["forms"]),
             )
         )
     return found

@@ -19,12 +19,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 
-from stowage._files.names import DISK_DTYPES, Entry, described, entries, unflatten
+from stowage._files.names import DISK_DTYPES, DISK_NAMES, Entry, described, entries, unflatten
 from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._tensor.casts import plain_values
@@ -51,8 +52,9 @@ class Source(Protocol):
         """The same in memory that may be written and is copied, page by page, when it is; None
         where there is no file."""
 
-    def parts(self, entry: Entry) -> list[torch.Tensor]:
-        """Codes and scales of a weight that rests, in the order of its layout."""
+    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
+        """Codes and scales of a weight that rests, in the order of its layout. `compute`: what it
+        will work in, which the scales of some dialects are rounded to; None: what the file says."""
 
     def size(self, entry: Entry) -> int:
         """Bytes of its tensors."""
@@ -86,7 +88,7 @@ class DictSource:
     def private(self, member: str) -> torch.Tensor | None:
         return None
 
-    def parts(self, entry: Entry) -> list[torch.Tensor]:
+    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
         tensor = self._tensors[entry.parts[0]]
         if isinstance(tensor, StowedTensor):
             return list(tensor.parts.values())
@@ -118,6 +120,10 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
+        self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
+        self.paths: list[str] = facts["paths"]
+        self.index: str = facts["index"]  # the path of a shard index, or ""
+        self.markers: list[str] = facts["markers"]  # tensors that only show the dialect
         self.entries = self._entries(facts)
         metadata: dict[str, str] = facts["metadata"]
         known = self.entries
@@ -128,6 +134,7 @@ class FileSource:
     def _entries(self, facts: dict[str, Any]) -> dict[str, Entry]:
         found = {entry.name: entry for entry in described(facts)}
         taken = {member for entry in found.values() for member in entry.members}
+        taken.update(facts["markers"])
         for name, tensor in self._tensors.items():
             if name not in taken:
                 dtype, beside = DISK_DTYPES.get(tensor["dtype"]), facts["unreadable"].get(name, "")
@@ -149,8 +156,24 @@ class FileSource:
             raise translated(error) from None
         return found.view(DISK_DTYPES[facts["dtype"]]).reshape(facts["shape"])
 
-    def parts(self, entry: Entry) -> list[torch.Tensor]:
-        return unflatten(entry, self.read)
+    def header(self, shard: int) -> str:
+        """The JSON of one of its files, as it lies there."""
+        return library.text(library.file_header(self._handle, shard))
+
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """dtype (as headers spell it), shape, shard, offset and bytes of each tensor, by name."""
+        return self._tensors
+
+    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
+        works_in = DISK_NAMES[compute or entry.compute or torch.bfloat16]
+        formed = partial(self._formed, entry.name, works_in)
+        return unflatten(entry, self.read, formed)
+
+    def _formed(self, weight: str, compute: str, part: int) -> torch.Tensor:
+        try:
+            return library.file_part(self._handle, weight, part, compute)
+        except RuntimeError as error:
+            raise translated(error) from None
 
     def size(self, entry: Entry) -> int:
         return sum(self._tensors[member]["bytes"] for member in entry.members)

@@ -30,16 +30,23 @@ def write(
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = 0,
     checksums: bool = True,
+    like: list[dict[str, Any]] | None = None,
+    index: str = "",
 ) -> None:
-    """Declares `tensors`, reserves the space, takes each from `stream` in turn, and publishes. What
-    goes wrong leaves nothing behind. Raises FileError (no space, not writable) before a byte is
-    written, and InvalidArgument for names that are not declared."""
+    """Declares `tensors`, reserves the space, takes each from `stream` in turn, and publishes.
+
+    What goes wrong leaves nothing behind. `like`: the files of another tool, whose headers are
+    written again and declare everything, with the text of their `index`. Raises FileError (no
+    space, not writable) before a byte is written, and InvalidArgument for names that are not
+    declared."""
     declaration = {
         "tensors": tensors,
         "weights": list(weights),
         "metadata": dict(metadata or {}),
         "shard_bytes": shard_bytes,
         "checksums": checksums,
+        "like": like or [],
+        "index": index,
     }
     try:
         writer = library.writer_open(os.fspath(path), json.dumps(declaration))

@@ -16,6 +16,7 @@ from stowage._model.choice.policy import Policy, Rules
 from stowage._model.choice.skips import Skip
 from stowage._model.files.factory import build
 from stowage._model.files.fill import Filling, Options
+from stowage._model.files.template import Template, remember_template
 from stowage._model.rest.formation import Making
 from stowage._model.rest.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
@@ -160,6 +161,8 @@ def _load(
             engine.append(Engine(source, replace(given, mapped_only=names)))
 
     filling = _fill(target, source, policy, options, "load", grain, open_engine)
+    if source.dialect:
+        remember_template(target, Template.of(source, filling.taken()))
     if engine:
         moved = filling.moved()
         engine[0].expect(moved)

@@ -335,7 +335,9 @@ def compare(
                 f"{_kind(entry.shape, entry.storage, entry.dtype)}"
             )
             continue
-        parts = source.parts(entry) if entry.storage else [source.read(entry.parts[0])]
+        parts = (
+            source.parts(entry, tensor.dtype) if entry.storage else [source.read(entry.parts[0])]
+        )
         pairs = zip(memory(tensor), parts, strict=True)
         if not all(torch.equal(octets(a), octets(b)) for a, b in pairs):
             problems.append(f"{held.name}: must have the model's values, the file has others")

@@ -145,9 +145,9 @@ class Filling:
                 f"file has different values for {one.name} and {other.name}"
             )
 
-    def _tensors_of(self, entry: Entry) -> list[torch.Tensor]:
+    def _tensors_of(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
         if entry.storage is not None:
-            return self._source.parts(entry)
+            return self._source.parts(entry, compute)
         return [self._source.read(entry.parts[0])]
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
@@ -231,6 +231,11 @@ class Filling:
         steps = (s for s in self._steps if s.storage is not None and not stays(s.held))
         return {step.entry.name: step.held for step in steps}
 
+    def taken(self) -> dict[str, str]:
+        """The model's name for each entry of the source that it takes."""
+        names = ((s, name) for s in self._steps for name in s.held.names)
+        return {self._entries[n].name: s.held.name for s, n in names if n in self._entries}
+
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
         to `problems`; the model must then be left alone."""
@@ -287,7 +292,7 @@ class Filling:
         if not step.as_it_is:
             values = self._source.read(entry.parts[0])
             return from_values(values, step.storage, how, compute)
-        parts = self._tensors_of(entry)
+        parts = self._tensors_of(entry, compute)
         stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
         parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does

@@ -25,10 +25,11 @@ from stowage._model.files.real_values import (
     without_old_shards,
     write_config,
 )
+from stowage._model.files.template import differences, template_of, write_again
 from stowage._model.weights import Held, Inventory
 from stowage._model.writer import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
-from stowage._ops.errors import FileError, raise_problems
+from stowage._ops.errors import FileError, InvalidArgument, raise_problems
 from stowage._shard.local_shards import is_spread, values_of
 from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
@@ -74,6 +75,7 @@ def save(
     folder: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
+    dialect: str | None = None,
     shard_bytes: int = 0,
     metadata: Mapping[str, str] | None = None,
     checksums: bool = True,
@@ -94,6 +96,9 @@ def save(
             transformers or diffusers and with the model's configuration, so that their
             `from_pretrained` opens the folder. Weights are dequantized one by one: the peak is the
             largest of them.
+        dialect: "fp8", "modelopt", ...: a model that was loaded from files of that dialect is
+            written as such files again, with the same names, order and bytes, its config.json too,
+            but for the weights that were changed, each in the form that it had (docs/dialects.md).
         shard_bytes: the most bytes of a file; 0 is one file.
         metadata: more texts for the header of the file.
         checksums: writes one for each tensor, which `load(verify=True)` compares.
@@ -102,7 +107,8 @@ def save(
         The path of the file or of the index.
 
     Raises:
-        InvalidArgument: tensors that have no values or no place in a safetensors file.
+        InvalidArgument: tensors that have no values or no place in a safetensors file; another
+            dialect than that of the files the model came from.
         FileError: the disk is full or not writable.
 
     Example:
@@ -112,6 +118,9 @@ def save(
     """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
+    if dialect is not None:
+        given = {"dtype": dtype, "shard_bytes": shard_bytes or None, "metadata": metadata}
+        return _save_dialect(model, where, dialect, given)
     if dtype is not None:
         return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
     inventory = in_rows(model)
@@ -135,6 +144,18 @@ def save(
 
     by_the_first(is_spread_out(inventory), write_files)
     return _written_path(where, FILE)
+
+
+def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[str, object]) -> Path:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArgument(f"stowage.save: dialect must come without {name}, got both")
+    template = template_of(model, dialect)
+    inventory = in_rows(model)
+    every = gathered(inventory)
+    raise_problems("stowage.save", differences(template, every))
+    by_the_first(is_spread_out(inventory), lambda: write_again(template, every, where))
+    return _written_path(where, template.file)
 
 
 def _written_path(where: Path, file: str) -> Path:

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a peer's dialect that a model was loaded from, but for its weights: what `save`
+needs to write them again, with the same names and the same bytes where nothing was changed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage._files.names import DISK_DTYPES, Entry, flatten
+from stowage._files.sources import FileSource
+from stowage._model.weights import Held
+from stowage._model.writer import write
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.memory import new_copy, octets
+from stowage._ops.storage import Storage
+from stowage._tensor.casts import is_plain, plain_values
+from stowage._tensor.stowed import StowedTensor
+
+_SMALL = 65536  # bytes: what the model has no place for is kept up to here
+_CONFIGS = ("config.json", "hf_quant_config.json")
+_INDEX = ".index.json"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Headers, configurations, and the tensors that tell readers of the dialect something but are
+    no weights: numbers for activations, tables, states, markers."""
+
+    dialect: str
+    file: str  # the name of the file, or that of the index without its ending
+    forms: list[dict[str, Any]]  # of each file: name, header, bytes
+    index: str  # its text
+    configs: dict[str, bytes]
+    dtypes: dict[str, torch.dtype]  # of tensors
+    entries: list[Entry]
+    names: dict[str, str]  # the model's, of each entry that it took
+    kept: dict[str, torch.Tensor]  # by the name in the file
+
+    @classmethod
+    def of(cls, source: FileSource, names: Mapping[str, str]) -> Template:
+        """`names`: the model's name for each entry of the source that it has taken."""
+        folder = os.path.dirname(source.index or source.paths[0])
+        whole = bool(source.index) or os.path.isdir(source.where)  # else its header says it all
+        facts = source.tensors().values()
+        return cls(
+            source.dialect,
+            os.path.basename(source.index.removesuffix(_INDEX) or source.paths[0]),
+            [
+                {
+                    "name": os.path.relpath(path, folder or "."),
+                    "header": source.header(i),
+                    "bytes": os.stat(path).st_size,
+                }
+                for i, path in enumerate(source.paths)
+            ],
+            Path(source.index).read_text() if source.index else "",
+            {
+                name: Path(folder, name).read_bytes()
+                for name in _CONFIGS
+                if whole and Path(folder, name).is_file()
+            },
+            {t["name"]: DISK_DTYPES.get(t["dtype"], torch.uint8) for t in facts},
+            list(source.entries.values()),
+            dict(names),
+            {name: new_copy(source.read(name)) for name in _companions(source, names)},
+        )
+
+
+def _companions(source: FileSource, names: Mapping[str, str]) -> Iterator[str]:
+    """Tensors whose bytes the model does not have, or not all of them."""
+    yield from source.markers
+    for entry in source.entries.values():
+        if entry.name not in names:
+            if source.size(entry) <= _SMALL:
+                yield from entry.members
+            continue
+        yield from entry.beside
+        for i, member in enumerate(entry.parts):
+            if member in _states(entry) or (entry.forms and entry.forms[i] == "rounded"):
+                yield member
+
+
+def _states(entry: Entry) -> tuple[str, ...]:
+    """The tensor of a nested weight whose text has a part of it, the offset."""
+    if entry.storage is None:
+        return ()
+    layout = entry.storage.layout(entry.shape)
+    pairs = zip(entry.parts, layout, strict=True)
+    return tuple(member for member, (part, _, _) in pairs if part == "nested_offset")
+
+
+_templates: weakref.WeakKeyDictionary[nn.Module, Template] = weakref.WeakKeyDictionary()
+
+
+def remember_template(model: nn.Module, template: Template) -> None:
+    _templates[model] = template
+
+
+def template_of(model: nn.Module, dialect: str) -> Template:
+    """Raises InvalidArgument for a model that was not loaded from files of this dialect."""
+    found = _templates.get(model)
+    if found is not None and found.dialect == dialect:
+        return found
+    was = "no file of a dialect" if found is None else f"files of {found.dialect!r}"
+    raise InvalidArgument(
+        f"stowage.save: dialect must be that of the files the model was loaded from, got "
+        f"{dialect!r} for a model from {was}"
+    )
+
+
+def differences(template: Template, every: Iterable[Held]) -> list[str]:
+    """Every reason why the files cannot be written again from these tensors of the model."""
+    problems, known = [], set(template.names.values())
+    held = {name: one for one in every for name in one.names}
+    for entry in template.entries:
+        one = held.get(template.names.get(entry.name, ""))
+        if one is not None:
+            storage, shape = _resting(one), tuple(one.tensor.shape)
+            if (storage, shape) != (entry.storage, entry.shape):
+                had, has = _kind(entry.storage, entry.shape), _kind(storage, shape)
+                problems.append(f"{one.name}: must be {had} as in its files, is {has}")
+        elif not all(member in template.kept for member in entry.members):
+            problems.append(f"{entry.name}: must be in the model, is only in its files")
+    return problems + [
+        f"{one.name}: must be in the files that the model came from, is only in the model"
+        for one in dict.fromkeys(held.values())
+        if not known & set(one.names)
+    ]
+
+
+def _resting(held: Held) -> Storage | None:
+    tensor = held.tensor
+    rests = isinstance(tensor, StowedTensor) and not is_plain(tensor)
+    return tensor._storage if rests and isinstance(tensor, StowedTensor) else None
+
+
+def _kind(storage: Storage | None, shape: tuple[int, ...]) -> str:
+    return f"{storage.name if storage else 'plain'} {list(shape)}"
+
+
+def write_again(template: Template, every: Iterable[Held], folder: Path) -> None:
+    """Files without `differences`. Raises InvalidArgument for parts that a write has made such that
+    the tensors of the dialect cannot hold them."""
+    for form in template.forms:
+        (folder / form["name"]).parent.mkdir(parents=True, exist_ok=True)
+    with _configs(folder, template.configs):
+        stream = _stream(template, {name: one for one in every for name in one.names})
+        write(folder / template.file, [], stream, like=template.forms, index=template.index)
+
+
+@contextmanager
+def _configs(folder: Path, configs: Mapping[str, bytes]) -> Iterator[None]:
+    """Around a writing of weights: meanwhile there is no configuration, so that nobody opens one
+    kind of weights by what was said of another."""
+    before = {name: (folder / name) for name in _CONFIGS if (folder / name).exists()}
+    contents = {path: path.read_bytes() for path in before.values()}
+    for path in contents:
+        path.unlink()
+    try:
+        yield
+    except BaseException:
+        for path, content in contents.items():
+            path.write_bytes(content)
+        raise
+    for name, content in configs.items():
+        (folder / name).write_bytes(content)
+
+
+def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str, torch.Tensor]]:
+    parts = {
+        member: (entry, i, held[template.names[entry.name]])
+        for entry in template.entries
+        if entry.name in template.names
+        for i, member in enumerate(entry.parts)
+    }
+    for name in template.dtypes:
+        if name in parts:
+            yield name, _tensor(template, name, *parts[name])
+        else:
+            yield name, template.kept[name]
+
+
+def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> torch.Tensor:
+    """A tensor of the dialect from the part of a weight that it has become, or from a plain one."""
+    tensor, dtype = held.tensor, template.dtypes[name]
+    if entry.storage is None:
+        values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
+        return values.detach().to(dtype)
+    assert isinstance(tensor, StowedTensor)
+    part = list(tensor.parts.values())[i].detach()
+    if name in _states(entry):
+        if float(part) == entry.nested_offset:
+            return template.kept[name]
+        return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
+    form = entry.forms[i] if entry.forms else "whole"
+    if form == "rounded":
+        original = template.kept[name]
+        rounded = original.to(tensor.dtype).to(part.dtype).reshape(part.shape)
+        return original if torch.equal(octets(rounded), octets(part)) else part
+    return part if form == "whole" else _narrowed(name, part, dtype)
+
+
+def _narrowed(name: str, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = part.to(dtype)
+    if torch.equal(octets(made.to(part.dtype)), octets(part)):
+        return made
+    raise InvalidArgument(
+        f"stowage.save: {name}: scales must be numbers of {str(dtype).removeprefix('torch.')} as "
+        f"in the file, a write has made others; without dialect they are kept"
+    )
+
+
+def _state(name: str, room: int, text: torch.Tensor) -> torch.Tensor:
+    """A quant state with another offset in the bytes of the one that was there."""
+    said = bytes(text.numpy()).rstrip()
+    if len(said) <= room:
+        return torch.frombuffer(bytearray(said.ljust(room)), dtype=torch.uint8)
+    raise InvalidArgument(
+        f"stowage.save: {name}: must fit the {room} bytes that the file has for it, a write has "
+        f"made it {len(said)} long; without dialect it is written"
+    )

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// ComfyUI, by a JSON beside each layer, in the header, or both; names and prefixes are free:
+//   __metadata__._quantization_metadata   {"layers": {"LAYER": {"format": "float8_e4m3fn"}}}
+//   LAYER.comfy_quant                     U8, {"format": "float8_e4m3fn"}
+//   LAYER.weight, LAYER.weight_scale      F8_E4M3 or F8_E5M2 [O, K], F32 []
+//   LAYER.input_scale                     a number for activations
+// Its decoder rounds the scale to the compute dtype ahead of the product.
+#include <array>
+
+#include "base/formatted.h"
+#include "store/dialects/dialects.h"
+#include "store/dialects/eight_bit.h"
+#include "store/json_fields.h"
+
+namespace stowage::dialects {
+namespace comfyui {
+namespace {
+
+using Json = nlohmann::json;
+constexpr std::string_view kMetadata = "_quantization_metadata", kQuant = ".comfy_quant";
+
+struct Format {
+  std::string_view name, storage;
+};
+constexpr std::array<Format, 2> kFormats{
+    {{"float8_e4m3fn", "f8_e4m3:tensor"}, {"float8_e5m2", "f8_e5m2:tensor"}}};
+
+// What is said of a layer, and where: the tensor beside it, or the metadata of a shard.
+struct Said {
+  const Format* format;
+  Place place;
+};
+using Layers = std::map<std::string, Said>;
+
+const Format& format_of(const Place& place, const Json& layer) {
+  const auto said = layer.is_object() ? layer.find("format") : layer.end();
+  if (!layer.is_object() || said == layer.end() || !said->is_string())
+    refuse(Refusal::dialect_config, place, "a layer without a format");
+  for (const Format& format : kFormats)
+    if (format.name == said->get<std::string>()) return format;
+  refuse(Refusal::dialect_config, place, "format " + in_quotes(said->get<std::string>()));
+}
+
+void add_layer(Layers& layers, const std::string& name, const Said& said) {
+  const auto [at, added] = layers.emplace(name, said);
+  if (!added && at->second.format != said.format)
+    refuse(Refusal::dialect_config, said.place,
+           formatted("format {} of {}, which the header says is {}", in_quotes(said.format->name),
+                     in_quotes(name), in_quotes(at->second.format->name)));
+}
+
+void read_header(const TensorSource& source, Layers& layers) {
+  for (std::size_t i = 0; i < source.metadata.size(); ++i) {
+    const auto text = source.metadata[i]->find(std::string(kMetadata));
+    if (text == source.metadata[i]->end()) continue;
+    const Place place{formatted("{}: metadata {}", source.paths[i], in_quotes(kMetadata)), "", {}};
+    const Json said = parse_document(text->second, place);
+    const auto all = said.find("layers");
+    if (all == said.end() || !all->is_object()) refuse(Refusal::dialect_config, place, "no layers");
+    for (const auto& [name, layer] : all->items())
+      add_layer(layers, name, {&format_of(place, layer), place});
+  }
+}
+
+void read_tensors(const Claims& claims, Layers& layers) {
+  for (const TensorInfo& tensor : claims.tensors()) {
+    if (!tensor.name.ends_with(kQuant)) continue;
+    const Place place = claims.place(tensor);
+    if (tensor.dtype != Dtype::u8 || tensor.bytes > kLongestText)
+      refuse(Refusal::dialect_part, place, described(tensor) + " for a short U8 text");
+    const Json said = parse_document(claims.read(tensor), place);
+    const std::string name = tensor.name.substr(0, tensor.name.size() - kQuant.size());
+    add_layer(layers, name, {&format_of(place, said), place});
+  }
+}
+
+void read(Claims& claims) {
+  Layers layers;
+  read_header(claims.source(), layers);
+  read_tensors(claims, layers);
+  for (const auto& [name, said] : layers) {
+    EightBit weight{.name = name + ".weight"};
+    weight.codes = weight.name;
+    weight.scale = weight.name + "_scale";
+    weight.storage = parse_storage(said.format->storage);
+    weight.rounds_scale = true;
+    WeightInfo& made = weight.add(claims, said.place);
+    add_activation_scale(claims, made, "input_scale");
+    const std::string beside = name + std::string(kQuant);
+    if (claims.find(beside) != nullptr) claims.add_beside(made, beside);
+  }
+}
+
+std::string recognise(const TensorSource& source) {
+  for (const auto* metadata : source.metadata)
+    if (metadata->contains(std::string(kMetadata)))
+      return formatted("metadata {}", in_quotes(kMetadata));
+  for (const TensorInfo& tensor : source.tensors)
+    if (tensor.name.ends_with(kQuant)) return formatted("tensor {}", in_quotes(tensor.name));
+  return "";
+}
+
+}  // namespace
+}  // namespace comfyui
+
+const FileDialect kComfyUi{"comfyui", "", comfyui::recognise, comfyui::read};
+
+}  // namespace stowage::dialects

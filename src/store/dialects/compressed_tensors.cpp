@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// compressed-tensors 0.15 to 0.20, in its formats of 8 bits, by the configuration beside the files:
+//   W        F8_E4M3 or I8 [O, K]
+//   W_scale  of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each block
+//            of block_structure; in mxfp8-quantized U8 exponents [O, K / 32]
+#include <algorithm>
+#include <array>
+
+#include "base/formatted.h"
+#include "store/dialects/dialects.h"
+#include "store/dialects/eight_bit.h"
+
+namespace stowage::dialects {
+namespace compressed_tensors {
+namespace {
+
+using Json = nlohmann::json;
+constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
+constexpr std::array<std::string_view, 5> kFormats{
+    "float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized", "mixed-precision"};
+
+struct Scheme {
+  Storage storage;
+  bool exponents = false;
+  std::vector<std::string> targets;
+  bool operator==(const Scheme& other) const {
+    return storage == other.storage && exponents == other.exponents;
+  }
+};
+
+std::string text_of(const Json& object, const char* key) {
+  const auto at = object.find(key);
+  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+}
+
+// [128, 128] as "128x128".
+std::string block_text(const QuantConfig& config, const Json& weights) {
+  const auto at = weights.find("block_structure");
+  const bool legal = at != weights.end() && at->is_array() && at->size() == 2 &&
+                     (*at)[0].is_number_unsigned() && (*at)[1].is_number_unsigned();
+  if (!legal) config.refuse("a strategy 'block' without a block_structure of two numbers");
+  return formatted("block{}x{}", (*at)[0].get<std::uint64_t>(), (*at)[1].get<std::uint64_t>());
+}
+
+std::string scaling_text(const QuantConfig& config, const Json& weights) {
+  const std::string strategy = text_of(weights, "strategy");
+  if (strategy == "tensor") return "tensor";
+  if (strategy == "channel") return "row";
+  if (strategy == "block") return block_text(config, weights);
+  const auto size = weights.find("group_size");
+  if (strategy == "group" && size != weights.end() && size->is_number_unsigned())
+    return formatted("block{}", size->get<std::uint64_t>());
+  config.refuse("strategy " + in_quotes(strategy) + " of weights");
+}
+
+Scheme scheme_of(const QuantConfig& config, const std::string& format, const Json& group) {
+  const auto weights = group.is_object() ? group.find("weights") : group.end();
+  if (!group.is_object() || weights == group.end() || !weights->is_object())
+    config.refuse("a group of config_groups without weights");
+  std::string own = text_of(group, "format");
+  if (own.empty()) own = format;
+  if (std::ranges::find(kFormats, own) == kFormats.end() || own == "mixed-precision")
+    config.refuse("format " + in_quotes(own));
+  const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
+  if (bits == weights->end() || *bits != 8) config.refuse("weights of other than 8 num_bits");
+  if (symmetric != weights->end() && *symmetric == false) config.refuse("weights not symmetric");
+  const std::string type = text_of(*weights, "type");
+  if (type != "float" && type != "int") config.refuse("type " + in_quotes(type) + " of weights");
+  Scheme made;
+  made.exponents = own == "mxfp8-quantized";
+  const std::string storage =
+      formatted("{}:{}", type == "int" ? "int8" : "f8_e4m3", scaling_text(config, *weights));
+  try {
+    made.storage = parse_storage(storage);
+  } catch (const Error&) {
+    config.refuse("weights of " + in_quotes(storage));
+  }
+  const auto targets = group.find("targets");
+  if (targets != group.end() && targets->is_array())
+    for (const Json& target : *targets)
+      if (target.is_string()) made.targets.push_back(target.get<std::string>());
+  return made;
+}
+
+std::vector<Scheme> schemes_of(const QuantConfig& config) {
+  const std::string format = config.text("format").value_or("");
+  if (std::ranges::find(kFormats, format) == kFormats.end())
+    config.refuse("format " + in_quotes(format));
+  const auto groups = config.all().find("config_groups");
+  if (groups == config.all().end() || !groups->is_object() || groups->empty())
+    config.refuse("no config_groups");
+  std::vector<Scheme> found;
+  for (const auto& [key, group] : groups->items())
+    found.push_back(scheme_of(config, format, group));
+  return found;
+}
+
+// Of several groups, the one that names the module; patterns are not read, so that groups that
+// differ must name modules, but one may be of all that are not named.
+const Scheme& scheme_for(const QuantConfig& config, const std::vector<Scheme>& all,
+                         std::string_view module) {
+  const auto same = [&](const Scheme& scheme) { return scheme == all.front(); };
+  if (std::ranges::all_of(all, same)) return all.front();
+  const Scheme* rest = nullptr;
+  for (const Scheme& scheme : all) {
+    for (const std::string& target : scheme.targets) {
+      if (target == module) return scheme;
+      if (target.starts_with("re:")) config.refuse("groups that differ, by " + in_quotes(target));
+      if (target == "Linear") rest = &scheme;
+    }
+  }
+  if (rest == nullptr)
+    config.refuse(formatted("no group of config_groups for {}", in_quotes(module)));
+  return *rest;
+}
+
+void read(Claims& claims) {
+  const QuantConfig& config = *claims.source().config;
+  const std::vector<Scheme> all = schemes_of(config);
+  for (const TensorInfo& scale : claims.tensors()) {
+    if (!scale.name.ends_with(kWeightScale) || claims.is_taken(scale.name)) continue;
+    const std::string name = scale.name.substr(0, scale.name.size() - kScale.size());
+    const Scheme& scheme = scheme_for(config, all, module_of(name));
+    EightBit weight{.name = name, .codes = name, .scale = scale.name};
+    weight.storage = scheme.storage;
+    weight.bytes_are_exponents = scheme.exponents;
+    WeightInfo& made = weight.add(claims, claims.place(scale));
+    for (const char* other : {"input_scale", "output_scale"})
+      add_activation_scale(claims, made, other);
+    check_not_listed(claims, made, "ignore");
+  }
+  refuse_unscaled(claims, kScale);
+}
+
+std::string recognise(const TensorSource&) { return ""; }
+
+}  // namespace
+}  // namespace compressed_tensors
+
+const FileDialect kCompressedTensors{"compressed-tensors", "compressed-tensors",
+                                     compressed_tensors::recognise, compressed_tensors::read};
+
+}  // namespace stowage::dialects

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/dialects/eight_bit.h"
+
+#include "base/formatted.h"
+#include "stowage/descriptor.h"
+
+namespace stowage::dialects {
+namespace {
+
+const TensorInfo& codes_of(const Claims& claims, const EightBit& weight, const Place& near) {
+  const TensorInfo* const codes = claims.find(weight.codes);
+  const Dtype wanted = trait(weight.storage.codes).disk;
+  if (codes == nullptr)
+    refuse(Refusal::dialect_part, near,
+           formatted("no {} ({})", in_quotes(weight.codes), disk_name(wanted)));
+  if (codes->dtype != wanted || codes->shape.rank() < 2)
+    refuse(
+        Refusal::dialect_part, claims.place(*codes),
+        formatted("{} for {} with two dimensions or more", described(*codes), disk_name(wanted)));
+  return *codes;
+}
+
+// How the scale lies in the file, and what storage it makes.
+PartForm form_of(const Claims& claims, const EightBit& weight, const TensorInfo& scale,
+                 Storage& storage) {
+  const bool exponents =
+      scale.dtype == Dtype::f8_e8m0 || (scale.dtype == Dtype::u8 && weight.bytes_are_exponents);
+  if (exponents) {
+    storage.scaling.type = ScaleType::e8m0;
+    return PartForm::whole;
+  }
+  if (scale.dtype == Dtype::f32) return weight.rounds_scale ? PartForm::rounded : PartForm::whole;
+  if (scale.dtype == Dtype::bf16 || scale.dtype == Dtype::f16) return PartForm::widened;
+  refuse(Refusal::dialect_part, claims.place(scale),
+         formatted("{} for scales of {}", described(scale),
+                   weight.bytes_are_exponents ? "U8, F8_E8M0, F32, BF16 or F16"
+                                              : "F32, BF16, F16 or F8_E8M0"));
+}
+
+// The shape that the storage asks for; one number may be [1] or [], and one a row [O].
+bool fits(const Shape& scale, const Shape& wanted) {
+  if (scale == wanted) return true;
+  return scale.elements() == wanted.elements() && scale.rank() <= 1 &&
+         (wanted.rank() == 0 || wanted[0] == wanted.elements());
+}
+
+}  // namespace
+
+WeightInfo& EightBit::add(Claims& claims, const Place& near) const {
+  const TensorInfo& held = codes_of(claims, *this, near);
+  const TensorInfo* const scales = claims.find(scale);
+  if (scales == nullptr)
+    refuse(Refusal::dialect_part, claims.place(held), "no " + in_quotes(scale));
+  Storage made = storage;
+  const PartForm form = form_of(claims, *this, *scales, made);
+  std::optional<Shape> wanted;
+  try {
+    wanted = layout(made, held.shape).parts[1].shape;
+  } catch (const Error& error) {
+    refuse(Refusal::dialect_part, claims.place(held), in_quotes(error.what()));
+  }
+  if (!fits(scales->shape, *wanted))
+    refuse(Refusal::dialect_part, claims.place(*scales),
+           formatted("{} for {}, {} of {}", described(*scales), to_string(*wanted), to_string(made),
+                     to_string(held.shape)));
+  const QuantConfig* const config = claims.source().config;
+  auto computes = compute;
+  if (!computes && config != nullptr) computes = config->compute();
+  WeightInfo& info = claims.add(name, made, held.shape, {codes, scale}, computes);
+  if (form != PartForm::whole) info.forms = {PartForm::whole, form};
+  return info;
+}
+
+std::string_view module_of(std::string_view weight) {
+  const std::size_t dot = weight.rfind('.');
+  return dot == std::string_view::npos ? "" : weight.substr(0, dot);
+}
+
+void add_activation_scale(Claims& claims, WeightInfo& weight, std::string_view name) {
+  const std::string path = formatted("{}.{}", module_of(weight.name), name);
+  const TensorInfo* const tensor = claims.find(path);
+  if (tensor == nullptr || claims.is_taken(path)) return;
+  if (tensor->bytes > kLongestText || !is_value_dtype(tensor->dtype))
+    refuse(Refusal::dialect_part, claims.place(*tensor),
+           described(*tensor) + " for a scale of activations");
+  claims.add_beside(weight, path);
+}
+
+void check_not_listed(const Claims& claims, const WeightInfo& weight, const char* key) {
+  const QuantConfig* const config = claims.source().config;
+  const std::string_view module = module_of(weight.name);
+  if (config == nullptr || !config->lists(key, module)) return;
+  refuse(Refusal::dialect_part, claims.place(*claims.find(weight.parts[0])),
+         formatted("codes of a module that {} of {} names", key, config->place().path));
+}
+
+void refuse_unscaled(const Claims& claims, std::string_view suffix) {
+  for (const TensorInfo& tensor : claims.tensors()) {
+    const bool float8 = tensor.dtype == Dtype::f8_e4m3 || tensor.dtype == Dtype::f8_e5m2;
+    if (!float8 || tensor.shape.rank() < 2 || claims.is_taken(tensor.name)) continue;
+    refuse(Refusal::dialect_part, claims.place(tensor),
+           formatted("no {}", in_quotes(tensor.name + std::string(suffix))));
+  }
+}
+
+}  // namespace stowage::dialects

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A weight of 8-bit codes with one tensor of scales, as several dialects have it under names of
+// their own.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "store/dialects/dialects.h"
+
+namespace stowage::dialects {
+
+struct EightBit {
+  std::string name;              // of the weight
+  std::string codes{}, scale{};  // the tensors
+  Storage storage{};  // with scales of f32; those of other types change it, or are widened
+  bool bytes_are_exponents = false;  // U8 scales are powers of two; else they are refused
+  bool rounds_scale = false;         // to the compute dtype, ahead of the product
+  std::optional<Dtype> compute{};    // nothing: what the configuration says
+
+  /// Refuses at `near` what is missing; whatever is not as the storage asks at its own place.
+  WeightInfo& add(Claims& claims, const Place& near) const;
+};
+
+/// "a.b.weight" -> "a.b".
+std::string_view module_of(std::string_view weight);
+/// A number for the activations of the weight's module, if it is there: it belongs to the weight.
+void add_activation_scale(Claims& claims, WeightInfo& weight, std::string_view name);
+/// Refuses a weight that rests where the configuration says that its module does not.
+void check_not_listed(const Claims& claims, const WeightInfo& weight, const char* key);
+/// Refuses float8 matrices that nothing has taken: what would be their scale is missing.
+void refuse_unscaled(const Claims& claims, std::string_view suffix);
+
+}  // namespace stowage::dialects

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that the owners of dialects have written: opened without being named, with their owners'
+values bit for bit, and written again byte for byte. The core's half is
+tests/store/dialects_test.cpp."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dialect_models import GOLDEN, copied, expected, factory
+from safetensors.torch import load_file
+from torch import nn
+
+import stowage
+
+DIALECTS = {
+    "comfy-fp8": "comfyui",
+    "comfy-fp8-scaled": "comfyui-scaled",
+    "torchao-int8": "torchao",
+    "torchao-float8": "torchao",
+    "fp8-block-f32": "fp8",
+    "fp8-block-e8m0": "fp8",
+    "ct-fp8-block": "compressed-tensors",
+    "ct-fp8-tensor": "compressed-tensors",
+    "ct-fp8-channel": "compressed-tensors",
+    "ct-int8": "compressed-tensors",
+    "ct-mxfp8": "compressed-tensors",
+    "modelopt-fp8": "modelopt",
+    "modelopt-mxfp8": "modelopt",
+    "bnb-nf4": "bitsandbytes",
+    "bnb-nf4-nested": "bitsandbytes",
+}
+FOLDERS = list(DIALECTS)
+
+
+def file_of(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
+def plain_of(folder: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a golden file that are no part of a weight: norms and biases."""
+    modules = {name.rpartition(".")[0] for name in weights}
+    tensors = load_file(GOLDEN / folder / file_of_model(folder))
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.endswith(".bias")
+        or (name.endswith(".weight") and name.rpartition(".")[0] not in modules)
+    }
+
+
+def file_of_model(folder: str) -> str:
+    (found,) = (p.name for p in (GOLDEN / folder).glob("*.safetensors") if p.stem != "expected")
+    return found
+
+
+def weights_of(folder: str) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in expected(folder).items() if "::" not in name}
+
+
+def opened(folder: str, path: Path, **arguments: object) -> nn.Module:
+    weights = weights_of(folder)
+    plain = plain_of(folder, weights)
+    return stowage.load(factory({**weights, **plain}), path, **arguments)  # type: ignore[arg-type]
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN is NaN; zeros have signs."""
+    assert a.dtype == b.dtype and a.shape == b.shape
+    nan = a.isnan() & b.isnan()
+    return bool(((a.view(torch.int16) == b.view(torch.int16)) | nan).all())
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_opens_with_its_owners_values(folder: str, mmap: bool, tmp_path: Path) -> None:
+    model = opened(folder, copied(folder, tmp_path), compute_dtype=torch.bfloat16, mmap=mmap)
+    for name, value in weights_of(folder).items():
+        weight = model.get_parameter(name)
+        assert isinstance(weight, stowage.StowedTensor), name  # it rests, and was not widened
+        assert same_bits(weight.dequantize(), value), name
+    for name, value in plain_of(folder, weights_of(folder)).items():
+        assert torch.equal(model.get_parameter(name), value.to(torch.bfloat16)), name
+
+
+def test_a_float16_model_has_scales_of_float16(tmp_path: Path) -> None:
+    folder, name = "comfy-fp8-scaled", "model.diffusion_model.final_layer.linear.weight"
+    model = opened(folder, copied(folder, tmp_path))  # its plain tensors are of float16
+    assert same_bits(model.get_parameter(name).dequantize(), expected(folder)[f"{name}::float16"])
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_is_written_again_byte_for_byte(folder: str, mmap: bool, tmp_path: Path) -> None:
+    path = copied(folder, tmp_path)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    model = opened(folder, path, mmap=mmap)
+    shutil.rmtree(path)  # nothing is read from it any more
+    stowage.save(model, tmp_path / "again", dialect=DIALECTS[folder])
+    assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == before
+
+
+def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
+    folder, name = "fp8-block-f32", "model.layers.0.mlp.gate_proj.weight"
+    path = copied(folder, tmp_path)
+    model = opened(folder, path)
+    with torch.no_grad():
+        model.get_parameter(name).mul_(3)
+    stowage.save(model, tmp_path / "again", dialect="fp8")
+    before, after = (load_file(file_of(p)) for p in (path, tmp_path / "again"))
+    changed = {
+        n
+        for n in before
+        if not torch.equal(before[n].view(torch.uint8), after[n].view(torch.uint8))
+    }
+    assert changed == {f"{name}_scale_inv"}  # three times the scales, for the same codes
+    again = opened(folder, tmp_path / "again")
+    assert torch.equal(
+        again.get_parameter(name).dequantize(), model.get_parameter(name).dequantize()
+    )
+
+
+def test_refuses_what_is_not_the_files(tmp_path: Path) -> None:
+    model = opened("fp8-block-f32", copied("fp8-block-f32", tmp_path))
+    with pytest.raises(
+        stowage.InvalidArgument, match="got 'modelopt' for a model from files of 'fp8'"
+    ):
+        stowage.save(model, tmp_path / "again", dialect="modelopt")
+    with pytest.raises(stowage.InvalidArgument, match="must come without dtype"):
+        stowage.save(model, tmp_path / "again", dialect="fp8", dtype=torch.bfloat16)
+    model.register_parameter("more", nn.Parameter(torch.zeros(2)))
+    stowage.unstow(model.get_submodule("model.layers.0.mlp"))
+    with pytest.raises(stowage.InvalidArgument) as told:
+        stowage.save(model, tmp_path / "again", dialect="fp8")
+    assert "more: must be in the files" in str(told.value)
+    assert "gate_proj.weight: must be f8_e4m3:block128x128 [64, 192]" in str(told.value)
+    with pytest.raises(stowage.InvalidArgument, match="a model from no file of a dialect"):
+        stowage.save(nn.Linear(2, 2), tmp_path / "again", dialect="fp8")
+
+
+def test_shards_and_their_index_are_written_again(tmp_path: Path) -> None:
+    path = copied("modelopt-fp8", tmp_path)
+    tensors = load_file(file_of(path))
+    file_of(path).unlink()
+    from safetensors.torch import save_file
+
+    names = sorted(tensors)
+    shards = {"a-1.safetensors": names[:4], "a-2.safetensors": names[4:]}
+    for shard, held in shards.items():
+        save_file({name: tensors[name] for name in held}, path / shard)
+    weight_map = {name: shard for shard, held in shards.items() for name in held}
+    index = json.dumps({"weight_map": weight_map, "metadata": {"of": "others"}}, indent=3)
+    (path / "a.safetensors.index.json").write_text(index)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    stowage.save(opened("modelopt-fp8", path), tmp_path / "again", dialect="modelopt")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == before
+
+
+@pytest.mark.parametrize("folder", ["fp8-block-f32", "comfy-fp8", "torchao-int8"])
+def test_rests_on_the_disk_from_the_untouched_file(folder: str, tmp_path: Path) -> None:
+    path = copied(folder, tmp_path)
+    model = opened(folder, path, ram="1MiB", compute_dtype=torch.bfloat16)
+    for name, value in weights_of(folder).items():
+        x = torch.eye(value.shape[1], dtype=torch.bfloat16)
+        y = nn.functional.linear(x, model.get_parameter(name))
+        assert torch.allclose(y.T.float(), value.float(), rtol=2**-7, equal_nan=True), name
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_program_knows_it(folder: str, tmp_path: Path) -> None:
+    path = copied(folder, tmp_path)
+    program = str(Path(sys.executable).parent / "stowage")
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run(
+            [program, *arguments], check=True, capture_output=True, text=True
+        ).stdout
+
+    shown = json.loads(ask("inspect", str(path), "--json"))
+    assert shown["dialect"] == DIALECTS[folder]
+    resting = {
+        w["name"]: w
+        for w in shown["weights"]
+        if "e4m3" in w["storage"] or "int8" in w["storage"] or "nf4" in w["storage"]
+    }
+    assert resting.keys() == weights_of(folder).keys()
+    assert f"dialect {DIALECTS[folder]}" in ask("verify", str(path))

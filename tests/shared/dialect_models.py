@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules with the parameters that a golden file of a dialect is for, and copies of its folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+GOLDEN = Path(__file__).parents[1] / "golden/dialects"
+
+
+def expected(folder: str) -> dict[str, torch.Tensor]:
+    """The values that its owner's decoder gives, by the name of the weight; `NAME::WHO` are those
+    of another owner, or in another dtype."""
+    return load_file(GOLDEN / folder / "expected.safetensors")
+
+
+def copied(folder: str, to: Path) -> Path:
+    """The folder without what is expected of it, which would be a second model."""
+    leave = shutil.ignore_patterns("expected.safetensors")
+    shutil.copytree(GOLDEN / folder, to / folder, ignore=leave)
+    return to / folder
+
+
+def _module(like: torch.Tensor) -> nn.Module:
+    if like.dim() != 2:
+        return nn.Module()
+    return nn.Linear(like.shape[1], like.shape[0], bias=False, dtype=like.dtype)
+
+
+def factory(shapes: Mapping[str, torch.Tensor]) -> Callable[[], nn.Module]:
+    """Builds a tree of modules that has parameters of these names, shapes and dtypes; matrices
+    named `weight` are those of Linear modules."""
+
+    def build() -> nn.Module:
+        root = nn.Module()
+        for name, like in shapes.items():
+            *path, last = name.split(".")
+            module = root
+            for i, part in enumerate(path):
+                if part not in module._modules:
+                    is_last = i == len(path) - 1
+                    module.add_module(part, _module(like) if is_last else nn.Module())
+                module = module.get_submodule(part)
+            values = torch.empty(like.shape, dtype=like.dtype)
+            setattr(module, last, nn.Parameter(values, like.is_floating_point()))
+        return root
+
+    return build

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that contradict the dialect that they or their configuration show.
+#include "store/refusal_rows.h"
+
+namespace stowage::test {
+namespace {
+
+struct Piece {
+  std::string name, dtype, shape;
+  std::size_t bytes;
+};
+
+std::string content(const std::vector<Piece>& pieces, const std::string& metadata = "") {
+  std::string entries = metadata;
+  std::size_t at = 0;
+  for (const Piece& piece : pieces) {
+    entries += (entries.empty() ? "" : ",") +
+               tensor(piece.name, piece.dtype, piece.shape, at, at + piece.bytes);
+    at += piece.bytes;
+  }
+  return safetensors("{" + entries + "}", std::string(at, '\1'));
+}
+
+// A model beside a config.json with this quantization_config.
+Make model(const std::string& config, const std::vector<Piece>& pieces,
+           const std::string& metadata = "") {
+  return [=](const Scratch& s) {
+    s.write("model.safetensors", content(pieces, metadata));
+    if (!config.empty())
+      s.write("config.json", R"({"rate": Infinity, "quantization_config": )" + config + "}");
+  };
+}
+
+const std::string kFp8 = R"({"quant_method": "fp8", "weight_block_size": [128, 128]})";
+const Piece kCodes{"a.weight", "F8_E4M3", "[192,8]", 1536};
+const Piece kScale{"a.weight_scale_inv", "F32", "[2,1]", 8};
+
+std::string compressed(const std::string& weights, const std::string& format = "float-quantized") {
+  return R"({"quant_method": "compressed-tensors", "format": ")" + format +
+         R"(", "config_groups": {"g": {"targets": ["Linear"], "weights": )" + weights + "}}}";
+}
+
+const Rows kDialects{{
+    {Refusal::dialect_unknown,
+     "a scheme that nobody here reads",
+     model(R"({"quant_method": "quip"})", {{"a.weight", "F32", "[1]", 4}}),
+     {"config.json: byte 42", "quant_method 'quip'"}},
+    {Refusal::dialect_ambiguous,
+     "a marker and a configuration",
+     model(kFp8, {kCodes, kScale, {"scaled_fp8", "F8_E4M3", "[0]", 0}}),
+     {"comfyui-scaled (tensor 'scaled_fp8') and fp8 (quant_method 'fp8' of"}},
+    {Refusal::dialect_ambiguous,
+     "two markers",
+     model("", {{"a.comfy_quant", "U8", "[2]", 2}, {"scaled_fp8", "F32", "[0]", 0}}),
+     {"comfyui (tensor 'a.comfy_quant') and comfyui-scaled"}},
+    {Refusal::dialect_config, "no method", model(R"({"bits": 4})", {}), {"no quant_method"}},
+    {Refusal::dialect_config,
+     "no block size, which no quotient tells",
+     model(R"({"quant_method": "fp8"})", {kCodes, kScale}),
+     {"no weight_block_size"}},
+    {Refusal::dialect_config,
+     "a block of three",
+     model(R"({"quant_method": "fp8", "weight_block_size": [1, 2, 3]})", {}),
+     {"weight_block_size '[1,2,3]'"}},
+    {Refusal::dialect_config,
+     "a format of compressed-tensors that is not read",
+     model(compressed("{}", "marlin-24"), {}),
+     {"format 'marlin-24'"}},
+    {Refusal::dialect_config,
+     "a strategy that is not read",
+     model(compressed(R"({"num_bits": 8, "type": "float", "strategy": "spiral"})"), {}),
+     {"strategy 'spiral'"}},
+    {Refusal::dialect_config,
+     "a quant_algo that is not read",
+     model(R"({"quant_method": "modelopt", "quant_algo": "W3"})", {}),
+     {"quant_algo 'W3'"}},
+    {Refusal::dialect_config,
+     "a tensor of torchao that is not read",
+     model("", {},
+           R"("__metadata__":{"tensor_names":"[\"a\"]","a":"{\"_type\": \"Int3Tensor\"}"})"),
+     {"metadata 'a'", "_type 'Int3Tensor'"}},
+    {Refusal::dialect_config,
+     "a format of ComfyUI that is not read",
+     model(
+         "", {},
+         R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":{\"format\":\"x\"}}}"})"),
+     {"metadata '_quantization_metadata'", "format 'x'"}},
+    {Refusal::dialect_part,
+     "scales for another block size",
+     model(kFp8, {kCodes, {"a.weight_scale_inv", "F32", "[3,1]", 12}}),
+     {"tensor 'a.weight_scale_inv': byte ", "[3, 1] for [2, 1]", "f8_e4m3:block128x128"}},
+    {Refusal::dialect_part, "no scale", model(kFp8, {kCodes}), {"no 'a.weight_scale_inv'"}},
+    {Refusal::dialect_part, "no codes", model(kFp8, {kScale}), {"no 'a.weight' (F8_E4M3)"}},
+    {Refusal::dialect_part,
+     "bytes that no configuration calls exponents",
+     model(kFp8, {kCodes, {"a.weight_scale_inv", "U8", "[2,1]", 2}}),
+     {"U8 [2, 1] for scales of"}},
+    {Refusal::dialect_part,
+     "codes in a module that is not converted",
+     model(R"({"quant_method": "fp8", "weight_block_size": [128, 128],)"
+           R"( "modules_to_not_convert": ["a"]})",
+           {kCodes, kScale}),
+     {"tensor 'a.weight'", "modules_to_not_convert of", "config.json"}},
+    {Refusal::dialect_part,
+     "a marker of values",
+     model("", {{"x.scaled_fp8", "F8_E4M3", "[3]", 3}}),
+     {"tensor 'x.scaled_fp8'"}},
+    {Refusal::dialect_part,
+     "a zero point of torchao that is not zero",
+     model("",
+           {{"_w_qdata", "I8", "[2,4]", 8},
+            {"_w_scale", "F32", "[2,1]", 8},
+            {"_w_zero_point", "I8", "[2,1]", 2}},
+           R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int8Tensor\",)"
+           R"( \"_data\": {\"block_size\": [1, 4]}}"})"),
+     {"tensor '_w_zero_point'", "not 0"}},
+    {Refusal::json_syntax,
+     "a configuration that is cut",
+     model(R"({"quant_method": )", {}),
+     {"config.json: byte "}},
+}};
+
+}  // namespace
+}  // namespace stowage::test

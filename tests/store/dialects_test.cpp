@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that the owners of dialects have written (tests/golden/dialects): each opens without being
+// named, with the values that its owner's decoder gives, bit for bit.
+#include "store/dialects/dialects.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "scratch.h"
+#include "stowage/file.h"
+#include "stowage/quantize.h"
+
+namespace stowage::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Golden {
+  std::string folder, dialect, storage;
+};
+const std::vector<Golden> kGolden{
+    {"comfy-fp8", "comfyui", "f8_e4m3:tensor"},
+    {"comfy-fp8-scaled", "comfyui-scaled", "f8_e4m3:tensor"},
+    {"torchao-int8", "torchao", "int8:row"},
+    {"torchao-float8", "torchao", "f8_e4m3:row"},
+    {"fp8-block-f32", "fp8", "f8_e4m3:block128x128"},
+    {"fp8-block-e8m0", "fp8", "f8_e4m3:block128x128:e8m0"},
+    {"ct-fp8-block", "compressed-tensors", "f8_e4m3:block128x128"},
+    {"ct-fp8-tensor", "compressed-tensors", "f8_e4m3:tensor"},
+    {"ct-fp8-channel", "compressed-tensors", "f8_e4m3:row"},
+    {"ct-int8", "compressed-tensors", "int8:row"},
+    {"ct-mxfp8", "compressed-tensors", "f8_e4m3:block32:e8m0"},
+    {"modelopt-fp8", "modelopt", "f8_e4m3:tensor"},
+    {"modelopt-mxfp8", "modelopt", "f8_e4m3:block32:e8m0"},
+    {"bnb-nf4", "bitsandbytes", "nf4:block64"},
+    {"bnb-nf4-nested", "bitsandbytes", "nf4:block64:nested"},
+};
+
+std::string path_of(const std::string& folder) {
+  return std::string(STOWAGE_GOLDEN) + "/dialects/" + folder;
+}
+
+// expected.safetensors would make the folder one of two models.
+void copy_model(const std::string& folder, const Scratch& to) {
+  for (const auto& entry : fs::directory_iterator(path_of(folder)))
+    if (entry.path().filename() != "expected.safetensors")
+      fs::copy(entry.path(), to.path(entry.path().filename().string()));
+}
+
+// Bits of bf16 or f16; every NaN is one.
+std::vector<std::uint16_t> bits_of_values(const void* values, std::size_t bytes, Dtype dtype) {
+  std::vector<std::uint16_t> found(bytes / 2);
+  std::memcpy(found.data(), values, bytes);
+  const std::uint16_t infinity = dtype == Dtype::bf16 ? 0x7f80 : 0x7c00;
+  for (std::uint16_t& value : found)
+    if ((value & 0x7fff) > infinity) value = 0x7fff;
+  return found;
+}
+
+void expect_values(const File& file, const std::string& name, const File& expected,
+                   const TensorInfo& tensor) {
+  SCOPED_TRACE(tensor.name);
+  ASSERT_EQ(file.find_weight(name)->shape, tensor.shape);
+  const Weight weight = file.weight(name, tensor.dtype);
+  std::vector<std::byte> made(tensor.bytes);
+  dequantize(weight, {0, weight.rows()}, made.data(), tensor.dtype);
+  EXPECT_EQ(bits_of_values(made.data(), made.size(), tensor.dtype),
+            bits_of_values(expected.bytes(tensor).data(), tensor.bytes, tensor.dtype));
+}
+
+TEST(Dialects, EveryGoldenFolderOpensWithItsOwnersValues) {
+  for (const Golden& golden : kGolden) {
+    SCOPED_TRACE(golden.folder);
+    const Scratch folder;
+    copy_model(golden.folder, folder);
+    const File file = File::open(folder.path());
+    EXPECT_EQ(file.dialect(), golden.dialect);
+    const File expected = File::open(path_of(golden.folder) + "/expected.safetensors");
+    for (const TensorInfo& tensor : expected.tensors()) {
+      const std::size_t other = tensor.name.find("::");  // of another owner, or in another dtype
+      if (other != std::string::npos && tensor.name.substr(other) != "::float16") continue;
+      const std::string name = tensor.name.substr(0, other);
+      ASSERT_NE(file.find_weight(name), nullptr) << name;
+      EXPECT_EQ(to_string(file.find_weight(name)->storage), golden.storage);
+      expect_values(file, name, expected, tensor);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stowage::test
