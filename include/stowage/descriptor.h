@@ -42,6 +42,11 @@ enum class ScaleCode : std::uint8_t {
   mapped,  // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
   affine,  // i8 codes, divided by an outer factor, plus one mean
 };
+/// What stands for 0, where that is not the code of value 0.
+enum class Zero : std::uint8_t {
+  none,
+  code,  // one i8 for each group of scales; a code stands for its distance from it
+};
 struct Level {
   Group group;
   Dtype type = Dtype::f32;  // of its numbers; unknown where only values will tell it
@@ -93,6 +98,7 @@ struct Descriptor {
   PowerRule powers = PowerRule::ceil;
   FileForm file = FileForm::values;
   Level scale;  // each value is multiplied by the scale of its group
+  Zero zero = Zero::none;
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
   Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
   std::span<const PartRow> parts;    // codes first

@@ -93,11 +93,12 @@ struct Scaling {
   ScaleType type = ScaleType::f32;
   std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
   std::int32_t rows = 0;          // M for Kind::block2, else 0
+  bool zero = false;              // each scale has a code beside it that stands for 0
   bool operator==(const Scaling&) const = default;
 };
 
 /// What the codes of a weight mean. Written as one string,
-/// `codes[:dialect][:scaling][:type][:nested]`.
+/// `codes[:dialect][:scaling][:type][:zero|:nested]`.
 struct Storage {
   Codes codes = Codes::f32;
   Dialect dialect = Dialect::standard;
@@ -150,11 +151,11 @@ struct STOWAGE_API Layout {
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
 /// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
-/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]. absmax f32 [blocks]; nested: absmax u8
-/// [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
-/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
-/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
-/// and for nf4:torchao without its dtype.
+/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape. absmax
+/// f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
+/// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
+/// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
+/// format cannot hold the shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

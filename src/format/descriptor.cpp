@@ -17,8 +17,9 @@ constexpr PartRow kHalves{"codes", "", halves, Dtype::u8};
 
 constexpr std::array kCastParts{kWhole};
 constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
-constexpr std::array kScaledParts{kWhole, kScale};
-constexpr std::array kPackedParts{kHalves, kScale};
+constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
+constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
+constexpr std::array kZeroParts{kWhole, kScale, kZero};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
@@ -90,8 +91,10 @@ Descriptor describe(const Storage& storage) {
       made.parts = kCastParts;
       break;
     case Codec::amax:
+      made.zero = scaling.zero ? Zero::code : Zero::none;
       made.parts = kScaledParts;
       if (row.packing != Packing::whole) made.parts = kPackedParts;
+      if (scaling.zero) made.parts = kZeroParts;
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;
       made.file = FileForm::values;

@@ -29,6 +29,7 @@ struct Legal {
   bool even = false;    // blocks are even
   bool nested = false;  // scales may be nested
   bool typed = false;   // scales may be bf16 or f16, and those of blocks powers of two
+  bool zero = false;    // scales may have a code beside them that stands for 0
   bool open = false;    // nf4:torchao: always nested, a dtype and a scaler block of its own
 };
 /// What codes and dialect have for all of their storages; null where no row has them.

@@ -185,10 +185,16 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
                             double{element<float>(weight.part(4), 0)});
 }
 
+float zero_at(const Weight& weight, std::int64_t i) noexcept {
+  if (!weight.storage().scaling.zero) return 0.0f;
+  const std::int64_t index = scale_index(weight.storage(), weight.shape(), i);
+  return static_cast<float>(element<std::int8_t>(weight.part(2), index));
+}
+
 float value_at(const Weight& weight, std::int64_t i) noexcept {
   if (describe(weight.storage()).codec == Codec::torchao)
     return static_cast<float>(torchao_value_at(weight, i));
-  return table_value(weight, i) * scale_at(weight, i);
+  return (table_value(weight, i) - zero_at(weight, i)) * scale_at(weight, i);  // exact, then once
 }
 
 void dequantize(const Weight& weight, void* out, Dtype dtype) {

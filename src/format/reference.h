@@ -42,8 +42,10 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
 
 /// The scale that element i of a weight is multiplied with; 1 for plain casts.
 float scale_at(const Weight& weight, std::int64_t i) noexcept;
-/// Element i: table value times scale, one fp32 product; of nf4:torchao the product in its own
-/// dtype, and then as fp32.
+/// The code that stands for 0 in the group of element i, as a number: 0 but where a storage says.
+float zero_at(const Weight& weight, std::int64_t i) noexcept;
+/// Element i: table value, less that of the zero, times scale, one fp32 product; of nf4:torchao the
+/// product in its own dtype, and then as fp32.
 float value_at(const Weight& weight, std::int64_t i) noexcept;
 /// All elements, rounded once to f64, f32, bf16 or f16; NaN becomes the positive quiet NaN. A plain
 /// cast in its own type is copied.

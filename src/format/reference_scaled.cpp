@@ -126,8 +126,39 @@ float keep_scale(float scale, float amax, const Storage& storage, void* scales, 
   }
 }
 
-void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape, void* codes,
-                     void* scales) {
+// Values from lo <= 0 to hi >= 0 take all codes of int8; 0 is one of them (compressed-tensors).
+void quantize_from_zero(const Input& input, const Storage& storage, const Shape& shape,
+                        std::span<void* const> parts) {
+  const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
+  std::vector<float> lo(count, 0.0f), hi(count, 0.0f), scale(count, 1.0f), zero(count, 0.0f);
+  const auto at = [&](std::int64_t i) {
+    return static_cast<std::size_t>(scale_index(storage, shape, i));
+  };
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    lo[at(i)] = std::min(lo[at(i)], input.single(i));
+    hi[at(i)] = std::max(hi[at(i)], input.single(i));
+  }
+  for (std::size_t g = 0; g < count; ++g) {
+    const auto span = static_cast<float>(double{hi[g]} - double{lo[g]});
+    if (!std::isfinite(span)) refuse_scale(storage);
+    const float exact = scale_of(span, 255.0f);
+    const auto below = static_cast<float>(double{lo[g]} / double{exact});
+    zero[g] = static_cast<float>(
+        std::nearbyint(std::clamp(static_cast<float>(-128.0 - double{below}), -128.0f, 127.0f)));
+    scale[g] = keep_scale(exact, span, storage, parts[1], g);
+    static_cast<std::int8_t*>(parts[2])[g] = static_cast<std::int8_t>(zero[g]);
+  }
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const float product = input.single(i) * (1.0f / scale[at(i)]);
+    const auto moved = static_cast<float>(double{product} + double{zero[at(i)]});
+    static_cast<std::int8_t*>(parts[0])[i] =
+        static_cast<std::int8_t>(std::nearbyint(std::clamp(moved, -128.0f, 127.0f)));
+  }
+}
+
+void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape,
+                     std::span<void* const> parts) {
+  if (storage.scaling.zero) return quantize_from_zero(input, storage, shape, parts);
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
@@ -137,10 +168,10 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
   for (std::size_t g = 0; g < count; ++g)
-    scale[g] =
-        keep_scale(scale_of(scale[g], trait(storage.codes).largest), scale[g], storage, scales, g);
+    scale[g] = keep_scale(scale_of(scale[g], trait(storage.codes).largest), scale[g], storage,
+                          parts[1], g);
   const bool packed = form.packing == Packing::low_first;
-  auto* bytes = static_cast<std::uint8_t*>(codes);
+  auto* bytes = static_cast<std::uint8_t*>(parts[0]);
   for (std::int64_t i = 0; i < input.n; ++i) {
     const std::uint8_t code = encode8(storage.codes, input.single(i) * (1.0f / scale[at(i)]));
     if (!packed)
@@ -261,7 +292,7 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
     case Codec::cast:
       return quantize_cast(input, storage.codes, parts[0]);
     case Codec::amax:
-      return quantize_scaled(input, storage, shape, parts[0], parts[1]);
+      return quantize_scaled(input, storage, shape, parts);
     case Codec::bitsandbytes:
       return quantize4(input, storage, parts);
     case Codec::torchao:

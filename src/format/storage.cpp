@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage strings, `codes[:dialect][:scaling][:type][:nested]`, the rules of what may be combined,
-// and the integer that stands for a storage across a language door.
+// Storage strings, `codes[:dialect][:scaling][:type][:zero|:nested]`, the rules of what may be
+// combined, and the integer that stands for a storage across a language door.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -150,6 +150,10 @@ std::optional<Storage> read(std::string_view text) {
     storage.scaling.type = *type;
     field = next_field(rest);
   }
+  if (field == "zero") {
+    storage.scaling.zero = true;
+    field = next_field(rest);
+  }
   if (field == "nested") {
     storage.scaling.nested = true;
     field = next_field(rest);
@@ -190,6 +194,7 @@ std::string spelled(const FormRow& row) {
   else if (has(Kind::block))
     text += "[:block<N>]";
   if (row.legal.typed) text += "[:bf16|:f16|:e8m0]";
+  if (row.legal.zero) text += "[:zero]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
   return text;
@@ -207,6 +212,7 @@ bool is_legal(const Storage& storage) noexcept {
   if (blocks ? !is_legal_block(legal, s.block) : s.block != 0) return false;
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;
+  if (s.zero && (!legal.zero || s.type == ScaleType::e8m0)) return false;
   if (legal.open)
     return s.nested && s.type <= ScaleType::of_values &&
            is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
@@ -243,6 +249,7 @@ std::string to_string(const Storage& storage) {
   if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
   if (storage.scaling.type != ScaleType::f32) text.append(":").append(spell(storage.scaling.type));
+  if (storage.scaling.zero) text += ":zero";
   return storage.scaling.nested ? text + ":nested" : text;
 }
 
@@ -261,14 +268,15 @@ std::string legal_storages() {
          ")";
 }
 
-// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 24-54 block
+// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 21 zero |
+// 24-54 block
 //        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
-         static_cast<std::int64_t>(s.block) << 24 |
+         static_cast<std::int64_t>(s.zero) << 21 | static_cast<std::int64_t>(s.block) << 24 |
          static_cast<std::int64_t>(
              std::bit_width(static_cast<std::uint32_t>(s.scaler_block | s.rows)))
              << 56;
@@ -281,6 +289,7 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.kind = static_cast<Kind>(key >> 12 & 0xf);
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;
+  storage.scaling.zero = (key >> 21 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
   Scaling& s = storage.scaling;
   if (const auto width = static_cast<int>(key >> 56 & 0xf); width != 0)

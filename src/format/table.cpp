@@ -127,6 +127,11 @@ constexpr Legal kScaledLegal{
     .least_block = kMinBlock,
     .most_block = kMaxBlock,
     .typed = true};
+constexpr Legal kIntegerLegal{.kinds = kScaledLegal.kinds,
+                              .least_block = kMinBlock,
+                              .most_block = kMaxBlock,
+                              .typed = true,
+                              .zero = true};
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,
@@ -155,7 +160,7 @@ constexpr std::array kForms{
     FormRow{Codes::f16, kOwn, whole, Codec::cast, FileForm::values, kPlain},
     FormRow{Codes::f8_e4m3, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
     FormRow{Codes::f8_e5m2, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
-    FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kScaledLegal},
+    FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kIntegerLegal},
     FormRow{Codes::nf4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::fp4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,

@@ -13,7 +13,7 @@ Codes cast_codes(Dtype dtype) noexcept;  // of numbers of that dtype; f64 has no
 /// n elements of one weight, from element `first` of `codes`: element first + i has the code at
 /// that index and the scale scales[(first + i) / group]; null scales stand for 1. `values` are
 /// those that 4-bit codes name, 16 floats (doubles, for weights of f64); null stands for the
-/// format's own.
+/// format's own. A code stands for its distance from zeros[(first + i) / group]; null: from 0.
 struct Run {
   const void* codes;
   std::int64_t first;
@@ -21,13 +21,15 @@ struct Run {
   std::int64_t group;
   std::int64_t n;
   const void* values = nullptr;
+  const std::int8_t* zeros = nullptr;
 
   Run part(std::int64_t begin, std::int64_t count) const noexcept {
-    return {codes, first + begin, scales, group, count, values};
+    return {codes, first + begin, scales, group, count, values, zeros};
   }
 };
-/// out[i] = round(value[code] * scale), one fp32 product and one rounding; every NaN becomes the
-/// positive quiet NaN of the output type. Casts in their own type are copied.
+/// out[i] = round((value[code] - zero) * scale), an exact difference, one fp32 product and one
+/// rounding; every NaN becomes the positive quiet NaN of the output type. Casts in their own type
+/// are copied.
 using DequantizeKernel = void (*)(const Run& run, void* out) noexcept;
 struct DequantizeKernels {
   DequantizeKernel to[kCodesCount][kValueDtypes];  // [Codes][value_index(out dtype)]

@@ -3,6 +3,7 @@
 // weight, but for the block scales of nested storages.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -80,42 +81,79 @@ struct Groups {
   std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
 };
 
-/// Where a group's scale goes, as the storage keeps it.
-class ScalesOut {
+/// How the codes of a group are made of its values.
+struct Coding {
+  float r, zero;
+};
+
+/// The groups of a weight: their scales, as the storage keeps them, and their codes; with a zero
+/// for each, or symmetric.
+template <bool kZero>
+class Coder {
  public:
-  explicit ScalesOut(const QuantizeJob& job)
-      : largest_(trait(job.storage.codes).largest),
+  explicit Coder(const QuantizeJob& job)
+      : job_(job),
+        largest_(trait(job.storage.codes).largest),
         type_(describe(job.storage).scale.type),
         rule_(describe(job.storage).powers),
-        to_(job.parts[1]) {}
-  /// Whether the type has a scale for this amax, which may be no finite number.
-  bool holds(std::uint32_t amax) const {
-    return amax < kInfinityBits &&
-           (type_ != Dtype::f16 || __builtin_bit_cast(float, amax) / largest_ <= 65504.0f);
+        scales_(job.parts[1]) {}
+
+  /// Of elements from i on. Without zeros both sides are the largest magnitude.
+  Reach reach(std::int64_t i, std::int64_t n) const {
+    if constexpr (kZero) return job_.kernels.quantize.reach[job_.in()](job_.at(i), n);
+    const std::uint32_t most = job_.kernels.quantize.amax[job_.in()](job_.at(i), n);
+    return {most, most};
   }
-  /// The scale of group g, as it will be read.
-  float put(std::int64_t g, std::uint32_t amax) const {
-    const float ratio = __builtin_bit_cast(float, amax) / largest_;
-    const float scale = amax == 0 ? 1.0f : std::max(ratio, 0x1p-126f);
-    switch (type_) {
-      case Dtype::bf16:
-        return bf16_to_f32(static_cast<std::uint16_t*>(to_)[g] = f32_to_bf16(scale));
-      case Dtype::f16:
-        return f16_to_f32(static_cast<std::uint16_t*>(to_)[g] = f16_of(scale));
-      case Dtype::f8_e8m0:
-        return put_power(g, scale, amax);
-      default:
-        return static_cast<float*>(to_)[g] = scale;
-    }
+  /// Whether the type has a scale for such values, which may be no finite numbers.
+  bool holds(const Reach& reach) const {
+    if (std::max(reach.below, reach.above) >= kInfinityBits) return false;
+    const float scale = ratio(reach);
+    return type_ == Dtype::f16 ? scale <= 65504.0f : scale <= std::numeric_limits<float>::max();
+  }
+  /// Keeps the scale of group g, which is read as the type has it.
+  Coding put(std::int64_t g, const Reach& reach) const {
+    const bool has_values = (reach.below | reach.above) != 0;
+    const float scale = has_values ? std::max(ratio(reach), 0x1p-126f) : 1.0f;
+    const float r = 1.0f / put_scale(g, scale, reach.above);
+    if constexpr (!kZero) return {r, 0};
+    const float least = -__builtin_bit_cast(float, reach.below) / scale;
+    const float zero = std::nearbyint(std::clamp(-128.0f - least, -128.0f, 127.0f));
+    static_cast<std::int8_t*>(job_.parts[2])[g] = static_cast<std::int8_t>(zero);
+    return {r, zero};
+  }
+  void encode(std::int64_t i, std::int64_t n, const Coding& coding) const {
+    const auto& kernels = job_.kernels.quantize;
+    if constexpr (kZero)
+      kernels.encode_from[job_.codes()][job_.in()](job_.at(i), n, coding.r, coding.zero,
+                                                   job_.code(i));
+    else
+      kernels.encode[job_.codes()][job_.in()](job_.at(i), n, coding.r, job_.code(i));
   }
 
  private:
+  float ratio(const Reach& reach) const {
+    const auto above = __builtin_bit_cast(float, reach.above);
+    if constexpr (kZero) return (above + __builtin_bit_cast(float, reach.below)) / 255.0f;
+    return above / largest_;
+  }
+  float put_scale(std::int64_t g, float scale, std::uint32_t amax) const {
+    switch (type_) {
+      case Dtype::bf16:
+        return bf16_to_f32(static_cast<std::uint16_t*>(scales_)[g] = f32_to_bf16(scale));
+      case Dtype::f16:
+        return f16_to_f32(static_cast<std::uint16_t*>(scales_)[g] = f16_of(scale));
+      case Dtype::f8_e8m0:
+        return put_power(g, scale, amax);
+      default:
+        return static_cast<float*>(scales_)[g] = scale;
+    }
+  }
   // A power of two; no scale is below 2^-126.
   float put_power(std::int64_t g, float scale, std::uint32_t amax) const {
     const std::uint32_t exponent = rule_ == PowerRule::ceil || amax == 0
                                        ? (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23
                                        : floor_exponent(amax);
-    static_cast<std::uint8_t*>(to_)[g] = static_cast<std::uint8_t>(exponent);
+    static_cast<std::uint8_t*>(scales_)[g] = static_cast<std::uint8_t>(exponent);
     return __builtin_bit_cast(float, exponent << 23);
   }
   // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
@@ -130,67 +168,69 @@ class ScalesOut {
     return std::max((amax >> 23) - std::min(amax >> 23, less), 1u);
   }
 
+  const QuantizeJob& job_;
   float largest_;
   Dtype type_;
   PowerRule rule_;
-  void* to_;
+  void* scales_;
 };
 
 /// Small groups: a task takes several and reads each twice, the second time from a cache.
+template <bool kZero>
 std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups) {
-  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
-  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
-  const ScalesOut scales(job);
-  Largest largest;
+  const Coder<kZero> coder(job);
+  Largest refused;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / groups.group);
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t g = from; g < to; ++g) {
       const std::int64_t begin = groups.begin(g), size = groups.size(g);
-      const std::uint32_t most = amax(job.at(begin), size);
-      if (!scales.holds(most)) return largest.take(std::max(most, kInfinityBits));
-      encode(job.at(begin), size, 1.0f / scales.put(g, most), job.code(begin));
+      const Reach reach = coder.reach(begin, size);
+      if (!coder.holds(reach)) return refused.take(kInfinityBits);
+      coder.encode(begin, size, coder.put(g, reach));
     }
   });
-  return largest.bits();
+  return refused.bits();
 }
 
-/// One group of more than a chunk: all tasks look for its amax, then all encode.
+/// One group of more than a chunk: all tasks look for its reach, then all encode.
+template <bool kZero>
 std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, std::int64_t size,
                                    std::int64_t g) {
-  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
-  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
-  Largest largest;
+  const Coder<kZero> coder(job);
+  Largest below, above;
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    largest.take(amax(job.at(first + begin), end - begin));
+    const Reach reach = coder.reach(first + begin, end - begin);
+    below.take(reach.below);
+    above.take(reach.above);
   });
-  const ScalesOut scales(job);
-  if (!scales.holds(largest.bits())) return std::max(largest.bits(), kInfinityBits);
+  const Reach reach{below.bits(), above.bits()};
+  if (!coder.holds(reach)) return kInfinityBits;
   const ExactFloats exact;
-  const float r = 1.0f / scales.put(g, largest.bits());
+  const Coding coding = coder.put(g, reach);
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    encode(job.at(first + begin), end - begin, r, job.code(first + begin));
+    coder.encode(first + begin, end - begin, coding);
   });
-  return largest.bits();
+  return 0;
 }
 
 /// Blocks of `group.m` rows by `group.n` columns: a task takes some rows of blocks, and reads each
 /// twice.
+template <bool kZero>
 std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::int64_t columns) {
-  const AmaxKernel amax = job.kernels.quantize.amax[job.in()];
-  const EncodeKernel encode = job.kernels.quantize.encode[job.codes()][job.in()];
-  const ScalesOut scales(job);
+  const Coder<kZero> coder(job);
   const std::int64_t rows = job.n / columns, across = ceil_div<std::int64_t>(columns, group.n);
-  Largest largest;
+  Largest refused;
   const auto quantize_block = [&](std::int64_t row, std::int64_t last, std::int64_t g,
                                   std::int64_t column) {
     const std::int64_t width = std::min<std::int64_t>(group.n, columns - column);
-    std::uint32_t most = 0;
-    for (std::int64_t i = row; i < last; ++i)
-      most = std::max(most, amax(job.at(i * columns + column), width));
-    if (!scales.holds(most)) return largest.take(std::max(most, kInfinityBits));
-    const float r = 1.0f / scales.put(g, most);
-    for (std::int64_t i = row; i < last; ++i)
-      encode(job.at(i * columns + column), width, r, job.code(i * columns + column));
+    Reach all{0, 0};
+    for (std::int64_t i = row; i < last; ++i) {
+      const Reach reach = coder.reach(i * columns + column, width);
+      all = {std::max(all.below, reach.below), std::max(all.above, reach.above)};
+    }
+    if (!coder.holds(all)) return refused.take(kInfinityBits);
+    const Coding coding = coder.put(g, all);
+    for (std::int64_t i = row; i < last; ++i) coder.encode(i * columns + column, width, coding);
   };
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / (group.m * columns));
   for_each_chunk(job.executor, ceil_div<std::int64_t>(rows, group.m), chunk,
@@ -200,24 +240,26 @@ std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::
                                     std::min(rows, (b / across + 1) * group.m), b,
                                     b % across * group.n);
                  });
-  return largest.bits();
+  return refused.bits();
 }
 
+/// Not 0 where a value or a scale is not finite.
+template <bool kZero>
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
   if (job.n == 0) {  // groups without elements still have their scale
-    const ScalesOut scales(job);
+    const Coder<kZero> coder(job);
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)
-      scales.put(g, 0);
+      coder.put(g, {0, 0});
     return 0;
   }
   const Group group = describe(job.storage).scale.group;
-  if (group.kind == Group::Kind::block2) return quantize_blocks2(job, group, shape[1]);
+  if (group.kind == Group::Kind::block2) return quantize_blocks2<kZero>(job, group, shape[1]);
   const Groups groups(job.storage, shape);
-  if (groups.group <= kChunkElements) return quantize_small_groups(job, groups);
-  std::uint32_t largest = 0;
-  for (std::int64_t g = 0; g < groups.count && largest < kInfinityBits; ++g)
-    largest = std::max(largest, quantize_large_group(job, groups.begin(g), groups.size(g), g));
-  return largest;
+  if (groups.group <= kChunkElements) return quantize_small_groups<kZero>(job, groups);
+  std::uint32_t refused = 0;
+  for (std::int64_t g = 0; g < groups.count && refused == 0; ++g)
+    refused = quantize_large_group<kZero>(job, groups.begin(g), groups.size(g), g);
+  return refused;
 }
 
 std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
@@ -226,7 +268,8 @@ std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
     case Codec::cast:
       return quantize_cast(job);
     case Codec::amax:
-      return quantize_scaled(job, shape);
+      return form.zero == Zero::none ? quantize_scaled<false>(job, shape)
+                                     : quantize_scaled<true>(job, shape);
     case Codec::bitsandbytes:
       if (form.scale.code == ScaleCode::mapped) return quantize_nested(job);
       return quantize_blocks(job, static_cast<float*>(job.parts[1]));

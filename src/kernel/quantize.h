@@ -16,6 +16,14 @@ using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
 /// 8 bits, at most next to F: r = fl(1 / fl(amax / F)). f64 is rounded to fp32 first. Two codes in
 /// a byte: the first in the low half, and a half without a code is 0.
 using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
+/// How far values lie below and above 0, as AmaxKernel has it: bits of -min(x, 0) and of max(x, 0).
+struct Reach {
+  std::uint32_t below, above;
+};
+using ReachKernel = Reach (*)(const void* x, std::int64_t n) noexcept;
+/// codes[i] = RNE(clamp(fl(fl(x[i] * r) + zero))), all codes of the format, for finite x r.
+using EncodeFromKernel = void (*)(const void* x, std::int64_t n, float r, float zero,
+                                  void* codes) noexcept;
 /// codes[i] = x[i] rounded once, to nearest even, saturating; NaN and inf pass as the format has
 /// them. Returns the largest |x|; a finite f64 too large for fp32 counts as finite.
 using CastKernel = std::uint32_t (*)(const void* x, std::int64_t n, void* codes) noexcept;
@@ -37,7 +45,9 @@ using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thres
 
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
-  EncodeKernel encode[kCodesCount][kValueDtypes];  // the codes of Codec::amax; else null
+  ReachKernel reach[kValueDtypes];
+  EncodeKernel encode[kCodesCount][kValueDtypes];           // of Codec::amax; else null
+  EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
   TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null

@@ -73,6 +73,7 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   if (group.kind == Group::Kind::block2) rows_ = group.m;
   if (rows_ != 1 || (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0))
     row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
+  if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
   expand_ = expand_of(form_, storage.scaling);
   if (expand_ == nullptr) {
     scales_ = static_cast<const float*>(weight.part(1));

@@ -62,12 +62,13 @@ class Runs {
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (row_ == 0) {  // all of it is one run
-      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_});
+      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_, zeros_});
       return;
     }
     while (begin < end) {
       const Line line = line_of(begin, end);
-      body(Run{line.codes, line.first, scales_ + line.scale, group_, line.n, values_});
+      body(Run{line.codes, line.first, scales_ + line.scale, group_, line.n, values_,
+               zeros_from(line.scale)});
       begin += line.n;
     }
   }
@@ -90,6 +91,9 @@ class Runs {
     return {codes_ + (row * row_ >> pairs_), first, std::min(end - begin, row_ - first),
             above * across_};
   }
+  const std::int8_t* zeros_from(std::int64_t g) const noexcept {
+    return zeros_ == nullptr ? nullptr : zeros_ + g;
+  }
   template <class Body>
   void cover_expanded(std::int64_t begin, std::int64_t end, Body&& body) const {
     Expanded room;
@@ -109,13 +113,19 @@ class Runs {
     else
       expand_(kept_, line.scale + from, to - from, scales);
     const std::int64_t skipped = from * group_;  // even, where two codes are in a byte
-    return {line.codes + (skipped >> pairs_),         line.first - skipped,        scales, group_,
-            std::min(last, to * group_) - line.first, rounds_ ? rounded_ : values_};
+    return {line.codes + (skipped >> pairs_),
+            line.first - skipped,
+            scales,
+            group_,
+            std::min(last, to * group_) - line.first,
+            rounds_ ? rounded_ : values_,
+            zeros_from(line.scale + from)};
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
 
   Descriptor form_;
   const std::uint8_t* codes_ = nullptr;
+  const std::int8_t* zeros_ = nullptr;
   const float* scales_ = nullptr;  // where they are fp32 numbers
   KeptScales kept_;                // where they are not
   Expand expand_ = nullptr;

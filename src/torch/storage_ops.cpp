@@ -72,6 +72,7 @@ std::string storage_describe(std::int64_t key) {
               {"block", storage.scaling.block},
               {"rows", storage.scaling.rows},
               {"nested", storage.scaling.nested},
+              {"zero", storage.scaling.zero},
               {"outer", form.outer.group.n},
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},

@@ -40,6 +40,7 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
       {"int8:block32", {2, 0}, "codes U8 [2, 0] 0; scale F32 [2, 0] 0"},
       {"f8_e4m3:block32:e8m0", {2, 65}, "codes U8 [2, 65] 130; scale U8 [2, 3] 6"},
       {"f8_e4m3:row:bf16", {2, 65}, "codes U8 [2, 65] 130; scale BF16 [2, 1] 4"},
+      {"int8:row:bf16:zero", {2, 3}, "codes U8 [2, 3] 6; scale BF16 [2, 1] 4; zero I8 [2, 1] 2"},
       {"int8:block32:f16", {2, 65}, "codes U8 [2, 65] 130; scale F16 [2, 3] 12"},
       {"f8_e4m3:block128x128", {192, 300}, "codes U8 [192, 300] 57600; scale F32 [2, 3] 24"},
       {"int8:block2x7:e8m0", {3, 8}, "codes U8 [3, 8] 24; scale U8 [2, 2] 4"},

@@ -19,13 +19,14 @@ std::vector<Storage> all_legal() {
           for (const bool nested : {false, true})
             for (int type = 0; type <= static_cast<int>(ScaleType::e8m0); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
-                for (const int rows : {0, 1, 2, 3, 4096, 8192}) {
-                  const Storage storage{static_cast<Codes>(codes),
-                                        static_cast<Dialect>(dialect),
-                                        {static_cast<Kind>(kind), block, nested,
-                                         static_cast<ScaleType>(type), scaler, rows}};
-                  if (is_legal(storage)) found.push_back(storage);
-                }
+                for (const int rows : {0, 1, 2, 3, 4096, 8192})
+                  for (const bool zero : {false, true}) {
+                    const Storage storage{static_cast<Codes>(codes),
+                                          static_cast<Dialect>(dialect),
+                                          {static_cast<Kind>(kind), block, nested,
+                                           static_cast<ScaleType>(type), scaler, rows, zero}};
+                    if (is_legal(storage)) found.push_back(storage);
+                  }
   return found;
 }
 
@@ -33,8 +34,8 @@ TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // 3 plain; 3 x (tensor, row, row2) x (f32, bf16, f16) and 2 x none; 3 x 8 blocks, of one row or
   // of 2 sizes, x those types and e8m0; as one of these three f4_e2m1; 2 x 4 blocks x nested;
-  // torchao: 4 blocks x 5 types x 3 scalers.
-  EXPECT_EQ(storages.size(), 4u * 9u + 4u * 8u * 3u * 4u + 3u + 2u + 16u + 60u);
+  // torchao: 4 blocks x 5 types x 3 scalers; and what int8 has but for e8m0 with zeros.
+  EXPECT_EQ(storages.size(), 4u * 9u + 4u * 8u * 3u * 4u + 3u + 2u + 16u + 60u + 9u + 8u * 3u * 3u);
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -57,6 +58,8 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f8_e4m3:block128x128", "f8_e4m3:block128x128"},
       {"int8:block4x96:e8m0", "int8:block4x96:e8m0"},
       {"int8:bf16", "int8:row:bf16"},
+      {"int8:zero", "int8:row:zero"},
+      {"int8:block128:bf16:zero", "int8:block128:bf16:zero"},
       {"f8_e4m3:tensor:f16", "f8_e4m3:tensor:f16"},
       {"f8_e5m2:block128x128:bf16", "f8_e5m2:block128x128:bf16"},
       {"nf4", "nf4:block64"},
@@ -164,12 +167,29 @@ TEST(Storage, RefusesEveryIllegalStringWithTheLegalOnes) {
 }
 
 TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
-  for (const char* text :
-       {"f8_e4m3:bf16",       "int8:row:f64",        "int8:bf16:row",        "int8:row:of_values",
-        "nf4:bf16",           "bf16:bf16",           "int8:row:bf16:f16",    "f8_e4m3:e8m0",
-        "f8_e4m3:row:e8m0",   "f8_e4m3:block32:f32", "f8_e4m3:blockx32",     "f8_e4m3:block32x",
-        "f8_e4m3:block3x32",  "f8_e4m3:block1x32",   "f8_e4m3:block8192x32", "f8_e4m3:block4x1",
-        "f8_e4m3:block4x4x4", "nf4:block64:e8m0",    "nf4:block4x64",        "nf4:torchao:e8m0"})
+  for (const char* text : {"f8_e4m3:bf16",
+                           "int8:row:f64",
+                           "f8_e4m3:row:zero",
+                           "int8:row:zero:bf16",
+                           "int8:block32:e8m0:zero",
+                           "int8:bf16:row",
+                           "int8:row:of_values",
+                           "nf4:bf16",
+                           "bf16:bf16",
+                           "int8:row:bf16:f16",
+                           "f8_e4m3:e8m0",
+                           "f8_e4m3:row:e8m0",
+                           "f8_e4m3:block32:f32",
+                           "f8_e4m3:blockx32",
+                           "f8_e4m3:block32x",
+                           "f8_e4m3:block3x32",
+                           "f8_e4m3:block1x32",
+                           "f8_e4m3:block8192x32",
+                           "f8_e4m3:block4x1",
+                           "f8_e4m3:block4x4x4",
+                           "nf4:block64:e8m0",
+                           "nf4:block4x64",
+                           "nf4:torchao:e8m0"})
     EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument,
                          "; got '" + std::string(text) + "'");
 }
@@ -183,7 +203,7 @@ TEST(Storage, TheLegalTextNamesEveryFormat) {
 TEST(Storage, RefusesKeysThatStandForNothing) {
   const std::int64_t row = storage_key(parse_storage("int8:row"));
   for (const std::int64_t key :
-       {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 21,
+       {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 22,
         row | std::int64_t{1} << 60, row | 3 << 16, row | 1 << 24})
     EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
 }

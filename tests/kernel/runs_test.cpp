@@ -31,6 +31,8 @@ TEST(Runs, CoverEveryElementOnceWithItsScale) {
         for (std::int64_t i = 0; i < run.n; i += 11) {
           const float scale =
               run.scales == nullptr ? 1.0f : run.scales[(run.first + i) / run.group];
+          const float zero = run.zeros == nullptr ? 0.0f : run.zeros[(run.first + i) / run.group];
+          ASSERT_EQ(zero, reference::zero_at(weight, at + i)) << name << " at " << at + i;
           ASSERT_EQ(scale, reference::scale_at(weight, at + i)) << name << " at " << at + i;
         }
         at += run.n;

@@ -19,6 +19,12 @@ from stowage._shard.pieces import rows_misfit
 from stowage._shard.records import decode, encode
 
 NAMES = ("f8_e4m3:block128x128", "f8_e5m2:block4x32:e8m0", "int8:block16x7", "int8:block64:e8m0")
+NAMES += (
+    "int8:block128x128:zero",
+    "int8:row:zero",
+    "int8:tensor:bf16:zero",
+    "int8:block64:f16:zero",
+)
 NAMES += ("f8_e4m3:block128x128:bf16", "int8:row:f16", "f8_e4m3:tensor:bf16", "int8:block48:bf16")
 SHAPES = ((1, 1), (3, 5), (130, 200), (64, 64), (0, 5), (5, 0))
 
@@ -63,7 +69,9 @@ def test_powers_reach_from_a_subnormal_number_to_nan() -> None:
         assert got[:4].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127] and got[4].isnan()
 
 
-@pytest.mark.parametrize("name", ["f8_e4m3:block4x32", "f8_e4m3:block4x32:e8m0"])
+@pytest.mark.parametrize(
+    "name", ["f8_e4m3:block4x32", "f8_e4m3:block4x32:e8m0", "int8:block4x32:bf16:zero"]
+)
 def test_a_weight_of_blocks_is_a_tensor(name: str) -> None:
     x = torch.randn(10, 40)
     w = stowage.quantize(x, name)
@@ -112,7 +120,9 @@ def test_a_model_of_blocks_is_saved_copied_and_trained_through(name: str, tmp_pa
     torch.testing.assert_close(grad.float(), dense.float(), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["f8_e4m3:block4x32", "int8:block16x7:e8m0"])
+@pytest.mark.parametrize(
+    "name", ["f8_e4m3:block4x32", "int8:block16x7:e8m0", "int8:block4x8:bf16:zero"]
+)
 def test_rows_travel_with_the_scales_of_their_blocks(name: str) -> None:
     storage, shape = Storage(name), (37, 40)
     parts = library.quantize(torch.randn(shape), storage.key)

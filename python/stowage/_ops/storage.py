@@ -73,6 +73,7 @@ class Storage:
     block: int  # 0 unless kind is block or block2
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
+    zero: bool = False  # each scale has a code beside it that stands for 0
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0; nf4:torchao: f64 and of_values too
     largest: float

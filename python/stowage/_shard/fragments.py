@@ -75,6 +75,12 @@ def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
             f"stowage: values of a part of a weight cannot rest as {storage}, whose blocks have "
             "rows of others; stow the weight whole and shard it then, or use block<N>"
         )
+    if storage.zero:
+        raise Unsupported(
+            f"stowage: values of a part of a weight cannot rest as {storage}, whose zeros depend "
+            "on the least and the largest value; stow the weight whole and shard it then, or leave "
+            ":zero out"
+        )
     if storage.kind == "tensor":
         return 1, total, total
     if storage.flat:
@@ -156,6 +162,7 @@ def row_parts(
     if fragment.stands_alone:
         parts = quantized(values, storage, key, start) if count else _none(storage, local, values)
         return encode(parts, storage, local, 0, count), _shared(parts, storage)
+    _groups(storage, shape)  # refuses what largest magnitudes of others do not tell
     if storage.kind == "tensor":
         parts = _with_largest(values, storage, largest, key, start)
         return encode(parts, storage, local, 0, count), parts[1:]
@@ -187,5 +194,5 @@ def _none(storage: Storage, shape: tuple[int, ...], like: Tensor) -> list[Tensor
 
 
 def _shared(parts: list[Tensor], storage: Storage) -> list[Tensor]:
-    in_rows = 1 if storage.kind in ("none", "tensor") else 2
+    in_rows = 1 if storage.kind in ("none", "tensor") else 3 if storage.zero else 2
     return parts[in_rows:]

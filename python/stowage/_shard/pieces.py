@@ -88,7 +88,8 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
         per = storage.per_byte
         own = [parts[0][:, first // per : last // per].contiguous(), *parts[1:]]
         if storage.kind not in ("none", "tensor", "row"):
-            own[1] = parts[1][:, first // block : -(-last // block)].contiguous()
+            span = slice(first // block, -(-last // block))
+            own[1:] = [part[:, span].contiguous() for part in parts[1:]]
     return wrap(own, storage, (rows, last - first), weight._dt, weight._exact)
 
 

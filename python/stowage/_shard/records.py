@@ -2,8 +2,9 @@
 """Row records: rows of a resting weight as one uint8 tensor [rows, length], so that they can lie in
 different processes whatever the blocks are. docs/sharding.md draws the layout.
 
-A record is the row's scale slots, its codes from a byte's start, and zero bytes up to a multiple of
-a slot's size. Which bytes it has depends on the row's number and on the columns alone.
+A record is the row's scale slots (a zero stands behind its scale), its codes from a byte's start,
+and zero bytes up to a multiple of 4 where slots are fp32. Which bytes it has depends on the row's
+number and on the columns alone.
 """
 
 import math
@@ -30,7 +31,7 @@ class Geometry:
     scale_bytes: int
     code_bytes: int
     length: int  # bytes of a record
-    in_rows: int  # parts that rest in records, 1 or 2; the others are the same for all rows
+    in_rows: int  # parts that rest in records, 1 to 3; the others are the same for all rows
 
 
 @lru_cache(maxsize=4096)
@@ -44,15 +45,16 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
     code_bytes = math.prod(layout[0][2][1:]) * layout[0][1].itemsize
     if storage.kind in ("none", "tensor"):
         return _geometry(rows, columns, 0, 0, code_bytes, 1)
-    slots = math.prod(layout[1][2][1:])
-    return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
+    slots, kept = math.prod(layout[1][2][1:]), layout[1:]  # a zero stands behind its scale
+    itemsize = sum(dtype.itemsize for _, dtype, _ in kept)
+    return _geometry(rows, columns, slots, itemsize, code_bytes, 1 + len(kept))
 
 
 def _geometry(
     rows: int, columns: int, slots: int, itemsize: int, code_bytes: int, in_rows: int
 ) -> Geometry:
     used = slots * itemsize + code_bytes
-    length = -(-used // itemsize) * itemsize if slots else used
+    length = -(-used // 4) * 4 if itemsize == 4 else used
     return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length, in_rows)
 
 
@@ -73,8 +75,9 @@ def encode(
     if not storage.flat:
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
         if g.slots:
-            scales = parts[1][_scale_rows(storage, first, last, records.device)]
-            records[:, : g.scale_bytes] = _bytes(scales.reshape(last - first, -1))
+            where = _scale_rows(storage, first, last, records.device)
+            slots = [_bytes(part[where].reshape(last - first, g.slots, 1)) for part in parts[1:]]
+            records[:, : g.scale_bytes] = torch.cat(slots, 2).view(last - first, -1)
         return records
     if g.columns % 2 == 0:
         codes.copy_(parts[0].view(g.rows, -1)[first:last])
@@ -100,9 +103,12 @@ def decode(
         own = into[0][first:last]
         own.view(last - first, -1).view(torch.uint8).copy_(codes)
         if g.slots:
-            scales = records[:, : g.scale_bytes].view(into[1].dtype)
+            slots = records[:, : g.scale_bytes].view(last - first, g.slots, -1)
             rows = _scale_rows(storage, first, last, records.device)
-            into[1][rows] = scales.reshape(last - first, *into[1].shape[1:])
+            fields = slots.split([part.itemsize for part in into[1:]], 2)
+            for part, field in zip(into[1:], fields, strict=True):
+                kept = field.contiguous().view(part.dtype)
+                part[rows] = kept.view(last - first, *part.shape[1:])
         return
     if g.columns % 2 == 0:
         into[0].view(g.rows, -1)[first:last].copy_(codes)

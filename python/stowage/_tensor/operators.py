@@ -383,7 +383,8 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 8-bit codes and casts; None where pieces have different scales for all."""
     codes, *scales = _by_part(pieces)
     if pieces[0]._storage.kind == "tensor":
-        return [torch.cat(codes), scales[0][0].clone()] if _same(scales[0]) else None
+        same = all(map(_same, scales))
+        return [torch.cat(codes), *(part[0].clone() for part in scales)] if same else None
     if any(piece.shape[0] % (pieces[0]._storage.rows or 1) for piece in pieces[:-1]):
         return None
     return [torch.cat(codes), *(torch.cat(scale) for scale in scales)]

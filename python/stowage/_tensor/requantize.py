@@ -298,24 +298,39 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         return library.quantize(lines.values.view(weight.shape), storage.key)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
-    codes, scale = (part.clone() for part in parts)
+    codes, *scales = (part.clone() for part in parts)
     if storage.kind == "block2":
         blocks, every = _rows_of_blocks(storage.rows, lines.rows, weight.shape[0])
         values = _values(weight, parts, every)
         values[torch.searchsorted(every, lines.rows)] = lines.values
-        codes[every], scale[blocks] = library.quantize(values, storage.key)
-        return [codes, scale]
+        codes[every], *fresh = library.quantize(values, storage.key)
+        for scale, part in zip(scales, fresh, strict=True):
+            scale[blocks] = part
+        return [codes, *scales]
     if storage.kind == "tensor":
-        number = scaled.numbers(scale, storage)
-        reach = float(number) * storage.largest * _SLACK
-        if float(lines.values.abs().amax()) > reach:
-            refuse(weight, f"values within +-{reach:.6g}")
-        fresh = [scaled.encode(lines.values, number, storage)]
+        _check_reach(weight, lines.values, parts)
+        zero = parts[2].float() if storage.zero else None
+        number = scaled.numbers(parts[1], storage)
+        fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
         fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
-        scale[lines.rows] = fresh[1]
+        for scale, part in zip(scales, fresh[1:], strict=True):
+            scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
-    return [codes, scale]
+    return [codes, *scales]
+
+
+def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) -> None:
+    """Values of some rows must fit the scale of the tensor, which stays."""
+    storage = weight._storage
+    scale = float(scaled.numbers(parts[1], storage)) * _SLACK
+    if storage.zero:
+        zero = int(parts[2])
+        lo, hi = (-128 - zero) * scale, (127 - zero) * scale
+        if float(values.amin()) < lo or float(values.amax()) > hi:
+            refuse(weight, f"values from {lo:.6g} to {hi:.6g}")
+    elif float(values.abs().amax()) > (reach := scale * storage.largest):
+        refuse(weight, f"values within +-{reach:.6g}")
 
 
 def _rows_of_blocks(each: int, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -45,12 +45,14 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
         elif storage.kind == "block":
             if math.prod(t.shape[2:]) % storage.block:
                 return None
-            parts = [own[0][index], own[1][index].view(t.shape[1], -1)]
+            parts = [own[0][index], *(part[index].view(t.shape[1], -1) for part in own[1:])]
         elif storage.kind in ("none", "tensor"):
             parts = [own[0][index], *own[1:]]
         else:
-            scale = own[1][index]
-            parts = [own[0][index], scale.view(()) if storage.kind == "row" else scale]
+            scales = [part[index] for part in own[1:]]
+            if storage.kind == "row":
+                scales = [scale.view(()) for scale in scales]
+            parts = [own[0][index], *scales]
         if storage.kind in _OF_ONE:
             storage = storage.of_kind(_OF_ONE[storage.kind])
         if storage.misfit(t.shape[1:]):
@@ -110,7 +112,7 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
     each = t._storage.rows or 1  # rows that share their scales
     if first % each or (last % each and last != rows):
         return None
-    return [codes[first:last], scales[0][first // each : -(-last // each)]]
+    return [codes[first:last], *(part[first // each : -(-last // each)] for part in scales)]
 
 
 def _flat_slices(

@@ -59,6 +59,19 @@ template <Codes kCodes, Dtype kOut>
   sweep<kCodes, kOut>(Widen<kCodes, kOut>(values, scale), codes, first, n, out);
 }
 
+/// Calls body(group, first, n) for the elements of a run, by their groups.
+template <class Body>
+[[gnu::always_inline]] inline void for_each_group(const Run& run, const Body& body) {
+  std::int64_t g = run.first / run.group;
+  for (std::int64_t done = 0; done < run.n; ++g) {
+    const std::int64_t first = run.first + done;
+    const std::int64_t left = run.n - done, in_group = (g + 1) * run.group - first;
+    const std::int64_t n = left < in_group ? left : in_group;
+    body(g, first, n);
+    done += n;
+  }
+}
+
 template <Codes kCodes, Dtype kOut>
 void dequantize(const Run& run, void* to) noexcept {
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
@@ -70,14 +83,16 @@ void dequantize(const Run& run, void* to) noexcept {
   }
   const CodeValues<kCodes> values(run.values);
   if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
-  std::int64_t g = run.first / run.group;
-  for (std::int64_t done = 0; done < run.n; ++g) {
-    const std::int64_t first = run.first + done;
-    const std::int64_t left = run.n - done, in_group = (g + 1) * run.group - first;
-    const std::int64_t n = left < in_group ? left : in_group;
-    group<kCodes, kOut>(values, run.scales[g], codes, first, n, out + done * bytes_of(kOut));
-    done += n;
-  }
+  if constexpr (may_have_zeros(kCodes))
+    if (run.zeros != nullptr)
+      return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+        const WidenFrom<kCodes, kOut> step(values, run.scales[g], run.zeros[g]);
+        sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
+      });
+  for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+    group<kCodes, kOut>(values, run.scales[g], codes, first, n,
+                        out + (first - run.first) * bytes_of(kOut));
+  });
 }
 
 template <Codes kCodes>

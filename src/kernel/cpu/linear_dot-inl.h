@@ -3,6 +3,8 @@
 // rows with them. A CodeReader says how codes are read; an instruction set that does it better
 // specializes it in <instruction set>-inl.h, which is included before this file.
 #pragma once
+#include <type_traits>
+
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/linear.h"
 
@@ -55,6 +57,21 @@ requires(is_four_bit(kCodes)) struct CodeReader<kCodes> : NibbleReader<packing_o
   using NibbleReader<packing_of(kCodes)>::NibbleReader;
 };
 
+/// Codes of 8 bits that stand for their distance from a zero.
+template <Codes kCodes>
+struct ZeroReader {
+  explicit ZeroReader(const float* /*values*/) {}
+  void set_zero(float zero) { zero_ = splat(zero); }
+  F read(const std::uint8_t* codes) { return decode<kCodes>(codes) - zero_; }
+  void read4(const std::uint8_t* codes, F (&w)[4]) {
+    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth * bits_of(kCodes) / 8);
+  }
+  F value(F sum) const { return sum; }
+
+ private:
+  F zero_ = {};
+};
+
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
 /// Sums of one row of weight with kM rows of x, in two chains each (four, if alone), since a
@@ -87,11 +104,12 @@ constexpr std::int64_t bytes_for(std::int64_t elements) {
 }
 
 /// The last elements of a row, fewer than a vector: through a copy, so that nothing beyond the row
-/// is read. x has zeros there.
-template <Codes kCodes>
-[[gnu::always_inline]] inline F read_tail(CodeReader<kCodes>& reader, const std::uint8_t* codes,
-                                          std::int64_t n) {
-  std::uint8_t padded[bytes_for<kCodes>(kWidth)] = {};
+/// is read. Behind it the copy has codes of `zero`.
+template <Codes kCodes, class SomeReader>
+[[gnu::always_inline]] inline F read_tail(SomeReader& reader, const std::uint8_t* codes,
+                                          std::int64_t n, std::int8_t zero) {
+  std::uint8_t padded[bytes_for<kCodes>(kWidth)];
+  __builtin_memset(padded, zero, sizeof padded);
   __builtin_memcpy(padded, codes, static_cast<std::size_t>(bytes_for<kCodes>(n)));
   return reader.read(padded);
 }
@@ -104,18 +122,23 @@ struct RoundedReader : CodeReader<Codes::nf4> {
     CodeReader<Codes::nf4>::set_scale(scale, [](F x) { return round_as<kOwn>(x); });
   }
 };
-template <Codes kCodes, Dtype kOwn>
+struct Nothing {};
+template <Codes kCodes, Dtype kOwn, bool kZero>
 struct ReaderFor {
   using Type = RoundedReader<kOwn>;
 };
 template <Codes kCodes>
-struct ReaderFor<kCodes, Dtype::f32> {
+struct ReaderFor<kCodes, Dtype::f32, false> {
   using Type = CodeReader<kCodes>;
+};
+template <Codes kCodes>
+struct ReaderFor<kCodes, Dtype::f32, true> {
+  using Type = ZeroReader<kCodes>;
 };
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
-template <Codes kCodes, Dtype kOwn, int kM>
+template <Codes kCodes, Dtype kOwn, bool kZero, int kM>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
@@ -123,13 +146,15 @@ struct DotRow {
   std::int64_t at;  // its place in task
   const std::uint8_t* codes;
   const float* scales = &kOne;  // of the groups still to come
-  typename ReaderFor<kCodes, kOwn>::Type reader;
+  [[no_unique_address]] std::conditional_t<kZero, const std::int8_t*, Nothing> zeros{};
+  typename ReaderFor<kCodes, kOwn, kZero>::Type reader;
   Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
 
   DotRow(const DotTask& of, std::int64_t row) : task(of), at(row), reader(of.values) {
     const std::int64_t first = task.run.first + row * task.row_stride;
     codes = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for<kCodes>(first);
     if (task.run.scales != nullptr) scales = task.run.scales + first / task.run.group;
+    if constexpr (kZero) zeros = task.run.zeros + first / task.run.group;
   }
   /// Elements to the end of the group that the row begins in.
   std::int64_t first_group() const {
@@ -142,6 +167,7 @@ struct DotRow {
       group = Sums<kM>{};
     else
       reader.set_scale(*scales);
+    if constexpr (kZero) reader.set_zero(*zeros);
   }
   [[gnu::always_inline]] void end_group() {
     if constexpr (CodeReader<kCodes>::kScalesSum)
@@ -150,6 +176,7 @@ struct DotRow {
           sums.of[j][c] =
               Lanes::multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
     ++scales;
+    if constexpr (kZero) ++zeros;
   }
   /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
   /// on their way, while few can be on their way to the L1 cache.
@@ -165,7 +192,10 @@ struct DotRow {
     open().add(reader.read(codes + bytes_for<kCodes>(k)), 0, x + k, task.x_stride);
   }
   [[gnu::always_inline]] void add_tail(std::int64_t k, const float* x, std::int64_t n) {
-    open().add(read_tail<kCodes>(reader, codes + bytes_for<kCodes>(k), n), 0, x + k, task.x_stride);
+    const std::uint8_t* from = codes + bytes_for<kCodes>(k);
+    std::int8_t zero = 0;
+    if constexpr (kZero) zero = *zeros;
+    open().add(read_tail<kCodes>(reader, from, n, zero), 0, x + k, task.x_stride);
   }
 };
 
@@ -206,9 +236,9 @@ template <class... Rows>
 template <Codes kCodes, int kM>
 constexpr bool kInTwos = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScalesSum);
 
-template <Codes kCodes, Dtype kOwn, int kM>
+template <Codes kCodes, Dtype kOwn, bool kZero, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
-  using Row = DotRow<kCodes, kOwn, kM>;
+  using Row = DotRow<kCodes, kOwn, kZero, kM>;
   const float* x = task.x + j * task.x_stride;
   float* y = task.y + j * task.y_stride;
   std::int64_t i = 0;
@@ -226,13 +256,20 @@ void dot_rows(const DotTask& task, std::int64_t j) {
 
 /// Four rows of x at a time: they stay in the L1 cache, and codes are decoded again for the next
 /// four, which costs less than keeping them would.
+template <Codes kCodes, Dtype kOwn, bool kZero>
+[[gnu::always_inline]] inline void dot_vectors(const DotTask& task) {
+  std::int64_t j = 0;
+  for (; j + 4 <= task.m; j += 4) dot_rows<kCodes, kOwn, kZero, 4>(task, j);
+  if (j + 3 == task.m) dot_rows<kCodes, kOwn, kZero, 3>(task, j);
+  if (j + 2 == task.m) dot_rows<kCodes, kOwn, kZero, 2>(task, j);
+  if (j + 1 == task.m) dot_rows<kCodes, kOwn, kZero, 1>(task, j);
+}
+
 template <Codes kCodes, Dtype kOwn = Dtype::f32>
 void dot(const DotTask& task) noexcept {
-  std::int64_t j = 0;
-  for (; j + 4 <= task.m; j += 4) dot_rows<kCodes, kOwn, 4>(task, j);
-  if (j + 3 == task.m) dot_rows<kCodes, kOwn, 3>(task, j);
-  if (j + 2 == task.m) dot_rows<kCodes, kOwn, 2>(task, j);
-  if (j + 1 == task.m) dot_rows<kCodes, kOwn, 1>(task, j);
+  if constexpr (may_have_zeros(kCodes))
+    if (task.run.zeros != nullptr) return dot_vectors<kCodes, kOwn, true>(task);
+  dot_vectors<kCodes, kOwn, false>(task);
 }
 
 /// kRows rows of w with kVectors rows of x. Each sum has chains as Sums does.

@@ -78,6 +78,18 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
   return rest > whole ? rest : whole;
 }
 
+/// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0.
+template <Dtype kIn>
+Reach reach(const void* x, std::int64_t n) noexcept {
+  I below{}, above{};
+  for_each_step<kIn>(x, n, [&](const char* from, int, std::int64_t) {
+    const I bits = as_int(load<kIn>(from));
+    above = max(above, bits);
+    below = max(below, bits ^ static_cast<std::int32_t>(kSign));
+  });
+  return {Lanes::largest(below), Lanes::largest(above)};
+}
+
 /// RNE of a magnitude to fp8, or to e2m1. kMantissa as in float8_value(), 1 for e2m1.
 //   a, in [2^e, 2^(e+1))       e at least that of the least normal number, even if a is not
 //   a 2^(kMantissa - 23)       one unit of a's code is the grid of fp32 beside 2^e
@@ -231,6 +243,17 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
       ahead);
 }
 
+template <Codes kCodes, Dtype kIn>
+void encode_from(const void* x, std::int64_t n, float r, float zero, void* codes) noexcept {
+  auto* to = static_cast<char*>(codes);
+  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+    F v = load<kIn>(from) * splat(r) + splat(zero);
+    v = v < -128.0f ? splat(-128.0f) : v;
+    v = v > 127.0f ? splat(127.0f) : v;  // 1.5 x 2^23 has a grid of 1
+    store_codes<kCodes>(to + i, as_int(v + 0x1.8p23f) - as_int(splat(0x1.8p23f)), count);
+  });
+}
+
 /// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
 template <Codes kCodes, Dtype kIn, bool kFinite>
 std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
@@ -361,11 +384,13 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
 template <Dtype kIn>
 constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
+  kernels.reach[in] = &reach<kIn>;
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
     if constexpr (bits_of(kCodes) <= 8 && !is_blockwise(kCodes))
       kernels.encode[kRow][in] = &encode<kCodes, kIn>;
+    if constexpr (may_have_zeros(kCodes)) kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
     if constexpr (!is_four_bit(kCodes) && kCodes != Codes::int8)
       kernels.cast[kRow][in] = &cast<kCodes, kIn>;
   });

@@ -162,6 +162,22 @@ requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
   bool has_nan_;
 };
 
+/// Whether weights of these codes may have zeros.
+constexpr bool may_have_zeros(Codes c) { return c == Codes::int8; }
+/// Codes of 8 bits that stand for their distance from `zero`.
+template <Codes kCodes, Dtype kOut>
+struct WidenFrom {
+  static constexpr int kStep = kWidth;
+  WidenFrom(const CodeValues<kCodes>&, float scale, float zero)
+      : scale_(splat(scale)), zero_(splat(zero)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    store<kOut>(out, (decode<kCodes>(codes) - zero_) * scale_);
+  }
+
+ private:
+  F scale_, zero_;
+};
+
 /// Codes of 4 bits: multiply and round the sixteen values, then look up.
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {

@@ -101,30 +101,34 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         return _fill_torchao(parts, storage, shape, draw)
     if storage.flat:
         return _fill_blocks(parts, storage, shape, draw)
-    scale = None
+    scale = zero = None
     if storage.kind == "tensor":
-        kept = parts[1].copy_(_scale_of_all(storage, shape, draw, parts[0].device))
-        scale = scaled.numbers(kept, storage)
+        _scale_all(parts, storage, shape, draw)
+        scale = scaled.numbers(parts[1], storage)
+        zero = parts[2].float() if storage.zero else None
     for first, last in _spans(storage, shape):
         values = draw(last - first)
         if scale is not None:
-            parts[0][first:last] = scaled.encode(values.to(torch.float32), scale, storage)
+            parts[0][first:last] = scaled.encode(values.to(torch.float32), scale, storage, zero)
             continue
         fresh = library.quantize(values, storage.key)
-        for each, into, part in zip((1, storage.rows or 1), parts, fresh, strict=False):
+        for into, part in zip(parts, fresh, strict=True):
+            each = 1 if into is parts[0] else storage.rows or 1
             into[first // each : -(-last // each)] = part
 
 
-def _scale_of_all(
-    storage: Storage, shape: tuple[int, int], draw: Draw, device: torch.device
-) -> Tensor:
-    """From a first draw of all pieces, after which the generator stands where it stood."""
+def _scale_all(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
+    """What all values share, from a first draw of all pieces, after which the generator stands
+    where it stood."""
+    device = parts[0].device
     others = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(others, device_type="cuda" if not others else device.type):
-        amax = torch.zeros((1, 1), device=device)
+        reach = torch.zeros(2, device=device)  # the least value and the largest
         for first, last in _spans(storage, shape):
-            amax = torch.maximum(amax, draw(last - first).abs().amax().float())
-    return library.quantize(amax, storage.key)[1]
+            lo, hi = draw(last - first).float().aminmax()
+            reach = torch.stack([torch.minimum(reach[0], lo), torch.maximum(reach[1], hi)])
+    for into, part in zip(parts[1:], library.quantize(reach, storage.key)[1:], strict=True):
+        into.copy_(part)
 
 
 def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:

@@ -64,21 +64,43 @@ def _scale_of(amax: Tensor, largest: float) -> Tensor:
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
+def _check_scales(scale: Tensor, most: float, storage: Storage) -> None:
+    if bool((scale > most).any()):
+        text = f"quantize: values must have finite scales in {storage}, got infinity"
+        fail("invalid_argument", text)
+
+
+def _scales_and_zeros(
+    lo: Tensor, hi: Tensor, storage: Storage
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """The parts beside the codes of groups whose values reach from `lo` <= 0 to `hi` >= 0; their
+    scales in fp32 and their zeros."""
+    if not storage.zero:
+        kept, used = _kept(torch.maximum(-lo, hi), storage)
+        return [kept], used, None
+    scale = _scale_of(hi - lo, 255.0)
+    _check_scales(scale, torch.finfo(torch.float32).max, storage)
+    zero = (-128.0 - lo / scale).clamp(-128, 127).round()
+    kept, used = _typed(scale, storage)
+    return [kept, zero.to(torch.int8)], used, zero
+
+
+def _typed(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+    """Scales in their type, and what they are then."""
+    if storage.scale_type == "f16":
+        _check_scales(scale, 65504, storage)
+        # Subnormal numbers are few: the least that is no smaller keeps codes next to the largest.
+        scale = torch.where(scale < 2.0**-14, (scale * 2.0**24).ceil() * 2.0**-24, scale)
+    kept = narrow(scale, storage.type_dtype)
+    return kept, kept.to(torch.float32)
+
+
 def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
     is uint8, a power of two."""
     scale = _scale_of(amax, storage.largest)
-    if storage.scale_type == "f16":
-        if bool((scale > 65504).any()):
-            fail(
-                "invalid_argument",
-                f"quantize: values must have finite scales in {storage}, got infinity",
-            )
-        # Subnormal numbers are few: the least that is no smaller keeps codes next to the largest.
-        scale = torch.where(scale < 2.0**-14, (scale * 2.0**24).ceil() * 2.0**-24, scale)
     if storage.scale_type != "e8m0":
-        kept = narrow(scale, storage.type_dtype)
-        return kept, kept.to(torch.float32)
+        return _typed(scale, storage)
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
     if storage.powers == "floor":
         less = math.frexp(storage.largest)[1] - 1
@@ -112,9 +134,12 @@ def _encode4(v: Tensor, storage: Storage) -> Tensor:
     return pack(codes.to(torch.uint8), storage.packing)
 
 
-def encode(v: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
     inverse = torch.ones_like(scale) / scale
+    if zero is not None:
+        moved = (v * inverse + zero).clamp(-128, 127)
+        return moved.round().to(torch.int8).view(torch.uint8)
     scaled = (v * inverse).clamp(-storage.largest, storage.largest)
     if storage.per_byte == 2:
         return _encode4(scaled, storage)
@@ -134,42 +159,48 @@ def _decode(codes: Tensor, storage: Storage) -> Tensor:
 
 def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     flat = x.reshape(-1)
-    amax = torch.zeros((), dtype=torch.float32, device=x.device)
+    lo = hi = torch.zeros((), dtype=torch.float32, device=x.device)
     for span in spans(flat.numel(), 1):
         v = flat[span].to(torch.float32)
         check_finite(v, span.start)
-        amax = torch.maximum(amax, v.abs().amax())
-    kept, scale = _kept(amax, storage)
+        lo, hi = torch.minimum(lo, v.amin()), torch.maximum(hi, v.amax())
+    parts, scale, zero = _scales_and_zeros(lo, hi, storage)
     codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
     pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
     for span in spans(len(out), storage.per_byte):
-        out[span].copy_(encode(pairs[span].to(torch.float32), scale, storage))
-    return [codes, kept]
+        out[span].copy_(encode(pairs[span].to(torch.float32), scale, storage, zero))
+    return [codes, *parts]
 
 
 def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
     """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`."""
-    (_, _, shape), (_, scale_dtype, scale_shape) = storage.layout(x.shape)
-    codes = torch.empty(shape, dtype=torch.uint8, device=x.device)
-    scale = torch.empty(scale_shape, dtype=scale_dtype, device=x.device)
-    rows = x.shape[0] if storage.block else scale.numel()
+    codes, *rest = (
+        torch.empty(sizes, dtype=dtype, device=x.device)
+        for _, dtype, sizes in storage.layout(x.shape)
+    )
+    rows = x.shape[0] if storage.block else rest[0].numel()
     length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
     if not codes.numel():
-        return [codes, scale.copy_(_kept(torch.zeros(scale_shape), storage)[0])]
+        none = torch.zeros(rest[0].shape)
+        made, _, _ = _scales_and_zeros(none, none, storage)
+        return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True))]
     flat, out = x.reshape(rows, length), codes.view(rows, length // storage.per_byte)
-    scales = scale.view(-(-rows // each), -1)
-    for span in spans(len(scales), length * each):
+    grids = [part.view(-(-rows // each), -1) for part in rest]
+    for span in spans(len(grids[0]), length * each):
         lines = slice(span.start * each, span.stop * each)
         v = flat[lines].to(torch.float32)
         check_finite(v.reshape(-1), lines.start * length)
         padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
         grouped = padded.view(-1, each, padded.shape[1] // width, width)
-        kept, used = _kept(grouped.abs().amax((1, 3)), storage)
-        scales[span].copy_(kept)
-        coded = encode(grouped, used[:, None, :, None], storage).view(len(padded), -1)
+        lo, hi = grouped.amin((1, 3)).clamp(max=0), grouped.amax((1, 3)).clamp(min=0)
+        made, used, zero = _scales_and_zeros(lo, hi, storage)
+        for grid, part in zip(grids, made, strict=True):
+            grid[span].copy_(part)
+        from_zero = None if zero is None else zero[:, None, :, None]
+        coded = encode(grouped, used[:, None, :, None], storage, from_zero).view(len(padded), -1)
         out[lines].copy_(coded[: len(v), : out.shape[1]])
-    return [codes, scale]
+    return [codes, *rest]
 
 
 # --- the two doors ------------------------------------------------------------------------------
@@ -215,12 +246,18 @@ def _scaled(
     if storage.kind == "none" or not v.numel():
         return v
     if storage.kind == "tensor":
-        return v * numbers(parts[1], storage)
-    scales = numbers(parts[1], storage)
-    each = scales if storage.rows else scales.reshape(rows_of(shape), -1)
-    scale = each[which // storage.rows if storage.rows else which]
-    width = storage.block or v.shape[1] // scale.shape[1]
-    return v * scale.repeat_interleave(width, 1)[:, : v.shape[1]]
+        return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage)
+
+    def spread(part: Tensor) -> Tensor:
+        """Of each element, from one of each group."""
+        each = part if storage.rows else part.reshape(rows_of(shape), -1)
+        own = each[which // storage.rows if storage.rows else which]
+        width = storage.block or v.shape[1] // own.shape[1]
+        return own.repeat_interleave(width, 1)[:, : v.shape[1]]
+
+    if storage.zero:
+        v = v - spread(parts[2])
+    return v * spread(numbers(parts[1], storage))
 
 
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:

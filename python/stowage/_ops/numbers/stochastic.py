@@ -91,6 +91,8 @@ def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list
         parts = library.quantize(values.contiguous(), storage.key)
         if storage.codes == "f32":
             return parts
+        if storage.zero:
+            return _quantize_from_zero(values, storage, key, first, parts)
         scales = _scales(parts, storage, values)
     except RuntimeError as error:
         raise translated(error) from None
@@ -102,6 +104,24 @@ def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list
         x = uniform(key, first + span.start, first + span.stop, values.device)
         out[span] = codes_of[_indices(flat[span], scale, grid, x)]
     return [_as_codes(out, parts[0], storage), *parts[1:]]
+
+
+def _quantize_from_zero(
+    values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
+) -> list[Tensor]:
+    """u is then clamped to [-128 - z, 127 - z], and codes are z more."""
+    codes, scale, zero = parts
+    args = (storage.key, values.shape, torch.float32)
+    scales = library.dequantize(torch.ones_like(codes), [scale, torch.zeros_like(zero)], *args)
+    zeros = -library.dequantize(torch.zeros_like(codes), [torch.ones_like(scale), zero], *args)
+    grid, flat, out = torch.arange(-255, 256.0, device=values.device), values.reshape(-1), codes
+    for span in spans(flat.numel(), 1):
+        s, z = scales.view(-1)[span], zeros.view(-1)[span]
+        u = (flat[span] * (torch.ones_like(s) / s)).clamp(-128 - z, 127 - z)
+        x = uniform(key, first + span.start, first + span.stop, values.device)
+        numbers = grid[_indices(u, None, grid, x)] + z
+        out.view(-1)[span] = numbers.to(torch.int8).view(torch.uint8)
+    return [out, scale, zero]
 
 
 def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor | None:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zero points: the rule in plain words, and what a weight that has them does as a tensor."""
+
+import pytest
+import torch
+
+import stowage
+from stowage._ops import composite, library
+from stowage._ops.numbers import stochastic
+from stowage._ops.storage import Storage
+from stowage._shard.fragments import row_parts, rows_fragment
+from stowage._shard.pieces import columns_of, join_columns, take_columns
+from stowage._shard.records import encode
+
+NAMES = ("int8:tensor:zero", "int8:row:zero", "int8:block8:bf16:zero", "int8:block4x8:zero")
+
+
+def lopsided(*shape: int) -> torch.Tensor:
+    """Values that are not as far below 0 as above it; row 1 has none below, row 2 is zeros."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5)) + 0.7
+    x.view(shape[0], -1)[1].abs_()
+    x[2] = 0
+    return x
+
+
+def test_a_row_takes_all_codes_from_its_least_value_to_its_largest() -> None:
+    x = lopsided(5, 300)
+    codes, scale, zero = library.quantize(x, Storage("int8:row:zero").key)
+    for row in range(5):
+        lo, hi = x[row].amin().clamp(max=0), x[row].amax().clamp(min=0)
+        s = (hi - lo) / 255 if hi > lo else torch.tensor(1.0)
+        z = (-128 - lo / s).clamp(-128, 127).round()
+        assert scale[row] == s and zero[row] == z
+        q = (x[row] * (1 / s) + z).clamp(-128, 127).round()
+        assert torch.equal(codes[row].view(torch.int8).float(), q)
+    dense = library.dequantize(
+        codes, [scale, zero], Storage("int8:row:zero").key, [5, 300], x.dtype
+    )
+    assert ((dense - x).abs() <= 0.51 * scale).all() and not dense[2].any()
+
+
+@pytest.mark.parametrize("ops", [library, composite], ids=["kernels", "composite"])
+def test_scales_that_are_not_finite_are_refused(ops) -> None:
+    for name, x in (("int8:row:zero", [[-3e38, 3e38]]), ("int8:row:f16", [[9e6, 1.0]])):
+        with pytest.raises(RuntimeError, match=f"finite scales in {name}, got infinity"):
+            ops.quantize(torch.tensor(x), Storage(name).key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_are_those_of_the_values(name: str) -> None:
+    w = stowage.quantize(lopsided(24, 80), name)
+    dense, codes, *scales = w.dequantize().double(), *w._parts()
+    key = Storage(name).key
+    for m in (1, 2, 3, 20, 70):
+        x, g = torch.randn(m, 80), torch.randn(m, 24)
+        y = library.linear(x, codes, scales, key, 24, None)
+        gx = library.linear_grad_input(g, codes, scales, key, 80)
+        for got, a, b in ((y, x, dense.t()), (gx, g, dense)):
+            bound = 2**-18 * (a.double().abs() @ b.abs()) + 1e-6
+            assert ((got.double() - a.double() @ b).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_writes_and_slices_keep_other_rows(name: str) -> None:
+    w = stowage.quantize(lopsided(12, 40), name)
+    dense = w.dequantize()
+    half = w[4:8]
+    assert isinstance(half, stowage.StowedTensor) and torch.equal(half.dequantize(), dense[4:8])
+    assert torch.equal(torch.cat([w[:4], w[4:]]).dequantize(), dense)
+    with torch.no_grad():
+        w[5] = 0.25
+    after = w.dequantize()
+    assert torch.equal(after[8:], dense[8:]) and (after[5] - 0.25).abs().max() < 0.02
+    stacked = torch.stack([stowage.quantize(dense, "int8:row:zero")] * 2)
+    assert str(stacked._storage) == "int8:row2:zero" and stacked.shape == (2, 12, 40)
+    assert torch.equal(stacked[1].dequantize(), stacked.dequantize()[1])
+
+
+def test_values_that_do_not_fit_the_zero_of_a_tensor_are_refused() -> None:
+    w = stowage.quantize(lopsided(6, 40), "int8:tensor:zero")
+    least = float(w.dequantize().amin())
+    with torch.no_grad(), pytest.raises(stowage.Unsupported, match="values from"):
+        w[1] = 2 * least
+
+
+def test_stochastic_codes_are_neighbours_and_go_back_to_where_they_were() -> None:
+    x = lopsided(9, 200)
+    for name in NAMES:
+        storage = Storage(name)
+        parts = stochastic.quantize(x, storage, 7)
+        nearest = library.quantize(x, storage.key)
+        codes, near = (p[0].view(torch.int8).to(torch.int32) for p in (parts, nearest))
+        assert int((codes - near).count_nonzero()) > 0 and int((codes - near).abs().max()) == 1
+        dense = library.dequantize(parts[0], parts[1:], storage.key, x.shape, x.dtype)
+        again = stochastic.quantize(dense, storage, 8)
+        same = library.dequantize(again[0], again[1:], storage.key, x.shape, x.dtype)
+        assert (same - dense).abs().max() <= 0.02 * dense.abs().max()
+
+
+def test_columns_travel_with_their_zeros() -> None:
+    w = stowage.quantize(lopsided(6, 32), "int8:block8:f16:zero")
+    storage = w._storage
+    whole = encode(w._parts(), storage, (6, 32), 0, 6)
+    pieces = [columns_of(w, at, at + 16) for at in (0, 16)]
+    records = [encode(p._parts(), storage, (6, 16), 0, 6) for p in pieces]
+    assert torch.equal(join_columns(records, storage, 6, 32), whole)
+    assert torch.equal(take_columns(whole, storage, 32, 16, 32), records[1])
+
+
+def test_zeros_that_depend_on_values_of_others_are_not_made() -> None:
+    fragment = rows_fragment(Storage("int8:tensor:zero"), (8, 40), 2, torch.randn(3, 40))
+    with pytest.raises(stowage.Unsupported, match="zeros depend on the least and the largest"):
+        row_parts(fragment, torch.zeros(1))
+    alone = rows_fragment(Storage("int8:row:zero"), (8, 40), 2, torch.randn(3, 40))
+    records, shared = row_parts(alone, torch.zeros(0))
+    assert records.shape == (3, 45) and not shared
