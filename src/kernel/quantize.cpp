@@ -99,19 +99,19 @@ class Coder {
         scales_(job.parts[1]) {}
 
   /// Of elements from i on. Without zeros both sides are the largest magnitude.
-  Reach reach(std::int64_t i, std::int64_t n) const {
+  Extremes reach(std::int64_t i, std::int64_t n) const {
     if constexpr (kZero) return job_.kernels.quantize.reach[job_.in()](job_.at(i), n);
     const std::uint32_t most = job_.kernels.quantize.amax[job_.in()](job_.at(i), n);
     return {most, most};
   }
   /// Whether the type has a scale for such values, which may be no finite numbers.
-  bool holds(const Reach& reach) const {
+  bool holds(const Extremes& reach) const {
     if (std::max(reach.below, reach.above) >= kInfinityBits) return false;
     const float scale = ratio(reach);
     return type_ == Dtype::f16 ? scale <= 65504.0f : scale <= std::numeric_limits<float>::max();
   }
   /// Keeps the scale of group g, which is read as the type has it.
-  Coding put(std::int64_t g, const Reach& reach) const {
+  Coding put(std::int64_t g, const Extremes& reach) const {
     const bool has_values = (reach.below | reach.above) != 0;
     const float scale = has_values ? std::max(ratio(reach), 0x1p-126f) : 1.0f;
     const float r = 1.0f / put_scale(g, scale, reach.above);
@@ -131,7 +131,7 @@ class Coder {
   }
 
  private:
-  float ratio(const Reach& reach) const {
+  float ratio(const Extremes& reach) const {
     const auto above = __builtin_bit_cast(float, reach.above);
     if constexpr (kZero) return (above + __builtin_bit_cast(float, reach.below)) / 255.0f;
     return above / largest_;
@@ -184,7 +184,7 @@ std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t g = from; g < to; ++g) {
       const std::int64_t begin = groups.begin(g), size = groups.size(g);
-      const Reach reach = coder.reach(begin, size);
+      const Extremes reach = coder.reach(begin, size);
       if (!coder.holds(reach)) return refused.take(kInfinityBits);
       coder.encode(begin, size, coder.put(g, reach));
     }
@@ -199,11 +199,11 @@ std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, s
   const Coder<kZero> coder(job);
   Largest below, above;
   for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    const Reach reach = coder.reach(first + begin, end - begin);
+    const Extremes reach = coder.reach(first + begin, end - begin);
     below.take(reach.below);
     above.take(reach.above);
   });
-  const Reach reach{below.bits(), above.bits()};
+  const Extremes reach{below.bits(), above.bits()};
   if (!coder.holds(reach)) return kInfinityBits;
   const ExactFloats exact;
   const Coding coding = coder.put(g, reach);
@@ -223,9 +223,9 @@ std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::
   const auto quantize_block = [&](std::int64_t row, std::int64_t last, std::int64_t g,
                                   std::int64_t column) {
     const std::int64_t width = std::min<std::int64_t>(group.n, columns - column);
-    Reach all{0, 0};
+    Extremes all{0, 0};
     for (std::int64_t i = row; i < last; ++i) {
-      const Reach reach = coder.reach(i * columns + column, width);
+      const Extremes reach = coder.reach(i * columns + column, width);
       all = {std::max(all.below, reach.below), std::max(all.above, reach.above)};
     }
     if (!coder.holds(all)) return refused.take(kInfinityBits);

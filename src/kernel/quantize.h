@@ -17,10 +17,10 @@ using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
 /// a byte: the first in the low half, and a half without a code is 0.
 using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
 /// How far values lie below and above 0, as AmaxKernel has it: bits of -min(x, 0) and of max(x, 0).
-struct Reach {
+struct Extremes {
   std::uint32_t below, above;
 };
-using ReachKernel = Reach (*)(const void* x, std::int64_t n) noexcept;
+using ExtremesKernel = Extremes (*)(const void* x, std::int64_t n) noexcept;
 /// codes[i] = RNE(clamp(fl(fl(x[i] * r) + zero))), all codes of the format, for finite x r.
 using EncodeFromKernel = void (*)(const void* x, std::int64_t n, float r, float zero,
                                   void* codes) noexcept;
@@ -45,7 +45,7 @@ using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thres
 
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
-  ReachKernel reach[kValueDtypes];
+  ExtremesKernel reach[kValueDtypes];
   EncodeKernel encode[kCodesCount][kValueDtypes];           // of Codec::amax; else null
   EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null

@@ -80,7 +80,7 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
 
 /// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0.
 template <Dtype kIn>
-Reach reach(const void* x, std::int64_t n) noexcept {
+Extremes reach(const void* x, std::int64_t n) noexcept {
   I below{}, above{};
   for_each_step<kIn>(x, n, [&](const char* from, int, std::int64_t) {
     const I bits = as_int(load<kIn>(from));
