@@ -15,7 +15,8 @@ PAGE = (ROOT / "docs/words.md").read_text()
 FOLDERS = ("src", "include", "python", "docs", "examples", "bench", "tools")
 KINDS = {".h", ".cpp", ".py", ".md", ".txt", ""}
 # What says why a word went, and what has its peers' names.
-OTHERS = ("docs/words.md", "docs/decisions.md", "docs/compat.md", "python/stowage/compat/")
+OTHERS = ("docs/words.md", "docs/decisions.md", "docs/compat.md", "python/stowage/compat/",
+          "src/store/dialects/")  # fmt: skip
 # One name in each instruction set: what it does in its own way.
 EACH_SET = re.compile(r"src/kernel/cpu/(avx\w+|lanes)-inl\.h")
 TYPE = re.compile(
