@@ -68,12 +68,17 @@ def listed() -> dict[str, Any]:
     return found
 
 
+def is_own(function: Callable[..., Any]) -> bool:
+    """Not a peer's name, which the import of a facade enters."""
+    return not function.__module__.startswith("stowage.compat")
+
+
 def methods(name: str, kind: type) -> Iterator[tuple[str, Callable[..., Any], bool]]:
     """Public ones that the class itself defines; whether it is a property."""
     for key, value in vars(kind).items():
         plain = getattr(value, "fget", None) or getattr(value, "func", None)
         function = plain or getattr(value, "__func__", value)
-        if not key.startswith("_") and inspect.isfunction(function):
+        if not key.startswith("_") and inspect.isfunction(function) and is_own(function):
             yield f"{name}.{key}", function, plain is not None
 
 

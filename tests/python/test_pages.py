@@ -148,6 +148,7 @@ def test_the_parts_in_memory() -> None:
 FILES = {
     "casts": ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"],
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
+    "int8 with zeros": ["int8:row:zero", "int8:block64:bf16:zero"],
     "`f4_e2m1`": ["f4_e2m1", "f4_e2m1:row"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],
