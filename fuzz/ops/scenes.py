@@ -23,11 +23,13 @@ STORAGES = (
     "f8_e4m3:block32", "int8:tensor", "int8:row", "int8:block5", "nf4", "nf4:block128:nested",
     "fp4:block32", "fp4:block32:nested", "nf4:torchao:block32:scaler1:f32",
     "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block32:scaler2:f16",
-    "nf4:torchao:block32:scaler2:f64",
+    "nf4:torchao:block32:scaler2:f64", "f8_e4m3:block32:bf16", "f8_e5m2:block32:e8m0",
+    "int8:row:f16:zero", "int8:block5:zero",
 )  # fmt: skip
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)
 _GIB = 1 << 30
+PEER_FILE = Path(__file__).resolve().parents[2] / "tests/golden/dialects/ct-fp8-channel"
 LINKS = {
     "key": "here", "disk": 1e9, "cached": 2e9, "memcpy": 1e10,
     "linear": {c: {"read": 1e9, "multiply": 1e10}
@@ -78,6 +80,12 @@ class Scene:
 
     def file(self) -> int:
         handle: int = library.file_open(self.written)
+        self.closers.append(lambda: library.file_close(handle))
+        return handle
+
+    def peer_file(self) -> int:
+        """One whose scales are no part as they lie there."""
+        handle: int = library.file_open(str(PEER_FILE))
         self.closers.append(lambda: library.file_close(handle))
         return handle
 
