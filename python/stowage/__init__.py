@@ -8,7 +8,8 @@ what works on models, files and tiers is imported when its name is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stowage._ops import composite, fakes  # noqa: F401  they complete the ops
+from stowage._ops import composite as _composite  # noqa: F401  it completes the ops
+from stowage._ops import fakes as _fakes  # noqa: F401  it completes the ops
 from stowage._ops.errors import (
     BadFile,
     FileError,
@@ -19,24 +20,18 @@ from stowage._ops.errors import (
     Unsupported,
 )
 from stowage._ops.info import info
-from stowage._shard import (  # they tell tensors how to be sharded, and modules what to refuse
-    collectives,  # noqa: F401
-    replacement,  # noqa: F401
-    sharding_calls,  # noqa: F401
-)
+from stowage._shard import collectives as _collectives  # noqa: F401  how tensors are sharded
+from stowage._shard import replacement as _replacement  # noqa: F401  how tensors are sharded
+from stowage._shard import sharding_calls as _sharding_calls  # noqa: F401  what modules refuse
 from stowage._tensor import functions as _functions  # noqa: F401  it fills the tables of the tensor
-from stowage._tensor import (
-    operators,  # noqa: F401  tables
-    transforms,  # noqa: F401  tables
-)
+from stowage._tensor import operators as _operators  # noqa: F401  tables
+from stowage._tensor import transforms as _transforms  # noqa: F401  tables
 from stowage._tensor.operators import fallbacks
-from stowage._tensor.products import (
-    convolution,  # noqa: F401  tables
-    embedding,  # noqa: F401  tables
-    linear,  # noqa: F401  tables
-    tiles,  # noqa: F401  tables
-)
+from stowage._tensor.products import convolution as _convolution  # noqa: F401  tables
+from stowage._tensor.products import embedding as _embedding  # noqa: F401  tables
 from stowage._tensor.products import flops as _flops  # noqa: F401  it tells torch what products count
+from stowage._tensor.products import linear as _linear  # noqa: F401  tables
+from stowage._tensor.products import tiles as _tiles  # noqa: F401  tables
 from stowage._tensor.products.grouped import grouped_linear
 from stowage._tensor.quantize import quantize
 from stowage.integrations import safetensors as _safetensors  # noqa: F401  it registers itself
@@ -101,7 +96,7 @@ if not TYPE_CHECKING:  # a checker would take every name for one that it gives
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *_MODULES})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 __all__ = [

@@ -115,6 +115,13 @@ def test_names_come_without_another_import(name: str) -> None:
     assert getattr(stowage, name) is not None
 
 
+def test_no_other_name_is_shown() -> None:
+    """A private module that an import binds, `linear` or `tiles`, would look like a function."""
+    shown = [name for name in dir(stowage) if not name.startswith("__")]
+    assert shown == sorted([*stowage.__all__, *stowage._MODULES])
+    assert printed("import stowage; print(hasattr(stowage, 'linear'))") == ["False"]
+
+
 def test_every_name_comes_first() -> None:
     """In a process of its own each, since a module that was imported for another name is there."""
     asked = "; ".join(f"stowage.{name}" for name in ("skips.AUTO", "loading.load", "stow"))
