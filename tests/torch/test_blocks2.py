@@ -2,14 +2,12 @@
 """Blocks of rows and columns, and scales that are powers of two: kernels beside the composite, and
 beside the rule in plain words."""
 
-import copy
 import math
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from model_life import saved_copied_and_trained_through
 
 import stowage
 from stowage._ops import composite, library
@@ -96,28 +94,9 @@ def test_what_has_no_blocks_of_rows_is_refused() -> None:
         stowage.quantize(torch.randn(3, 4), "f8_e4m3:block3x2")
 
 
-def model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_of_blocks_is_saved_copied_and_trained_through(name: str, tmp_path: Path) -> None:
-    resting = model()
-    stowage.stow(resting, name)
-    x = torch.randn(3, 300, dtype=torch.bfloat16)
-    y = resting(x)
-    stowage.save(resting, tmp_path / "model")
-    loaded = model()
-    stowage.load(loaded, tmp_path / "model")
-    again = copy.deepcopy(resting)
-    again.load_state_dict(resting.state_dict())
-    for other in (loaded, again, pickle.loads(pickle.dumps(resting))):
-        assert str(other[0].weight._storage) == name and torch.equal(other(x), y)
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(resting(x).float().sum(), x)
-    stowage.unstow(resting)
-    (dense,) = torch.autograd.grad(resting(x).float().sum(), x)
-    torch.testing.assert_close(grad.float(), dense.float(), rtol=0.05, atol=0.05)
+    saved_copied_and_trained_through(name, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 """Two codes in a byte of one row, as E2M1 rests: kernels beside the composite, and the weight as a
 tensor, in files, in pieces and in other processes."""
 
-import copy
 import io
 import itertools
 import math
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_life import saved_copied_and_trained_through
 from torch import Tensor, nn
 
 import stowage
@@ -119,29 +119,9 @@ def test_experts_are_slices_and_slices_are_stacked() -> None:
         assert torch.equal(both.dequantize(), dense[[0, 3]])
 
 
-def model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
-
-
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_model_is_saved_copied_and_trained_through(name: str, tmp_path: Path) -> None:
-    resting = model()
-    stowage.stow(resting, name, keep_master="ram")
-    x = torch.randn(3, 300, dtype=torch.bfloat16)
-    y = resting(x)
-    stowage.save(resting, tmp_path / "model")
-    loaded = model()
-    stowage.load(loaded, tmp_path / "model")
-    again = copy.deepcopy(resting)
-    again.load_state_dict(resting.state_dict())
-    for other in (loaded, again, pickle.loads(pickle.dumps(resting))):
-        assert str(other[0].weight._storage) == name and torch.equal(other(x), y)
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(resting(x).float().sum(), x)
-    dense = copy.deepcopy(loaded)
-    stowage.unstow(dense)
-    (wanted,) = torch.autograd.grad(dense(x).float().sum(), x)
-    torch.testing.assert_close(grad.float(), wanted.float(), rtol=0.05, atol=0.05)
+    saved_copied_and_trained_through(name, tmp_path / "model", keep_master="ram")
 
 
 @pytest.mark.parametrize("name", MATRICES)
