@@ -56,7 +56,8 @@ def test_budgets(tmp_path: Path) -> None:
     refused(made(), "must hold the largest weight", ram=1000, folder=tmp_path)
     refused(made(), "ram must be a number of bytes", ram="much", folder=tmp_path)
     refused(made(), "reads must be one of", ram="1MiB", folder=tmp_path, reads="quick")
-    refused(made(), "workers must be", ram="1MiB", folder=tmp_path, workers=-1)
+    for workers in (-1, 257, 2.5, True):
+        refused(made(), "workers must be", ram="1MiB", folder=tmp_path, workers=workers)
     refused(made(), "timeout must be seconds above 0", ram="1MiB", folder=tmp_path, timeout=0)
     refused(
         made(), "timeout must come with workers", ram="1MiB", folder=tmp_path, timeout=1, workers=0

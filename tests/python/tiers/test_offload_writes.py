@@ -16,6 +16,7 @@ from offloadable import KINDS, ONE_INT8, ONE_WEIGHT, RAM, Model, X, made
 from torch import nn
 
 import stowage
+from stowage._tiers.disk.engine import engine_of
 from stowage.tensor import StowedTensor
 
 
@@ -109,6 +110,44 @@ def test_what_is_written_leaves_room_for_the_largest(first: int, tmp_path: Path)
         layers[0].weight.mul_(-2)
     assert torch.equal(model(X), twin(X))
     assert stowage.engine_report(model).written >= 640 * 160 * 4
+
+
+def test_what_is_written_in_one_go_stays_in_the_budget(tmp_path: Path) -> None:
+    """Before a pass or a report settles what is in memory: what has no room is in the journal."""
+    model = uneven()
+    stowage.offload(model, ram=WIDE + ROOM, folder=tmp_path)
+    for layer in model:
+        layer.weight.mul_(-2)
+    engine = engine_of(model)
+    assert engine is not None
+    every = sum(stowage.nbytes(layer.weight) for layer in model)
+    assert engine._journal.bytes >= every - ROOM
+
+
+def test_a_smaller_budget_holds_at_once(tmp_path: Path) -> None:
+    model, twin, ram = uneven(), uneven(), WIDE + ROOM
+    stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
+    assert torch.equal(model(X), twin(X))
+    assert stowage.engine_report(model).held > ram
+    stowage.rebudget(model, ram)
+    engine = engine_of(model)
+    assert engine is not None and engine.report().held <= ram  # there may be no other pass
+    assert torch.equal(model(X), twin(X))
+    assert stowage.engine_report(model).held <= ram
+
+
+def test_a_budget_without_room_for_what_was_written_is_refused(tmp_path: Path) -> None:
+    """Beside the largest weight, which would fit it alone; the former budget stays."""
+    model, twin = uneven(), uneven()
+    stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
+    for layers in (model, twin):
+        layers[0].weight.mul_(-2)
+    written = stowage.engine_report(model).written
+    assert written > ROOM
+    with pytest.raises(stowage.InvalidArgument, match=f"written to, {written}, got"):
+        stowage.rebudget(model, WIDE + ROOM)
+    assert torch.equal(model(X), twin(X))
+    assert stowage.engine_report(model).held > ROOM
 
 
 def test_a_copy_writes_for_itself(tmp_path: Path) -> None:
