@@ -26,6 +26,8 @@ Json parse_config(const Output& output, const std::string& text) {
   } catch (const Json::parse_error& error) {
     throw Error(Code::bad_file,
                 formatted("{}: must be JSON, byte {}", output.config_path(), error.byte));
+  } catch (const Json::out_of_range&) {
+    throw Error(Code::bad_file, output.config_path() + ": must have numbers that doubles hold");
   }
   throw Error(Code::bad_file, output.config_path() + ": must be a JSON object");
 }
@@ -125,12 +127,12 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Pack
   const auto text = output.config();
   if (!text) throw Error(Code::io, output.config_path() + ": must exist, transformers reads it");
   Json config = parse_config(output, *text);
-  const std::string type = config.value("model_type", "");
-  if (std::ranges::find(kTransposed, type) != kTransposed.end())
+  const Json type = config.contains("model_type") ? config["model_type"] : Json();
+  if (std::ranges::any_of(kTransposed, [&](std::string_view other) { return type == other; }))
     throw Error(Code::unsupported, output.config_path() +
                                        ": model_type must be one whose layers "
                                        "are Linear, got " +
-                                       type);
+                                       type.get<std::string>());
   const std::vector<std::string> skipped = skipped_modules(packings);
   check_skips(skipped, packings);
   set_dtype(config, options.compute);

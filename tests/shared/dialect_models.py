@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import stowage
+
 GOLDEN = Path(__file__).parents[1] / "golden/dialects"
 
 
@@ -52,3 +54,30 @@ def factory(shapes: Mapping[str, torch.Tensor]) -> Callable[[], nn.Module]:
         return root
 
     return build
+
+
+def plain_of(folder: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a golden file that are no part of a weight: norms and biases."""
+    modules = {name.rpartition(".")[0] for name in weights}
+    tensors = load_file(GOLDEN / folder / file_of_model(folder))
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.endswith(".bias")
+        or (name.endswith(".weight") and name.rpartition(".")[0] not in modules)
+    }
+
+
+def file_of_model(folder: str) -> str:
+    (found,) = (p.name for p in (GOLDEN / folder).glob("*.safetensors") if p.stem != "expected")
+    return found
+
+
+def weights_of(folder: str) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in expected(folder).items() if "::" not in name}
+
+
+def opened(folder: str, path: Path, **arguments: object) -> nn.Module:
+    weights = weights_of(folder)
+    plain = plain_of(folder, weights)
+    return stowage.load(factory({**weights, **plain}), path, **arguments)  # type: ignore[arg-type]

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -69,6 +71,60 @@ TEST(FuzzReplay, EveryPlaceChanged) {
           changed[at] = byte;
           run(target, changed);
         }
+      }
+    }
+  }
+}
+
+using Json = nlohmann::json;
+
+void add_places(const Json& value, const Json::json_pointer& at,
+                std::vector<Json::json_pointer>& places) {
+  places.push_back(at);
+  for (const auto& [key, inner] : value.items())
+    if (value.is_array())
+      add_places(inner, at / std::stoul(key), places);
+    else if (value.is_object())
+      add_places(inner, at / key, places);
+}
+
+// The document with a value of each type in each place in turn.
+std::vector<std::string> mistyped(const std::string& document) {
+  static const Json others =
+      Json::parse(R"([null, true, -1, 1.5, 300, "", "x", [], [[]], [1], {}, {"x": 1}])");
+  const Json before = Json::parse(document);
+  std::vector<Json::json_pointer> places;
+  add_places(before, Json::json_pointer(), places);
+  std::vector<std::string> made;
+  for (const auto& place : places) {
+    for (const Json& other : others) {
+      Json changed = before;
+      changed[place] = other;
+      made.push_back(changed.dump());
+    }
+  }
+  return made;
+}
+
+// What the configuration or the metadata of a header says, of every other type.
+TEST(FuzzReplay, EveryValueOfADialectMistyped) {
+  for (const std::string& content : corpus("dialect_fuzz")) {
+    const std::size_t zero = content.find('\0');
+    const std::string config = content.substr(0, zero), file = content.substr(zero + 1);
+    for (const std::string& other : mistyped(config)) run(kTargets[0], other + '\0' + file);
+    std::uint64_t length = 0;
+    std::memcpy(&length, file.data(), sizeof length);
+    const Json header = Json::parse(file.substr(sizeof length, length));
+    const std::string data = file.substr(sizeof length + length);
+    if (!header.contains("__metadata__")) continue;
+    for (const auto& [key, text] : header["__metadata__"].items()) {
+      for (const std::string& other : mistyped(text.get<std::string>())) {
+        Json changed = header;
+        changed["__metadata__"][key] = other;
+        std::string made = changed.dump();
+        length = made.size();
+        made.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
+        run(kTargets[0], config + '\0' + made + data);
       }
     }
   }

@@ -133,7 +133,7 @@ def unflatten(
         if formed is not None and entry.is_formed(i):
             parts.append(formed(i).view(dtype).reshape(shape))
         elif part == "nested_offset":
-            parts.append(torch.tensor(entry.nested_offset, dtype=torch.float32))
+            parts.append(torch.tensor(entry.nested_offset, dtype=torch.float32, device="cpu"))
         else:
             parts.append(_as_part(member, read(member), dtype, shape))
     return parts

@@ -28,9 +28,24 @@ struct Scheme {
   }
 };
 
-std::string text_of(const Json& object, const char* key) {
+// "" where it is absent or null.
+std::string text_of(const QuantConfig& config, const Json& object, const char* key) {
   const auto at = object.find(key);
-  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+  if (at == object.end() || at->is_null()) return "";
+  if (!at->is_string()) config.refuse(formatted("{} {}", key, in_quotes(at->dump())));
+  return at->get<std::string>();
+}
+
+// The modules of a group: all where it names none.
+std::vector<std::string> targets_of(const QuantConfig& config, const Json& group) {
+  std::vector<std::string> found;
+  const auto targets = group.find("targets");
+  if (targets == group.end() || targets->is_null()) return found;
+  const auto is_text = [](const Json& target) { return target.is_string(); };
+  if (!targets->is_array() || !std::ranges::all_of(*targets, is_text))
+    config.refuse("targets " + in_quotes(targets->dump()));
+  for (const Json& target : *targets) found.push_back(target.get<std::string>());
+  return found;
 }
 
 // [128, 128] as "128x128".
@@ -43,7 +58,7 @@ std::string block_text(const QuantConfig& config, const Json& weights) {
 }
 
 std::string scaling_text(const QuantConfig& config, const Json& weights) {
-  const std::string strategy = text_of(weights, "strategy");
+  const std::string strategy = text_of(config, weights, "strategy");
   if (strategy == "tensor") return "tensor";
   if (strategy == "channel") return "row";
   if (strategy == "block") return block_text(config, weights);
@@ -57,14 +72,15 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const auto weights = group.is_object() ? group.find("weights") : group.end();
   if (!group.is_object() || weights == group.end() || !weights->is_object())
     config.refuse("a group of config_groups without weights");
-  std::string own = text_of(group, "format");
+  std::string own = text_of(config, group, "format");
   if (own.empty()) own = format;
   if (std::ranges::find(kFormats, own) == kFormats.end() || own == "mixed-precision")
     config.refuse("format " + in_quotes(own));
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
   if (bits == weights->end() || *bits != 8) config.refuse("weights of other than 8 num_bits");
-  if (symmetric != weights->end() && *symmetric == false) config.refuse("weights not symmetric");
-  const std::string type = text_of(*weights, "type");
+  if (symmetric != weights->end() && *symmetric != true)
+    config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
+  const std::string type = text_of(config, *weights, "type");
   if (type != "float" && type != "int") config.refuse("type " + in_quotes(type) + " of weights");
   Scheme made;
   made.exponents = own == "mxfp8-quantized";
@@ -75,10 +91,7 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   } catch (const Error&) {
     config.refuse("weights of " + in_quotes(storage));
   }
-  const auto targets = group.find("targets");
-  if (targets != group.end() && targets->is_array())
-    for (const Json& target : *targets)
-      if (target.is_string()) made.targets.push_back(target.get<std::string>());
+  made.targets = targets_of(config, group);
   return made;
 }
 

@@ -12,11 +12,16 @@ namespace {
 constexpr std::array<const FileDialect*, 7> kDialects{
     &kComfyUi, &kComfyUiScaled, &kTorchao, &kFp8, &kCompressedTensors, &kModelOpt, &kBitsandbytes};
 
+// Dialects without a method are never said by a configuration.
+bool is_named(const FileDialect& dialect, const QuantConfig* config) {
+  return config != nullptr && !dialect.method.empty() && config->method() == dialect.method;
+}
+
 // What shows that a file is of a dialect: its header, or else the configuration beside it.
 std::string reading(const FileDialect& dialect, const TensorSource& source) {
   std::string shown = dialect.recognise(source);
   const QuantConfig* const config = source.config;
-  if (shown.empty() && config != nullptr && config->method() == dialect.method)
+  if (shown.empty() && is_named(dialect, config))
     shown = formatted("quant_method {} of {}", in_quotes(config->method()), config->place().path);
   return shown;
 }
@@ -39,8 +44,7 @@ const FileDialect* recognised(const TensorSource& source) {
   }
   const QuantConfig* const config = source.config;
   if (config == nullptr) return found;
-  const auto is_named = [&](const FileDialect* d) { return d->method == config->method(); };
-  if (std::ranges::none_of(file_dialects(), is_named))
+  if (std::ranges::none_of(file_dialects(), [&](const auto* d) { return is_named(*d, config); }))
     refuse(Refusal::dialect_unknown, config->place(),
            formatted("quant_method {}", in_quotes(config->method())));
   return found;

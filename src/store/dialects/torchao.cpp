@@ -42,12 +42,14 @@ struct Said {
   // {"_type": "torch.dtype", "_data": "bfloat16"}
   std::optional<Dtype> compute() const {
     const auto at = data().find("dtype");
-    if (at == data().end() || !at->is_object()) return std::nullopt;
-    const std::string name = at->value("_data", "");
-    if (name == "bfloat16") return Dtype::bf16;
-    if (name == "float16") return Dtype::f16;
-    if (name == "float32") return Dtype::f32;
-    refuse("dtype " + in_quotes(name));
+    if (at == data().end()) return std::nullopt;
+    if (!at->is_object()) refuse("dtype " + in_quotes(at->dump()));
+    const auto name = at->find("_data");
+    if (name == at->end()) refuse("a dtype without _data");
+    if (*name == "bfloat16") return Dtype::bf16;
+    if (*name == "float16") return Dtype::f16;
+    if (*name == "float32") return Dtype::f32;
+    refuse("dtype " + in_quotes(name->dump()));
   }
   // Of codes [O, K]; blocks that hold whole rows, or everything, have names of their own.
   std::string scaling(const Shape& shape) const {
@@ -119,8 +121,10 @@ void read_shard(Claims& claims, const std::string& path,
   const auto at = [&](std::string_view key) {
     return Place{formatted("{}: metadata {}", path, in_quotes(key)), "", {}};
   };
-  const Json names = parse_document(formatted("{{\"names\": {}}}", listed->second), at(kNames));
-  for (const Json& name : names.at("names")) {
+  const Json all = parse_document(formatted("{{\"names\": {}}}", listed->second), at(kNames));
+  const Json& names = all.at("names");
+  if (!names.is_array()) refuse(Refusal::dialect_config, at(kNames), "no list of names");
+  for (const Json& name : names) {
     const auto text = name.is_string() ? metadata.find(name.get<std::string>()) : metadata.end();
     if (text == metadata.end())
       refuse(Refusal::dialect_config, at(kNames), "no metadata for " + in_quotes(name.dump()));

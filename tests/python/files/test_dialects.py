@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dialect_models import GOLDEN, copied, expected, factory
+from dialect_models import copied, expected, opened, plain_of, weights_of
 from safetensors.torch import load_file
 from torch import nn
 
@@ -41,33 +41,6 @@ FOLDERS = list(DIALECTS)
 
 def file_of(folder: Path) -> Path:
     return next(folder.glob("*.safetensors"))
-
-
-def plain_of(folder: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a golden file that are no part of a weight: norms and biases."""
-    modules = {name.rpartition(".")[0] for name in weights}
-    tensors = load_file(GOLDEN / folder / file_of_model(folder))
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name.endswith(".bias")
-        or (name.endswith(".weight") and name.rpartition(".")[0] not in modules)
-    }
-
-
-def file_of_model(folder: str) -> str:
-    (found,) = (p.name for p in (GOLDEN / folder).glob("*.safetensors") if p.stem != "expected")
-    return found
-
-
-def weights_of(folder: str) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in expected(folder).items() if "::" not in name}
-
-
-def opened(folder: str, path: Path, **arguments: object) -> nn.Module:
-    weights = weights_of(folder)
-    plain = plain_of(folder, weights)
-    return stowage.load(factory({**weights, **plain}), path, **arguments)  # type: ignore[arg-type]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -104,6 +77,22 @@ def test_is_written_again_byte_for_byte(folder: str, mmap: bool, tmp_path: Path)
     shutil.rmtree(path)  # nothing is read from it any more
     stowage.save(model, tmp_path / "again", dialect=DIALECTS[folder])
     assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == before
+
+
+@pytest.mark.parametrize("folder", ["bnb-nf4-nested", "comfy-fp8-scaled", "torchao-float8"])
+def test_is_written_again_under_modes_of_torch(folder: str, tmp_path: Path) -> None:
+    path = copied(folder, tmp_path)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    for i, mode in enumerate((torch.device("meta"), torch.inference_mode())):
+        with mode:  # the plain tensors of f16 are rounded to bf16, and come back
+            model = opened(folder, path, compute_dtype=torch.bfloat16)
+            stowage.save(model, tmp_path / str(i), dialect=DIALECTS[folder])
+        assert {p.name: p.read_bytes() for p in (tmp_path / str(i)).iterdir()} == before
+    model = opened(folder, path, compute_dtype=torch.bfloat16, mmap=True)
+    stowage.save(model, path, dialect=DIALECTS[folder])  # over the file that it rests in
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    for name, value in weights_of(folder).items():
+        assert same_bits(model.get_parameter(name).dequantize(), value), name
 
 
 def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import copy
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from stowage._files.names import DISK_NAMES
 from stowage._model.declared import WidePlaces, adapter_paths
+from stowage._model.files.configs import CONFIG, replaced, says_quantized
 from stowage._model.weights import Held
 from stowage._ops import _torch
 from stowage._ops import library as ops
@@ -24,7 +26,6 @@ from stowage._ops.errors import InvalidArgument
 from stowage._ops.numbers.rounding import row_elements, rows_of, spans
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
-_CONFIG = "config.json"
 _FINER = 16  # parts of a chunk: larger pieces would stay in the C heap, ten times their size
 _TRANSFORMERS, _DIFFUSERS = "model.safetensors", "diffusion_pytorch_model.safetensors"
 
@@ -139,7 +140,7 @@ def _name_class(config: Path, name: str) -> None:
         )
 
 
-def write_config(
+def _write_config(
     model: Any,
     folder: Path,
     dtype: torch.dtype | None,
@@ -151,7 +152,7 @@ def write_config(
     config: Any = getattr(model, "config", None)
     if hasattr(model, "save_config"):
         model.save_config(folder)
-        _name_class(folder / _CONFIG, own_class(model))
+        _name_class(folder / CONFIG, own_class(model))
     elif hasattr(config, "save_pretrained"):
         written = copy.deepcopy(config)
         written.architectures = [own_class(model)]
@@ -166,34 +167,28 @@ def write_config(
     else:
         return
     if quantization is not None:
-        path = folder / _CONFIG
+        path = folder / CONFIG
         facts = json.loads(path.read_text()) | {"quantization_config": quantization}
         path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
-@contextmanager
+def config_files(
+    model: Any, dtype: torch.dtype | None, quantization: Mapping[str, Any] | None = None
+) -> dict[str, bytes]:
+    """What `_write_config` writes, by name."""
+    with TemporaryDirectory() as folder:
+        _write_config(model, Path(folder), dtype, quantization)
+        return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
+
+
 def described_anew(
     model: Any, folder: Path, quantization: Mapping[str, Any] | None
-) -> Iterator[None]:
-    """Around a writing of weights whose codes are no values to who does not know: meanwhile there
-    is no configuration, so that nobody opens one kind of weights by what was said of another."""
-    path = folder / _CONFIG
-    before = path.read_text() if path.exists() else None
-    is_stale = before is not None and "quantization_config" in json.loads(before)
-    library = hasattr(model, "save_config") or hasattr(
-        getattr(model, "config", None), "save_pretrained"
-    )
-    if not library or (quantization is None and not is_stale):
-        yield
-        return
-    path.unlink(missing_ok=True)
-    try:
-        yield
-    except BaseException:
-        if before is not None:
-            path.write_text(before)
-        raise
-    write_config(model, folder, None, quantization)
+) -> AbstractContextManager[None]:
+    """Around a writing of weights whose codes are no values to who does not know."""
+    path = folder / CONFIG
+    if quantization is None and not (path.is_file() and says_quantized(path.read_bytes())):
+        return nullcontext()
+    return replaced(folder, config_files(model, None, quantization))
 
 
 def without_old_shards(folder: Path, name: str) -> None:

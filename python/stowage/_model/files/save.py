@@ -16,14 +16,15 @@ import torch
 from torch import nn
 
 from stowage._files.names import DISK_NAMES, flatten, label_all
+from stowage._model.files.configs import replaced
 from stowage._model.files.real_values import (
     RealValues,
     check_dtype,
+    config_files,
     described_anew,
     file_name,
     unsavable,
     without_old_shards,
-    write_config,
 )
 from stowage._model.files.template import differences, template_of, write_again
 from stowage._model.weights import Held, Inventory
@@ -153,7 +154,7 @@ def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[st
     template = template_of(model, dialect)
     inventory = in_rows(model)
     every = gathered(inventory)
-    raise_problems("stowage.save", differences(template, every))
+    raise_problems("stowage.save", _unheld(model, every) or differences(template, every))
     by_the_first(is_spread_out(inventory), lambda: write_again(template, every, where))
     return _written_path(where, template.file)
 
@@ -179,16 +180,16 @@ def _save_values(
 
     def write_files() -> None:
         real = RealValues(model, every, dtype)
-        write(
-            where / file,
-            [declared(*facts) for facts in real.names()],
-            real,
-            metadata=metadata,
-            shard_bytes=shard_bytes,
-            checksums=checksums,
-        )
-        without_old_shards(where, file)
-        write_config(model, where, dtype)
+        with replaced(where, config_files(model, dtype)):
+            write(
+                where / file,
+                [declared(*facts) for facts in real.names()],
+                real,
+                metadata=metadata,
+                shard_bytes=shard_bytes,
+                checksums=checksums,
+            )
+            without_old_shards(where, file)
 
     by_the_first(is_spread_out(inventory), write_files)
     return _written_path(where, file)
@@ -202,20 +203,9 @@ def _is_declared(held: Held) -> bool:
 
 def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
     """Every reason why a tensor of `model` cannot be written."""
-    problems, names = [], set()
+    problems, names = _unheld(model, every), set()
     for held in every:
-        tensor = held.tensor
-        if tensor.is_meta:
-            problems.append(f"{held.name}: must hold values, got a meta tensor")
-            continue
-        if not held.rests and type(tensor) not in (
-            torch.Tensor,
-            nn.Parameter,
-            nn.Buffer,
-        ):
-            problems.append(
-                f"{held.name}: must be an ordinary or a stowed tensor, got {type(tensor).__name__}"
-            )
+        if _not_held(held):
             continue
         for name, part in _flat_one(held).items():
             if part.dtype not in DISK_NAMES:
@@ -223,6 +213,23 @@ def _unsavable(model: nn.Module, every: list[Held]) -> list[str]:
             if name in names:
                 problems.append(f"{name}: must be the name of one tensor, two would have it")
             names.add(name)
+    return problems
+
+
+def _not_held(held: Held) -> str:
+    """Why a tensor has no values that a file could hold; "" where it has."""
+    tensor = held.tensor
+    if tensor.is_meta:
+        return f"{held.name}: must hold values, got a meta tensor"
+    if not held.rests and type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        kind = type(tensor).__name__
+        return f"{held.name}: must be an ordinary or a stowed tensor, got {kind}"
+    return ""
+
+
+def _unheld(model: nn.Module, every: list[Held]) -> list[str]:
+    """Every state of `model` that no file can hold, in whatever form."""
+    problems = [why for held in every if (why := _not_held(held))]
     for path, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             kind = type(module).__name__

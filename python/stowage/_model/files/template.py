@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 
 from stowage._files.names import DISK_DTYPES, Entry, flatten
 from stowage._files.sources import FileSource
+from stowage._model.files.configs import CONFIG, MODELOPT, check_others, replaced
 from stowage._model.weights import Held
 from stowage._model.writer import write
 from stowage._ops.errors import InvalidArgument
@@ -26,7 +26,6 @@ from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
 
 _SMALL = 65536  # bytes: what the model has no place for is kept up to here
-_CONFIGS = ("config.json", "hf_quant_config.json")
 _INDEX = ".index.json"
 
 
@@ -65,7 +64,7 @@ class Template:
             Path(source.index).read_text() if source.index else "",
             {
                 name: Path(folder, name).read_bytes()
-                for name in _CONFIGS
+                for name in (CONFIG, MODELOPT)
                 if whole and Path(folder, name).is_file()
             },
             {t["name"]: DISK_DTYPES.get(t["dtype"], torch.uint8) for t in facts},
@@ -83,6 +82,8 @@ def _companions(source: FileSource, names: Mapping[str, str]) -> Iterator[str]:
             if source.size(entry) <= _SMALL:
                 yield from entry.members
             continue
+        if entry.storage is None and source.size(entry) <= _SMALL:
+            yield from entry.members
         yield from entry.beside
         for i, member in enumerate(entry.parts):
             if member in _states(entry) or (entry.forms and entry.forms[i] == "rounded"):
@@ -149,30 +150,14 @@ def _kind(storage: Storage | None, shape: tuple[int, ...]) -> str:
 
 def write_again(template: Template, every: Iterable[Held], folder: Path) -> None:
     """Files without `differences`. Raises InvalidArgument for parts that a write has made such that
-    the tensors of the dialect cannot hold them."""
+    the tensors of the dialect cannot hold them, and for a folder whose configuration contradicts
+    them."""
+    check_others(folder, template.configs)
     for form in template.forms:
         (folder / form["name"]).parent.mkdir(parents=True, exist_ok=True)
-    with _configs(folder, template.configs):
+    with replaced(folder, template.configs):
         stream = _stream(template, {name: one for one in every for name in one.names})
         write(folder / template.file, [], stream, like=template.forms, index=template.index)
-
-
-@contextmanager
-def _configs(folder: Path, configs: Mapping[str, bytes]) -> Iterator[None]:
-    """Around a writing of weights: meanwhile there is no configuration, so that nobody opens one
-    kind of weights by what was said of another."""
-    before = {name: (folder / name) for name in _CONFIGS if (folder / name).exists()}
-    contents = {path: path.read_bytes() for path in before.values()}
-    for path in contents:
-        path.unlink()
-    try:
-        yield
-    except BaseException:
-        for path, content in contents.items():
-            path.write_bytes(content)
-        raise
-    for name, content in configs.items():
-        (folder / name).write_bytes(content)
 
 
 def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -194,7 +179,7 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
     tensor, dtype = held.tensor, template.dtypes[name]
     if entry.storage is None:
         values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
-        return values.detach().to(dtype)
+        return _unchanged(template, name, values.detach(), values.dtype).to(dtype)
     assert isinstance(tensor, StowedTensor)
     part = list(tensor.parts.values())[i].detach()
     if name in _states(entry):
@@ -203,10 +188,19 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
         return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
     form = entry.forms[i] if entry.forms else "whole"
     if form == "rounded":
-        original = template.kept[name]
-        rounded = original.to(tensor.dtype).to(part.dtype).reshape(part.shape)
-        return original if torch.equal(octets(rounded), octets(part)) else part
+        return _unchanged(template, name, part, tensor.dtype)
     return part if form == "whole" else _narrowed(name, part, dtype)
+
+
+def _unchanged(
+    template: Template, name: str, values: torch.Tensor, rounded_to: torch.dtype
+) -> torch.Tensor:
+    """The file's tensor where these are its values, rounded to a dtype; else these."""
+    original = template.kept.get(name)
+    if original is None:
+        return values
+    cast = original.to(rounded_to).to(values.dtype).reshape(values.shape)
+    return original if torch.equal(octets(cast), octets(values.cpu())) else values
 
 
 def _narrowed(name: str, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
