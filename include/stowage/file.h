@@ -29,7 +29,6 @@ struct TensorInfo {
 /// How a tensor of a file becomes a part (docs/dialects.md).
 enum class PartForm : std::uint8_t {
   whole,    // its bytes are the part's, or a number of a quant state is
-  widened,  // numbers of f16 or bf16 as f32
   rounded,  // numbers of f32, each rounded to the compute dtype, as its owner's decoder does
 };
 

@@ -150,7 +150,7 @@ std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
   const auto at = static_cast<std::size_t>(i);
   const TensorInfo& tensor = *find(weight.parts[at]);
   const auto held = bytes(tensor);
-  auto made = part_of_tensor(weight.forms[at], tensor.dtype, held,
+  auto made = part_of_tensor(weight.forms[at], held,
                              compute.value_or(weight.compute.value_or(Dtype::bf16)));
   check_memory(held.data());
   return made;

@@ -9,7 +9,7 @@
 
 namespace stowage {
 
-/// The bytes of a part from those of a tensor of `dtype`. `compute`: a value dtype.
-std::vector<std::byte> part_of_tensor(PartForm form, Dtype dtype, std::span<const std::byte> bytes,
+/// The bytes of a part from those of a tensor. `compute`: a value dtype.
+std::vector<std::byte> part_of_tensor(PartForm form, std::span<const std::byte> bytes,
                                       Dtype compute);
 }  // namespace stowage

@@ -34,8 +34,6 @@ const char* name_of(PartForm form) {
   switch (form) {
     case PartForm::whole:
       return "whole";
-    case PartForm::widened:
-      return "widened";
     case PartForm::rounded:
       return "rounded";
   }

@@ -30,7 +30,10 @@ PartForm form_of(const Claims& claims, const EightBit& weight, const TensorInfo&
     return PartForm::whole;
   }
   if (scale.dtype == Dtype::f32) return weight.rounds_scale ? PartForm::rounded : PartForm::whole;
-  if (scale.dtype == Dtype::bf16 || scale.dtype == Dtype::f16) return PartForm::widened;
+  if (scale.dtype == Dtype::bf16 || scale.dtype == Dtype::f16) {
+    storage.scaling.type = scale.dtype == Dtype::bf16 ? ScaleType::bf16 : ScaleType::f16;
+    return PartForm::whole;
+  }
   refuse(Refusal::dialect_part, claims.place(scale),
          formatted("{} for scales of {}", described(scale),
                    weight.bytes_are_exponents ? "U8, F8_E8M0, F32, BF16 or F16"

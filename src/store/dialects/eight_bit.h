@@ -10,9 +10,9 @@
 namespace stowage::dialects {
 
 struct EightBit {
-  std::string name;              // of the weight
-  std::string codes{}, scale{};  // the tensors
-  Storage storage{};  // with scales of f32; those of other types change it, or are widened
+  std::string name;                  // of the weight
+  std::string codes{}, scale{};      // the tensors
+  Storage storage{};                 // with scales of f32; those of other types change it
   bool bytes_are_exponents = false;  // U8 scales are powers of two; else they are refused
   bool rounds_scale = false;         // to the compute dtype, ahead of the product
   std::optional<Dtype> compute{};    // nothing: what the configuration says

@@ -115,6 +115,21 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
     )
 
 
+def test_scales_of_16_bits_rest_and_are_written_so(tmp_path: Path) -> None:
+    folder, name = "ct-fp8-channel", "model.layers.0.self_attn.q_proj.weight"
+    path = copied(folder, tmp_path)
+    model = opened(folder, path)
+    weight = model.get_parameter(name)
+    assert isinstance(weight, stowage.StowedTensor) and weight.storage == "f8_e4m3:row:bf16"
+    with torch.no_grad():
+        weight.mul_(3)  # its scales have eight bits, as the file's
+    stowage.save(model, tmp_path / "again", dialect="compressed-tensors")
+    again = opened(folder, tmp_path / "again")
+    assert torch.equal(again.get_parameter(name).dequantize(), weight.dequantize())
+    said = load_file(file_of(tmp_path / "again"))[f"{name}_scale"]
+    assert said.dtype == torch.bfloat16 and torch.equal(said, list(weight.parts.values())[1])
+
+
 def test_refuses_what_is_not_the_files(tmp_path: Path) -> None:
     model = opened("fp8-block-f32", copied("fp8-block-f32", tmp_path))
     with pytest.raises(

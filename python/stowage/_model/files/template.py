@@ -186,10 +186,9 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
         if float(part) == entry.nested_offset:
             return template.kept[name]
         return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
-    form = entry.forms[i] if entry.forms else "whole"
-    if form == "rounded":
+    if entry.forms and entry.forms[i] == "rounded":
         return _unchanged(template, name, part, tensor.dtype)
-    return part if form == "whole" else _narrowed(name, part, dtype)
+    return part
 
 
 def _unchanged(
@@ -201,16 +200,6 @@ def _unchanged(
         return values
     cast = original.to(rounded_to).to(values.dtype).reshape(values.shape)
     return original if torch.equal(octets(cast), octets(values.cpu())) else values
-
-
-def _narrowed(name: str, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    made = part.to(dtype)
-    if torch.equal(octets(made.to(part.dtype)), octets(part)):
-        return made
-    raise InvalidArgument(
-        f"stowage.save: {name}: scales must be numbers of {str(dtype).removeprefix('torch.')} as "
-        f"in the file, a write has made others; without dialect they are kept"
-    )
 
 
 def _state(name: str, room: int, text: torch.Tensor) -> torch.Tensor:

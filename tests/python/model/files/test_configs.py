@@ -18,6 +18,7 @@ from dialect_models import copied, opened
 import stowage
 from stowage._model import writer
 from stowage._model.files import configs
+from stowage._ops import library
 
 OLD, NEW = "fp8-block-f32", "ct-fp8-channel"
 CONFIG, KEPT = "config.json", "config.json.before-save"
@@ -44,9 +45,9 @@ def killed_at(step: int, save: Callable[[], object]) -> bool:
             return call
 
         os.replace, os.unlink = counted(os.replace), counted(os.unlink)
-        finish = counted(writer.library.writer_finish)
-        names = {name: getattr(writer.library, name) for name in dir(writer.library)}
-        writer.library = SimpleNamespace(**names | {"writer_finish": finish})  # type: ignore
+        finish = {"writer_finish": counted(library.writer_finish)}
+        names = {name: getattr(library, name) for name in dir(library)}
+        setattr(writer, "library", SimpleNamespace(**names | finish))  # noqa: B010
         try:
             save()
         finally:
