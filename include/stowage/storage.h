@@ -126,10 +126,12 @@ struct FormatTrait {
   Codes codes;
   std::string_view name;          // as storage strings spell it
   int bits;                       // of one code
-  float largest;                  // finite; scaled input is clamped to it (F of the scale rule)
+  float largest;                  // finite; input is clamped to it
   std::span<const float> values;  // values[code], for codes of at most 8 bits; else empty
   Dtype disk;                     // element type of the codes in a file
   Scaling default_scaling;
+  float lowest = -largest;  // the other end of what is scaled without zeros
+  float divisor = largest;  // F of the scale rule: the scale of such is amax / F
 };
 STOWAGE_API const FormatTrait& trait(Codes codes) noexcept;
 STOWAGE_API std::span<const FormatTrait> formats() noexcept;

@@ -19,7 +19,7 @@ constexpr std::array kCastParts{kWhole};
 constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
 constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
 constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
-constexpr std::array kZeroParts{kWhole, kScale, kZero};
+constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
@@ -70,6 +70,12 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
   return {};
 }
 
+CodeRange range_of(const FormatTrait& format, bool zero) noexcept {
+  if (!zero) return {format.lowest, format.largest, format.divisor};
+  const auto half = static_cast<float>(1 << (format.bits - 1));  // of all codes
+  return {-half, half - 1, 2 * half - 1};
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -85,6 +91,7 @@ Descriptor describe(const Storage& storage) {
   made.codec = row.codec;
   made.powers = row.powers;
   made.file = row.file;
+  made.range = range_of(trait(storage.codes), scaling.zero);
   made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
   switch (row.codec) {
     case Codec::cast:
@@ -93,8 +100,11 @@ Descriptor describe(const Storage& storage) {
     case Codec::amax:
       made.zero = scaling.zero ? Zero::code : Zero::none;
       made.parts = kScaledParts;
-      if (row.packing != Packing::whole) made.parts = kPackedParts;
       if (scaling.zero) made.parts = kZeroParts;
+      if (row.packing != Packing::whole) {
+        made.parts = kPackedParts;
+        if (scaling.zero) made.parts = kPackedZeroParts;
+      }
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;
       made.file = FileForm::values;

@@ -24,8 +24,8 @@ double narrow(Codes codes, double x) noexcept;
 /// NaN keeps its sign and nothing else of its bits.
 std::uint32_t encode(Codes codes, double x) noexcept;
 
-/// The scale of a group of 8-bit codes: fl(amax / F), 1 for amax 0, at least 2^-126.
-float scale_of(float amax, float largest) noexcept;
+/// The scale of a group: fl(amax / F), 1 for amax 0, at least 2^-126.
+float scale_of(float amax, float divisor) noexcept;
 
 /// Which of its scales element i of a weight has.
 std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i);

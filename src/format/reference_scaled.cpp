@@ -80,12 +80,22 @@ void quantize_cast(const Input& input, Codes codes, void* out) noexcept {
   }
 }
 
-std::uint8_t encode8(Codes codes, float scaled) noexcept {
-  const float largest = trait(codes).largest;
-  const float clamped = std::clamp(scaled, -largest, largest);
-  if (codes == Codes::int8)
+// The code nearest to a value over its scale.
+std::uint8_t scaled_code(const Descriptor& form, float scaled) noexcept {
+  const float clamped = std::clamp(scaled, form.range.least, form.range.most);
+  if (form.codes == Codes::int8)
     return static_cast<std::uint8_t>(static_cast<std::int8_t>(std::nearbyint(clamped)));
-  return static_cast<std::uint8_t>(encode(codes, clamped));
+  return static_cast<std::uint8_t>(encode(form.codes, clamped));
+}
+
+void put_code(const Descriptor& form, void* codes, std::int64_t i, std::uint8_t code) noexcept {
+  auto* bytes = static_cast<std::uint8_t*>(codes);
+  if (form.packing == Packing::whole)
+    bytes[i] = code;
+  else if (i % 2 == 0)
+    bytes[i / 2] = code;
+  else
+    bytes[i / 2] = static_cast<std::uint8_t>(bytes[i / 2] | code << 4);
 }
 
 // The exponent of the power of two that a scale is kept as.
@@ -126,7 +136,7 @@ float keep_scale(float scale, float amax, const Storage& storage, void* scales, 
   }
 }
 
-// Values from lo <= 0 to hi >= 0 take all codes of int8; 0 is one of them (compressed-tensors).
+// Values from lo <= 0 to hi >= 0 take all codes; 0 is one of them (compressed-tensors).
 void quantize_from_zero(const Input& input, const Storage& storage, const Shape& shape,
                         std::span<void* const> parts) {
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
@@ -134,6 +144,8 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
+  const Descriptor form = describe(storage);
+  const auto [least, most, divisor] = form.range;
   for (std::int64_t i = 0; i < input.n; ++i) {
     lo[at(i)] = std::min(lo[at(i)], input.single(i));
     hi[at(i)] = std::max(hi[at(i)], input.single(i));
@@ -141,18 +153,17 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   for (std::size_t g = 0; g < count; ++g) {
     const auto span = static_cast<float>(double{hi[g]} - double{lo[g]});
     if (!std::isfinite(span)) refuse_scale(storage);
-    const float exact = scale_of(span, 255.0f);
+    const float exact = scale_of(span, divisor);
     const auto below = static_cast<float>(double{lo[g]} / double{exact});
     zero[g] = static_cast<float>(
-        std::nearbyint(std::clamp(static_cast<float>(-128.0 - double{below}), -128.0f, 127.0f)));
+        std::nearbyint(std::clamp(static_cast<float>(double{least} - double{below}), least, most)));
     scale[g] = keep_scale(exact, span, storage, parts[1], g);
     static_cast<std::int8_t*>(parts[2])[g] = static_cast<std::int8_t>(zero[g]);
   }
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float product = input.single(i) * (1.0f / scale[at(i)]);
     const auto moved = static_cast<float>(double{product} + double{zero[at(i)]});
-    static_cast<std::int8_t*>(parts[0])[i] =
-        static_cast<std::int8_t>(std::nearbyint(std::clamp(moved, -128.0f, 127.0f)));
+    put_code(form, parts[0], i, scaled_code(form, moved));
   }
 }
 
@@ -168,19 +179,9 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
   for (std::size_t g = 0; g < count; ++g)
-    scale[g] = keep_scale(scale_of(scale[g], trait(storage.codes).largest), scale[g], storage,
-                          parts[1], g);
-  const bool packed = form.packing == Packing::low_first;
-  auto* bytes = static_cast<std::uint8_t*>(parts[0]);
-  for (std::int64_t i = 0; i < input.n; ++i) {
-    const std::uint8_t code = encode8(storage.codes, input.single(i) * (1.0f / scale[at(i)]));
-    if (!packed)
-      bytes[i] = code;
-    else if (i % 2 == 0)
-      bytes[i / 2] = code;
-    else
-      bytes[i / 2] = static_cast<std::uint8_t>(bytes[i / 2] | code << 4);
-  }
+    scale[g] = keep_scale(scale_of(scale[g], form.range.divisor), scale[g], storage, parts[1], g);
+  for (std::int64_t i = 0; i < input.n; ++i)
+    put_code(form, parts[0], i, scaled_code(form, input.single(i) * (1.0f / scale[at(i)])));
 }
 
 float amax4(const Input& input, std::int64_t first, std::int64_t end) noexcept {
@@ -262,9 +263,9 @@ void quantize4(const Input& input, const Storage& storage, std::span<void* const
 }  // namespace
 
 // The quotient of two fp32 numbers in double, rounded to fp32, is that of fp32.
-float scale_of(float amax, float largest) noexcept {
+float scale_of(float amax, float divisor) noexcept {
   if (amax == 0.0f) return 1.0f;
-  return static_cast<float>(std::max(double{amax} / double{largest}, 0x1p-126));
+  return static_cast<float>(std::max(double{amax} / double{divisor}, 0x1p-126));
 }
 
 std::uint8_t encode4(Codes codes, float x) noexcept {

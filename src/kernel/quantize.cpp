@@ -93,7 +93,7 @@ class Coder {
  public:
   explicit Coder(const QuantizeJob& job)
       : job_(job),
-        largest_(trait(job.storage.codes).largest),
+        range_(describe(job.storage).range),
         type_(describe(job.storage).scale.type),
         rule_(describe(job.storage).powers),
         scales_(job.parts[1]) {}
@@ -117,7 +117,7 @@ class Coder {
     const float r = 1.0f / put_scale(g, scale, reach.above);
     if constexpr (!kZero) return {r, 0};
     const float least = -__builtin_bit_cast(float, reach.below) / scale;
-    const float zero = std::nearbyint(std::clamp(-128.0f - least, -128.0f, 127.0f));
+    const float zero = std::nearbyint(std::clamp(range_.least - least, range_.least, range_.most));
     static_cast<std::int8_t*>(job_.parts[2])[g] = static_cast<std::int8_t>(zero);
     return {r, zero};
   }
@@ -133,8 +133,8 @@ class Coder {
  private:
   float ratio(const Extremes& reach) const {
     const auto above = __builtin_bit_cast(float, reach.above);
-    if constexpr (kZero) return (above + __builtin_bit_cast(float, reach.below)) / 255.0f;
-    return above / largest_;
+    if constexpr (kZero) return (above + __builtin_bit_cast(float, reach.below)) / range_.divisor;
+    return above / range_.divisor;
   }
   float put_scale(std::int64_t g, float scale, std::uint32_t amax) const {
     switch (type_) {
@@ -164,12 +164,12 @@ class Coder {
   }
 
   std::uint32_t floor_exponent(std::uint32_t amax) const {
-    const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, largest_) >> 23) - 127;
+    const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, range_.most) >> 23) - 127;
     return std::max((amax >> 23) - std::min(amax >> 23, less), 1u);
   }
 
   const QuantizeJob& job_;
-  float largest_;
+  CodeRange range_;
   Dtype type_;
   PowerRule rule_;
   void* scales_;

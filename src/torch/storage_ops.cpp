@@ -77,7 +77,9 @@ std::string storage_describe(std::int64_t key) {
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},
-              {"largest", format.largest}};
+              {"least", form.range.least},
+              {"largest", form.range.most},
+              {"divisor", form.range.divisor}};
   if (format.values.size() == 16) out["values"] = values_of(storage);
   return out.dump();
 }

@@ -76,7 +76,9 @@ class Storage:
     zero: bool = False  # each scale has a code beside it that stands for 0
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0; nf4:torchao: f64 and of_values too
+    least: float  # what codes reach: values over their scale are clamped to it
     largest: float
+    divisor: float  # a scale is amax / divisor; with zeros, the span of the values / divisor
     values: tuple[float, ...]  # where there are sixteen, by code
     per_byte: int  # codes in a byte, where they are packed; else 1
     part_names: tuple[str, ...]  # codes first

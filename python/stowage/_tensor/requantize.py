@@ -326,10 +326,10 @@ def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) 
     scale = float(scaled.numbers(parts[1], storage)) * _SLACK
     if storage.zero:
         zero = int(parts[2])
-        lo, hi = (-128 - zero) * scale, (127 - zero) * scale
+        lo, hi = (storage.least - zero) * scale, (storage.largest - zero) * scale
         if float(values.amin()) < lo or float(values.amax()) > hi:
             refuse(weight, f"values from {lo:.6g} to {hi:.6g}")
-    elif float(values.abs().amax()) > (reach := scale * storage.largest):
+    elif float(values.abs().amax()) > (reach := scale * storage.divisor):
         refuse(weight, f"values within +-{reach:.6g}")
 
 

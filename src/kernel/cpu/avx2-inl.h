@@ -263,11 +263,11 @@ requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
     set_scale(1.0f);
   }
   void set_scale(float scale) {
-    set_scale(scale, [](F x) { return x; });
+    set_table([=](F x) { return x * splat(scale); });
   }
-  template <class Round>
-  void set_scale(float scale, Round round) {
-    for (int i = 0; i < 2; ++i) table_[i] = round(_mm256_mul_ps(values_[i], _mm256_set1_ps(scale)));
+  template <class Make>
+  void set_table(Make make) {
+    for (int i = 0; i < 2; ++i) table_[i] = make(values_[i]);
   }
   F read(const std::uint8_t* codes) {
     constexpr int a = shift_of<kPacking>(0), b = shift_of<kPacking>(1);

@@ -307,11 +307,11 @@ requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
   static constexpr bool kScalesSum = false;
   explicit NibbleReader(const float* values) : values_(_mm512_loadu_ps(values)), table_(values_) {}
   void set_scale(float scale) {
-    set_scale(scale, [](F x) { return x; });
+    set_table([=](F x) { return x * splat(scale); });
   }
-  template <class Round>
-  void set_scale(float scale, Round round) {
-    table_ = round(_mm512_mul_ps(values_, _mm512_set1_ps(scale)));
+  template <class Make>
+  void set_table(Make make) {
+    table_ = make(values_);
   }
   F read(const std::uint8_t* codes) {
     const __m512i kShifts =

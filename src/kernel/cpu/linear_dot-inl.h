@@ -31,14 +31,14 @@ struct NibbleReader {
   static constexpr bool kScalesSum = false;
   explicit NibbleReader(const float* values) : values_(values) { set_scale(1.0f); }
   void set_scale(float scale) {
-    set_scale(scale, [](F x) { return x; });
+    set_table([=](F x) { return x * splat(scale); });
   }
-  template <class Round>
-  void set_scale(float scale, Round round) {
-    F scaled[16 / kWidth];
-    for (int i = 0; i < 16 / kWidth; ++i)
-      scaled[i] = round(Lanes::load_f32(values_ + i * kWidth) * splat(scale));
-    table_ = Lanes::load_table(scaled);
+  /// What codes read as, made of the values of the format.
+  template <class Make>
+  void set_table(Make make) {
+    F made[16 / kWidth];
+    for (int i = 0; i < 16 / kWidth; ++i) made[i] = make(Lanes::load_f32(values_ + i * kWidth));
+    table_ = Lanes::load_table(made);
   }
   F read(const std::uint8_t* codes) {
     return as_float(Lanes::look_up(table_, Lanes::load_nibbles<kPacking>(codes)));
@@ -61,7 +61,7 @@ requires(is_four_bit(kCodes)) struct CodeReader<kCodes> : NibbleReader<packing_o
 template <Codes kCodes>
 struct ZeroReader {
   explicit ZeroReader(const float* /*values*/) {}
-  void set_zero(float zero) { zero_ = splat(zero); }
+  void set_scale(float /*scale*/, float zero) { zero_ = splat(zero); }
   F read(const std::uint8_t* codes) { return decode<kCodes>(codes) - zero_; }
   void read4(const std::uint8_t* codes, F (&w)[4]) {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth * bits_of(kCodes) / 8);
@@ -70,6 +70,14 @@ struct ZeroReader {
 
  private:
   F zero_ = {};
+};
+/// Codes of 4 bits: the difference goes into the table too.
+template <Codes kCodes>
+requires(is_four_bit(kCodes)) struct ZeroReader<kCodes> : NibbleReader<packing_of(kCodes)> {
+  using NibbleReader<packing_of(kCodes)>::NibbleReader;
+  void set_scale(float scale, float zero) {
+    this->set_table([=](F x) { return (x - splat(zero)) * splat(scale); });
+  }
 };
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
@@ -119,7 +127,7 @@ template <Dtype kOwn>
 struct RoundedReader : CodeReader<Codes::nf4> {
   explicit RoundedReader(const float* values) : CodeReader<Codes::nf4>(values) {}
   void set_scale(float scale) {
-    CodeReader<Codes::nf4>::set_scale(scale, [](F x) { return round_as<kOwn>(x); });
+    set_table([=](F x) { return round_as<kOwn>(x * splat(scale)); });
   }
 };
 struct Nothing {};
@@ -163,11 +171,11 @@ struct DotRow {
   }
   [[gnu::always_inline]] Sums<kM>& open() { return CodeReader<kCodes>::kScalesSum ? group : sums; }
   [[gnu::always_inline]] void begin_group() {
-    if constexpr (CodeReader<kCodes>::kScalesSum)
-      group = Sums<kM>{};
-    else
+    if constexpr (CodeReader<kCodes>::kScalesSum) group = Sums<kM>{};
+    if constexpr (kZero)
+      reader.set_scale(*scales, *zeros);
+    else if constexpr (!CodeReader<kCodes>::kScalesSum)
       reader.set_scale(*scales);
-    if constexpr (kZero) reader.set_zero(*zeros);
   }
   [[gnu::always_inline]] void end_group() {
     if constexpr (CodeReader<kCodes>::kScalesSum)

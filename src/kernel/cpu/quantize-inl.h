@@ -126,6 +126,14 @@ constexpr float largest_value() {
                                     : 0x1.fffffep127f;
 }
 
+/// The code of the nearest integer of those from kLeast to kMost. 1.5 x 2^23 has a grid of 1.
+template <int kLeast, int kMost>
+I integer_code(F v) {
+  v = v < static_cast<float>(kLeast) ? splat(static_cast<float>(kLeast)) : v;
+  v = v > static_cast<float>(kMost) ? splat(static_cast<float>(kMost)) : v;
+  return as_int(v + 0x1.8p23f) - as_int(splat(0x1.8p23f));
+}
+
 /// Clamps a number to the format and rounds it; the code is in the low bits of each lane.
 template <Codes kCodes>
 I encode_finite(F x) {
@@ -245,12 +253,11 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
 
 template <Codes kCodes, Dtype kIn>
 void encode_from(const void* x, std::int64_t n, float r, float zero, void* codes) noexcept {
+  constexpr int kHalf = 1 << (bits_of(kCodes) - 1);  // of all codes
   auto* to = static_cast<char*>(codes);
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    F v = load<kIn>(from) * splat(r) + splat(zero);
-    v = v < -128.0f ? splat(-128.0f) : v;
-    v = v > 127.0f ? splat(127.0f) : v;  // 1.5 x 2^23 has a grid of 1
-    store_codes<kCodes>(to + i, as_int(v + 0x1.8p23f) - as_int(splat(0x1.8p23f)), count);
+    const F v = load<kIn>(from) * splat(r) + splat(zero);
+    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, integer_code<-kHalf, kHalf - 1>(v), count);
   });
 }
 

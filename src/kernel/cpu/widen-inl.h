@@ -107,6 +107,11 @@ requires(is_four_bit(kCodes)) struct CodeValues<kCodes> {
         given != nullptr ? static_cast<const float*>(given) : four_bit_tables(kCodes).values;
     for (int i = 0; i < 16 / kWidth; ++i) all[i] = Lanes::load_f32(values + i * kWidth);
   }
+  CodeValues less(float zero) const {
+    CodeValues made = *this;
+    for (F& some : made.all) some -= splat(zero);
+    return made;
+  }
 };
 
 template <Codes kCodes>
@@ -210,6 +215,13 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> 
 
  private:
   Lanes::WordTable table_;
+};
+
+/// The distance of their values from `zero` in their place.
+template <Codes kCodes, Dtype kOut>
+requires(is_four_bit(kCodes)) struct WidenFrom<kCodes, kOut> : Widen<kCodes, kOut> {
+  WidenFrom(const CodeValues<kCodes>& values, float scale, float zero)
+      : Widen<kCodes, kOut>(values.less(zero), scale) {}
 };
 
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,

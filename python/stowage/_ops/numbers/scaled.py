@@ -59,8 +59,8 @@ def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
 # --- codes with scales of the largest value -----------------------------------------------------
 
 
-def _scale_of(amax: Tensor, largest: float) -> Tensor:
-    scale = (amax / torch.full_like(amax, largest)).clamp(min=_TINY)
+def _scale_of(amax: Tensor, divisor: float) -> Tensor:
+    scale = (amax / torch.full_like(amax, divisor)).clamp(min=_TINY)
     return torch.where(amax == 0, torch.ones_like(scale), scale)
 
 
@@ -78,9 +78,9 @@ def _scales_and_zeros(
     if not storage.zero:
         kept, used = _kept(torch.maximum(-lo, hi), storage)
         return [kept], used, None
-    scale = _scale_of(hi - lo, 255.0)
+    scale = _scale_of(hi - lo, storage.divisor)
     _check_scales(scale, torch.finfo(torch.float32).max, storage)
-    zero = (-128.0 - lo / scale).clamp(-128, 127).round()
+    zero = (storage.least - lo / scale).clamp(storage.least, storage.largest).round()
     kept, used = _typed(scale, storage)
     return [kept, zero.to(torch.int8)], used, zero
 
@@ -98,7 +98,7 @@ def _typed(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
 def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
     is uint8, a power of two."""
-    scale = _scale_of(amax, storage.largest)
+    scale = _scale_of(amax, storage.divisor)
     if storage.scale_type != "e8m0":
         return _typed(scale, storage)
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
@@ -137,10 +137,8 @@ def _encode4(v: Tensor, storage: Storage) -> Tensor:
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
     inverse = torch.ones_like(scale) / scale
-    if zero is not None:
-        moved = (v * inverse + zero).clamp(-128, 127)
-        return moved.round().to(torch.int8).view(torch.uint8)
-    scaled = (v * inverse).clamp(-storage.largest, storage.largest)
+    scaled = v * inverse if zero is None else v * inverse + zero
+    scaled = scaled.clamp(storage.least, storage.largest)
     if storage.per_byte == 2:
         return _encode4(scaled, storage)
     if storage.codes == "int8":

@@ -68,8 +68,8 @@ def _table(storage: Storage) -> tuple[Tensor, Tensor]:
         codes = torch.arange(16, dtype=torch.uint8)
         values = torch.tensor(storage.values, dtype=torch.float32)
     elif storage.codes == "int8":
-        codes = torch.arange(-127, 128, dtype=torch.int8).view(torch.uint8)
-        values = torch.arange(-127, 128, dtype=torch.float32)
+        values = torch.arange(storage.least, storage.largest + 1, dtype=torch.float32)
+        codes = values.to(torch.int8).view(torch.uint8)
     else:
         bits = torch.uint8 if storage.byte_codes else torch.int16
         span = torch.arange(256 if storage.byte_codes else 65536, dtype=torch.int32)
@@ -93,7 +93,7 @@ def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list
             return parts
         if storage.zero:
             return _quantize_from_zero(values, storage, key, first, parts)
-        scales = _scales(parts, storage, values)
+        scales = None if storage.kind == "none" else _scales(parts, storage, values)
     except RuntimeError as error:
         raise translated(error) from None
     grid, codes_of = (t.to(values.device) for t in _table(storage))
@@ -109,30 +109,35 @@ def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list
 def _quantize_from_zero(
     values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
 ) -> list[Tensor]:
-    """u is then clamped to [-128 - z, 127 - z], and codes are z more."""
+    """u is then clamped to [least - z, largest - z], and codes are those of numbers z more."""
     codes, scale, zero = parts
-    args = (storage.key, values.shape, torch.float32)
-    scales = library.dequantize(torch.ones_like(codes), [scale, torch.zeros_like(zero)], *args)
-    zeros = -library.dequantize(torch.zeros_like(codes), [torch.ones_like(scale), zero], *args)
-    grid, flat, out = torch.arange(-255, 256.0, device=values.device), values.reshape(-1), codes
+    least, largest, args = storage.least, storage.largest, (storage.key, values.shape, values.dtype)
+    scales = _scales([codes, scale, torch.zeros_like(zero)], storage, values)
+    none = _all_of(codes, storage, 0)
+    zeros = -library.dequantize(none, [torch.ones_like(scale), zero], *args)
+    grid = torch.arange(-storage.divisor, storage.divisor + 1).to(values)
+    numbers_of, codes_of = (t.to(values.device) for t in _table(storage))
+    flat, out = values.reshape(-1), codes.new_empty(values.numel())
     for span in spans(flat.numel(), 1):
         s, z = scales.view(-1)[span], zeros.view(-1)[span]
-        u = (flat[span] * (torch.ones_like(s) / s)).clamp(-128 - z, 127 - z)
+        u = (flat[span] * (torch.ones_like(s) / s)).clamp(least - z, largest - z)
         x = uniform(key, first + span.start, first + span.stop, values.device)
         numbers = grid[_indices(u, None, grid, x)] + z
-        out.view(-1)[span] = numbers.to(torch.int8).view(torch.uint8)
-    return [out, scale, zero]
+        out[span] = codes_of[(numbers - numbers_of[0]).long()]
+    return [_as_codes(out, codes, storage), scale, zero]
 
 
-def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor | None:
-    """The scale of every element: what a weight of ones reads as. None for casts."""
-    if storage.kind == "none":
-        return None
-    one = _ONE.get(storage.codes)
-    if one is None:  # two codes in a byte
-        one = storage.values.index(1.0) * 17
-    ones = torch.full_like(parts[0], one)
+def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor:
+    """The scale of every element: what a weight of ones reads as."""
+    ones = _all_of(parts[0], storage, 1)
     return library.dequantize(ones, parts[1:], storage.key, values.shape, torch.float32)
+
+
+def _all_of(codes: Tensor, storage: Storage, value: int) -> Tensor:
+    """As many codes, of 0 or 1."""
+    packed = storage.per_byte == 2
+    code = storage.values.index(value) * 17 if packed else _ONE[storage.codes] * value
+    return torch.full_like(codes, code)
 
 
 def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor:
