@@ -62,6 +62,13 @@ std::optional<std::string> read_file(const std::string& path) {
   return text;
 }
 
+// A text without escapes; "" for anything else.
+std::string text_of(std::string_view json, std::string_view key) {
+  const auto member = find_member(json, key);
+  if (!member || member->size < 2 || json[member->begin] != '"') return "";
+  return std::string(json.substr(member->begin + 1, member->size - 2));
+}
+
 std::optional<Dtype> compute_of(std::string_view json) {
   constexpr std::array<std::pair<std::string_view, Dtype>, 4> kNames{{{"\"bfloat16\"", Dtype::bf16},
                                                                       {"\"float16\"", Dtype::f16},
@@ -113,6 +120,7 @@ std::optional<QuantConfig> QuantConfig::parse(const std::string& path, std::stri
     if (object == "null" || object == "{}") continue;
     QuantConfig made({path, "", member->begin}, object);
     made.compute_ = compute_of(text);
+    made.expert_dtype_ = text_of(text, "expert_dtype");
     made.set_method();
     return made;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the config.json beside a model says of how its weights are quantized: the object under
-// "quantization_config", and the dtype that the model computes in. Nothing else of it is read.
+// "quantization_config", and the dtype that the model computes in. Of the rest only expert_dtype is
+// read.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -23,6 +24,8 @@ class QuantConfig {
 
   const std::string& method() const noexcept { return method_; }  // "fp8", ...
   const std::optional<Dtype>& compute() const noexcept { return compute_; }
+  /// Of DeepSeek's experts, which stands beside quantization_config: "fp4"; "" where it does not.
+  const std::string& expert_dtype() const noexcept { return expert_dtype_; }
   const nlohmann::json& all() const noexcept { return all_; }
   /// Nothing where the key is absent or null; refuses values of another type.
   std::optional<std::string> text(const char* key) const;
@@ -40,7 +43,7 @@ class QuantConfig {
 
   Place place_;
   nlohmann::json all_;
-  std::string method_;
+  std::string method_, expert_dtype_;
   std::optional<Dtype> compute_;
 };
 

@@ -9,7 +9,7 @@
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 #include "store/json_fields.h"
 
 namespace stowage::dialects {
@@ -79,7 +79,7 @@ void read(Claims& claims) {
   read_header(claims.source(), layers);
   read_tensors(claims, layers);
   for (const auto& [name, said] : layers) {
-    EightBit weight{.name = name + ".weight"};
+    ScaledCodes weight{.name = name + ".weight"};
     weight.codes = weight.name;
     weight.scale = weight.name + "_scale";
     weight.storage = parse_storage(said.format->storage);

@@ -8,7 +8,7 @@
 // Layers without a scale_weight are plain.
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
 namespace comfyui_scaled {
@@ -46,7 +46,7 @@ void read(Claims& claims) {
   for (const TensorInfo& scale : claims.tensors()) {
     if (!scale.name.ends_with(kScaleWeight)) continue;
     const std::string layer = scale.name.substr(0, scale.name.size() - kScaleWeight.size());
-    EightBit weight{.name = layer + ".weight", .codes = layer + ".weight", .scale = scale.name};
+    ScaledCodes weight{.name = layer + ".weight", .codes = layer + ".weight", .scale = scale.name};
     weight.storage = storage;
     weight.rounds_scale = true;
     add_activation_scale(claims, weight.add(claims, claims.place(scale)), "scale_input");

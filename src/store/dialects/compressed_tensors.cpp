@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// compressed-tensors 0.15 to 0.20, in its formats of 8 bits, by the configuration beside the files:
-//   W        F8_E4M3 or I8 [O, K]
-//   W_scale  of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each block
-//            of block_structure; in mxfp8-quantized U8 exponents [O, K / 32]
+// compressed-tensors 0.15 to 0.20, by the configuration beside the files:
+//   W         F8_E4M3 or I8 [O, K]; in mxfp4-pack-quantized there is
+//   W_packed  U8 [O, K / 2] instead, the first of two columns in the low bits
+//   W_scale   of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each block
+//             of block_structure; in the formats of mx U8 exponents [O, K / 32]
 #include <algorithm>
 #include <array>
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
 namespace compressed_tensors {
@@ -16,17 +17,34 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
-constexpr std::array<std::string_view, 5> kFormats{
-    "float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized", "mixed-precision"};
+constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
+
+struct Format {
+  std::string_view name;
+  int bits = 8;
+  bool exponents = false;
+  std::string_view codes = "";  // behind the name of the weight
+};
+constexpr std::array<Format, 5> kFormats{{{"float-quantized"},
+                                          {"int-quantized"},
+                                          {"naive-quantized"},
+                                          {"mxfp8-quantized", 8, true},
+                                          {"mxfp4-pack-quantized", 4, true, "_packed"}}};
 
 struct Scheme {
+  const Format* format = nullptr;
   Storage storage;
-  bool exponents = false;
   std::vector<std::string> targets;
   bool operator==(const Scheme& other) const {
-    return storage == other.storage && exponents == other.exponents;
+    return storage == other.storage && format == other.format;
   }
 };
+
+const Format& format_of(const QuantConfig& config, const std::string& said) {
+  const auto at = std::ranges::find(kFormats, said, &Format::name);
+  if (at == kFormats.end()) config.refuse("format " + in_quotes(said));
+  return *at;
+}
 
 // "" where it is absent or null.
 std::string text_of(const QuantConfig& config, const Json& object, const char* key) {
@@ -72,33 +90,30 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const auto weights = group.is_object() ? group.find("weights") : group.end();
   if (!group.is_object() || weights == group.end() || !weights->is_object())
     config.refuse("a group of config_groups without weights");
-  std::string own = text_of(config, group, "format");
-  if (own.empty()) own = format;
-  if (std::ranges::find(kFormats, own) == kFormats.end() || own == "mixed-precision")
-    config.refuse("format " + in_quotes(own));
+  const std::string own = text_of(config, group, "format");
+  const Format& read = format_of(config, own.empty() ? format : own);
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
-  if (bits == weights->end() || *bits != 8) config.refuse("weights of other than 8 num_bits");
+  if (bits == weights->end() || *bits != read.bits)
+    config.refuse(formatted("{} of weights of other than {} num_bits", read.name, read.bits));
   if (symmetric != weights->end() && *symmetric != true)
     config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
   const std::string type = text_of(config, *weights, "type");
-  if (type != "float" && type != "int") config.refuse("type " + in_quotes(type) + " of weights");
-  Scheme made;
-  made.exponents = own == "mxfp8-quantized";
-  const std::string storage =
-      formatted("{}:{}", type == "int" ? "int8" : "f8_e4m3", scaling_text(config, *weights));
+  if (type != "float" && (type != "int" || read.bits != 8))
+    config.refuse("type " + in_quotes(type) + " of weights");
+  Scheme made{.format = &read, .storage = {}, .targets = targets_of(config, group)};
+  const char* const codes = type == "int" ? "int8" : read.bits == 4 ? "f4_e2m1" : "f8_e4m3";
+  const std::string storage = formatted("{}:{}", codes, scaling_text(config, *weights));
   try {
     made.storage = parse_storage(storage);
   } catch (const Error&) {
     config.refuse("weights of " + in_quotes(storage));
   }
-  made.targets = targets_of(config, group);
   return made;
 }
 
 std::vector<Scheme> schemes_of(const QuantConfig& config) {
   const std::string format = config.text("format").value_or("");
-  if (std::ranges::find(kFormats, format) == kFormats.end())
-    config.refuse("format " + in_quotes(format));
+  if (format != kMixed) format_of(config, format);
   const auto groups = config.all().find("config_groups");
   if (groups == config.all().end() || !groups->is_object() || groups->empty())
     config.refuse("no config_groups");
@@ -134,9 +149,10 @@ void read(Claims& claims) {
     if (!scale.name.ends_with(kWeightScale) || claims.is_taken(scale.name)) continue;
     const std::string name = scale.name.substr(0, scale.name.size() - kScale.size());
     const Scheme& scheme = scheme_for(config, all, module_of(name));
-    EightBit weight{.name = name, .codes = name, .scale = scale.name};
+    ScaledCodes weight{.name = name, .codes = name, .scale = scale.name};
+    weight.codes += scheme.format->codes;
     weight.storage = scheme.storage;
-    weight.bytes_are_exponents = scheme.exponents;
+    weight.bytes_are_exponents = scheme.format->exponents;
     WeightInfo& made = weight.add(claims, claims.place(scale));
     for (const char* other : {"input_scale", "output_scale"})
       add_activation_scale(claims, made, other);

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 with scales of blocks, as DeepSeek publishes it and transformers writes it
 // (FineGrainedFP8Config), by the configuration beside the files:
-//   W            F8_E4M3 [O, K]
-//   W_scale_inv  F32, BF16 or F8_E8M0 [ceil(O / M), ceil(K / N)], which multiplies, whatever it is
-//                called; U8 are exponents where scale_fmt is ue8m0. [M, N] is weight_block_size;
-//                without one, a scale of the whole tensor.
+//   W             F8_E4M3 [O, K]
+//   W_scale_inv   F32, BF16 or F8_E8M0 [ceil(O / M), ceil(K / N)], which multiplies, whatever it
+//                 is called; U8 are exponents where scale_fmt is ue8m0. [M, N] is
+//                 weight_block_size; without one, a scale of the whole tensor.
+//   MODULE.scale  is its name beside MODULE.weight in DeepSeek's own releases
+// Those have experts of E2M1 where expert_dtype, outside of the quantization_config, is fp4:
+//   W             I8 [O, K / 2], the first of two columns in the low bits
+//   MODULE.scale  F8_E8M0 [O, K / 32]
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
 namespace fp8 {
 namespace {
 
-constexpr std::string_view kScaleInv = "_scale_inv";
+constexpr std::string_view kScaleInv = "_scale_inv", kScale = ".scale";
+
+bool is_power(const TensorInfo& scale) { return scale.dtype == Dtype::f8_e8m0; }
 
 // What the configuration says of all weights.
 Scaling scaling_of(const QuantConfig& config) {
@@ -41,17 +47,42 @@ void check(const QuantConfig& config) {
     config.refuse("scale_fmt " + in_quotes(*scale));
 }
 
+// The weight that a tensor scales by its name; "" for none. A scale that is a number of the model
+// itself has no codes beside it.
+std::string weight_of(const Claims& claims, const TensorInfo& scale) {
+  const std::string& name = scale.name;
+  if (name.ends_with(kScaleInv)) return name.substr(0, name.size() - kScaleInv.size());
+  if (!name.ends_with(kScale)) return "";
+  std::string weight = name.substr(0, name.size() - kScale.size()) + ".weight";
+  const TensorInfo* const codes = claims.find(weight);
+  const bool scales = codes != nullptr && (codes->dtype == Dtype::f8_e4m3 ||
+                                           (codes->dtype == Dtype::i8 && is_power(scale)));
+  return scales || (codes == nullptr && is_power(scale)) ? weight : "";
+}
+
+// Experts of two E2M1 in a byte.
+void set_packed(const Claims& claims, const TensorInfo& codes, ScaledCodes& weight) {
+  const std::string& said = claims.source().config->expert_dtype();
+  if (said != "fp4")
+    refuse(Refusal::dialect_part, claims.place(codes),
+           formatted("{} with expert_dtype {}", described(codes), in_quotes(said)));
+  weight.storage = parse_storage("mxfp4");
+  weight.codes_in = Dtype::i8;
+}
+
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
   const Scaling scaling = scaling_of(config);
   const bool exponents = config.text("scale_fmt") == "ue8m0";
   for (const TensorInfo& scale : claims.tensors()) {
-    if (!scale.name.ends_with(kScaleInv)) continue;
-    const std::string name = scale.name.substr(0, scale.name.size() - kScaleInv.size());
-    EightBit weight{.name = name, .codes = name, .scale = scale.name};
+    const std::string name = weight_of(claims, scale);
+    if (name.empty()) continue;
+    ScaledCodes weight{.name = name, .codes = name, .scale = scale.name};
     weight.storage = {.codes = Codes::f8_e4m3, .scaling = scaling};
     weight.bytes_are_exponents = exponents;
+    const TensorInfo* const codes = claims.find(name);
+    if (codes != nullptr && codes->dtype == Dtype::i8) set_packed(claims, *codes, weight);
     WeightInfo& made = weight.add(claims, claims.place(scale));
     for (const char* other : {"input_scale", "activation_scale"})
       add_activation_scale(claims, made, other);

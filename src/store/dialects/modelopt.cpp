@@ -9,7 +9,7 @@
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
 namespace modelopt {
@@ -38,7 +38,7 @@ void read(Claims& claims) {
   for (const TensorInfo& scale : claims.tensors()) {
     if (!scale.name.ends_with(kWeightScale) || claims.is_taken(scale.name)) continue;
     const std::string name = scale.name.substr(0, scale.name.size() - kScale.size());
-    EightBit weight{.name = name, .codes = name, .scale = scale.name};
+    ScaledCodes weight{.name = name, .codes = name, .scale = scale.name};
     weight.storage = parse_storage(algorithm.storage);
     weight.bytes_are_exponents = algorithm.exponents;
     WeightInfo& made = weight.add(claims, claims.place(scale));

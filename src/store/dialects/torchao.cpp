@@ -10,7 +10,7 @@
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 #include "store/json_fields.h"
 #include "store/manifest.h"
 
@@ -86,7 +86,7 @@ void read_weight(Claims& claims, const std::string& name, const Said& said) {
   const std::string type = said.type();
   if (type == "Tensor") return;
   if (type != "Int8Tensor" && type != "Float8Tensor") said.refuse("_type " + in_quotes(type));
-  EightBit weight{.name = name};
+  ScaledCodes weight{.name = name};
   weight.codes = tensor_name(name, "qdata");
   weight.scale = tensor_name(name, "scale");
   const TensorInfo* const codes = claims.find(weight.codes);

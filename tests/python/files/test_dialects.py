@@ -30,6 +30,8 @@ DIALECTS = {
     "ct-fp8-tensor": "compressed-tensors",
     "ct-fp8-channel": "compressed-tensors",
     "ct-int8": "compressed-tensors",
+    "ct-mxfp4": "compressed-tensors",
+    "deepseek-v4": "fp8",
     "ct-mxfp8": "compressed-tensors",
     "modelopt-fp8": "modelopt",
     "modelopt-mxfp8": "modelopt",
@@ -191,7 +193,23 @@ def test_the_program_knows_it(folder: str, tmp_path: Path) -> None:
     resting = {
         w["name"]: w
         for w in shown["weights"]
-        if "e4m3" in w["storage"] or "int8" in w["storage"] or "nf4" in w["storage"]
+        if "e4m3" in w["storage"] or "int8" in w["storage"] or "4" in w["storage"]
     }
     assert resting.keys() == weights_of(folder).keys()
     assert f"dialect {DIALECTS[folder]}" in ask("verify", str(path))
+
+
+def test_a_nested_state_has_room_for_every_offset(tmp_path: Path) -> None:
+    folder, name = "bnb-nf4-nested", "model.layers.0.mlp.down_proj.weight"
+    path = copied(folder, tmp_path)
+    model = opened(folder, path)
+    weight = model.get_parameter(name)
+    assert isinstance(weight, stowage.StowedTensor)
+    offset = list(weight.parts.values())[-1]
+    for value in (-1.1754943508222875e-38, -0.012345679104328156, 3.4028234663852886e38, 1 / 3):
+        offset.fill_(value)
+        stowage.save(model, tmp_path / "again", dialect="bitsandbytes")
+        again = opened(folder, tmp_path / "again").get_parameter(name)
+        assert isinstance(again, stowage.StowedTensor)
+        assert torch.equal(list(again.parts.values())[-1], offset)
+        assert same_bits(again.dequantize(torch.bfloat16), weight.dequantize(torch.bfloat16))

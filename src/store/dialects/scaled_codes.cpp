@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/dialects/eight_bit.h"
+#include "store/dialects/scaled_codes.h"
 
 #include "base/formatted.h"
 #include "stowage/descriptor.h"
@@ -7,9 +7,9 @@
 namespace stowage::dialects {
 namespace {
 
-const TensorInfo& codes_of(const Claims& claims, const EightBit& weight, const Place& near) {
+const TensorInfo& codes_of(const Claims& claims, const ScaledCodes& weight, const Place& near) {
   const TensorInfo* const codes = claims.find(weight.codes);
-  const Dtype wanted = trait(weight.storage.codes).disk;
+  const Dtype wanted = weight.codes_in.value_or(trait(weight.storage.codes).disk);
   if (codes == nullptr)
     refuse(Refusal::dialect_part, near,
            formatted("no {} ({})", in_quotes(weight.codes), disk_name(wanted)));
@@ -21,7 +21,7 @@ const TensorInfo& codes_of(const Claims& claims, const EightBit& weight, const P
 }
 
 // How the scale lies in the file, and what storage it makes.
-PartForm form_of(const Claims& claims, const EightBit& weight, const TensorInfo& scale,
+PartForm form_of(const Claims& claims, const ScaledCodes& weight, const TensorInfo& scale,
                  Storage& storage) {
   const bool exponents =
       scale.dtype == Dtype::f8_e8m0 || (scale.dtype == Dtype::u8 && weight.bytes_are_exponents);
@@ -40,6 +40,13 @@ PartForm form_of(const Claims& claims, const EightBit& weight, const TensorInfo&
                                               : "F32, BF16, F16 or F8_E8M0"));
 }
 
+// The weight's: two packed columns are one of the tensor.
+Shape shape_of(const Storage& storage, const TensorInfo& codes) {
+  std::vector<std::int64_t> sizes(codes.shape.sizes().begin(), codes.shape.sizes().end());
+  sizes.back() *= codes_in_a_byte(describe(storage).packing);
+  return Shape(sizes);
+}
+
 // The shape that the storage asks for; one number may be [1] or [], and one a row [O].
 bool fits(const Shape& scale, const Shape& wanted) {
   if (scale == wanted) return true;
@@ -49,27 +56,28 @@ bool fits(const Shape& scale, const Shape& wanted) {
 
 }  // namespace
 
-WeightInfo& EightBit::add(Claims& claims, const Place& near) const {
+WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   const TensorInfo& held = codes_of(claims, *this, near);
   const TensorInfo* const scales = claims.find(scale);
   if (scales == nullptr)
     refuse(Refusal::dialect_part, claims.place(held), "no " + in_quotes(scale));
   Storage made = storage;
   const PartForm form = form_of(claims, *this, *scales, made);
-  std::optional<Shape> wanted;
+  std::optional<Shape> shape, wanted;
   try {
-    wanted = layout(made, held.shape).parts[1].shape;
+    shape = shape_of(made, held);
+    wanted = layout(made, *shape).parts[1].shape;
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(held), in_quotes(error.what()));
   }
   if (!fits(scales->shape, *wanted))
     refuse(Refusal::dialect_part, claims.place(*scales),
            formatted("{} for {}, {} of {}", described(*scales), to_string(*wanted), to_string(made),
-                     to_string(held.shape)));
+                     to_string(*shape)));
   const QuantConfig* const config = claims.source().config;
   auto computes = compute;
   if (!computes && config != nullptr) computes = config->compute();
-  WeightInfo& info = claims.add(name, made, held.shape, {codes, scale}, computes);
+  WeightInfo& info = claims.add(name, made, *shape, {codes, scale}, computes);
   if (form != PartForm::whole) info.forms = {PartForm::whole, form};
   return info;
 }
