@@ -21,7 +21,7 @@ constexpr std::string_view kMixed = "mixed-precision";  // each group says its o
 
 struct Format {
   std::string_view name;
-  int bits = 8;
+  int num_bits = 8;
   bool exponents = false;
   std::string_view codes = "";  // behind the name of the weight
 };
@@ -93,15 +93,15 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const std::string own = text_of(config, group, "format");
   const Format& read = format_of(config, own.empty() ? format : own);
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
-  if (bits == weights->end() || *bits != read.bits)
-    config.refuse(formatted("{} of weights of other than {} num_bits", read.name, read.bits));
+  if (bits == weights->end() || *bits != read.num_bits)
+    config.refuse(formatted("{} of weights of other than {} num_bits", read.name, read.num_bits));
   if (symmetric != weights->end() && *symmetric != true)
     config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
   const std::string type = text_of(config, *weights, "type");
-  if (type != "float" && (type != "int" || read.bits != 8))
+  if (type != "float" && (type != "int" || read.num_bits != 8))
     config.refuse("type " + in_quotes(type) + " of weights");
   Scheme made{.format = &read, .storage = {}, .targets = targets_of(config, group)};
-  const char* const codes = type == "int" ? "int8" : read.bits == 4 ? "f4_e2m1" : "f8_e4m3";
+  const char* const codes = type == "int" ? "int8" : read.num_bits == 4 ? "f4_e2m1" : "f8_e4m3";
   const std::string storage = formatted("{}:{}", codes, scaling_text(config, *weights));
   try {
     made.storage = parse_storage(storage);
