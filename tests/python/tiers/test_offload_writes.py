@@ -124,6 +124,17 @@ def test_what_is_written_in_one_go_stays_in_the_budget(tmp_path: Path) -> None:
     assert engine._journal.bytes >= every - ROOM
 
 
+def test_a_write_elsewhere_leaves_what_is_in_memory(tmp_path: Path) -> None:
+    model, other = uneven(), uneven()
+    for each, name in ((model, "model"), (other, "other")):
+        stowage.offload(each, ram=4 * WIDE, folder=tmp_path / name)
+    model(X)
+    before = stowage.engine_report(model)
+    other[0].weight.mul_(-2)
+    model(X)
+    assert stowage.engine_report(model).since(before).misses == 0
+
+
 def test_a_smaller_budget_holds_at_once(tmp_path: Path) -> None:
     model, twin, ram = uneven(), uneven(), WIDE + ROOM
     stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
