@@ -11,9 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from stowage._ops import _torch
+from stowage._ops.eager import eagerly
 from stowage._ops.errors import translated
 
 Handler = Callable[..., Any]
@@ -24,7 +22,6 @@ ROW_OPS: dict[Any, Handler] = {}  # the same, of rows that are spread over proce
 unregistered: list[Callable[[], object]] = []  # what torch is told with the first weight
 _registering = threading.Lock()
 _DEFAULT = "default"
-_dynamo_callback = _torch.get_eval_frame_callback
 
 
 def function(*keys: Any) -> Callable[[Handler], Handler]:
@@ -96,10 +93,7 @@ def dispatch(
     called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], table: dict[Any, Handler] = OPS
 ) -> Any:
     """Runs an operator that was given a stowed tensor, a view of one, or rows of one."""
-    if _dynamo_callback() is None:
-        return _dispatch(called, args, kwargs, table)
-    # Code around a graph break runs with dynamo on, which would compile the handlers in pieces.
-    return torch.compiler.disable(_dispatch)(called, args, kwargs, table)
+    return eagerly(_dispatch, called, args, kwargs, table)
 
 
 def _dispatch(

@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from stowage._ops import library
+from stowage._ops.eager import eagerly
 from stowage._ops.errors import translated
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.disk.engine import Engine, engine_of
@@ -81,8 +82,10 @@ class _Recorder:
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
     def enter(self, module: nn.Module, args: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            eagerly(self._enter, module)
+
+    def _enter(self, module: nn.Module) -> None:
         stack = self._stack()
         engine = engine_of(module)
         if engine is not None:
@@ -94,8 +97,10 @@ class _Recorder:
             stack.append(_Span(module, engine, time.perf_counter(), engine.report()))
 
     def leave(self, module: nn.Module, args: object, result: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            eagerly(self._leave, module)
+
+    def _leave(self, module: nn.Module) -> None:
         stack = self._stack()
         if not stack or stack[-1].module is not module:
             return

@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_modules
 from stowage._model.sizes import memory, nbytes
 from stowage._model.weights import Held, Inventory, Swap, is_fetched_whole
 from stowage._ops import _torch
+from stowage._ops.eager import eagerly
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lenders import enter
 from stowage._ops.memory import is_borrowed, new_copy
@@ -195,8 +196,10 @@ class _Begin:
         self._devices = devices
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            eagerly(self._begin, module, args, kwargs)
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         devices = self._devices
         if devices.registered != _registered or module not in devices.models:
             devices.models.add(module)

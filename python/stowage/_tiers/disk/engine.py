@@ -23,6 +23,7 @@ from stowage._files.sources import FileSource
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
 from stowage._ops import library
+from stowage._ops.eager import eagerly
 from stowage._ops.errors import InvalidArgument, raise_problems, translated
 from stowage._ops.memory import copies_made, copy_with, new_copy
 from stowage._tiers.counts import EngineReport
@@ -265,8 +266,14 @@ class _Signature:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._engine is None or torch.compiler.is_compiling():
             return
-        self._engine.settle(module)
-        self._engine.set_signature(signature_of(args, kwargs))
+        eagerly(self._begin, self._engine, module, args, kwargs)
+
+    @staticmethod
+    def _begin(
+        engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        engine.settle(module)
+        engine.set_signature(signature_of(args, kwargs))
 
 
 _Signature.__module__ = "stowage._tiers.engine"  # pickles name it

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from stowage._model.weights import Inventory
+from stowage._ops.eager import eagerly
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.disk.engine import Engine, EngineOptions, engine_of, signature_of
@@ -196,7 +197,7 @@ class _Begin:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._kept is not None and not torch.compiler.is_compiling():
-            self._kept.begin(engine_of(module))
+            eagerly(self._kept.begin, engine_of(module))
 
 
 _Begin.__module__ = "stowage._tiers.timing"  # pickles name it
@@ -210,7 +211,7 @@ class _End:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: object
     ) -> None:
         if self._kept is not None and not torch.compiler.is_compiling():
-            self._kept.end(engine_of(module), signature_of(args, kwargs))
+            eagerly(self._kept.end, engine_of(module), signature_of(args, kwargs))
 
 
 _End.__module__ = "stowage._tiers.timing"  # pickles name it
