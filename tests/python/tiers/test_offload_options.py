@@ -8,11 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from offloadable import X, made
+from torch import nn
 
 import stowage
 
@@ -57,6 +59,7 @@ extern "C" ssize_t preadv64(int descriptor, const iovec* to, int count, off_t of
 CHILD = """
 import sys, stowage, torch
 from offloadable import X, made
+from torch import nn
 model, whole = made("int8"), made("int8")
 stowage.offload(model, ram="256KiB", folder=sys.argv[1], reads="direct")
 begun = stowage.engine_report(model).reads
@@ -91,3 +94,26 @@ def test_the_report_says_how_bytes_come(refuses: bool, tmp_path: Path) -> None:
     if first != "direct":
         pytest.skip("this file system knows no direct reads")
     assert set(later) == ({"buffered"} if refuses else {"direct"})
+
+
+def test_the_first_pass_is_fetched_ahead(tmp_path: Path) -> None:
+    """In the order of the modules: none has been learnt yet."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).eval().requires_grad_(False)
+    stowage.offload(model, ram="8MiB", folder=tmp_path, reads="buffered")
+    model[0](torch.zeros(1, 256))
+    limit = time.monotonic() + 60
+    while stowage.engine_report(model).ahead == 0 and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert stowage.engine_report(model).ahead > 0
+
+
+def test_counts_go_on_in_another_budget(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    model = made("int8").requires_grad_(False)
+    stowage.offload(model, ram="1MiB", folder=tmp_path)
+    model(X)
+    before = stowage.engine_report(model)
+    stowage.rebudget(model, "2MiB")
+    after = stowage.engine_report(model)
+    assert after.acquired == before.acquired > 0 and after.bytes_read == before.bytes_read > 0
+    assert before.seconds <= after.seconds < time.perf_counter() - begun

@@ -8,6 +8,7 @@ import copy
 import hashlib
 import itertools
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,29 @@ def test_what_is_written_in_one_go_stays_in_the_budget(tmp_path: Path) -> None:
     assert engine is not None
     every = sum(stowage.nbytes(layer.weight) for layer in model)
     assert engine._journal.bytes >= every - ROOM
+
+
+def test_pages_of_the_journal_are_given_back(tmp_path: Path) -> None:
+    model = uneven()
+    stowage.offload(model, ram=WIDE + ROOM, folder=tmp_path)
+    for layer in model:
+        layer.weight.mul_(-2)
+        layer.weight.mul_(-2)  # in the journal
+    assert in_journals(tmp_path) > 0
+    assert stowage.engine_report(model).journal > 0
+    assert in_journals(tmp_path) == 0
+
+
+def in_journals(folder: Path) -> int:
+    """Bytes of their pages in memory."""
+    text, found = Path("/proc/self/smaps").read_text(), 0
+    for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
+        resident = re.search(r"^Rss: +(\d+) kB", mapping, re.M)
+        place = mapping.split("\n", 1)[0]
+        if str(folder) in place and place.endswith("(deleted)"):  # files without a name
+            assert resident is not None
+            found += int(resident[1]) * 1024
+    return found
 
 
 def test_a_write_elsewhere_leaves_what_is_in_memory(tmp_path: Path) -> None:
