@@ -14,9 +14,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Amax = EachIsa;
-STOWAGE_FOR_EACH_ISA(Amax);
-
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -43,17 +40,17 @@ std::vector<std::uint32_t> found(const Kernels& table, const std::vector<Values>
   return out;
 }
 
-TEST_P(Amax, EveryHalfAlone) {
+STOWAGE_ON_EACH_ISA(Amax, EveryHalfAlone) {
   std::vector<std::uint16_t> halves(65536);
   for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
     std::vector<Values> arrays;
     for (const std::uint16_t& half : halves) arrays.push_back({&half, dtype, 1});
-    EXPECT_TRUE(found(table(), arrays) == expected(arrays)) << disk_name(dtype);
+    EXPECT_TRUE(found(table, arrays) == expected(arrays)) << disk_name(dtype);
   }
 }
 
-TEST_P(Amax, EveryLengthWithTheLargestAtEachPlace) {
+STOWAGE_ON_EACH_ISA(Amax, EveryLengthWithTheLargestAtEachPlace) {
   constexpr std::size_t kLongest = 3 * 64 + 1;
   for (const Dtype dtype : kValueTypes) {
     const Fenced memory(kLongest * width(dtype));
@@ -65,13 +62,13 @@ TEST_P(Amax, EveryLengthWithTheLargestAtEachPlace) {
       for (const auto against : {Fenced::Against::end, Fenced::Against::begin}) {
         const std::vector<Values> one{
             {memory.piece(bytes, against), dtype, static_cast<std::int64_t>(n)}};
-        ASSERT_EQ(found(table(), one), expected(one)) << disk_name(dtype) << " n " << n;
+        ASSERT_EQ(found(table, one), expected(one)) << disk_name(dtype) << " n " << n;
       }
     }
   }
 }
 
-TEST_P(Amax, WhatIsNotOrdinary) {
+STOWAGE_ON_EACH_ISA(Amax, WhatIsNotOrdinary) {
   const std::vector<std::vector<double>> cases{
       {},         {-0.0, 0.0},         {0x1p-149, -0x1p-148}, {-0x1p-133, 0x1p-134},
       {kInf, 1},  {1, -kInf},          {kInf, -kNan},         {kNan, 1},
@@ -83,12 +80,12 @@ TEST_P(Amax, WhatIsNotOrdinary) {
       memory.push_back(as_type(numbers, dtype));
       arrays.push_back({memory.back().data(), dtype, static_cast<std::int64_t>(numbers.size())});
     }
-    EXPECT_EQ(found(table(), arrays), expected(arrays)) << disk_name(dtype);
+    EXPECT_EQ(found(table, arrays), expected(arrays)) << disk_name(dtype);
   }
 }
 
 // Arrays that share a chunk, that span several, and none at all, of several types together.
-TEST_P(Amax, ArraysAreToldApartForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Amax, ArraysAreToldApartForEveryNumberOfThreads) {
   std::vector<Bytes> memory;
   std::vector<Values> arrays{{nullptr, Dtype::f32, 0}};
   unsigned seed = 0;
@@ -102,7 +99,7 @@ TEST_P(Amax, ArraysAreToldApartForEveryNumberOfThreads) {
   const auto wanted = expected(arrays);
   for (const int threads : {1, 2, 3, 5}) {
     const auto pool = make_pool(threads);
-    EXPECT_EQ(found(table(), arrays, *pool), wanted) << threads << " threads";
+    EXPECT_EQ(found(table, arrays, *pool), wanted) << threads << " threads";
   }
 }
 

@@ -11,9 +11,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Decoding = EachIsa;
-STOWAGE_FOR_EACH_ISA(Decoding);
-
 constexpr const char* kOwn[] = {"nf4:torchao:f32",
                                 "nf4:torchao:bf16",
                                 "nf4:torchao:f16",
@@ -35,7 +32,7 @@ struct Held {
         weight(parts.weight(parse_storage(name), shape)) {}
 };
 
-TEST_P(Decoding, EveryDtypeToEveryDtype) {
+STOWAGE_ON_EACH_ISA(Decoding, EveryDtypeToEveryDtype) {
   for (const char* name : kOwn)
     for (const Shape& shape : kShapes)
       for (const Kind kind : {Kind::normal, Kind::tiny}) {
@@ -43,14 +40,14 @@ TEST_P(Decoding, EveryDtypeToEveryDtype) {
         for (const Dtype out : kValueTypes) {
           const Bytes expected = reference_values(held.weight, out);
           Bytes got(expected.size());
-          dequantize_with(table(), held.weight, {0, shape.rows()}, got.data(), out,
+          dequantize_with(table, held.weight, {0, shape.rows()}, got.data(), out,
                           inline_executor());
           EXPECT_TRUE(got == expected) << name << to_string(shape) << " to " << disk_name(out);
         }
       }
 }
 
-TEST_P(Decoding, SomeRowsAndRowsById) {
+STOWAGE_ON_EACH_ISA(Decoding, SomeRowsAndRowsById) {
   for (const char* name : kOwn)
     for (const Shape& shape : kShapes) {
       const Held held(name, shape);
@@ -59,9 +56,9 @@ TEST_P(Decoding, SomeRowsAndRowsById) {
         const auto row = static_cast<std::size_t>(shape.row_elements()) * width(out);
         const std::vector<std::int64_t> ids{5, 6, 127, 0};
         Bytes some(2 * row), chosen(ids.size() * row);
-        dequantize_with(table(), held.weight, {5, 7}, some.data(), out, inline_executor());
+        dequantize_with(table, held.weight, {5, 7}, some.data(), out, inline_executor());
         EXPECT_EQ(std::memcmp(some.data(), all.data() + 5 * row, some.size()), 0) << name;
-        embedding_with(table(), held.weight, ids.data(), 4, chosen.data(), out, inline_executor());
+        embedding_with(table, held.weight, ids.data(), 4, chosen.data(), out, inline_executor());
         for (std::size_t i = 0; i < ids.size(); ++i)
           EXPECT_EQ(std::memcmp(chosen.data() + i * row,
                                 all.data() + static_cast<std::size_t>(ids[i]) * row, row),
@@ -71,18 +68,18 @@ TEST_P(Decoding, SomeRowsAndRowsById) {
     }
 }
 
-TEST_P(Decoding, TheSameBytesForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Decoding, TheSameBytesForEveryNumberOfThreads) {
   const Held held("nf4:torchao:bf16", {128, 384});
   const Bytes expected = reference_values(held.weight, Dtype::f32);
   for (const int threads : {2, 3}) {
     Bytes got(expected.size());
-    dequantize_with(table(), held.weight, {0, 128}, got.data(), Dtype::f32, *make_pool(threads));
+    dequantize_with(table, held.weight, {0, 128}, got.data(), Dtype::f32, *make_pool(threads));
     EXPECT_TRUE(got == expected) << threads;
   }
 }
 
 // |y - y*| <= (K + 8) 2^-24 sum |x w| and half a step of y, for w as dequantize gives it in fp32.
-TEST_P(Decoding, ProductsKeepTheBound) {
+STOWAGE_ON_EACH_ISA(Decoding, ProductsKeepTheBound) {
   const Shape shape{128, 384};
   for (const char* name : kOwn) {
     const Held held(name, shape);
@@ -94,10 +91,9 @@ TEST_P(Decoding, ProductsKeepTheBound) {
       for (const double v : numbers(Kind::normal, static_cast<std::size_t>(m * 384), 9))
         x.push_back(static_cast<float>(v));
       std::vector<float> fixed(y.size()), gx(x.size());
-      linear_with(table(), x.data(), m, Dtype::f32, held.weight, nullptr, y.data(),
+      linear_with(table, x.data(), m, Dtype::f32, held.weight, nullptr, y.data(),
                   inline_executor());
-      linear_fixed_with(table(), x.data(), m, held.weight, nullptr, fixed.data(),
-                        inline_executor());
+      linear_fixed_with(table, x.data(), m, held.weight, nullptr, fixed.data(), inline_executor());
       for (std::int64_t i = 0; i < m; ++i)
         for (std::int64_t j = 0; j < 128; ++j) {
           double sum = 0, size = 0;
@@ -112,7 +108,7 @@ TEST_P(Decoding, ProductsKeepTheBound) {
           ASSERT_LE(std::fabs(double{y[at]} - sum), bound) << name << " m " << m;
           ASSERT_LE(std::fabs(double{fixed[at]} - sum), bound) << name << " m " << m;
         }
-      linear_grad_input_with(table(), y.data(), m, Dtype::f32, held.weight, gx.data(),
+      linear_grad_input_with(table, y.data(), m, Dtype::f32, held.weight, gx.data(),
                              inline_executor());
       for (std::int64_t k = 0; k < 384; ++k) {
         double sum = 0, size = 0;
@@ -130,12 +126,12 @@ TEST_P(Decoding, ProductsKeepTheBound) {
   }
 }
 
-TEST_P(Decoding, MeasureSeesTheValues) {
+STOWAGE_ON_EACH_ISA(Decoding, MeasureSeesTheValues) {
   for (const char* name : kOwn) {
     const Held held(name, {128, 384});
     const Bytes values = reference_values(held.weight, Dtype::f64);
     const Loss loss =
-        measure_with(table(), values.data(), Dtype::f64, held.weight, inline_executor());
+        measure_with(table, values.data(), Dtype::f64, held.weight, inline_executor());
     EXPECT_EQ(loss.max_error, 0) << name;
     EXPECT_EQ(loss.nonfinite, 0) << name;
   }

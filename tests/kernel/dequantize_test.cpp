@@ -10,9 +10,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Dequantize = EachIsa;
-STOWAGE_FOR_EACH_ISA(Dequantize);
-
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 const float kScales[] = {1.0f,        0.37f,    -1.5f,     0.0f,     -0.0f,           0x1p-126f,
@@ -37,7 +34,7 @@ std::int64_t count_of(Codes codes, const Bytes& bytes) {
   return static_cast<std::int64_t>(bytes.size()) * 8 / trait(codes).bits;
 }
 
-TEST_P(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
   for (const char* name :
        {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "nf4", "fp4", "f4_e2m1:block64"}) {
     const Storage storage = parse_storage(name);
@@ -48,14 +45,14 @@ TEST_P(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
       const std::vector<float> scales(static_cast<std::size_t>(n), scale);
       const Weight weight(storage, {1, n}, std::vector<const void*>{all.data(), scales.data()});
       for (const Dtype out : kValueTypes)
-        EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, scales.data(), 64, n}, out),
+        EXPECT_EQ(run_kernel(table, codes, {all.data(), 0, scales.data(), 64, n}, out),
                   reference_values(weight, out))
             << trait(codes).name << " x " << scale << " to " << disk_name(out);
     }
   }
 }
 
-TEST_P(Dequantize, EveryCodeInGroupsLargeEnoughForTables) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryCodeInGroupsLargeEnoughForTables) {
   for (const Codes codes : {Codes::f8_e4m3, Codes::f8_e5m2, Codes::int8}) {
     Bytes all;
     for (int i = 0; i < 20; ++i) {
@@ -67,27 +64,27 @@ TEST_P(Dequantize, EveryCodeInGroupsLargeEnoughForTables) {
     for (const float scale : kScales) {
       const Weight weight(storage, {n}, std::vector<const void*>{all.data(), &scale});
       for (const Dtype out : kValueTypes)
-        EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, &scale, n, n}, out),
+        EXPECT_EQ(run_kernel(table, codes, {all.data(), 0, &scale, n, n}, out),
                   reference_values(weight, out))
             << trait(codes).name << " x " << scale << " to " << disk_name(out);
     }
   }
 }
 
-TEST_P(Dequantize, EveryPlainCastOfAtMostSixteenBits) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryPlainCastOfAtMostSixteenBits) {
   for (const Codes codes : {Codes::bf16, Codes::f16, Codes::f8_e4m3, Codes::f8_e5m2}) {
     const Bytes all = every_code(codes);
     const std::int64_t n = count_of(codes, all);
     const Weight weight(parse_storage(trait(codes).name), {n},
                         std::vector<const void*>{all.data()});
     for (const Dtype out : kValueTypes)
-      EXPECT_EQ(run_kernel(table(), codes, {all.data(), 0, nullptr, 1, n}, out),
+      EXPECT_EQ(run_kernel(table, codes, {all.data(), 0, nullptr, 1, n}, out),
                 reference_values(weight, out))
           << trait(codes).name << " to " << disk_name(out);
   }
 }
 
-TEST_P(Dequantize, SinglesRoundToNearestEvenAndOverflowToInfinity) {
+STOWAGE_ON_EACH_ISA(Dequantize, SinglesRoundToNearestEvenAndOverflowToInfinity) {
   std::mt19937 random(3);
   std::vector<float> values(1 << 16);
   for (float& x : values) x = float_of(static_cast<std::uint32_t>(random()));
@@ -96,7 +93,7 @@ TEST_P(Dequantize, SinglesRoundToNearestEvenAndOverflowToInfinity) {
   const auto n = static_cast<std::int64_t>(values.size());
   const Weight weight({Codes::f32}, {n}, std::vector<const void*>{values.data()});
   for (const Dtype out : kValueTypes)
-    EXPECT_EQ(run_kernel(table(), Codes::f32, {values.data(), 0, nullptr, 1, n}, out),
+    EXPECT_EQ(run_kernel(table, Codes::f32, {values.data(), 0, nullptr, 1, n}, out),
               reference_values(weight, out))
         << disk_name(out);
 }
@@ -132,14 +129,13 @@ void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t gr
   }
 }
 
-TEST_P(Dequantize, TouchesNothingOutsideItsRun) {
+STOWAGE_ON_EACH_ISA(Dequantize, TouchesNothingOutsideItsRun) {
   for (const FormatTrait& format : formats())
     for (const Dtype out : kValueTypes)
-      for (const std::int64_t group : {32, 1 << 20})
-        check_lengths(table(), format.codes, out, group);
+      for (const std::int64_t group : {32, 1 << 20}) check_lengths(table, format.codes, out, group);
 }
 
-TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     for (const Shape& shape : shapes()) {
@@ -154,7 +150,7 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
         for (const Range rows : {Range{0, shape.rows()}, Range{shape.rows() / 3, shape.rows()},
                                  Range{0, shape.rows() / 2}, Range{shape.rows(), shape.rows()}}) {
           Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
-          dequantize_with(table(), weight, rows, got.data(), out, inline_executor());
+          dequantize_with(table, weight, rows, got.data(), out, inline_executor());
           const auto first = expected.begin() + rows.begin * static_cast<std::ptrdiff_t>(row);
           EXPECT_TRUE(std::equal(got.begin(), got.end() - 1, first))
               << name << to_string(shape) << " to " << disk_name(out);
@@ -165,7 +161,7 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
   }
 }
 
-TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     for (const Shape& shape : shapes()) {
@@ -187,7 +183,7 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
                             all.begin() + bytes * (i * row + columns.end));
           expected.push_back(std::byte{0x5A});
           Bytes got(expected.size(), std::byte{0x5A});
-          dequantize_with(table(), weight, rows, columns, got.data(), out, *make_pool(2));
+          dequantize_with(table, weight, rows, columns, got.data(), out, *make_pool(2));
           EXPECT_TRUE(got == expected) << name << to_string(shape) << " to " << disk_name(out)
                                        << " columns " << columns.begin << " to " << columns.end;
         }
@@ -196,7 +192,7 @@ TEST_P(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
   }
 }
 
-TEST_P(Dequantize, GivesTheSameBytesForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Dequantize, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape shape{700, 1003};
   const Bytes values =
       as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
@@ -207,7 +203,7 @@ TEST_P(Dequantize, GivesTheSameBytesForEveryNumberOfThreads) {
     const Bytes expected = reference_values(weight, Dtype::bf16);
     for (const int threads : {1, 2, 3, 5}) {
       Bytes got(expected.size());
-      dequantize_with(table(), weight, {0, shape.rows()}, got.data(), Dtype::bf16,
+      dequantize_with(table, weight, {0, shape.rows()}, got.data(), Dtype::bf16,
                       *make_pool(threads));
       EXPECT_TRUE(got == expected) << name << " on " << threads << " threads";
     }

@@ -9,10 +9,7 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Embedding = EachIsa;
-STOWAGE_FOR_EACH_ISA(Embedding);
-
-TEST_P(Embedding, GivesTheRowsOfEveryStorage) {
+STOWAGE_ON_EACH_ISA(Embedding, GivesTheRowsOfEveryStorage) {
   const std::vector<std::int64_t> ids{0, 12, 3, 3, 11, 1, 0, 7};
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
@@ -26,8 +23,8 @@ TEST_P(Embedding, GivesTheRowsOfEveryStorage) {
         const Bytes all = reference_values(weight, out);
         const auto row = static_cast<std::size_t>(shape.row_elements()) * width(out);
         Bytes got(ids.size() * row + 1, std::byte{0x5A});
-        embedding_with(table(), weight, ids.data(), static_cast<std::int64_t>(ids.size()),
-                       got.data(), out, inline_executor());
+        embedding_with(table, weight, ids.data(), static_cast<std::int64_t>(ids.size()), got.data(),
+                       out, inline_executor());
         for (std::size_t i = 0; i < ids.size(); ++i)
           EXPECT_EQ(std::memcmp(got.data() + i * row,
                                 all.data() + static_cast<std::size_t>(ids[i]) * row, row),
@@ -39,7 +36,7 @@ TEST_P(Embedding, GivesTheRowsOfEveryStorage) {
   }
 }
 
-TEST_P(Embedding, GivesTheSameBytesForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Embedding, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape shape{100, 1000};
   const Storage storage = parse_storage("nf4:block64:nested");
   const Parts parts = reference_parts(as_type(numbers(Kind::normal, 100000), Dtype::f32),
@@ -55,7 +52,7 @@ TEST_P(Embedding, GivesTheSameBytesForEveryNumberOfThreads) {
   }
   for (const int threads : {1, 2, 3, 5}) {
     Bytes got(expected.size());
-    embedding_with(table(), weight, ids.data(), 700, got.data(), Dtype::bf16, *make_pool(threads));
+    embedding_with(table, weight, ids.data(), 700, got.data(), Dtype::bf16, *make_pool(threads));
     EXPECT_TRUE(got == expected) << threads;
   }
 }

@@ -13,9 +13,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using FloatMode = EachIsa;
-STOWAGE_FOR_EACH_ISA(FloatMode);
-
 // Flush to zero, subnormals are zero, round down; and back again.
 class Disturbed {
  public:
@@ -35,7 +32,7 @@ struct Caller : Executor {
   }
 };
 
-TEST_P(FloatMode, OfTheCallerChangesNoByte) {
+STOWAGE_ON_EACH_ISA(FloatMode, OfTheCallerChangesNoByte) {
   const Shape shape{133, 1031};  // more than one task
   const auto n = static_cast<std::size_t>(shape.elements());
   Caller caller;
@@ -52,9 +49,9 @@ TEST_P(FloatMode, OfTheCallerChangesNoByte) {
         Bytes got(expected_values.size());
         {
           const Disturbed disturbed;
-          quantize_with(table(), values.data(), in, shape, storage, parts.writable(),
+          quantize_with(table, values.data(), in, shape, storage, parts.writable(),
                         {.executor = &caller});
-          dequantize_with(table(), weight, {0, shape.rows()}, got.data(), Dtype::f32, caller);
+          dequantize_with(table, weight, {0, shape.rows()}, got.data(), Dtype::f32, caller);
           EXPECT_TRUE(disturbed.stands());
         }
         EXPECT_TRUE(parts.bytes == expected.bytes) << name;

@@ -57,7 +57,7 @@ struct Values {
 inline std::size_t bytes_of(Dtype dtype, std::int64_t n) {
   return static_cast<std::size_t>(n * bits(dtype) / 8);
 }
-inline Values make_values(Dtype dtype, std::int64_t n, Data data, std::uint32_t seed) {
+inline Values made_values(Dtype dtype, std::int64_t n, Data data, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   Values values{dtype, std::vector<std::byte>(bytes_of(dtype, n))};
@@ -74,10 +74,18 @@ inline Values make_values(Dtype dtype, std::int64_t n, Data data, std::uint32_t 
   }
   return values;
 }
+inline std::string key_of(Dtype dtype, std::int64_t n, Data data, std::uint32_t seed) {
+  return std::string(disk_name(dtype)) + std::to_string(n) + ":" +
+         std::to_string(static_cast<int>(data)) + ":" + std::to_string(seed);
+}
+inline const Values& make_values(Dtype dtype, std::int64_t n, Data data, std::uint32_t seed) {
+  return samples::kept(key_of(dtype, n, data, seed),
+                       [&] { return made_values(dtype, n, data, seed); });
+}
 
 /// A weight that owns its parts, quantized by the reference codec.
-inline Weight make_weight(const std::string& storage, const Shape& shape, Data data,
-                          std::uint32_t seed = 1) {
+inline Weight made_weight(const std::string& storage, const Shape& shape, Data data,
+                          std::uint32_t seed) {
   const Storage parsed = parse_storage(storage);
   const Layout layout = stowage::layout(parsed, shape);
   auto memory = std::make_shared<std::vector<std::vector<std::byte>>>();
@@ -90,6 +98,11 @@ inline Weight make_weight(const std::string& storage, const Shape& shape, Data d
   reference::quantize(values.data(), Dtype::f32, shape, parsed, parts);
   return {parsed, shape, std::vector<const void*>(parts.begin(), parts.end()), memory};
 }
+inline Weight make_weight(const std::string& storage, const Shape& shape, Data data,
+                          std::uint32_t seed = 1) {
+  return samples::kept(storage + to_string(shape) + key_of(Dtype::f32, 0, data, seed),
+                       [&] { return made_weight(storage, shape, data, seed); });
+}
 
 /// The unit roundoff of a dtype.
 inline double unit(Dtype dtype) {
@@ -101,8 +114,8 @@ struct Exact {
   std::vector<double> y, magnitude;
 };
 /// `transposed` gives the gradient: x is [m, rows] and y [m, columns].
-inline Exact exact(const Values& x, std::int64_t m, const Weight& weight, const Values* bias,
-                   bool transposed = false) {
+inline Exact made_exact(const Values& x, std::int64_t m, const Weight& weight, const Values* bias,
+                        bool transposed) {
   const std::int64_t rows = weight.shape()[0], columns = weight.shape()[1];
   const std::int64_t n = transposed ? columns : rows, depth = transposed ? rows : columns;
   std::vector<double> w(static_cast<std::size_t>(rows * columns)),
@@ -127,6 +140,18 @@ inline Exact exact(const Values& x, std::int64_t m, const Weight& weight, const 
       result.magnitude[static_cast<std::size_t>(i * n + j)] = magnitude;
     }
   return result;
+}
+inline std::string key_of(const Values& x, std::int64_t m, const Weight& weight,
+                          const Values* bias) {
+  std::string key = std::string(disk_name(x.dtype)) + std::to_string(m) +
+                    samples::key_of(x.data(), x.bytes.size()) + samples::key_of(weight);
+  if (bias != nullptr) key += samples::key_of(bias->data(), bias->bytes.size());
+  return key;
+}
+inline const Exact& exact(const Values& x, std::int64_t m, const Weight& weight, const Values* bias,
+                          bool transposed = false) {
+  const std::string key = key_of(x, m, weight, bias) + (transposed ? "T" : "");
+  return samples::kept(key, [&] { return made_exact(x, m, weight, bias, transposed); });
 }
 
 /// The bound of docs/numbers.md, with the smallest subnormal for what underflows.

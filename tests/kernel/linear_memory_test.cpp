@@ -50,16 +50,13 @@ void run_fenced(const Kernels& kernels, Fenced::Against against, const char* sto
   EXPECT_EQ(std::memcmp(gx, gradient.data(), gradient.bytes.size()), 0) << storage;
 }
 
-using LinearMemoryOn = samples::EachIsa;
-STOWAGE_FOR_EACH_ISA(LinearMemoryOn);
-
-TEST_P(LinearMemoryOn, NothingOutsideTheArgumentsIsTouched) {
+STOWAGE_ON_EACH_ISA(LinearMemoryOn, NothingOutsideTheArgumentsIsTouched) {
   for (const char* storage : kStorages)
     for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
       for (const std::int64_t m : {1, 3, 18})
         for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
           if (samples::holds(parse_storage(storage), {1, k}))
-            run_fenced(table(), against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
+            run_fenced(table, against, storage, kDtypes[k % 3], m, 1 + k % 17, k);
 }
 
 TEST(LinearMemory, HoldsAtMostOneTileOfScratch) {
@@ -92,7 +89,7 @@ TEST(LinearMemory, OneRowAndTinyShapesTakeNoScratch) {
     }
 }
 
-TEST_P(LinearMemoryOn, LeavesTheFloatingPointModeAsItWas) {
+STOWAGE_ON_EACH_ISA(LinearMemoryOn, LeavesTheFloatingPointModeAsItWas) {
 #if defined(__SSE__)
   constexpr unsigned kFlushToZero = 0x8040;
   // 2^-130 is subnormal: flushed, the product with 1 would be lost.
@@ -102,9 +99,9 @@ TEST_P(LinearMemoryOn, LeavesTheFloatingPointModeAsItWas) {
   const unsigned before = __builtin_ia32_stmxcsr();
   float y = 0, gx = 0, fixed = 0;
   __builtin_ia32_ldmxcsr(before | kFlushToZero);
-  linear_with(table(), &tiny, 1, Dtype::f32, weight, nullptr, &y, inline_executor());
-  linear_grad_input_with(table(), &tiny, 1, Dtype::f32, weight, &gx, inline_executor());
-  linear_fixed_with(table(), &tiny, 1, weight, nullptr, &fixed, inline_executor());
+  linear_with(table, &tiny, 1, Dtype::f32, weight, nullptr, &y, inline_executor());
+  linear_grad_input_with(table, &tiny, 1, Dtype::f32, weight, &gx, inline_executor());
+  linear_fixed_with(table, &tiny, 1, weight, nullptr, &fixed, inline_executor());
   const unsigned after = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr(before);
   EXPECT_EQ(after & kFlushToZero, kFlushToZero);

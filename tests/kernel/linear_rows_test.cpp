@@ -14,12 +14,6 @@ namespace {
 
 constexpr std::int64_t kMostByScales = 3;  // rows of x for which values are not rounded one by one
 
-class LinearBf16On : public samples::EachIsa {
- protected:
-  const Kernels& kernels() const { return table(); }
-};
-STOWAGE_FOR_EACH_ISA(LinearBf16On);
-
 constexpr const char* kFourBits[] = {"nf4",
                                      "fp4",
                                      "nf4:block128",
@@ -38,7 +32,7 @@ TEST(LinearBf16, IsWhatThisCpuChooses) {
 }
 
 // Even and odd numbers of blocks, rows that no four share, every number of vectors and parts of x.
-TEST_P(LinearBf16On, EveryShape) {
+STOWAGE_ON_EACH_ISA(LinearBf16On, EveryShape) {
   struct Sizes {
     std::int64_t m, n, k;
   };
@@ -51,8 +45,8 @@ TEST_P(LinearBf16On, EveryShape) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
       const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
       expect_within_bound(
-          run_linear(kernels(), x, m, weight, &bias, inline_executor()), exact(x, m, weight, &bias),
-          k, std::string(storage) + " m " + std::to_string(m) + " k " + std::to_string(k));
+          run_linear(table, x, m, weight, &bias, inline_executor()), exact(x, m, weight, &bias), k,
+          std::string(storage) + " m " + std::to_string(m) + " k " + std::to_string(k));
     }
 }
 
@@ -77,16 +71,16 @@ TEST(LinearBf16, ValuesAreThoseOfDequantize) {
   }
 }
 
-TEST_P(LinearBf16On, IsTheSameOnAnyNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(LinearBf16On, IsTheSameOnAnyNumberOfThreads) {
   const std::int64_t n = 515, k = 1088;
   for (const char* storage : {"nf4", "fp4", "nf4:block64:nested"}) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
     for (const std::int64_t m : {1, 2, 4, 8, 33, 70}) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 5);
-      const Values y = run_linear(kernels(), x, m, weight, nullptr, inline_executor());
+      const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
       for (const int threads : {2, 3}) {
         const auto pool = make_pool(threads);
-        EXPECT_EQ(run_linear(kernels(), x, m, weight, nullptr, *pool).bytes, y.bytes)
+        EXPECT_EQ(run_linear(table, x, m, weight, nullptr, *pool).bytes, y.bytes)
             << storage << " " << m << " " << threads;
       }
     }
@@ -95,7 +89,7 @@ TEST_P(LinearBf16On, IsTheSameOnAnyNumberOfThreads) {
 
 // A block whose scale is infinite or NaN makes the rows that have it what its values make them: all
 // signs of infinity, so NaN; and no others.
-TEST_P(LinearBf16On, BrokenScalesBreakTheirRows) {
+STOWAGE_ON_EACH_ISA(LinearBf16On, BrokenScalesBreakTheirRows) {
   const std::int64_t n = 9, k = 256;
   const Weight whole = make_weight("nf4", {n, k}, Data::normal);
   std::vector<float> scales(static_cast<std::size_t>(n * k / 64));
@@ -106,26 +100,26 @@ TEST_P(LinearBf16On, BrokenScalesBreakTheirRows) {
   const Weight broken(whole.storage(), whole.shape(), parts);
   for (const std::int64_t m : {1, 2, 3, 4, 20}) {
     const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
-    const Values y = run_linear(kernels(), x, m, broken, nullptr, inline_executor());
+    const Values y = run_linear(table, x, m, broken, nullptr, inline_executor());
     for (std::int64_t i = 0; i < m * n; ++i)
       EXPECT_EQ(std::isnan(y[i]), i % n == 2 || i % n == 8) << m << " " << i;
   }
 }
 
-TEST_P(LinearBf16On, NanAndInfinityInXReachTheirRow) {
+STOWAGE_ON_EACH_ISA(LinearBf16On, NanAndInfinityInXReachTheirRow) {
   const std::int64_t n = 6, k = 192;
   const Weight weight = make_weight("nf4", {n, k}, Data::normal);
   for (const std::int64_t m : {1, 2, 3, 5}) {
     Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
     const std::uint16_t nan = 0x7FC0;
     std::memcpy(&x.bytes[static_cast<std::size_t>((m - 1) * k + 131) * 2], &nan, 2);
-    const Values y = run_linear(kernels(), x, m, weight, nullptr, inline_executor());
+    const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
     for (std::int64_t i = 0; i < m * n; ++i) EXPECT_EQ(std::isnan(y[i]), i >= (m - 1) * n) << m;
   }
 }
 
 // What docs/numbers.md adds for subnormal numbers, which pairs of bf16 numbers take as zero.
-TEST_P(LinearBf16On, SubnormalFactorsLoseAtMostThemselves) {
+STOWAGE_ON_EACH_ISA(LinearBf16On, SubnormalFactorsLoseAtMostThemselves) {
   const std::int64_t n = 5, k = 128;
   const Weight plain = make_weight("nf4", {n, k}, Data::normal);
   std::vector<float> scales(static_cast<std::size_t>(n * k / 64), 0x1p-120f);
@@ -144,7 +138,7 @@ TEST_P(LinearBf16On, SubnormalFactorsLoseAtMostThemselves) {
         const Exact truth = exact(x, m, weight, nullptr);
         for (std::size_t i = 0; i < scales.size(); ++i)
           sum_w += 64 * std::abs(static_cast<const float*>(weight.part(1))[i]);
-        const Values y = run_linear(kernels(), x, m, weight, nullptr, inline_executor());
+        const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
         for (std::int64_t i = 0; i < m * n; ++i) {
           const auto at = static_cast<std::size_t>(i);
           EXPECT_LE(std::abs(y[i] - truth.y[at]),

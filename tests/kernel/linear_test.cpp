@@ -13,38 +13,33 @@
 namespace stowage::linear_test {
 namespace {
 
-class LinearOn : public samples::EachIsa {
- protected:
-  const Kernels& kernels() const { return table(); }
-
-  void check(const std::string& storage, Dtype dtype, std::int64_t m, std::int64_t n,
-             std::int64_t k, Data data) const {
-    const std::string what = storage + " " + std::string(disk_name(dtype)) + " m " +
-                             std::to_string(m) + " n " + std::to_string(n) + " k " +
-                             std::to_string(k);
-    if (!samples::holds(parse_storage(storage), {n, k})) return;
-    const auto seed = static_cast<std::uint32_t>(m * 131 + n * 17 + k);
-    const Weight weight = make_weight(storage, {n, k}, data, seed);
-    const Values bias = make_values(dtype, n, Data::normal, seed + 1);
-    const Values x = make_values(dtype, m * k, data, seed + 2);
-    const Values g = make_values(dtype, m * n, data, seed + 3);
-    const Values* with_bias = m % 2 == 0 ? &bias : nullptr;
-    Executor& inline_ = inline_executor();
-    expect_within_bound(run_linear(kernels(), x, m, weight, with_bias, inline_),
-                        exact(x, m, weight, with_bias), k, "linear " + what);
-    expect_within_bound(run_gradient(kernels(), g, m, weight, inline_),
-                        exact(g, m, weight, nullptr, true), n, "gradient " + what);
-  }
-};
-STOWAGE_FOR_EACH_ISA(LinearOn);
-
-TEST_P(LinearOn, EveryLengthUpToThreeVectorsAndOne) {
-  for (const char* storage : kStorages)
-    for (const Dtype dtype : kDtypes)
-      for (std::int64_t k = 0; k <= 49; ++k) check(storage, dtype, 1 + k % 3, 3, k, Data::normal);
+void check(const Kernels& table, const std::string& storage, Dtype dtype, std::int64_t m,
+           std::int64_t n, std::int64_t k, Data data) {
+  const std::string what = storage + " " + std::string(disk_name(dtype)) + " m " +
+                           std::to_string(m) + " n " + std::to_string(n) + " k " +
+                           std::to_string(k);
+  if (!samples::holds(parse_storage(storage), {n, k})) return;
+  const auto seed = static_cast<std::uint32_t>(m * 131 + n * 17 + k);
+  const Weight weight = make_weight(storage, {n, k}, data, seed);
+  const Values bias = make_values(dtype, n, Data::normal, seed + 1);
+  const Values x = make_values(dtype, m * k, data, seed + 2);
+  const Values g = make_values(dtype, m * n, data, seed + 3);
+  const Values* with_bias = m % 2 == 0 ? &bias : nullptr;
+  Executor& inline_ = inline_executor();
+  expect_within_bound(run_linear(table, x, m, weight, with_bias, inline_),
+                      exact(x, m, weight, with_bias), k, "linear " + what);
+  expect_within_bound(run_gradient(table, g, m, weight, inline_),
+                      exact(g, m, weight, nullptr, true), n, "gradient " + what);
 }
 
-TEST_P(LinearOn, EveryPath) {
+STOWAGE_ON_EACH_ISA(LinearOn, EveryLengthUpToThreeVectorsAndOne) {
+  for (const char* storage : kStorages)
+    for (const Dtype dtype : kDtypes)
+      for (std::int64_t k = 0; k <= 49; ++k)
+        check(table, storage, dtype, 1 + k % 3, 3, k, Data::normal);
+}
+
+STOWAGE_ON_EACH_ISA(LinearOn, EveryPath) {
   struct Sizes {
     std::int64_t m, n, k;
   };
@@ -54,30 +49,30 @@ TEST_P(LinearOn, EveryPath) {
                          {17, 21, 300}, {40, 130, 96}, {64, 16, 16},  {5, 15, 15},  {300, 17, 33}};
   for (const char* storage : kStorages)
     for (std::size_t i = 0; i < std::size(sizes); ++i)
-      check(storage, kDtypes[i % 3], sizes[i].m, sizes[i].n, sizes[i].k, Data::normal);
+      check(table, storage, kDtypes[i % 3], sizes[i].m, sizes[i].n, sizes[i].k, Data::normal);
 }
 
-TEST_P(LinearOn, HeavyTailsAndCancellation) {
+STOWAGE_ON_EACH_ISA(LinearOn, HeavyTailsAndCancellation) {
   for (const char* storage : kStorages)
     for (const Dtype dtype : kDtypes)
       for (const Data data : {Data::heavy, Data::adversarial})
-        for (const std::int64_t m : {1, 4, 20}) check(storage, dtype, m, 33, 512, data);
+        for (const std::int64_t m : {1, 4, 20}) check(table, storage, dtype, m, 33, 512, data);
 }
 
-TEST_P(LinearOn, IsTheSameOnAnyNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(LinearOn, IsTheSameOnAnyNumberOfThreads) {
   for (const char* storage :
        {"f8_e4m3:row", "int8:block32", "nf4:block64:nested", "bf16", "f4_e2m1:block32:e8m0"}) {
     const Weight weight = make_weight(storage, {515, 1100}, Data::normal);
     for (const std::int64_t m : {1, 3, 16, 33}) {
       const Values x = make_values(m == 3 ? Dtype::bf16 : Dtype::f32, m * 1100, Data::normal, 5);
       const Values g = make_values(Dtype::bf16, m * 515, Data::normal, 6);
-      const Values y = run_linear(kernels(), x, m, weight, nullptr, inline_executor());
-      const Values gx = run_gradient(kernels(), g, m, weight, inline_executor());
+      const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+      const Values gx = run_gradient(table, g, m, weight, inline_executor());
       for (const int threads : {2, 3, 7}) {
         const auto pool = make_pool(threads);
-        EXPECT_EQ(run_linear(kernels(), x, m, weight, nullptr, *pool).bytes, y.bytes)
+        EXPECT_EQ(run_linear(table, x, m, weight, nullptr, *pool).bytes, y.bytes)
             << storage << " " << m << " " << threads;
-        EXPECT_EQ(run_gradient(kernels(), g, m, weight, *pool).bytes, gx.bytes)
+        EXPECT_EQ(run_gradient(table, g, m, weight, *pool).bytes, gx.bytes)
             << storage << " " << m << " " << threads;
       }
     }
@@ -106,15 +101,16 @@ std::vector<double> dense(const Values& x, std::int64_t m, const Weight& weight)
   return y;
 }
 
-TEST_P(LinearOn, ErrsAtMostTwiceAsMuchAsADenseProduct) {
+STOWAGE_ON_EACH_ISA(LinearOn, ErrsAtMostTwiceAsMuchAsADenseProduct) {
   for (const char* storage : {"f8_e4m3", "f8_e4m3:row", "int8:row", "nf4", "nf4:block64:nested"})
     for (const Dtype dtype : kDtypes)
       for (const std::int64_t m : {1, 2, 20}) {
         const Weight weight = make_weight(storage, {64, 1536}, Data::normal);
         const Values x = make_values(dtype, m * 1536, Data::normal, 9);
         const Exact truth = exact(x, m, weight, nullptr);
-        const Values y = run_linear(kernels(), x, m, weight, nullptr, inline_executor());
-        const std::vector<double> other = dense(x, m, weight);
+        const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+        const std::vector<double>& other =
+            samples::kept(key_of(x, m, weight, nullptr), [&] { return dense(x, m, weight); });
         double ours = 0, theirs = 0, our_most = 0, their_most = 0;
         for (std::size_t i = 0; i < other.size(); ++i) {
           const double our = std::abs(y[static_cast<std::int64_t>(i)] - truth.y[i]);
@@ -127,7 +123,7 @@ TEST_P(LinearOn, ErrsAtMostTwiceAsMuchAsADenseProduct) {
       }
 }
 
-TEST_P(LinearOn, ComputesInFp32WhatBf16CannotHold) {
+STOWAGE_ON_EACH_ISA(LinearOn, ComputesInFp32WhatBf16CannotHold) {
   // 1 + 2^-12 is no bf16 number: a path through bf16 would lose the whole result.
   const std::vector<float> ones(64, 1.0f), x = [] {
     std::vector<float> values(64 * 32, -1.0f);
@@ -138,12 +134,12 @@ TEST_P(LinearOn, ComputesInFp32WhatBf16CannotHold) {
   const Weight weight(parse_storage("f32"), {1, 64}, parts);
   for (const std::int64_t m : {1, 3, 32}) {
     std::vector<float> y(static_cast<std::size_t>(m));
-    linear_with(kernels(), x.data(), m, Dtype::f32, weight, nullptr, y.data(), inline_executor());
+    linear_with(table, x.data(), m, Dtype::f32, weight, nullptr, y.data(), inline_executor());
     for (const float value : y) EXPECT_EQ(value, 32 * 0x1p-12f);
   }
 }
 
-TEST_P(LinearOn, CarriesNanAndInfinityThroughEveryPath) {
+STOWAGE_ON_EACH_ISA(LinearOn, CarriesNanAndInfinityThroughEveryPath) {
   for (const char* storage : {"f8_e4m3", "f8_e5m2", "bf16"}) {
     const Weight weight = make_weight(storage, {20, 200}, Data::normal);
     std::vector<std::uint8_t> codes(20 * 200 * 2, 0);
@@ -157,14 +153,14 @@ TEST_P(LinearOn, CarriesNanAndInfinityThroughEveryPath) {
     const Weight broken(weight.storage(), weight.shape(), parts);
     for (const std::int64_t m : {1, 2, 20}) {
       const Values x = make_values(Dtype::f32, m * 200, Data::normal, 3);
-      const Values y = run_linear(kernels(), x, m, broken, nullptr, inline_executor());
+      const Values y = run_linear(table, x, m, broken, nullptr, inline_executor());
       for (std::int64_t i = 0; i < m * 20; ++i)
         EXPECT_EQ(std::isnan(y[i]), i % 20 == 3 || i % 20 == 5) << storage << " " << m << " " << i;
     }
   }
 }
 
-TEST_P(LinearOn, EmptySizes) {
+STOWAGE_ON_EACH_ISA(LinearOn, EmptySizes) {
   const float bias[3] = {1, 2, 3};
   const float x[4] = {1, 1, 1, 1};
   std::vector<float> y(300, 7.0f);
@@ -172,19 +168,18 @@ TEST_P(LinearOn, EmptySizes) {
     const Weight no_columns = make_weight(storage, {3, 0}, Data::normal);
     for (const std::int64_t m : {1, 2, 100}) {
       std::fill(y.begin(), y.end(), 7.0f);
-      linear_with(kernels(), x, m, Dtype::f32, no_columns, bias, y.data(), inline_executor());
+      linear_with(table, x, m, Dtype::f32, no_columns, bias, y.data(), inline_executor());
       for (std::int64_t i = 0; i < 3 * m; ++i)
         EXPECT_EQ(y[static_cast<std::size_t>(i)], bias[i % 3]) << storage << " " << m;
     }
     const Weight no_rows = make_weight(storage, {0, 3}, Data::normal);
     std::fill(y.begin(), y.end(), 7.0f);
-    linear_grad_input_with(kernels(), x, 1, Dtype::f32, no_rows, y.data(), inline_executor());
+    linear_grad_input_with(table, x, 1, Dtype::f32, no_rows, y.data(), inline_executor());
     EXPECT_EQ(y[0], 0.0f);
     EXPECT_EQ(y[3], 7.0f);
-    linear_with(kernels(), nullptr, 5, Dtype::f32, no_rows, nullptr, nullptr, inline_executor());
-    linear_with(kernels(), nullptr, 0, Dtype::f32, no_columns, nullptr, nullptr, inline_executor());
-    linear_grad_input_with(kernels(), nullptr, 5, Dtype::f32, no_columns, nullptr,
-                           inline_executor());
+    linear_with(table, nullptr, 5, Dtype::f32, no_rows, nullptr, nullptr, inline_executor());
+    linear_with(table, nullptr, 0, Dtype::f32, no_columns, nullptr, nullptr, inline_executor());
+    linear_grad_input_with(table, nullptr, 5, Dtype::f32, no_columns, nullptr, inline_executor());
   }
 }
 
@@ -221,10 +216,7 @@ float by_hand(const float* x, const Weight& weight, std::int64_t row, const floa
   return bias == nullptr ? sums[0] : sums[0] + bias[row];
 }
 
-using LinearFixedOn = samples::EachIsa;
-STOWAGE_FOR_EACH_ISA(LinearFixedOn);
-
-TEST_P(LinearFixedOn, IsTheStatedOrderOnAnyNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(LinearFixedOn, IsTheStatedOrderOnAnyNumberOfThreads) {
   struct Sizes {
     std::int64_t m, n, k;
   };
@@ -243,13 +235,17 @@ TEST_P(LinearFixedOn, IsTheStatedOrderOnAnyNumberOfThreads) {
         const Values bias = make_values(Dtype::f32, n, data, 3);
         const auto* xs = static_cast<const float*>(x.data());
         const auto* biases = m == 1 ? nullptr : static_cast<const float*>(bias.data());
-        std::vector<float> expected;
-        for (std::int64_t i = 0; i < m; ++i)
-          for (std::int64_t row = 0; row < n; ++row)
-            expected.push_back(by_hand(xs + i * k, weight, row, biases));
+        const std::vector<float>& expected =
+            samples::kept(key_of(x, m, weight, m == 1 ? nullptr : &bias), [&] {
+              std::vector<float> sums;
+              for (std::int64_t i = 0; i < m; ++i)
+                for (std::int64_t row = 0; row < n; ++row)
+                  sums.push_back(by_hand(xs + i * k, weight, row, biases));
+              return sums;
+            });
         for (Executor* executor : {&inline_executor(), pool.get()}) {
           std::vector<float> y(expected.size(), -1.0f);
-          linear_fixed_with(table(), xs, m, weight, biases, y.data(), *executor);
+          linear_fixed_with(table, xs, m, weight, biases, y.data(), *executor);
           ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
               << storage << " k " << k;
         }

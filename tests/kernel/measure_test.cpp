@@ -11,9 +11,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Measure = EachIsa;
-STOWAGE_FOR_EACH_ISA(Measure);
-
 std::int64_t block_of(const Weight& weight, std::int64_t i) {
   const Scaling& scaling = weight.storage().scaling;
   const Shape& shape = weight.shape();
@@ -61,7 +58,7 @@ Worst worst_block(const Bytes& values, Dtype dtype, const Weight& weight) {
   return worst;
 }
 
-TEST_P(Measure, FindsTheWorstBlock) {
+STOWAGE_ON_EACH_ISA(Measure, FindsTheWorstBlock) {
   std::vector<std::string> names = storages();
   for (const char* of : {"nf4:torchao:block32:scaler4:f32", "f8_e4m3:block4x32",
                          "int8:block128x128", "int8:block16x7:e8m0", "f4_e2m1:block32:e8m0"})
@@ -76,15 +73,16 @@ TEST_P(Measure, FindsTheWorstBlock) {
       const Bytes values = as_type(numbers(Kind::normal, n), Dtype::f32);
       const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
       const Weight weight = parts.weight(storage, shape);
-      const Worst worst = worst_block(values, Dtype::f32, weight);
-      const Loss loss = measure_with(table(), values.data(), Dtype::f32, weight, *make_pool(2));
+      const Worst worst = kept(key_of(weight) + key_of(values.data(), values.size()),
+                               [&] { return worst_block(values, Dtype::f32, weight); });
+      const Loss loss = measure_with(table, values.data(), Dtype::f32, weight, *make_pool(2));
       EXPECT_EQ(loss.worst_block, worst.block) << name << to_string(shape);
       EXPECT_NEAR(loss.worst_block_error, worst.error, 1e-12 * worst.error) << name;
     }
   }
 }
 
-TEST_P(Measure, NamesTheFirstOfEqualBlocksAndNoneOfZeros) {
+STOWAGE_ON_EACH_ISA(Measure, NamesTheFirstOfEqualBlocksAndNoneOfZeros) {
   std::vector<double> inputs(4 * 64, 0.0);  // block 1: zeros; 2 and 3 equal, with an error
   inputs[0] = 1;
   for (const std::size_t i : {128U, 192U}) inputs[i] = 1, inputs[i + 1] = 0.9;
@@ -92,18 +90,18 @@ TEST_P(Measure, NamesTheFirstOfEqualBlocksAndNoneOfZeros) {
   const Storage storage = parse_storage("nf4");
   const Parts parts = reference_parts(values, Dtype::f32, {4, 64}, storage);
   const Weight weight = parts.weight(storage, {4, 64});
-  const Loss loss = measure_with(table(), values.data(), Dtype::f32, weight, inline_executor());
+  const Loss loss = measure_with(table, values.data(), Dtype::f32, weight, inline_executor());
   EXPECT_EQ(loss.worst_block, 2);
   EXPECT_GT(loss.worst_block_error, loss.relative());
   const Bytes zeros = as_type(std::vector<double>(256, 0.0), Dtype::f32);
   const Parts none = reference_parts(zeros, Dtype::f32, {4, 64}, storage);
-  const Loss nothing = measure_with(table(), zeros.data(), Dtype::f32,
-                                    none.weight(storage, {4, 64}), inline_executor());
+  const Loss nothing = measure_with(table, zeros.data(), Dtype::f32, none.weight(storage, {4, 64}),
+                                    inline_executor());
   EXPECT_EQ(nothing.worst_block, -1);
   EXPECT_EQ(nothing.worst_block_error, 0);
 }
 
-TEST_P(Measure, AgreesWithAPlainLoop) {
+STOWAGE_ON_EACH_ISA(Measure, AgreesWithAPlainLoop) {
   const Shape shape{30, 101};
   const std::vector<double> inputs = numbers(Kind::normal, 3030);
   for (const std::string& name : storages()) {
@@ -120,7 +118,7 @@ TEST_P(Measure, AgreesWithAPlainLoop) {
         error2 += error * error;
         value2 += x * x;
       }
-      const Loss loss = measure_with(table(), values.data(), in, weight, inline_executor());
+      const Loss loss = measure_with(table, values.data(), in, weight, inline_executor());
       EXPECT_EQ(loss.elements, 3030);
       EXPECT_EQ(loss.nonfinite + loss.saturated, 0);
       EXPECT_EQ(loss.max_error, most) << name;
@@ -132,13 +130,13 @@ TEST_P(Measure, AgreesWithAPlainLoop) {
   }
 }
 
-TEST_P(Measure, CountsSaturatedAndNonfiniteInputs) {
+STOWAGE_ON_EACH_ISA(Measure, CountsSaturatedAndNonfiniteInputs) {
   std::vector<double> inputs(100, 1.0);
   inputs[1] = 448.0, inputs[2] = 449.0, inputs[3] = -1e4;
   inputs[4] = std::numeric_limits<double>::infinity(), inputs[5] = -std::nan("");
   const Bytes values = as_type(inputs, Dtype::f32);
   const Parts parts = reference_parts(values, Dtype::f32, {100}, {Codes::f8_e4m3}, true);
-  const Loss loss = measure_with(table(), values.data(), Dtype::f32,
+  const Loss loss = measure_with(table, values.data(), Dtype::f32,
                                  parts.weight({Codes::f8_e4m3}, {100}), inline_executor());
   EXPECT_EQ(loss.elements, 100);
   EXPECT_EQ(loss.saturated, 2);
@@ -146,15 +144,15 @@ TEST_P(Measure, CountsSaturatedAndNonfiniteInputs) {
   EXPECT_EQ(loss.max_error, 1e4 - 448);
 }
 
-TEST_P(Measure, GivesTheSameFiguresForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Measure, GivesTheSameFiguresForEveryNumberOfThreads) {
   const Shape shape{500, 1001};
   const Storage storage = parse_storage("nf4");
   const Bytes values = as_type(numbers(Kind::normal, 500500), Dtype::f32);
   const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
   const Weight weight = parts.weight(storage, shape);
-  const Loss one = measure_with(table(), values.data(), Dtype::f32, weight, *make_pool(1));
+  const Loss one = measure_with(table, values.data(), Dtype::f32, weight, *make_pool(1));
   for (const int threads : {2, 3, 5}) {
-    const Loss many = measure_with(table(), values.data(), Dtype::f32, weight, *make_pool(threads));
+    const Loss many = measure_with(table, values.data(), Dtype::f32, weight, *make_pool(threads));
     EXPECT_EQ(many.max_error, one.max_error);
     EXPECT_EQ(many.sum_error2, one.sum_error2);
     EXPECT_EQ(many.sum_value2, one.sum_value2);
@@ -163,7 +161,7 @@ TEST_P(Measure, GivesTheSameFiguresForEveryNumberOfThreads) {
   }
 }
 
-TEST_P(Measure, AddsTheFiguresOfInstructionSetsAlike) {
+STOWAGE_ON_EACH_ISA(Measure, AddsTheFiguresOfInstructionSetsAlike) {
   const Shape shape{140, 1001};  // two pieces of work, rows and blocks cut by each
   for (const std::string& name : storages()) {
     const Storage storage = parse_storage(name);
@@ -171,9 +169,11 @@ TEST_P(Measure, AddsTheFiguresOfInstructionSetsAlike) {
     const Bytes values = as_type(numbers(Kind::wide, 140140), Dtype::bf16);
     const Parts parts = reference_parts(values, Dtype::bf16, shape, storage);
     const Weight weight = parts.weight(storage, shape);
-    const Loss here = measure_with(table(), values.data(), Dtype::bf16, weight, *make_pool(3));
-    const Loss there = measure_with(*runnable_kernels().front().kernels, values.data(), Dtype::bf16,
-                                    weight, inline_executor());
+    const Loss here = measure_with(table, values.data(), Dtype::bf16, weight, *make_pool(3));
+    const Loss there = kept(name, [&] {
+      return measure_with(*runnable_kernels().front().kernels, values.data(), Dtype::bf16, weight,
+                          inline_executor());
+    });
     EXPECT_EQ(here.sum_error2, there.sum_error2) << name;
     EXPECT_EQ(here.worst_block_error, there.worst_block_error) << name;
     EXPECT_EQ(here.worst_block, there.worst_block) << name;

@@ -10,9 +10,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using Quantize = EachIsa;
-STOWAGE_FOR_EACH_ISA(Quantize);
-
 constexpr Codes kCasts[] = {Codes::f32, Codes::bf16, Codes::f16, Codes::f8_e4m3, Codes::f8_e5m2};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -25,7 +22,7 @@ Parts quantized(const Kernels& table, const Bytes& values, Dtype dtype, const Sh
   return parts;
 }
 
-TEST_P(Quantize, EveryHalfToEveryCast) {
+STOWAGE_ON_EACH_ISA(Quantize, EveryHalfToEveryCast) {
   Bytes halves(2 * 65536);
   for (std::size_t i = 0; i < 65536; ++i) {
     const auto half = static_cast<std::uint16_t>(i);
@@ -34,13 +31,13 @@ TEST_P(Quantize, EveryHalfToEveryCast) {
   for (const Codes codes : kCasts)
     for (const Dtype in : {Dtype::bf16, Dtype::f16})
       EXPECT_TRUE(
-          quantized(table(), halves, in, {65536}, {codes}, {true, &inline_executor()}).bytes ==
+          quantized(table, halves, in, {65536}, {codes}, {true, &inline_executor()}).bytes ==
           reference_parts(halves, in, {65536}, {codes}, true).bytes)
           << disk_name(in) << " to " << trait(codes).name;
 }
 
 // bf16 under a scale has steps of its own. Numbers beyond amax are left out, as are NaNs.
-TEST_P(Quantize, EveryBf16UnderEveryKindOfScale) {
+STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
   for (const float amax : {1.0f, 0.37109375f, 448.0f, 3e38f, 1e-38f, 0x1p-130f}) {
     Bytes values(2 * 65536);
     const auto most = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(amax) >> 16);
@@ -51,7 +48,7 @@ TEST_P(Quantize, EveryBf16UnderEveryKindOfScale) {
     for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
                              "f4_e2m1:block256x256:e8m0"}) {
       const Storage storage = parse_storage(name);
-      EXPECT_TRUE(quantized(table(), values, Dtype::bf16, {256, 256}, storage).bytes ==
+      EXPECT_TRUE(quantized(table, values, Dtype::bf16, {256, 256}, storage).bytes ==
                   reference_parts(values, Dtype::bf16, {256, 256}, storage).bytes)
           << name << " amax " << amax;
     }
@@ -83,21 +80,20 @@ std::vector<double> edges_of(Codes codes) {
   return all;
 }
 
-TEST_P(Quantize, CastsRoundOnceAtEveryEdge) {
+STOWAGE_ON_EACH_ISA(Quantize, CastsRoundOnceAtEveryEdge) {
   for (const Codes codes : kCasts) {
     const std::vector<double> edges = edges_of(codes);
     const Shape shape{static_cast<std::int64_t>(edges.size())};
     for (const Dtype in : {Dtype::f64, Dtype::f32}) {
       const Bytes values = as_type(edges, in);
-      EXPECT_TRUE(
-          quantized(table(), values, in, shape, {codes}, {true, &inline_executor()}).bytes ==
-          reference_parts(values, in, shape, {codes}, true).bytes)
+      EXPECT_TRUE(quantized(table, values, in, shape, {codes}, {true, &inline_executor()}).bytes ==
+                  reference_parts(values, in, shape, {codes}, true).bytes)
           << disk_name(in) << " to " << trait(codes).name;
     }
   }
 }
 
-TEST_P(Quantize, EveryStorageShapeAndTypeOfInput) {
+STOWAGE_ON_EACH_ISA(Quantize, EveryStorageShapeAndTypeOfInput) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     for (const Shape& shape : shapes()) {
@@ -107,7 +103,7 @@ TEST_P(Quantize, EveryStorageShapeAndTypeOfInput) {
           if (shape.elements() > 10000 && kind != Kind::normal) continue;  // the reference is slow
           const Bytes values =
               as_type(numbers(kind, static_cast<std::size_t>(shape.elements())), in);
-          const Parts got = quantized(table(), values, in, shape, storage);
+          const Parts got = quantized(table, values, in, shape, storage);
           const Parts expected = reference_parts(values, in, shape, storage);
           for (std::size_t part = 0; part < got.bytes.size(); ++part)
             EXPECT_TRUE(got.bytes[part] == expected.bytes[part])
@@ -120,7 +116,7 @@ TEST_P(Quantize, EveryStorageShapeAndTypeOfInput) {
 }
 
 // Scaled inputs on each threshold, next to it and at both ends: absmax is 1.
-TEST_P(Quantize, FourBitCodesAtEveryThreshold) {
+STOWAGE_ON_EACH_ISA(Quantize, FourBitCodesAtEveryThreshold) {
   for (const Codes codes : {Codes::nf4, Codes::fp4}) {
     std::vector<double> inputs;
     for (const float t : reference::thresholds4(codes)) {
@@ -131,7 +127,7 @@ TEST_P(Quantize, FourBitCodesAtEveryThreshold) {
       const Storage storage = parse_storage(std::string(trait(codes).name) + block);
       const Bytes values = as_type(inputs, Dtype::f32);
       const Shape shape{static_cast<std::int64_t>(inputs.size())};
-      EXPECT_TRUE(quantized(table(), values, Dtype::f32, shape, storage).bytes ==
+      EXPECT_TRUE(quantized(table, values, Dtype::f32, shape, storage).bytes ==
                   reference_parts(values, Dtype::f32, shape, storage).bytes)
           << to_string(storage);
     }
@@ -140,7 +136,7 @@ TEST_P(Quantize, FourBitCodesAtEveryThreshold) {
 
 // Every midpoint of E2M1 and its neighbours, under a scale of 1; beyond 6, which the power of two
 // of MX leaves to saturate; and both zeros.
-TEST_P(Quantize, E2m1CodesAtEveryMidpoint) {
+STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
   std::vector<double> inputs{7.99, 0.0, -0.0, 0x1p-140};
   for (const float middle : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f, 7.0f})
     for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, 9.0f)})
@@ -150,28 +146,27 @@ TEST_P(Quantize, E2m1CodesAtEveryMidpoint) {
     for (const Dtype in : {Dtype::f64, Dtype::f32}) {
       const Storage storage = parse_storage(name);
       const Bytes values = as_type(inputs, in);
-      EXPECT_TRUE(quantized(table(), values, in, shape, storage).bytes ==
+      EXPECT_TRUE(quantized(table, values, in, shape, storage).bytes ==
                   reference_parts(values, in, shape, storage).bytes)
           << name << " from " << disk_name(in);
     }
 }
 
-TEST_P(Quantize, KeepsNanAndInfinityWhereAsked) {
+STOWAGE_ON_EACH_ISA(Quantize, KeepsNanAndInfinityWhereAsked) {
   std::vector<double> inputs = numbers(Kind::normal, 200);
   inputs[3] = kNan, inputs[64] = kInf, inputs[130] = -kInf, inputs[131] = -kNan, inputs[199] = kNan;
   for (const char* name : {"f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "nf4", "fp4:block32"}) {
     const Storage storage = parse_storage(name);
     for (const Dtype in : kValueTypes) {
       const Bytes values = as_type(inputs, in);
-      EXPECT_TRUE(
-          quantized(table(), values, in, {200}, storage, {true, &inline_executor()}).bytes ==
-          reference_parts(values, in, {200}, storage, true).bytes)
+      EXPECT_TRUE(quantized(table, values, in, {200}, storage, {true, &inline_executor()}).bytes ==
+                  reference_parts(values, in, {200}, storage, true).bytes)
           << name << " from " << disk_name(in);
     }
   }
 }
 
-TEST_P(Quantize, RefusesNanAndInfinityByIndex) {
+STOWAGE_ON_EACH_ISA(Quantize, RefusesNanAndInfinityByIndex) {
   for (const std::string& name : storages()) {
     const Storage storage = parse_storage(name);
     const Shape shape{3, 5, 41};
@@ -179,28 +174,28 @@ TEST_P(Quantize, RefusesNanAndInfinityByIndex) {
     inputs[417] = kNan;
     inputs[500] = -kInf;
     for (const Dtype in : kValueTypes)
-      EXPECT_STOWAGE_ERROR(quantized(table(), as_type(inputs, in), in, shape, storage),
+      EXPECT_STOWAGE_ERROR(quantized(table, as_type(inputs, in), in, shape, storage),
                            invalid_argument, "got nan at element 417");
     inputs[417] = 0;
     const bool kept = storage.scaling.kind == Scaling::Kind::none ||
                       (trait(storage.codes).bits == 4 && !storage.scaling.nested);
     if (kept) continue;
     EXPECT_STOWAGE_ERROR(
-        quantized(table(), as_type(inputs, Dtype::f32), Dtype::f32, shape, storage,
+        quantized(table, as_type(inputs, Dtype::f32), Dtype::f32, shape, storage,
                   {true, &inline_executor()}),
         invalid_argument,
         "values must be finite in " + to_string(storage) + ", got -inf at element 500");
   }
 }
 
-TEST_P(Quantize, RefusesDoublesThatScaledStoragesCannotSee) {
+STOWAGE_ON_EACH_ISA(Quantize, RefusesDoublesThatScaledStoragesCannotSee) {
   std::vector<double> inputs(64, 1.0);
   inputs[9] = 1e39;
   const Bytes values = as_type(inputs, Dtype::f64);
   for (const char* name : {"int8", "f8_e4m3:tensor", "nf4"})
-    EXPECT_STOWAGE_ERROR(quantized(table(), values, Dtype::f64, {64}, parse_storage(name)),
+    EXPECT_STOWAGE_ERROR(quantized(table, values, Dtype::f64, {64}, parse_storage(name)),
                          invalid_argument, "at element 9");
-  EXPECT_TRUE(quantized(table(), values, Dtype::f64, {64}, {Codes::f32}).bytes ==
+  EXPECT_TRUE(quantized(table, values, Dtype::f64, {64}, {Codes::f32}).bytes ==
               reference_parts(values, Dtype::f64, {64}, {Codes::f32}).bytes);
 }
 
@@ -223,8 +218,8 @@ void check_lengths(Dtype in, int code_bits, Kernel&& kernel) {
   }
 }
 
-TEST_P(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
-  const QuantizeKernels& kernels = table().quantize;
+STOWAGE_ON_EACH_ISA(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
+  const QuantizeKernels& kernels = table.quantize;
   for (const Dtype in : kValueTypes) {
     const int i = value_index(in);
     check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) { kernels.amax[i](x, n); });
@@ -244,7 +239,7 @@ TEST_P(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
   }
 }
 
-TEST_P(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape odd{3, 251, 1001}, even{3, 251, 1002};
   const Bytes values =
       as_type(numbers(Kind::normal, static_cast<std::size_t>(even.elements())), Dtype::bf16);
@@ -257,7 +252,7 @@ TEST_P(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
     for (const int threads : {1, 2, 3, 5}) {
       const auto pool = make_pool(threads);
       const Parts got =
-          quantized(table(), values, Dtype::bf16, shape, storage, {.executor = pool.get()});
+          quantized(table, values, Dtype::bf16, shape, storage, {.executor = pool.get()});
       EXPECT_TRUE(got.bytes == expected.bytes) << name << " on " << threads << " threads";
     }
   }

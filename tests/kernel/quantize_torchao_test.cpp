@@ -13,9 +13,6 @@ namespace stowage {
 namespace {
 
 using namespace stowage::samples;
-using QuantizeTorchao = EachIsa;
-STOWAGE_FOR_EACH_ISA(QuantizeTorchao);
-
 Parts quantized(const Kernels& table, const Bytes& values, Dtype dtype, const Shape& shape,
                 const Storage& storage, Executor& executor = inline_executor()) {
   Parts parts(storage, shape);
@@ -24,7 +21,7 @@ Parts quantized(const Kernels& table, const Bytes& values, Dtype dtype, const Sh
   return parts;
 }
 
-TEST_P(QuantizeTorchao, EveryDtypeBlockAndKindOfValues) {
+STOWAGE_ON_EACH_ISA(QuantizeTorchao, EveryDtypeBlockAndKindOfValues) {
   for (const char* name :
        {"nf4:torchao:f32", "nf4:torchao:bf16", "nf4:torchao:f16", "nf4:torchao:f64",
         "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block16:scaler2:f16",
@@ -34,7 +31,7 @@ TEST_P(QuantizeTorchao, EveryDtypeBlockAndKindOfValues) {
     for (const Dtype in : kValueTypes)
       for (const Kind kind : kKinds) {
         const Bytes values = as_type(numbers(kind, 32768), in);
-        const Parts got = quantized(table(), values, in, shape, storage);
+        const Parts got = quantized(table, values, in, shape, storage);
         const Parts expected = reference_parts(values, in, shape, storage);
         for (std::size_t part = 0; part < got.bytes.size(); ++part)
           EXPECT_TRUE(got.bytes[part] == expected.bytes[part])
@@ -45,7 +42,7 @@ TEST_P(QuantizeTorchao, EveryDtypeBlockAndKindOfValues) {
 }
 
 // Every bf16 and fp16 number of [-1, 1] as a quotient: each block holds a 1.
-TEST_P(QuantizeTorchao, EveryQuotientOfSixteenBits) {
+STOWAGE_ON_EACH_ISA(QuantizeTorchao, EveryQuotientOfSixteenBits) {
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
     const auto one = static_cast<std::uint16_t>(dtype == Dtype::bf16 ? 0x3F80 : 0x3C00);
     std::vector<std::uint16_t> all;
@@ -58,13 +55,13 @@ TEST_P(QuantizeTorchao, EveryQuotientOfSixteenBits) {
     std::memcpy(values.data(), all.data(), values.size());
     const Shape shape{static_cast<std::int64_t>(all.size())};
     const Storage storage = storage_for_values(parse_storage("nf4:torchao"), dtype);
-    EXPECT_TRUE(quantized(table(), values, dtype, shape, storage).bytes ==
+    EXPECT_TRUE(quantized(table, values, dtype, shape, storage).bytes ==
                 reference_parts(values, dtype, shape, storage).bytes)
         << disk_name(dtype);
   }
 }
 
-TEST_P(QuantizeTorchao, SinglesOnAndBesideEveryThreshold) {
+STOWAGE_ON_EACH_ISA(QuantizeTorchao, SinglesOnAndBesideEveryThreshold) {
   std::vector<double> inputs;
   while (inputs.size() < 16384) {
     for (int k = 0; k < 15 && inputs.size() < 16384; ++k) {
@@ -76,35 +73,33 @@ TEST_P(QuantizeTorchao, SinglesOnAndBesideEveryThreshold) {
   }
   const Bytes values = as_type(inputs, Dtype::f32);
   const Storage storage = parse_storage("nf4:torchao:f32");
-  EXPECT_TRUE(quantized(table(), values, Dtype::f32, {16384}, storage).bytes ==
+  EXPECT_TRUE(quantized(table, values, Dtype::f32, {16384}, storage).bytes ==
               reference_parts(values, Dtype::f32, {16384}, storage).bytes);
 }
 
-TEST_P(QuantizeTorchao, TheSameBytesForEveryNumberOfThreads) {
+STOWAGE_ON_EACH_ISA(QuantizeTorchao, TheSameBytesForEveryNumberOfThreads) {
   const Shape shape{64, 8192};
   const Bytes values = as_type(numbers(Kind::normal, 1 << 19), Dtype::f32);
   for (const char* name : {"nf4:torchao:f32", "nf4:torchao:bf16"}) {
     const Storage storage = parse_storage(name);
-    const Parts alone = quantized(table(), values, Dtype::f32, shape, storage);
+    const Parts alone = quantized(table, values, Dtype::f32, shape, storage);
     for (const int threads : {2, 3})
-      EXPECT_TRUE(
-          quantized(table(), values, Dtype::f32, shape, storage, *make_pool(threads)).bytes ==
-          alone.bytes)
+      EXPECT_TRUE(quantized(table, values, Dtype::f32, shape, storage, *make_pool(threads)).bytes ==
+                  alone.bytes)
           << name << " on " << threads;
   }
 }
 
-TEST_P(QuantizeTorchao, RefusesWhatIsNotFiniteInTheTypeItCameIn) {
+STOWAGE_ON_EACH_ISA(QuantizeTorchao, RefusesWhatIsNotFiniteInTheTypeItCameIn) {
   for (const Dtype in : kValueTypes) {
     std::vector<double> inputs(16384, 0.5);
     inputs[300] = -std::numeric_limits<double>::infinity();
     for (const char* name : {"nf4:torchao:f32", "nf4:torchao:f16", "nf4:torchao:f64"})
-      EXPECT_STOWAGE_ERROR(
-          quantized(table(), as_type(inputs, in), in, {16384}, parse_storage(name)),
-          invalid_argument,
-          "values must be finite in " + std::string(name) +
-              ", got -inf at "
-              "element 300");
+      EXPECT_STOWAGE_ERROR(quantized(table, as_type(inputs, in), in, {16384}, parse_storage(name)),
+                           invalid_argument,
+                           "values must be finite in " + std::string(name) +
+                               ", got -inf at "
+                               "element 300");
   }
 }
 

@@ -8,9 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <ostream>
+#include <map>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "format/convert.h"
@@ -18,16 +19,32 @@
 #include "kernel/kernels.h"
 #include "stowage/descriptor.h"
 
-namespace stowage {
-// What failures of parametrized tests print.
-inline void PrintTo(const NamedKernels& table, std::ostream* out) { *out << table.name; }
-}  // namespace stowage
-
 namespace stowage::samples {
 
 using Bytes = std::vector<std::byte>;
 
 inline constexpr std::array<Dtype, 4> kValueTypes{Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
+
+/// What `make` gives for `key`: made once by each place that asks, and kept as long as the program.
+template <class Make>
+const auto& kept(const std::string& key, const Make& make) {
+  static std::map<std::string, decltype(make())> all;
+  const auto found = all.find(key);
+  return (found != all.end() ? found : all.emplace(key, make()).first)->second;
+}
+/// Stands for bytes in such a key.
+inline std::string key_of(const void* bytes, std::size_t count) {
+  const std::string_view view(static_cast<const char*>(bytes), count);
+  return std::to_string(count) + ":" + std::to_string(std::hash<std::string_view>{}(view));
+}
+inline std::string key_of(const Weight& weight) {
+  const Layout layout = stowage::layout(weight.storage(), weight.shape());
+  std::string key = to_string(weight.storage()) + to_string(weight.shape());
+  for (int i = 0; i < layout.count; ++i)
+    key += key_of(weight.part(i),
+                  static_cast<std::size_t>(layout.parts[static_cast<std::size_t>(i)].bytes));
+  return key;
+}
 
 inline std::size_t width(Dtype dtype) { return static_cast<std::size_t>(bits(dtype)) / 8; }
 
@@ -51,7 +68,7 @@ inline constexpr std::array<Kind, 4> kKinds{Kind::normal, Kind::wide, Kind::tiny
 
 /// Finite numbers. `wide`: exponents from -40 to 12 and signed zeros; `tiny`: subnormal in fp32;
 /// `edges`: values and midpoints of the small formats and their neighbours in fp64.
-inline std::vector<double> numbers(Kind kind, std::size_t n, unsigned seed = 1) {
+inline std::vector<double> made_numbers(Kind kind, std::size_t n, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
   std::uniform_int_distribution<int> exponent(-40, 12), code(0, 255), nudge(-1, 1);
@@ -70,6 +87,11 @@ inline std::vector<double> numbers(Kind kind, std::size_t n, unsigned seed = 1) 
     x += nudge(random) * std::ldexp(std::fabs(x), -45);
   }
   return made;
+}
+inline const std::vector<double>& numbers(Kind kind, std::size_t n, unsigned seed = 1) {
+  const std::string key =
+      std::to_string(static_cast<int>(kind)) + ":" + std::to_string(n) + ":" + std::to_string(seed);
+  return kept(key, [&] { return made_numbers(kind, n, seed); });
 }
 
 /// The parts of a weight in memory of their own.
@@ -97,15 +119,21 @@ struct Parts {
 
 inline Parts reference_parts(const Bytes& values, Dtype dtype, const Shape& shape,
                              const Storage& storage, bool keep_nonfinite = false) {
-  Parts parts(storage, shape);
-  reference::quantize(values.data(), dtype, shape, storage, parts.writable(), keep_nonfinite);
-  return parts;
+  const std::string key = to_string(storage) + to_string(shape) + std::string(disk_name(dtype)) +
+                          (keep_nonfinite ? "+" : "-") + key_of(values.data(), values.size());
+  return kept(key, [&] {
+    Parts parts(storage, shape);
+    reference::quantize(values.data(), dtype, shape, storage, parts.writable(), keep_nonfinite);
+    return parts;
+  });
 }
 
 inline Bytes reference_values(const Weight& weight, Dtype dtype) {
-  Bytes values(static_cast<std::size_t>(weight.shape().elements()) * width(dtype));
-  reference::dequantize(weight, values.data(), dtype);
-  return values;
+  return kept(key_of(weight) + std::string(disk_name(dtype)), [&] {
+    Bytes values(static_cast<std::size_t>(weight.shape().elements()) * width(dtype));
+    reference::dequantize(weight, values.data(), dtype);
+    return values;
+  });
 }
 
 /// Storages of every kind and size of group.
@@ -179,23 +207,19 @@ inline bool holds(const Storage& storage, const Shape& shape) {
          (shape.rank() <= 2 && shape.elements() % whole == 0);
 }
 
-/// A test for each table of kernels. Those that this CPU cannot run are skipped by name: a suite
-/// must not shrink without a word.
-class EachIsa : public ::testing::TestWithParam<NamedKernels> {
- protected:
-  void SetUp() override {
-    if (GetParam().kernels == nullptr) GTEST_SKIP() << "this CPU lacks " << GetParam().name;
+/// A test of every table of kernels that this CPU runs, one after the other in one process: the
+/// body is that of a function with the argument `const Kernels& table`, and what the tables are
+/// compared with is made for the first of them and kept. EveryLevel (isa_test.cpp) names the tables
+/// that this CPU lacks.
+inline void on_each_isa(void (*body)(const Kernels&)) {
+  for (const NamedKernels& level : runnable_kernels()) {
+    SCOPED_TRACE(level.name);
+    body(*level.kernels);
   }
-  const Kernels& table() const { return *GetParam().kernels; }
-};
-inline std::string isa_test_name(const ::testing::TestParamInfo<NamedKernels>& info) {
-  std::string name(info.param.name);
-  for (char& c : name)
-    if (c == '+') c = '_';
-  return name;
 }
-#define STOWAGE_FOR_EACH_ISA(suite)                                                       \
-  INSTANTIATE_TEST_SUITE_P(Kernels, suite, ::testing::ValuesIn(stowage::every_kernels()), \
-                           stowage::samples::isa_test_name)
+#define STOWAGE_ON_EACH_ISA(suite, name)                            \
+  void suite##name(const Kernels& table);                           \
+  TEST(suite, name) { stowage::samples::on_each_isa(suite##name); } \
+  void suite##name(const Kernels& table)
 
 }  // namespace stowage::samples

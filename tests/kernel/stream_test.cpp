@@ -27,11 +27,8 @@ TEST(Stream, CopiesEveryLengthToEveryPlaceInALine) {
   }
 }
 
-using StreamedOutput = EachIsa;
-STOWAGE_FOR_EACH_ISA(StreamedOutput);
-
 // Large enough to be streamed; the kernels alone write the expected bytes.
-TEST_P(StreamedOutput, IsThatOfTheKernels) {
+STOWAGE_ON_EACH_ISA(StreamedOutput, IsThatOfTheKernels) {
   const Shape shape{8205, 4099};
   const std::int64_t n = shape.elements();
   Bytes codes(static_cast<std::size_t>(n));
@@ -47,11 +44,11 @@ TEST_P(StreamedOutput, IsThatOfTheKernels) {
     const auto bytes = static_cast<std::size_t>(n) * 2;
     ASSERT_GE(static_cast<std::int64_t>(bytes), kStreamBytes);
     Bytes got(bytes + 6, std::byte{0x5A}), expected(bytes);
-    dequantize_with(table(), weight, {0, shape.rows()}, got.data() + 2, Dtype::bf16,
+    dequantize_with(table, weight, {0, shape.rows()}, got.data() + 2, Dtype::bf16,
                     default_executor());
     for (std::int64_t row = 0; row < shape.rows(); ++row)  // a row alone is not streamed
-      dequantize_with(table(), weight, {row, row + 1}, expected.data() + row * 4099 * 2,
-                      Dtype::bf16, inline_executor());
+      dequantize_with(table, weight, {row, row + 1}, expected.data() + row * 4099 * 2, Dtype::bf16,
+                      inline_executor());
     EXPECT_EQ(std::memcmp(got.data() + 2, expected.data(), bytes), 0) << name;
     EXPECT_EQ(got[1], std::byte{0x5A});
     EXPECT_EQ(got[bytes + 2], std::byte{0x5A});

@@ -35,6 +35,24 @@ def test_the_runner_counts_a_test_by_its_last_try(runner: dict[str, Any], tmp_pa
     assert counts.again == ["a::second"]
 
 
+def test_a_run_says_what_it_took_of_its_limit(runner: dict[str, Any]) -> None:
+    within = runner["within_limit"]
+    assert within("standard", 780.4) == "stages took 780 s of the 900 s that two idle cores have"
+    assert within("standard", 901).startswith("warning: stages took 901 s of the 900 s")
+    assert within("all", 5000) == within("quick", 5000) == ""
+
+
+def test_the_slowest_are_named_for_each_report(runner: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "asan.xml").write_text(
+        '<r><testcase classname="C" name="a" time="1"/><testcase classname="C" name="b" time="3"/>'
+        '<testcase classname="C" name="c"/></r>'
+    )
+    assert runner["slowest"](tmp_path, 1) == [
+        "== asan.xml: 3 tests, 4 s; these are 75%",
+        "   3.00 s  C::b",
+    ]
+
+
 FAILS_ONCE = """
 import pathlib, pytest
 
