@@ -18,6 +18,7 @@ from torch import nn
 
 import stowage
 from stowage._tiers.disk.engine import engine_of
+from stowage._tiers.disk.journal import has_places
 from stowage.tensor import StowedTensor
 
 
@@ -147,6 +148,26 @@ def in_journals(folder: Path) -> int:
             assert resident is not None
             found += int(resident[1]) * 1024
     return found
+
+
+@pytest.mark.parametrize("first", [2 * WIDE, 4 * WIDE])
+def test_half_of_the_budget_is_for_what_is_written(first: int, tmp_path: Path) -> None:
+    """From the start and after `rebudget`."""
+    model = uneven()
+    stowage.offload(model, ram=first, folder=tmp_path)
+    stowage.rebudget(model, 4 * WIDE)
+    for layer in model[:2]:  # the large ones, a little less than half
+        layer.weight.mul_(-2)
+    report = stowage.engine_report(model)
+    assert report.written == 2 * 640 * 160 * 4 and report.journal == 0
+
+
+def test_a_model_that_is_brought_back_has_no_places_in_files(tmp_path: Path) -> None:
+    model = uneven()
+    stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
+    assert all(has_places(layer) for layer in model)
+    stowage.onload(model)
+    assert not any(has_places(layer) for layer in model)
 
 
 def test_a_write_elsewhere_leaves_what_is_in_memory(tmp_path: Path) -> None:
