@@ -24,7 +24,7 @@ STORAGES = (
     "fp4:block32", "fp4:block32:nested", "nf4:torchao:block32:scaler1:f32",
     "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block32:scaler2:f16",
     "nf4:torchao:block32:scaler2:f64", "f8_e4m3:block32:bf16", "f8_e5m2:block32:e8m0",
-    "int8:row:f16:zero", "int8:block5:zero",
+    "int8:row:f16:zero", "int8:block5:zero", "f4_e2m1:row", "int4:block32:bf16", "int4:row:zero",
 )  # fmt: skip
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)
@@ -65,6 +65,8 @@ class Scene:
             rows, columns = self.random.choice(((1100, 1000), (2000, 1088), (3, 4500)))
         if kind.dialect == "torchao" or self.random.random() < 0.3:
             columns += -columns % 64
+        if kind.packing == "low_first":
+            columns += columns % 2
         return kind, rows, columns
 
     def weight(self, kind: Storage, *shape: int) -> tuple[Tensor, list[Tensor]]:

@@ -73,8 +73,8 @@ class STOWAGE_API Shape {
 };
 STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
 
-enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4, f4_e2m1 };
-inline constexpr int kCodesCount = 9;
+enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4, f4_e2m1, int4 };
+inline constexpr int kCodesCount = 10;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are

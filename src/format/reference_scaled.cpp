@@ -85,6 +85,7 @@ std::uint8_t scaled_code(const Descriptor& form, float scaled) noexcept {
   const float clamped = std::clamp(scaled, form.range.least, form.range.most);
   if (form.codes == Codes::int8)
     return static_cast<std::uint8_t>(static_cast<std::int8_t>(std::nearbyint(clamped)));
+  if (form.codes == Codes::int4) return static_cast<std::uint8_t>(std::nearbyint(clamped) + 8);
   return static_cast<std::uint8_t>(encode(form.codes, clamped));
 }
 

@@ -260,7 +260,7 @@ std::string legal_storages() {
       if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
   for (const Named& named : kNamed) text.append(", ").append(named.name);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
-         ", for f4_e2m1 an even one; for nf4 and fp4 a power of two from " +
+         ", for f4_e2m1 and int4 an even one; for nf4 and fp4 a power of two from " +
          std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +
          ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; e8m0: with blocks; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +

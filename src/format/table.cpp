@@ -53,6 +53,15 @@ consteval auto int8_values() {  // two's complement; -128 is never written, but 
 }
 constexpr auto kInt8 = int8_values();
 
+// Code c stands for c - 8: "offset binary", which compressed-tensors, GPTQ, AWQ and GGUF's Q4_0
+// hold.
+consteval auto int4_values() {
+  std::array<float, 16> values{};
+  for (std::size_t code = 0; code < 16; ++code) values[code] = static_cast<float>(code) - 8;
+  return values;
+}
+constexpr auto kInt4 = int4_values();
+
 // Dettmers et al., "QLoRA" (2023), appendix E, with the digits of bitsandbytes' get_4bit_type: the
 // quantile formula gives them only to 1e-7, so the literals are the definition.
 constexpr std::array<float, 16> kNf4{
@@ -91,6 +100,7 @@ constexpr Scaling kNone{};
 constexpr Scaling kRow{.kind = Scaling::Kind::row};
 constexpr Scaling kBlock32{.kind = Scaling::Kind::block, .block = 32};
 constexpr Scaling kBlock64{.kind = Scaling::Kind::block, .block = 64};
+constexpr Scaling kBlock128{.kind = Scaling::Kind::block, .block = 128};
 constexpr float kLargestBf16 = 0x1.fep127f;
 constexpr float kLargestF32 = std::numeric_limits<float>::max();
 
@@ -104,6 +114,7 @@ constexpr std::array<FormatTrait, kCodesCount> kFormats{{
     {Codes::nf4, "nf4", 4, 1.0f, kNf4, Dtype::u8, kBlock64},
     {Codes::fp4, "fp4", 4, 1.0f, kFp4, Dtype::u8, kBlock64},
     {Codes::f4_e2m1, "f4_e2m1", 4, 6.0f, kE2m1, Dtype::u8, kBlock32},
+    {Codes::int4, "int4", 4, 7.0f, kInt4, Dtype::u8, kBlock128, -8.0f, 7.5f},
 }};
 static_assert(std::ranges::all_of(kFormats,
                                   [](const FormatTrait& t) {
@@ -141,6 +152,12 @@ constexpr Legal kPackedLegal{.kinds = kScaledLegal.kinds,
                              .most_block = kMaxBlock,
                              .even = true,
                              .typed = true};
+constexpr Legal kPackedIntegerLegal{.kinds = kScaledLegal.kinds,
+                                    .least_block = kMinBlock,
+                                    .most_block = kMaxBlock,
+                                    .even = true,
+                                    .typed = true,
+                                    .zero = true};
 constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .least_block = kMinBlock4,
                          .most_block = kMaxBlock4,
@@ -165,6 +182,7 @@ constexpr std::array kForms{
     FormRow{Codes::fp4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,
             PowerRule::floor},
+    FormRow{Codes::int4, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedIntegerLegal},
     FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
             kTorchaoLegal},
 };

@@ -47,7 +47,7 @@ struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
   ExtremesKernel reach[kValueDtypes];
   EncodeKernel encode[kCodesCount][kValueDtypes];           // of Codec::amax; else null
-  EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8; else null
+  EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8, int4; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
   TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null

@@ -2,6 +2,7 @@
 #include "stowage/descriptor.h"
 
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -43,6 +44,8 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
        kNone},
       {"f4_e2m1", low_first, Codec::amax, FileForm::manifest, K::along, 32, 0, S::plain, kNone},
       {"f4_e2m1:row", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
+      {"int4", low_first, Codec::amax, FileForm::manifest, K::along, 128, 0, S::plain, kNone},
+      {"int4:row:zero", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
       {"nf4:block128:nested", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 128,
        256, S::mapped, kNone},
       {"nf4:torchao:block32:scaler8:f16", high_first, Codec::torchao, FileForm::manifest, K::flat,
@@ -80,6 +83,20 @@ TEST(Descriptor, QuestionsTellTheKindsOfCodesApart) {
     EXPECT_EQ(codes_in_a_byte(packing), format.values.size() == 16 ? 2 : 1) << format.name;
     EXPECT_EQ(runs_across_rows(storage), describe(storage).scale.group.kind == Group::Kind::flat)
         << format.name;
+  }
+}
+
+// Without zeros int8 leaves -128 out; int4 does not, and a half more than its largest is its amax.
+TEST(Descriptor, SaysWhatCodesReach) {
+  const std::vector<std::tuple<const char*, float, float, float>> rows{
+      {"f8_e4m3:row", -448, 448, 448}, {"f4_e2m1", -6, 6, 6},
+      {"int8", -127, 127, 127},        {"int8:row:zero", -128, 127, 255},
+      {"int4:row", -8, 7, 7.5f},       {"int4:block32:f16:zero", -8, 7, 15}};
+  for (const auto& [storage, least, most, divisor] : rows) {
+    const CodeRange range = describe(parse_storage(storage)).range;
+    EXPECT_EQ(range.least, least) << storage;
+    EXPECT_EQ(range.most, most) << storage;
+    EXPECT_EQ(range.divisor, divisor) << storage;
   }
 }
 

@@ -118,6 +118,26 @@ TEST(QuantizeScaled, E2m1TakesThePowerOfTwoBelowAmax) {
                                            0.0f, 6 * 0x1p125f, 0x1p127f}));
 }
 
+// amax 7.5 makes the scale 1. Both ends are codes: 7.5 becomes 7, -7.5 the even -8.
+TEST(QuantizeScaled, Int4TakesAllSixteenCodes) {
+  const Packed packed = pack("int4:row", {2, 8},
+                             {7.5f, -7.5f, 0.5f, 1.5f, -0.5f, -1.5f, 0.0f, -0.0f,  //
+                              -3.0f, 2.8f, -2.6f, 0.25f, 0.0f, 0.1f, 1.0f, -1.0f});
+  EXPECT_EQ(packed.floats(1), (std::vector{1.0f, 3.0f / 7.5f}));
+  EXPECT_EQ(packed.bytes(0),
+            (std::vector<std::uint8_t>{0x0F, 0xA8, 0x68, 0x88, 0xF0, 0x92, 0x88, 0x6A}));
+}
+
+// From -1 to 2 by fifteenths: 0 is code 5, which rests as the number -3.
+TEST(QuantizeScaled, Int4WithZerosTakesAllCodesFromTheLeastToTheLargest) {
+  const Packed packed = pack("int4:row:zero", {3, 4},
+                             {-1.0f, 2.0f, 0.0f, 0.5f, 3.0f, 1.5f, 1.0f, 0.0f,  //
+                              0.0f, 0.0f, 0.0f, 0.0f});
+  EXPECT_EQ(packed.floats(1), (std::vector{3.0f / 15, 3.0f / 15, 1.0f}));
+  EXPECT_EQ(packed.bytes(2), (std::vector<std::uint8_t>{0xFD, 0xF8, 0xF8}));
+  EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{0xF0, 0x85, 0x8F, 0x05, 0x00, 0x00}));
+}
+
 TEST(QuantizeScaled, MultipliesByTheRoundedReciprocal) {
   // Find a value whose code differs between x * fl(1 / s) and x / s: the rule is the product.
   int found = 0;

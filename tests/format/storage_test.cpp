@@ -33,9 +33,11 @@ std::vector<Storage> all_legal() {
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // 3 plain; 3 x (tensor, row, row2) x (f32, bf16, f16) and 2 x none; 3 x 8 blocks, of one row or
-  // of 2 sizes, x those types and e8m0; as one of these three f4_e2m1; 2 x 4 blocks x nested;
-  // torchao: 4 blocks x 5 types x 3 scalers; and what int8 has but for e8m0 with zeros.
-  EXPECT_EQ(storages.size(), 4u * 9u + 4u * 8u * 3u * 4u + 3u + 2u + 16u + 60u + 9u + 8u * 3u * 3u);
+  // of 2 sizes, x those types and e8m0; as one of these three f4_e2m1 and int4; 2 x 4 blocks x
+  // nested; torchao: 4 blocks x 5 types x 3 scalers; and what the integers have but for e8m0 with
+  // zeros.
+  EXPECT_EQ(storages.size(),
+            5u * 9u + 5u * 8u * 3u * 4u + 3u + 2u + 16u + 60u + 2u * (9u + 8u * 3u * 3u));
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -76,6 +78,10 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f4_e2m1:block32:e8m0", "mxfp4"},
       {"f4_e2m1:block16:e8m0", "f4_e2m1:block16:e8m0"},
       {"mxfp4", "mxfp4"},
+      {"int4", "int4:block128"},
+      {"int4:zero", "int4:block128:zero"},
+      {"int4:block32:bf16:zero", "int4:block32:bf16:zero"},
+      {"int4:tensor:f16", "int4:tensor:f16"},
       {"mxfp8_e4m3", "f8_e4m3:block32:e8m0"},
       {"mxfp8_e5m2", "f8_e5m2:block32:e8m0"},
       {"mxint8", "int8:block32:e8m0"},
@@ -172,6 +178,10 @@ TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
                            "f8_e4m3:row:zero",
                            "int8:row:zero:bf16",
                            "int8:block32:e8m0:zero",
+                           "int4:none",
+                           "int4:nested",
+                           "int4:block33",
+                           "int4:block32:e8m0:zero",
                            "int8:bf16:row",
                            "int8:row:of_values",
                            "nf4:bf16",

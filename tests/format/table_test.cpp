@@ -72,6 +72,11 @@ TEST(Table, E2m1IsThatOfTheMicroscalingFormats) {
   }
 }
 
+TEST(Table, Int4IsEightLessThanItsCode) {
+  for (int code = 0; code < 16; ++code)
+    expect_value(Codes::int4, code, static_cast<float>(code - 8));
+}
+
 TEST(Table, LargestIsTheLargestFiniteValue) {
   for (const FormatTrait& format : formats()) {
     float largest = 0;

@@ -42,7 +42,9 @@ inline const char* const kStorages[] = {"f32",
                                         "f4_e2m1:row",
                                         "f4_e2m1:block16",
                                         "f4_e2m1:block32:e8m0",
-                                        "f4_e2m1:block2x48:e8m0"};
+                                        "f4_e2m1:block2x48:e8m0",
+                                        "int4:block32:bf16",
+                                        "int4:row:zero"};
 inline constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
 enum class Data { normal, heavy, adversarial };

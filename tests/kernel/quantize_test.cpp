@@ -46,8 +46,9 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
       std::memcpy(values.data() + 2 * i, &half, 2);
     }
     for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
-                             "f4_e2m1:block256x256:e8m0"}) {
+                             "f4_e2m1:block256x256:e8m0", "int4:tensor", "int4:tensor:zero"}) {
       const Storage storage = parse_storage(name);
+      if (storage.scaling.zero && amax > 1e38f) continue;  // more than fp32 lies between the ends
       EXPECT_TRUE(quantized(table, values, Dtype::bf16, {256, 256}, storage).bytes ==
                   reference_parts(values, Dtype::bf16, {256, 256}, storage).bytes)
           << name << " amax " << amax;
@@ -152,6 +153,26 @@ STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
     }
 }
 
+// Every midpoint of the integers and its neighbours, under a scale of 1 and zeros of 0 and of -5.
+STOWAGE_ON_EACH_ISA(Quantize, Int4CodesAtEveryMidpoint) {
+  for (const float least : {-8.0f, -3.0f}) {
+    std::vector<double> inputs{least, least + 15.0f, 0.0, -0.0, 0x1p-140, -0x1p-140};
+    for (float middle = least + 0.5f; middle < least + 15.0f; ++middle)
+      for (const float x : {std::nextafter(middle, -9.0f), middle, std::nextafter(middle, 99.0f)})
+        inputs.push_back(x);
+    if (inputs.size() % 2 != 0) inputs.push_back(1);
+    const Shape shape{1, static_cast<std::int64_t>(inputs.size())};
+    for (const char* name : {"int4:tensor", "int4:tensor:zero"})
+      for (const Dtype in : {Dtype::f64, Dtype::f32}) {
+        const Storage storage = parse_storage(name);
+        const Bytes values = as_type(inputs, in);
+        EXPECT_TRUE(quantized(table, values, in, shape, storage).bytes ==
+                    reference_parts(values, in, shape, storage).bytes)
+            << name << " from " << disk_name(in);
+      }
+  }
+}
+
 STOWAGE_ON_EACH_ISA(Quantize, KeepsNanAndInfinityWhereAsked) {
   std::vector<double> inputs = numbers(Kind::normal, 200);
   inputs[3] = kNan, inputs[64] = kInf, inputs[130] = -kInf, inputs[131] = -kNan, inputs[199] = kNan;
@@ -243,9 +264,9 @@ STOWAGE_ON_EACH_ISA(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape odd{3, 251, 1001}, even{3, 251, 1002};
   const Bytes values =
       as_type(numbers(Kind::normal, static_cast<std::size_t>(even.elements())), Dtype::bf16);
-  for (const char* name :
-       {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100", "nf4",
-        "fp4:block128:nested", "f4_e2m1:tensor", "f4_e2m1:row2", "f4_e2m1:block32:e8m0"}) {
+  for (const char* name : {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100",
+                           "nf4", "fp4:block128:nested", "f4_e2m1:tensor", "f4_e2m1:row2",
+                           "f4_e2m1:block32:e8m0", "int4:block64:zero"}) {
     const Storage storage = parse_storage(name);
     const Shape& shape = holds(storage, odd) ? odd : even;
     const Parts expected = reference_parts(values, Dtype::bf16, shape, storage);

@@ -21,7 +21,19 @@ from stowage._ops.storage import Storage
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 README, FORMATS, NUMBERS = "README.md", "docs/formats.md", "docs/numbers.md"
-CODES = ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8", "nf4", "nf4:torchao", "fp4", "f4_e2m1")
+CODES = (
+    "f32",
+    "bf16",
+    "f16",
+    "f8_e4m3",
+    "f8_e5m2",
+    "int8",
+    "nf4",
+    "nf4:torchao",
+    "fp4",
+    "f4_e2m1",
+    "int4",
+)
 KINDS = ("none", "tensor", "row", "row2", "block<N>")
 SHAPE = (256, 256)
 
@@ -84,9 +96,7 @@ def test_the_storages_of_the_formats_page() -> None:
         plain = Storage(name)
         if largest:
             assert plain.largest == float(largest), name
-        spelled = [
-            s.removesuffix("64").removesuffix("256").removesuffix("32") for s in default.split(", ")
-        ]
+        spelled = [s.rstrip("0123456789") if s != "row2" else s for s in default.split(", ")]
         assert plain.kind in spelled, name
         for kind in KINDS:
             takes = kind in scaling.split(", ")
@@ -101,8 +111,8 @@ def test_the_storages_of_the_formats_page() -> None:
 def test_the_sizes_of_blocks() -> None:
     text = (ROOT / FORMATS).read_text()
     found = re.search(
-        r"N is (\d+) to (\d+) for 8-bit codes, an even number of these for `f4_e2m1`, and for "
-        r"`nf4` and `fp4` a power of two from (\d+) \(`nf4:torchao`: (\d+)\) to\s(\d+)",
+        r"N is (\d+) to (\d+) for 8-bit codes, an even number of these for `f4_e2m1` and `int4`, "
+        r"and for `nf4` and `fp4` a power of two from (\d+) \(`nf4:torchao`: (\d+)\) to\s(\d+)",
         text,
     )
     scalers = re.search(r"M block scales \(a power of two from (\d+) to (\d+)\)", text)
@@ -111,6 +121,7 @@ def test_the_sizes_of_blocks() -> None:
     for name, low, high, step in (
         ("int8:block", least, most, lambda n: n - 1 if n < most else n + 1),
         ("f4_e2m1:block", least, most, lambda n: n - 1 if n < most else n + 1),
+        ("int4:block", least, most, lambda n: n - 1 if n < most else n + 1),
         ("nf4:block", four, most_four, None),
         ("fp4:block", four, most_four, None),
         ("nf4:torchao:block", torchao, most_four, None),
@@ -148,8 +159,8 @@ def test_the_parts_in_memory() -> None:
 FILES = {
     "casts": ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"],
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
-    "int8 with zeros": ["int8:row:zero", "int8:block64:bf16:zero"],
-    "`f4_e2m1`": ["f4_e2m1", "f4_e2m1:row"],
+    "int8 and int4 with zeros": ["int8:row:zero", "int8:block64:bf16:zero", "int4:zero"],
+    "`f4_e2m1`, `int4`": ["f4_e2m1", "f4_e2m1:row", "int4:row:bf16"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],
     "nested": ["nf4:nested", "fp4:nested"],
@@ -184,6 +195,7 @@ def test_what_becomes_of_infinity_and_nan() -> None:
                 "f8_e5m2:tensor",
                 "int8",
                 "f4_e2m1",
+                "int4:zero",
                 "nf4:nested",
                 "nf4:torchao",
             ]

@@ -34,6 +34,8 @@ STORAGES = (
     "nf4",
     "f4_e2m1:row",
     "mxfp4",
+    "int4:row:bf16",
+    "int4:block6:zero",
     "nf4:block128:nested",
     "fp4:block32",
     "fp4:block32:nested",

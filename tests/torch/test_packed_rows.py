@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two codes in a byte of one row, as E2M1 rests: kernels beside the composite, and the weight as a
-tensor, in files, in pieces and in other processes."""
+"""Two codes in a byte of one row, as E2M1 and int4 rest: kernels beside the composite, and the
+weight as a tensor, in files, in pieces and in other processes."""
 
 import io
 import itertools
@@ -23,7 +23,8 @@ from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take
 from stowage._shard.records import decode, encode
 
 NAMES = ("mxfp4", "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
-         "f4_e2m1:block4x32:e8m0")  # fmt: skip
+         "f4_e2m1:block4x32:e8m0", "int4:tensor", "int4:row2:f16", "int4:block6:bf16:zero",
+         "int4:block4x32:zero")  # fmt: skip
 SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
 MATRICES = [name for name in NAMES if "row2" not in name]
 
@@ -66,6 +67,7 @@ def test_the_composite_makes_and_reads_the_same_bytes(name, shape, dtype) -> Non
         ("mxfp4", (4, 33), "an even number of elements in each row"),
         ("f4_e2m1:row2", (4, 2, 33), "an even number of elements in each row"),
         ("f4_e2m1:tensor", (64,), "at least 2 dimensions"),
+        ("int4:row:zero", (4, 33), "an even number of elements in each row"),
         ("f4_e2m1:row2", (4, 64), "at least 3 dimensions"),
     ],
 )
@@ -108,7 +110,8 @@ def test_a_weight_is_a_tensor(name: str) -> None:
 
 def test_experts_are_slices_and_slices_are_stacked() -> None:
     for name, one in (("mxfp4", "mxfp4"), ("f4_e2m1:row2", "f4_e2m1:row"),
-                      ("f4_e2m1:row", "f4_e2m1:tensor")):  # fmt: skip
+                      ("f4_e2m1:row", "f4_e2m1:tensor"),
+                      ("int4:row2:zero", "int4:row:zero")):  # fmt: skip
         w = stowage.quantize(values(4, 6, 64), name)
         dense = w.dequantize()
         expert = w[1]
@@ -128,7 +131,7 @@ def test_a_model_is_saved_copied_and_trained_through(name: str, tmp_path: Path) 
 def test_rows_travel(name: str) -> None:
     storage, shape = Storage(name), (37, 40)
     parts = library.quantize(values(*shape), storage.key)
-    back = [torch.zeros_like(part) for part in parts[: 1 + (storage.kind != "tensor")]]
+    back = [torch.zeros_like(part) for part in parts[: 1 if storage.kind == "tensor" else None]]
     for first, last in ((0, 5), (5, 20), (20, 37)):
         decode(encode(parts, storage, shape, first, last), storage, shape, back, first)
     assert all(map(torch.equal, back, parts))
@@ -161,8 +164,9 @@ def test_columns_are_cut_between_bytes() -> None:
     assert torch.equal(take_columns(whole, w._storage, 128, 32, 64), cut[1])
 
 
-def test_graphs_have_it() -> None:
+@pytest.mark.parametrize("name", ["mxfp4", "int4:block32:zero"])
+def test_graphs_have_it(name: str) -> None:
     layer, x = nn.Linear(64, 48), torch.randn(3, 64)
-    stowage.stow(layer, "mxfp4")
+    stowage.stow(layer, name)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x))

@@ -127,16 +127,18 @@ constexpr float largest_value() {
 }
 
 /// The code of the nearest integer of those from kLeast to kMost. 1.5 x 2^23 has a grid of 1.
-template <int kLeast, int kMost>
+template <Codes kCodes, int kLeast, int kMost>
 I integer_code(F v) {
+  constexpr std::int32_t kFirst = kCodes == Codes::int4 ? -8 : 0;  // what code 0 stands for
   v = v < static_cast<float>(kLeast) ? splat(static_cast<float>(kLeast)) : v;
   v = v > static_cast<float>(kMost) ? splat(static_cast<float>(kMost)) : v;
-  return as_int(v + 0x1.8p23f) - as_int(splat(0x1.8p23f));
+  return as_int(v + 0x1.8p23f) - (as_int(splat(0x1.8p23f)) + kFirst);
 }
 
 /// Clamps a number to the format and rounds it; the code is in the low bits of each lane.
 template <Codes kCodes>
 I encode_finite(F x) {
+  if constexpr (kCodes == Codes::int4) return integer_code<kCodes, -8, 7>(x);
   const I a = cut(magnitude(x), largest_value<kCodes>()), s = sign(x);
   if constexpr (kCodes == Codes::f8_e4m3) return minifloat_magnitude<3>(a) | shift_right(s, 24);
   if constexpr (kCodes == Codes::f8_e5m2) return minifloat_magnitude<2>(a) | shift_right(s, 24);
@@ -257,7 +259,8 @@ void encode_from(const void* x, std::int64_t n, float r, float zero, void* codes
   auto* to = static_cast<char*>(codes);
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
     const F v = load<kIn>(from) * splat(r) + splat(zero);
-    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, integer_code<-kHalf, kHalf - 1>(v), count);
+    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, integer_code<kCodes, -kHalf, kHalf - 1>(v),
+                        count);
   });
 }
 

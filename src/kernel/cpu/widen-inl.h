@@ -24,6 +24,7 @@ constexpr int bits_of(Codes c) {
     case Codes::nf4:
     case Codes::fp4:
     case Codes::f4_e2m1:
+    case Codes::int4:
       return 4;
   }
   return 0;
@@ -168,7 +169,7 @@ requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
 };
 
 /// Whether weights of these codes may have zeros.
-constexpr bool may_have_zeros(Codes c) { return c == Codes::int8; }
+constexpr bool may_have_zeros(Codes c) { return c == Codes::int8 || c == Codes::int4; }
 /// Codes of 8 bits that stand for their distance from `zero`.
 template <Codes kCodes, Dtype kOut>
 struct WidenFrom {

@@ -21,6 +21,7 @@ STACKED = {
     "int8:block32": "int8:block32",
     "int8:block48": "",
     "mxfp4": "mxfp4",
+    "int4:row:zero": "int4:row2:zero",
     "nf4": "nf4:block64",
     "fp4:block128": "fp4:block128",
     "nf4:block64:nested": "",

@@ -139,10 +139,13 @@ def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = Non
     inverse = torch.ones_like(scale) / scale
     scaled = v * inverse if zero is None else v * inverse + zero
     scaled = scaled.clamp(storage.least, storage.largest)
-    if storage.per_byte == 2:
-        return _encode4(scaled, storage)
-    if storage.codes == "int8":
-        return scaled.round().to(torch.int8).view(torch.uint8)
+    match storage.codes:
+        case "int8":
+            return scaled.round().to(torch.int8).view(torch.uint8)
+        case "int4":
+            return pack((scaled.round() + 8).to(torch.uint8), storage.packing)
+        case "f4_e2m1":
+            return _encode4(scaled, storage)
     return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
 
 
