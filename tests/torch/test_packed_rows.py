@@ -170,3 +170,12 @@ def test_graphs_have_it(name: str) -> None:
     stowage.stow(layer, name)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_frozen_layer_has_the_values_of_nn_linear(name: str) -> None:
+    torch.manual_seed(3)
+    plain = nn.Linear(40, 12)
+    torch.manual_seed(3)
+    layer = stowage.frozen_linear(40, 12, name)
+    assert torch.equal(layer.weight.dequantize(), stowage.quantize(plain.weight, name).dequantize())

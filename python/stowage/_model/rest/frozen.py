@@ -127,7 +127,7 @@ def _scale_all(parts: list[Tensor], storage: Storage, shape: tuple[int, int], dr
         for first, last in _spans(storage, shape):
             lo, hi = draw(last - first).float().aminmax()
             reach = torch.stack([torch.minimum(reach[0], lo), torch.maximum(reach[1], hi)])
-    for into, part in zip(parts[1:], library.quantize(reach, storage.key)[1:], strict=True):
+    for into, part in zip(parts[1:], library.quantize(reach[None], storage.key)[1:], strict=True):
         into.copy_(part)
 
 
