@@ -179,3 +179,34 @@ def test_a_frozen_layer_has_the_values_of_nn_linear(name: str) -> None:
     torch.manual_seed(3)
     layer = stowage.frozen_linear(40, 12, name)
     assert torch.equal(layer.weight.dequantize(), stowage.quantize(plain.weight, name).dequantize())
+
+
+@pytest.mark.parametrize(
+    "name", ["int4", "int4:tensor", "int4:row:f16", "int4:block4x32", "int4:block6:e8m0"]
+)
+def test_writes_one_after_the_other_keep_what_they_do_not_name(name: str) -> None:
+    w = stowage.quantize(values(12, 70), name)
+    dense = w.dequantize()
+    with torch.no_grad():
+        for column in range(0, 60, 2):
+            w[:, column] = 0.0
+        w[3:5, 61] = 0.25 * dense[3:5].amax()
+    after = w.dequantize()
+    dense[:, 0:60:2] = 0
+    dense[3:5, 61] = after[3:5, 61]
+    assert torch.equal(after, dense)
+    with torch.no_grad():
+        w[2, 3] = 100.0 if "tensor" not in name else dense.amax()
+        w[:, 3] = 100.0
+    assert ((w.dequantize()[:, 3] - 100).abs() <= 7).all()
+
+
+def test_experts_are_written_in_part() -> None:
+    w = stowage.quantize(values(3, 4, 10), "int4:row2")
+    dense = w.dequantize()
+    with torch.no_grad():
+        w[1, 2, 5:] = 0.0
+        w[:, :, :2] = 0.0
+    dense[1, 2, 5:] = 0
+    dense[:, :, :2] = 0
+    assert torch.equal(w.dequantize(), dense)

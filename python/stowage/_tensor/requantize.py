@@ -6,7 +6,9 @@ is not written stays (rows may share a flat block of 4-bit codes), and the new v
 the write is refused. So no write alters a row that it did not name, and one that names the whole
 weight leaves what quantizing its values gives. A row that is written and keeps its values counts as
 written. Inside a written row, values that were not written are requantized from fp32, which gives
-their codes back wherever the scale allows. A write that changes no value changes none at rest.
+their codes back wherever the scale allows; where a new scale would not (int4 without zeros), a
+group with such values keeps its own if all fit it. A write that changes no value changes none at
+rest.
 """
 
 from collections.abc import Sequence
@@ -295,15 +297,18 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
     if storage.kind == "none":
         return _encode_casts(weight, parts, lines)
     if not lines.rest:
-        return library.quantize(lines.values.view(weight.shape), storage.key)
+        whole = lines.values.view(weight.shape)
+        return _quantize_rows(whole, lines.written, parts[1], storage)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, *scales = (part.clone() for part in parts)
     if storage.kind == "block2":
         blocks, every = _rows_of_blocks(storage.rows, lines.rows, weight.shape[0])
         values = _values(weight, parts, every)
-        values[torch.searchsorted(every, lines.rows)] = lines.values
-        codes[every], *fresh = library.quantize(values, storage.key)
+        which = torch.searchsorted(every, lines.rows)
+        values[which] = lines.values
+        written = torch.zeros_like(values, dtype=torch.bool).index_copy_(0, which, lines.written)
+        codes[every], *fresh = _quantize_rows(values, written, scales[0][blocks], storage)
         for scale, part in zip(scales, fresh, strict=True):
             scale[blocks] = part
         return [codes, *scales]
@@ -313,24 +318,56 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         number = scaled.numbers(parts[1], storage)
         fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
-        fresh = library.quantize(lines.values.view(-1, *weight.shape[1:]), storage.key)
+        values = lines.values.view(-1, *weight.shape[1:])
+        fresh = _quantize_rows(values, lines.written, parts[1][lines.rows], storage)
         for scale, part in zip(scales, fresh[1:], strict=True):
             scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
     return [codes, *scales]
 
 
+def _quantize_rows(values: Tensor, written: Tensor, kept: Tensor, storage: Storage) -> list[Tensor]:
+    """The parts of some rows whose scales were `kept`. Where the largest code is not what a scale
+    is made for, quantizing what was read moves the scale and every value, and one write after the
+    other would add that up: there groups that were written in part keep a scale that all fit."""
+    fresh = library.quantize(values, storage.key)
+    if storage.zero or storage.divisor == storage.largest or written.all():
+        return fresh
+    v = _grouped(values.reshape(written.shape), storage, kept)
+    partly = _grouped(~written, storage, kept).any(3).any(1)
+    old, new = (scaled.numbers(s, storage).reshape(partly.shape) for s in (kept, fresh[1]))
+    lo, hi = storage.least * old * _SLACK, storage.divisor * old * _SLACK
+    keeps = partly & (v.amin((1, 3)) >= lo) & (v.amax((1, 3)) <= hi)
+    used = torch.where(keeps, old, new)[:, None, :, None]
+    codes = scaled.encode(v, used, storage).reshape(v.shape[0] * v.shape[1], -1)
+    rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
+    cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
+    return [cut, torch.where(keeps.reshape(kept.shape), kept, fresh[1])]
+
+
+def _grouped(lines: Tensor, storage: Storage, scales: Tensor) -> Tensor:
+    """[groups of rows, rows of each, groups along them, columns of each], padded with zeros."""
+    if storage.kind == "row2":
+        lines = lines.reshape(scales.numel(), -1)
+    rows, columns = lines.shape
+    each = rows if storage.kind == "tensor" else storage.rows or 1
+    width = storage.block or columns
+    padded = pad(lines, (0, -columns % width, 0, -rows % each))
+    return padded.view(-1, each, padded.shape[1] // width, width)
+
+
 def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) -> None:
     """Values of some rows must fit the scale of the tensor, which stays."""
     storage = weight._storage
     scale = float(scaled.numbers(parts[1], storage)) * _SLACK
+    least, most = storage.least, storage.divisor  # those that a scale is made for
     if storage.zero:
         zero = int(parts[2])
-        lo, hi = (storage.least - zero) * scale, (storage.largest - zero) * scale
-        if float(values.amin()) < lo or float(values.amax()) > hi:
-            refuse(weight, f"values from {lo:.6g} to {hi:.6g}")
-    elif float(values.abs().amax()) > (reach := scale * storage.divisor):
-        refuse(weight, f"values within +-{reach:.6g}")
+        least, most = storage.least - zero, storage.largest - zero
+    lo, hi = least * scale, most * scale
+    if float(values.amin()) < lo or float(values.amax()) > hi:
+        span = f"within +-{hi:.6g}" if lo == -hi else f"from {lo:.6g} to {hi:.6g}"
+        refuse(weight, f"values {span}")
 
 
 def _rows_of_blocks(each: int, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
