@@ -11,9 +11,11 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "store/header.h"
 #include "store/manifest.h"
+#include "store/part_form.h"
 #include "store/quant_config.h"
 #include "store/quant_state.h"
 #include "store/shard_index.h"
@@ -93,8 +95,17 @@ void dialect(Bytes bytes) {
       const Layout parts = layout(weight.storage, weight.shape);
       promise(weight.parts.size() == static_cast<std::size_t>(parts.count));
       promise(weight.forms.empty() || weight.forms.size() == weight.parts.size());
-      for (const std::string& part : weight.parts)
-        promise(find_tensor(header.tensors, part) != nullptr);
+      for (std::size_t i = 0; i < weight.parts.size(); ++i) {
+        const TensorInfo* const tensor = find_tensor(header.tensors, weight.parts[i]);
+        promise(tensor != nullptr);
+        if (weight.forms.empty() || weight.forms[i] == PartForm::whole) continue;
+        const Bytes data = bytes.last(content.size()).subspan(tensor->offset, tensor->bytes);
+        const Part& part = parts.parts[i];
+        const auto made =
+            part_of_tensor(weight.forms[i], {*tensor, {"f", tensor->name, {}}, std::as_bytes(data)},
+                           part.shape, Dtype::bf16);
+        promise(std::cmp_equal(made.size(), part.bytes));
+      }
     }
   });
 }

@@ -28,8 +28,16 @@ struct TensorInfo {
 
 /// How a tensor of a file becomes a part (docs/dialects.md).
 enum class PartForm : std::uint8_t {
-  whole,    // its bytes are the part's, or a number of a quant state is
-  rounded,  // numbers of f32, each rounded to the compute dtype, as its owner's decoder does
+  whole,           // its bytes are the part's, or a number of a quant state is
+  rounded,         // numbers of f32, each rounded to the compute dtype, as its owner's decoder does
+  unswizzled,      // exponents of blocks in tiles of 128 rows by 4, as a vendor's kernels read them
+  zeros_down,      // zero points of int4 plus 8, those of eight rows in a word
+  turned,          // numbers of 16 bits, the transpose
+  turned_words,    // words of eight codes of a row, the transpose
+  zeros_across,    // the transpose of zero points of int4 plus 8, those of eight rows in a word
+  zeros_less_one,  // as zeros_across, 0x11111111 less in each word
+  awq_codes,       // the transpose of words of the codes of rows 0, 2, 4, 6, 1, 3, 5, 7
+  awq_zeros,       // of zero points in the same order
 };
 
 /// A weight as a model names it, whatever tensors it is made of.

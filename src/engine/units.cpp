@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/formatted.h"
 #include "engine/arena.h"
 
 namespace stowage::engine {
@@ -49,6 +50,17 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
   std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
 }
 
+// Codes are read from the file straight to where they are multiplied.
+void check_in_place(const File& file, const WeightInfo& weight) {
+  if (weight.forms.empty() || weight.forms[0] == PartForm::whole) return;
+  throw Error(
+      Code::unsupported,
+      formatted("{}: weight '{}': codes must lie in the file as they rest to be read from it "
+                "while a model works, {} has them turned round; save the model without "
+                "dialect first",
+                file.paths().front(), weight.name, file.dialect()));
+}
+
 }  // namespace
 
 std::vector<Unit> units_of(const File& file) {
@@ -60,6 +72,7 @@ std::vector<Unit> units_of(const File& file) {
   std::vector<Unit> units;
   std::set<std::string_view> taken;
   for (const WeightInfo& weight : file.weights()) {
+    check_in_place(file, weight);
     std::vector<const TensorInfo*> parts;
     for (const std::string& part : weight.parts) {
       parts.push_back(file.find(part));

@@ -150,7 +150,10 @@ std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
   const auto at = static_cast<std::size_t>(i);
   const TensorInfo& tensor = *find(weight.parts[at]);
   const auto held = bytes(tensor);
-  auto made = part_of_tensor(weight.forms[at], held,
+  const Layout parts = layout(weight.storage, weight.shape);
+  const Place place{state_->paths[static_cast<std::size_t>(tensor.shard)], tensor.name,
+                    tensor.offset};
+  auto made = part_of_tensor(weight.forms[at], {tensor, place, held}, parts.parts[at].shape,
                              compute.value_or(weight.compute.value_or(Dtype::bf16)));
   check_memory(held.data());
   return made;

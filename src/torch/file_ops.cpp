@@ -4,8 +4,10 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "stowage/private_map.h"
 #include "torch/arguments.h"
@@ -36,6 +38,22 @@ const char* name_of(PartForm form) {
       return "whole";
     case PartForm::rounded:
       return "rounded";
+    case PartForm::unswizzled:
+      return "unswizzled";
+    case PartForm::zeros_down:
+      return "zeros_down";
+    case PartForm::turned:
+      return "turned";
+    case PartForm::turned_words:
+      return "turned_words";
+    case PartForm::zeros_across:
+      return "zeros_across";
+    case PartForm::zeros_less_one:
+      return "zeros_less_one";
+    case PartForm::awq_codes:
+      return "awq_codes";
+    case PartForm::awq_zeros:
+      return "awq_zeros";
   }
   return "";
 }
@@ -158,8 +176,14 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   if (!formed || !is_value_dtype(dtype))
     fail(Code::invalid_argument,
          std::string(kWhere) + ": must be asked for a part that has a form, in a value dtype");
-  const auto bytes = file->formed_part(*info, static_cast<int>(part), dtype);
-  return text_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  auto made = file->formed_part(*info, static_cast<int>(part), dtype);
+  const auto count = static_cast<std::int64_t>(made.size());
+  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
+  const std::int64_t stride = 1;
+  const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(made));  // codes are large
+  return torch::stable::from_blob(bytes->data(), {&count, 1}, {&stride, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  torch::headeronly::ScalarType::Byte, [bytes](void*) {});
 }
 
 Tensor file_header(std::int64_t handle, std::int64_t shard) {

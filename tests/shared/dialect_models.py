@@ -74,7 +74,9 @@ def file_of_model(folder: str) -> str:
 
 
 def weights_of(folder: str) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in expected(folder).items() if "::" not in name}
+    """In the shape that the file has, where that is not the model's."""
+    said = expected(folder)
+    return {name: said.get(f"{name}::padded", v) for name, v in said.items() if "::" not in name}
 
 
 def opened(folder: str, path: Path, **arguments: object) -> nn.Module:

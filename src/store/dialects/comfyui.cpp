@@ -2,9 +2,12 @@
 // ComfyUI, by a JSON beside each layer, in the header, or both; names and prefixes are free:
 //   __metadata__._quantization_metadata   {"layers": {"LAYER": {"format": "float8_e4m3fn"}}}
 //   LAYER.comfy_quant                     U8, {"format": "float8_e4m3fn"}
-//   LAYER.weight, LAYER.weight_scale      F8_E4M3 or F8_E5M2 [O, K], F32 []
+//   LAYER.weight, LAYER.weight_scale      F8_E4M3 or F8_E5M2 [O, K], F32 []; its decoder rounds
+//                                         the scale to the compute dtype ahead of the product
+//   LAYER.weight, LAYER.weight_scale      mxfp8: F8_E4M3 [O, K], both multiples of 32; U8 exponents
+//                                         [O, K / 32], rounded up to tiles of [128, 4]
 //   LAYER.input_scale                     a number for activations
-// Its decoder rounds the scale to the compute dtype ahead of the product.
+// The shape of a layer of mxfp8 before it was padded is not said.
 #include <array>
 
 #include "base/formatted.h"
@@ -21,9 +24,11 @@ constexpr std::string_view kMetadata = "_quantization_metadata", kQuant = ".comf
 
 struct Format {
   std::string_view name, storage;
+  bool microscaled = false;
 };
-constexpr std::array<Format, 2> kFormats{
-    {{"float8_e4m3fn", "f8_e4m3:tensor"}, {"float8_e5m2", "f8_e5m2:tensor"}}};
+constexpr std::array<Format, 3> kFormats{{{"float8_e4m3fn", "f8_e4m3:tensor"},
+                                          {"float8_e5m2", "f8_e5m2:tensor"},
+                                          {"mxfp8", "f8_e4m3:block32:e8m0", true}}};
 
 // What is said of a layer, and where: the tensor beside it, or the metadata of a shard.
 struct Said {
@@ -83,7 +88,8 @@ void read(Claims& claims) {
     weight.codes = weight.name;
     weight.scale = weight.name + "_scale";
     weight.storage = parse_storage(said.format->storage);
-    weight.rounds_scale = true;
+    weight.rounds_scale = !said.format->microscaled;
+    weight.swizzled = weight.bytes_are_exponents = said.format->microscaled;
     WeightInfo& made = weight.add(claims, said.place);
     add_activation_scale(claims, made, "input_scale");
     const std::string beside = name + std::string(kQuant);

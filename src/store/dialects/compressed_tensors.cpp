@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // compressed-tensors 0.15 to 0.20, by the configuration beside the files:
-//   W         F8_E4M3 or I8 [O, K]; in mxfp4-pack-quantized there is
-//   W_packed  U8 [O, K / 2] instead, the first of two columns in the low bits
-//   W_scale   of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each block
-//             of block_structure; in the formats of mx U8 exponents [O, K / 32]
+//   W              F8_E4M3 or I8 [O, K]; in mxfp4-pack-quantized and pack-quantized there is
+//   W_packed       instead, U8 [O, K / 2] or I32 [O, K / 8], the first column in the lowest bits
+//   W_scale        of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each
+//                  block of block_structure; in the formats of mx U8 exponents [O, K / 32]
+// And in pack-quantized, whose integers are of 4 bits:
+//   W_shape        I64 [2]: O, K
+//   W_zero_point   I32 [ceil(O / 8), K / group_size] where they are not symmetric: eight rows each
+//   W_g_idx        the group of each column: such weights are refused
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
@@ -24,12 +29,14 @@ struct Format {
   int num_bits = 8;
   bool exponents = false;
   std::string_view codes = "";  // behind the name of the weight
+  bool words = false;           // of 32 bits, with integers in them
 };
-constexpr std::array<Format, 5> kFormats{{{"float-quantized"},
+constexpr std::array<Format, 6> kFormats{{{"float-quantized"},
                                           {"int-quantized"},
                                           {"naive-quantized"},
                                           {"mxfp8-quantized", 8, true},
-                                          {"mxfp4-pack-quantized", 4, true, "_packed"}}};
+                                          {"mxfp4-pack-quantized", 4, true, "_packed"},
+                                          {"pack-quantized", 4, false, "_packed", true}}};
 
 struct Scheme {
   const Format* format = nullptr;
@@ -86,6 +93,11 @@ std::string scaling_text(const QuantConfig& config, const Json& weights) {
   config.refuse("strategy " + in_quotes(strategy) + " of weights");
 }
 
+const char* codes_of(const Format& format, bool integer) {
+  if (format.num_bits == 4) return integer ? "int4" : "f4_e2m1";
+  return integer ? "int8" : "f8_e4m3";
+}
+
 Scheme scheme_of(const QuantConfig& config, const std::string& format, const Json& group) {
   const auto weights = group.is_object() ? group.find("weights") : group.end();
   if (!group.is_object() || weights == group.end() || !weights->is_object())
@@ -95,14 +107,17 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
   if (bits == weights->end() || *bits != read.num_bits)
     config.refuse(formatted("{} of weights of other than {} num_bits", read.name, read.num_bits));
-  if (symmetric != weights->end() && *symmetric != true)
+  const bool zeros = symmetric != weights->end() && *symmetric != true;
+  if (zeros && (*symmetric != false || !read.words))
     config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
   const std::string type = text_of(config, *weights, "type");
-  if (type != "float" && (type != "int" || read.num_bits != 8))
+  const bool integer = type == "int" && (read.words || read.num_bits == 8);
+  if (!integer && (type != "float" || read.words))
     config.refuse("type " + in_quotes(type) + " of weights");
   Scheme made{.format = &read, .storage = {}, .targets = targets_of(config, group)};
-  const char* const codes = type == "int" ? "int8" : read.num_bits == 4 ? "f4_e2m1" : "f8_e4m3";
-  const std::string storage = formatted("{}:{}", codes, scaling_text(config, *weights));
+  const char* const codes = codes_of(read, integer);
+  const std::string storage =
+      formatted("{}:{}{}", codes, scaling_text(config, *weights), zeros ? ":zero" : "");
   try {
     made.storage = parse_storage(storage);
   } catch (const Error&) {
@@ -142,6 +157,19 @@ const Scheme& scheme_for(const QuantConfig& config, const std::vector<Scheme>& a
   return *rest;
 }
 
+// A row whose last word has bits of no column is longer than the weight's.
+void add_shape(Claims& claims, WeightInfo& weight) {
+  const TensorInfo& codes = *claims.find(weight.parts[0]);
+  const TensorInfo& said =
+      claims.part(Refusal::dialect_part, codes, {weight.name + "_shape", Dtype::i64, Shape{2}, {}});
+  std::array<std::int64_t, 2> sizes{};
+  std::memcpy(sizes.data(), claims.read(said).data(), sizeof sizes);
+  if (weight.shape.rank() != 2 || sizes[0] != weight.shape[0] || sizes[1] != weight.shape[1])
+    refuse(Refusal::dialect_part, claims.place(said),
+           formatted("[{}, {}] for words of {}", sizes[0], sizes[1], to_string(weight.shape)));
+  claims.add_beside(weight, said.name);
+}
+
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   const std::vector<Scheme> all = schemes_of(config);
@@ -153,7 +181,13 @@ void read(Claims& claims) {
     weight.codes += scheme.format->codes;
     weight.storage = scheme.storage;
     weight.bytes_are_exponents = scheme.format->exponents;
+    if (scheme.format->words) weight.codes_in = Dtype::i32;
+    weight.zero = name + "_zero_point";
+    if (const TensorInfo* const order = claims.find(name + "_g_idx"))
+      refuse(Refusal::dialect_part, claims.place(*order),
+             described(*order) + ": columns in groups of another order");
     WeightInfo& made = weight.add(claims, claims.place(scale));
+    if (scheme.format->words) add_shape(claims, made);
     for (const char* other : {"input_scale", "output_scale"})
       add_activation_scale(claims, made, other);
     check_not_listed(claims, made, "ignore");

@@ -9,8 +9,9 @@
 namespace stowage::dialects {
 namespace {
 
-constexpr std::array<const FileDialect*, 7> kDialects{
-    &kComfyUi, &kComfyUiScaled, &kTorchao, &kFp8, &kCompressedTensors, &kModelOpt, &kBitsandbytes};
+constexpr std::array<const FileDialect*, 9> kDialects{
+    &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kCompressedTensors,
+    &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq};
 
 // Dialects without a method are never said by a configuration.
 bool is_named(const FileDialect& dialect, const QuantConfig* config) {

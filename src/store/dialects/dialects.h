@@ -35,7 +35,7 @@ void read_labels(Claims& claims);        // ours, in tensors
 void read_scaled(Claims& claims);        // 8-bit codes with a scale beside them
 void read_plain(Claims& claims);         // what is left: casts, and 8-bit codes that are none
 
-extern const FileDialect kBitsandbytes, kComfyUi, kComfyUiScaled, kCompressedTensors, kFp8,
-    kModelOpt, kTorchao;
+extern const FileDialect kAwq, kBitsandbytes, kComfyUi, kComfyUiScaled, kCompressedTensors, kFp8,
+    kGptq, kModelOpt, kTorchao;
 
 }  // namespace stowage::dialects

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/dialects/scaled_codes.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "base/formatted.h"
+#include "store/part_form.h"
 #include "stowage/descriptor.h"
 
 namespace stowage::dialects {
@@ -27,7 +32,7 @@ PartForm form_of(const Claims& claims, const ScaledCodes& weight, const TensorIn
       scale.dtype == Dtype::f8_e8m0 || (scale.dtype == Dtype::u8 && weight.bytes_are_exponents);
   if (exponents) {
     storage.scaling.type = ScaleType::e8m0;
-    return PartForm::whole;
+    return weight.swizzled ? PartForm::unswizzled : PartForm::whole;
   }
   if (scale.dtype == Dtype::f32) return weight.rounds_scale ? PartForm::rounded : PartForm::whole;
   if (scale.dtype == Dtype::bf16 || scale.dtype == Dtype::f16) {
@@ -40,10 +45,11 @@ PartForm form_of(const Claims& claims, const ScaledCodes& weight, const TensorIn
                                               : "F32, BF16, F16 or F8_E8M0"));
 }
 
-// The weight's: two packed columns are one of the tensor.
+// The weight's: a row of the tensor is the bytes of a row.
 Shape shape_of(const Storage& storage, const TensorInfo& codes) {
   std::vector<std::int64_t> sizes(codes.shape.sizes().begin(), codes.shape.sizes().end());
-  sizes.back() *= codes_in_a_byte(describe(storage).packing);
+  const std::int64_t bytes = codes.dtype == Dtype::i32 ? 4 : 1;
+  sizes.back() *= bytes * codes_in_a_byte(describe(storage).packing);
   return Shape(sizes);
 }
 
@@ -70,15 +76,31 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(held), in_quotes(error.what()));
   }
-  if (!fits(scales->shape, *wanted))
-    refuse(Refusal::dialect_part, claims.place(*scales),
-           formatted("{} for {}, {} of {}", described(*scales), to_string(*wanted), to_string(made),
-                     to_string(*shape)));
+  const auto check_shape = [&](const TensorInfo& tensor, const Shape& in_file, bool fit) {
+    if (!fit)
+      refuse(Refusal::dialect_part, claims.place(tensor),
+             formatted("{} for {}, {} of {}", described(tensor), to_string(in_file),
+                       to_string(made), to_string(*shape)));
+  };
+  if (form == PartForm::unswizzled) {
+    const Shape tiles = swizzled_shape(*wanted);
+    check_shape(*scales, tiles, scales->shape == tiles);
+  } else {
+    check_shape(*scales, *wanted, fits(scales->shape, *wanted));
+  }
+  std::vector<std::string> parts{codes, scale};
+  std::vector<PartForm> forms{PartForm::whole, form};
+  if (made.scaling.zero) {
+    const Shape words = zeros_down_shape(*wanted);
+    claims.part(Refusal::dialect_part, held, {zero, Dtype::i32, words, {}});
+    parts.push_back(zero);
+    forms.push_back(PartForm::zeros_down);
+  }
   const QuantConfig* const config = claims.source().config;
   auto computes = compute;
   if (!computes && config != nullptr) computes = config->compute();
-  WeightInfo& info = claims.add(name, made, *shape, {codes, scale}, computes);
-  if (form != PartForm::whole) info.forms = {PartForm::whole, form};
+  WeightInfo& info = claims.add(name, made, *shape, std::move(parts), computes);
+  if (std::ranges::count(forms, PartForm::whole) != std::ssize(forms)) info.forms = forms;
   return info;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight of codes of 8 bits, or of packed ones in the order of their storage, with one tensor of
-// scales, as several dialects have it under names of their own.
+// A weight of codes of 8 bits, or of packed ones in the order of their storage, with a tensor of
+// scales and maybe one of zero points, as several dialects have it under names of their own.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,11 +12,13 @@ namespace stowage::dialects {
 struct ScaledCodes {
   std::string name;                  // of the weight
   std::string codes{}, scale{};      // the tensors
+  std::string zero{};                // where the storage has zero points; in words down the rows
   Storage storage{};                 // with scales of f32; those of other types change it
   bool bytes_are_exponents = false;  // U8 scales are powers of two; else they are refused
   bool rounds_scale = false;         // to the compute dtype, ahead of the product
+  bool swizzled = false;             // exponents, in the order of a vendor's kernels
   std::optional<Dtype> compute{};    // nothing: what the configuration says
-  std::optional<Dtype> codes_in{};   // a type for packed codes other than that of the storage
+  std::optional<Dtype> codes_in{};   // the type of packed codes, where it is not the storage's
 
   /// Refuses at `near` what is missing; whatever is not as the storage asks at its own place.
   WeightInfo& add(Claims& claims, const Place& near) const;

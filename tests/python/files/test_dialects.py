@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from dialect_models import copied, expected, opened, plain_of, weights_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import stowage
 
 DIALECTS = {
     "comfy-fp8": "comfyui",
+    "comfy-mxfp8": "comfyui",
     "comfy-fp8-scaled": "comfyui-scaled",
     "torchao-int8": "torchao",
     "torchao-float8": "torchao",
@@ -30,6 +31,11 @@ DIALECTS = {
     "ct-fp8-tensor": "compressed-tensors",
     "ct-fp8-channel": "compressed-tensors",
     "ct-int8": "compressed-tensors",
+    "ct-int4-g128": "compressed-tensors",
+    "ct-int4-asym-g32": "compressed-tensors",
+    "gptq-v1": "gptq",
+    "gptq-v2": "gptq",
+    "awq-gemm": "awq",
     "ct-mxfp4": "compressed-tensors",
     "deepseek-v4": "fp8",
     "ct-mxfp8": "compressed-tensors",
@@ -55,13 +61,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_opens_with_its_owners_values(folder: str, mmap: bool, tmp_path: Path) -> None:
-    model = opened(folder, copied(folder, tmp_path), compute_dtype=torch.bfloat16, mmap=mmap)
+    dtype = next(iter(weights_of(folder).values())).dtype
+    model = opened(folder, copied(folder, tmp_path), compute_dtype=dtype, mmap=mmap)
     for name, value in weights_of(folder).items():
         weight = model.get_parameter(name)
         assert isinstance(weight, stowage.StowedTensor), name  # it rests, and was not widened
         assert same_bits(weight.dequantize(), value), name
     for name, value in plain_of(folder, weights_of(folder)).items():
-        assert torch.equal(model.get_parameter(name), value.to(torch.bfloat16)), name
+        assert torch.equal(model.get_parameter(name), value.to(dtype)), name
 
 
 def test_a_float16_model_has_scales_of_float16(tmp_path: Path) -> None:
@@ -117,6 +124,24 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "folder",
+    ["ct-int4-asym-g32", "ct-mxfp4", "comfy-mxfp8", "deepseek-v4", "gptq-v1", "awq-gemm"],
+)
+def test_changed_weights_open_as_they_were_saved(folder: str, tmp_path: Path) -> None:
+    model = opened(folder, copied(folder, tmp_path), compute_dtype=torch.bfloat16)
+    before = {name: model.get_parameter(name).dequantize() for name in weights_of(folder)}
+    with torch.no_grad():
+        for name in before:
+            model.get_parameter(name).mul_(-3)
+    stowage.save(model, tmp_path / "again", dialect=DIALECTS[folder])
+    again = opened(folder, tmp_path / "again", compute_dtype=torch.bfloat16)
+    for name, was in before.items():
+        value = model.get_parameter(name).dequantize()
+        assert not same_bits(value, was)
+        assert same_bits(again.get_parameter(name).dequantize(), value), name
+
+
 def test_scales_of_16_bits_rest_and_are_written_so(tmp_path: Path) -> None:
     folder, name = "ct-fp8-channel", "model.layers.0.self_attn.q_proj.weight"
     path = copied(folder, tmp_path)
@@ -154,8 +179,6 @@ def test_shards_and_their_index_are_written_again(tmp_path: Path) -> None:
     path = copied("modelopt-fp8", tmp_path)
     tensors = load_file(file_of(path))
     file_of(path).unlink()
-    from safetensors.torch import save_file
-
     names = sorted(tensors)
     shards = {"a-1.safetensors": names[:4], "a-2.safetensors": names[4:]}
     for shard, held in shards.items():
@@ -168,7 +191,9 @@ def test_shards_and_their_index_are_written_again(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == before
 
 
-@pytest.mark.parametrize("folder", ["fp8-block-f32", "comfy-fp8", "torchao-int8"])
+@pytest.mark.parametrize(
+    "folder", ["fp8-block-f32", "comfy-mxfp8", "torchao-int8", "ct-int4-asym-g32"]
+)
 def test_rests_on_the_disk_from_the_untouched_file(folder: str, tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
     model = opened(folder, path, ram="1MiB", compute_dtype=torch.bfloat16)
@@ -176,6 +201,46 @@ def test_rests_on_the_disk_from_the_untouched_file(folder: str, tmp_path: Path) 
         x = torch.eye(value.shape[1], dtype=torch.bfloat16)
         y = nn.functional.linear(x, model.get_parameter(name))
         assert torch.allclose(y.T.float(), value.float(), rtol=2**-7, equal_nan=True), name
+
+
+def test_zero_points_of_gptq_v1_are_undone_by_words(tmp_path: Path) -> None:
+    """Not by codes: one from a zero point of 0 borrows from the next."""
+    path = copied("gptq-v2", tmp_path)
+    tensors = load_file(file_of(path))
+    borrows = 0
+    for name in [name for name in tensors if name.endswith("qzeros")]:
+        words = tensors[name].long() & 0xFFFFFFFF
+        words[0, 0] &= 0xFFFFFF0F  # the second row has a zero point of 0
+        borrows += int(((words[:, :, None] >> torch.arange(0, 28, 4) & 15) == 0).sum())
+        tensors[name] = (words - 0x11111111).to(torch.int32)
+    save_file(tensors, file_of(path), {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq"
+    (path / "config.json").write_text(json.dumps(config))
+    model = opened("gptq-v2", path)
+    assert borrows >= 2
+    for name, value in weights_of("gptq-v2").items():
+        module, found = name.removesuffix(".weight"), model.get_parameter(name).dequantize()
+        columns = len(tensors[f"{module}.g_idx"]) // len(tensors[f"{module}.qzeros"])
+        assert same_bits(found[2:], value[2:]) and same_bits(found[:, columns:], value[:, columns:])
+    stowage.save(model, tmp_path / "again", dialect="gptq")
+    assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
+
+
+def test_columns_of_gptq_in_another_order_are_refused(tmp_path: Path) -> None:
+    path = copied("gptq-v2", tmp_path)
+    tensors = load_file(file_of(path))
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        tensors[name] = tensors[name].flip(0)
+    save_file(tensors, file_of(path), {"format": "pt"})
+    with pytest.raises(stowage.BadFile, match="columns in groups of another order"):
+        opened("gptq-v2", path)
+
+
+def test_codes_that_are_turned_round_stay_in_memory(tmp_path: Path) -> None:
+    path = copied("gptq-v2", tmp_path)
+    with pytest.raises(stowage.Unsupported, match="gptq has them turned round"):
+        opened("gptq-v2", path, ram="1MiB")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from stowage._ops.errors import FileError, InvalidArgument
 
-CONFIG, MODELOPT = "config.json", "hf_quant_config.json"
+CONFIG = "config.json"
+# Of which nothing else is said than how weights are quantized: ModelOpt's, and AutoGPTQ's.
+QUANTIZED = ("hf_quant_config.json", "quantize_config.json")
 _BEFORE = ".before-save"  # what a file was, until all is written
 _MARKER = {
     "quantization_config": {
@@ -34,9 +36,9 @@ def says_quantized(text: bytes) -> bool:
 def check_others(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Raises InvalidArgument where the folder has a configuration that `contents` does not replace
     and that says how weights are quantized: readers would take it for that of what is written."""
-    for name in (CONFIG, MODELOPT):
+    for name in (CONFIG, *QUANTIZED):
         there = None if name in contents else _read(folder / name)
-        if there is not None and (name == MODELOPT or says_quantized(there)):
+        if there is not None and (name in QUANTIZED or says_quantized(there)):
             raise InvalidArgument(
                 f"stowage.save: {folder / name}: must not say how weights are quantized, beside "
                 f"files that came without it; move it away or give another folder"

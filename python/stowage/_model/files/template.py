@@ -17,7 +17,8 @@ from torch import nn
 
 from stowage._files.names import DISK_DTYPES, Entry, flatten
 from stowage._files.sources import FileSource
-from stowage._model.files.configs import CONFIG, MODELOPT, check_others, replaced
+from stowage._model.files.configs import CONFIG, QUANTIZED, check_others, replaced
+from stowage._model.files.part_forms import TENSORS
 from stowage._model.weights import Held
 from stowage._model.writer import write
 from stowage._ops.errors import InvalidArgument
@@ -65,7 +66,7 @@ class Template:
             Path(source.index).read_text() if source.index else "",
             {
                 name: Path(folder, name).read_bytes()
-                for name in (CONFIG, MODELOPT)
+                for name in (CONFIG, *QUANTIZED)
                 if whole and Path(folder, name).is_file()
             },
             {t["name"]: DISK_DTYPES.get(t["dtype"], torch.uint8) for t in facts},
@@ -187,9 +188,10 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
         if float(part) == entry.nested_offset:
             return template.kept[name]
         return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
-    if entry.forms and entry.forms[i] == "rounded":
+    form = entry.forms[i] if entry.forms else "whole"
+    if form == "rounded":
         return _unchanged(template, name, part, tensor.dtype)
-    return part
+    return TENSORS[form](part) if form in TENSORS else part
 
 
 def _unchanged(

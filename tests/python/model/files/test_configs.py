@@ -107,7 +107,7 @@ def test_configurations_of_others_stay(tmp_path: Path) -> None:
     before = contents(folder)
     for name, said in (
         (CONFIG, {"quantization_config": {"quant_method": "fp8"}}),
-        (configs.MODELOPT, {}),
+        *((name, {}) for name in configs.QUANTIZED),
     ):
         (folder / name).write_text(json.dumps(said))
         with pytest.raises(stowage.InvalidArgument, match=f"{name}: must not say how weights"):

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// AWQ of four bits in its version gemm, by the configuration beside the files:
+//   MODULE.qweight  I32 [K, O / 8], a column of eight rows, which are rows 0, 2, 4, 6, 1, 3, 5, 7
+//   MODULE.qzeros   I32 [K / group_size, O / 8], in the same order
+//   MODULE.scales   F16 or BF16 [K / group_size, O]
+#include "base/formatted.h"
+#include "store/dialects/dialects.h"
+#include "store/dialects/int4_words.h"
+#include "store/dialects/scaled_codes.h"
+
+namespace stowage::dialects {
+namespace awq {
+namespace {
+
+constexpr std::string_view kCodes = ".qweight";
+
+void check(const QuantConfig& config) {
+  const std::string version = config.text("version").value_or("");
+  if (version != "gemm" && version != "GEMM") config.refuse("version " + in_quotes(version));
+  const auto bits = config.all().find("bits"), zeros = config.all().find("zero_point");
+  if (bits == config.all().end() || *bits != 4) config.refuse("weights of other than 4 bits");
+  if (zeros == config.all().end() || *zeros != true) config.refuse("weights without zero_point");
+}
+
+void read(Claims& claims) {
+  const QuantConfig& config = *claims.source().config;
+  check(config);
+  const std::int64_t group = int4_group(config, "group_size");
+  for (const TensorInfo& words : claims.tensors()) {
+    if (!words.name.ends_with(kCodes)) continue;
+    if (words.dtype != Dtype::i32 || words.shape.rank() != 2 || words.shape[0] % 8 != 0)
+      refuse(Refusal::dialect_part, claims.place(words),
+             described(words) + " for I32 of two dimensions, the first a multiple of 8");
+    const std::string module = words.name.substr(0, words.name.size() - kCodes.size());
+    const Int4Words weight{.module = module,
+                           .codes = PartForm::awq_codes,
+                           .zeros = PartForm::awq_zeros,
+                           .shape = Shape{words.shape[1] * 8, words.shape[0]},
+                           .group = group};
+    check_not_listed(claims, weight.add(claims), "modules_to_not_convert");
+  }
+}
+
+std::string recognise(const TensorSource&) { return ""; }  // GPTQ has the same names
+
+}  // namespace
+}  // namespace awq
+
+const FileDialect kAwq{"awq", "awq", awq::recognise, awq::read};
+
+}  // namespace stowage::dialects

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPTQ of four bits, by the configuration beside the files:
+//   MODULE.qweight  I32 [K / 8, O], eight columns of a row, the first in the lowest bits
+//   MODULE.qzeros   I32 [K / group_size, O / 8], eight rows of a group; unless checkpoint_format is
+//                   gptq_v2, 0x11111111 was taken from each word, borrows and all
+//   MODULE.scales   F16 or BF16 [K / group_size, O]
+//   MODULE.g_idx    I32 [K]: the group of each column, which must be in their order
+#include <cstring>
+
+#include "base/formatted.h"
+#include "store/dialects/dialects.h"
+#include "store/dialects/int4_words.h"
+#include "store/dialects/scaled_codes.h"
+
+namespace stowage::dialects {
+namespace gptq {
+namespace {
+
+constexpr std::string_view kCodes = ".qweight";
+
+PartForm zeros_of(const QuantConfig& config) {
+  const std::string said = config.text("checkpoint_format").value_or("gptq");
+  if (said == "gptq") return PartForm::zeros_less_one;
+  if (said == "gptq_v2") return PartForm::zeros_across;
+  config.refuse("checkpoint_format " + in_quotes(said));
+}
+
+void check(const QuantConfig& config) {
+  const auto is = [&](const char* key, const nlohmann::json& wanted) {
+    const auto said = config.all().find(key);
+    if (said != config.all().end() && !said->is_null() && *said != wanted)
+      config.refuse(formatted("{} {}", key, in_quotes(said->dump())));
+  };
+  if (!config.all().contains("bits")) config.refuse("no bits");
+  is("bits", 4);
+  is("pack_dtype", "int32");
+  is("dynamic", nlohmann::json::object());
+}
+
+// Columns may be in another order of groups, which no storage has.
+void add_order(Claims& claims, WeightInfo& weight, const std::string& name, std::int64_t group) {
+  const TensorInfo* const order = claims.find(name);
+  if (order == nullptr) return;
+  const std::int64_t columns = weight.shape[1];
+  claims.part(Refusal::dialect_part, *order, {name, Dtype::i32, Shape{columns}, {}});
+  const std::string bytes = claims.read(*order);
+  for (std::int64_t k = 0; k < columns; ++k) {
+    std::int32_t said = 0;
+    std::memcpy(&said, bytes.data() + static_cast<std::size_t>(k) * sizeof said, sizeof said);
+    if (said == (group == 0 ? 0 : k / group)) continue;
+    Place place = claims.place(*order);
+    if (place.byte) *place.byte += static_cast<std::uint64_t>(k) * sizeof said;
+    refuse(Refusal::dialect_part, place,
+           formatted("group {} of column {}: columns in groups of another order", said, k));
+  }
+  claims.add_beside(weight, name);
+}
+
+void read(Claims& claims) {
+  const QuantConfig& config = *claims.source().config;
+  check(config);
+  const PartForm zeros = zeros_of(config);
+  const std::int64_t group = int4_group(config, "group_size");
+  for (const TensorInfo& words : claims.tensors()) {
+    if (!words.name.ends_with(kCodes)) continue;
+    if (words.dtype != Dtype::i32 || words.shape.rank() != 2 || words.shape[1] % 8 != 0)
+      refuse(Refusal::dialect_part, claims.place(words),
+             described(words) + " for I32 of two dimensions, the second a multiple of 8");
+    const std::string module = words.name.substr(0, words.name.size() - kCodes.size());
+    const Int4Words weight{.module = module,
+                           .codes = PartForm::turned_words,
+                           .zeros = zeros,
+                           .shape = Shape{words.shape[1], words.shape[0] * 8},
+                           .group = group};
+    WeightInfo& made = weight.add(claims);
+    add_order(claims, made, module + ".g_idx", group);
+  }
+}
+
+std::string recognise(const TensorSource&) { return ""; }  // AWQ has the same names
+
+}  // namespace
+}  // namespace gptq
+
+const FileDialect kGptq{"gptq", "gptq", gptq::recognise, gptq::read};
+
+}  // namespace stowage::dialects

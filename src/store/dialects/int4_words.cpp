@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/dialects/int4_words.h"
+
+#include <utility>
+
+#include "base/checked.h"
+#include "base/formatted.h"
+
+namespace stowage::dialects {
+namespace {
+
+ScaleType scale_type(const Claims& claims, const TensorInfo& scales) {
+  if (scales.dtype == Dtype::bf16) return ScaleType::bf16;
+  if (scales.dtype == Dtype::f16) return ScaleType::f16;
+  refuse(Refusal::dialect_part, claims.place(scales),
+         described(scales) + " for scales of F16 or BF16");
+}
+
+}  // namespace
+
+WeightInfo& Int4Words::add(Claims& claims) const {
+  const TensorInfo& words = *claims.find(module + ".qweight");
+  const TensorInfo* const scales = claims.find(module + ".scales");
+  if (scales == nullptr)
+    refuse(Refusal::dialect_part, claims.place(words), "no " + in_quotes(module + ".scales"));
+  Storage storage{.codes = Codes::int4, .scaling = {.kind = Scaling::Kind::row, .zero = true}};
+  if (group != 0)
+    storage.scaling = {
+        .kind = Scaling::Kind::block, .block = static_cast<std::int32_t>(group), .zero = true};
+  storage.scaling.type = scale_type(claims, *scales);
+  const std::int64_t rows = shape[0];
+  const std::int64_t groups = group == 0 ? 1 : ceil_div(shape[1], group);
+  try {
+    (void)layout(storage, shape);
+  } catch (const Error& error) {
+    refuse(Refusal::dialect_part, claims.place(words), in_quotes(error.what()));
+  }
+  const auto part = [&](const char* name, Dtype dtype, const Shape& wanted) {
+    return claims.part(Refusal::dialect_part, words, {module + name, dtype, wanted, {}}).name;
+  };
+  std::vector<std::string> parts{words.name};
+  parts.push_back(part(".scales", scales->dtype, Shape{groups, rows}));
+  parts.push_back(part(".qzeros", Dtype::i32, Shape{groups, rows / 8}));
+  const std::string name = module + ".weight";
+  const auto compute = claims.source().config->compute();
+  WeightInfo& made = claims.add(name, storage, shape, std::move(parts), compute);
+  made.forms = {codes, PartForm::turned, zeros};
+  return made;
+}
+
+std::int64_t int4_group(const QuantConfig& config, const char* key) {
+  const auto said = config.all().find(key);
+  if (said == config.all().end()) config.refuse(formatted("no {}", key));
+  if (*said == -1) return 0;
+  const bool legal = said->is_number_unsigned() && *said != 0;
+  try {
+    if (legal)
+      return parse_storage(formatted("int4:block{}", said->get<std::uint64_t>())).scaling.block;
+  } catch (const Error&) {
+  }
+  config.refuse(formatted("{} {}", key, in_quotes(said->dump())));
+}
+
+}  // namespace stowage::dialects
