@@ -49,10 +49,10 @@ endfunction()
 
 # The templates of nlohmann-json, CLI11, torch and GoogleTest cost more than our own lines: once for a
 # few files, not for each. A build that joins none (-DSTOWAGE_JOIN=OFF, as the preset `dev` does)
-# compiles each file alone and notices one that forgets an include. The kernels' files have names in
-# common, and files with flags of their own stay alone by themselves.
-function(stowage_join target name files)
-  if(STOWAGE_JOIN AND name MATCHES "^(base|format|store|engine|plan|page|cli|torch)$")
+# compiles each file alone and notices one that forgets an include. Files with flags of their own
+# stay alone by themselves.
+function(stowage_join target files)
+  if(STOWAGE_JOIN)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
     # It tells headers from sources by the file that the compiler was given.
     target_compile_options(${target} PRIVATE
@@ -67,7 +67,9 @@ function(stowage_layer name)
   endif()
   add_library(stowage_${name} OBJECT ${ARGN})
   target_link_libraries(stowage_${name} PRIVATE stowage_options)
-  stowage_join(stowage_${name} ${name} 12)
+  if(NOT name STREQUAL kernel)  # whose files have names in common
+    stowage_join(stowage_${name} 12)
+  endif()
   stowage_optimise_loops(stowage_${name} ${name})
 endfunction()
 
@@ -78,7 +80,7 @@ function(stowage_tests name)
                                               GTest::gtest_main GTest::gmock)
   target_include_directories(${name}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   stowage_optimise_loops(${name}_tests ${name})
-  stowage_join(${name}_tests ${name} 6)
+  stowage_join(${name}_tests 6)
   # GoogleTest's headers cost more than most tests do: compiled once for all programs of equal flags.
   get_target_property(flags ${name}_tests COMPILE_OPTIONS)
   get_property(first GLOBAL PROPERTY "stowage_headers_${flags}")

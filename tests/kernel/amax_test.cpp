@@ -10,7 +10,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::amax_test {
 namespace {
 
 using namespace stowage::samples;
@@ -114,4 +114,4 @@ TEST(AmaxOwn, RefusesWhatItCannotRead) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::amax_test

@@ -14,7 +14,7 @@
 #include "scratch.h"
 #include "stowage/quantize.h"
 
-namespace stowage {
+namespace stowage::check_read_test {
 namespace {
 
 using test::Scratch;
@@ -99,4 +99,4 @@ TEST_F(CheckRead, OthersAreLeftAlone) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::check_read_test

@@ -7,7 +7,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::decode_test {
 namespace {
 
 using namespace stowage::samples;
@@ -138,4 +138,4 @@ STOWAGE_ON_EACH_ISA(Decoding, MeasureSeesTheValues) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::decode_test

@@ -6,7 +6,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::dequantize_test {
 namespace {
 
 using namespace stowage::samples;
@@ -225,4 +225,4 @@ TEST(DequantizeErrors, NameTheRule) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::dequantize_test

@@ -5,7 +5,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::embedding_test {
 namespace {
 
 using namespace stowage::samples;
@@ -73,4 +73,4 @@ TEST(EmbeddingErrors, NameTheId) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::embedding_test

@@ -9,7 +9,7 @@
 #if defined(__SSE__)
 #include <xmmintrin.h>
 
-namespace stowage {
+namespace stowage::float_mode_test {
 namespace {
 
 using namespace stowage::samples;
@@ -73,5 +73,5 @@ TEST(ExactFloats, LastsAsLongAsItsScope) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::float_mode_test
 #endif

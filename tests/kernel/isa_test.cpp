@@ -13,7 +13,7 @@
 #include "kernel/kernels.h"
 #include "stowage/info.h"
 
-namespace stowage {
+namespace stowage::isa_test {
 namespace {
 
 std::vector<const void*> functions(const DequantizeKernels& kernels) {
@@ -121,4 +121,4 @@ TEST(IsaDeathTest, TheEnvironmentForcesASet) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::isa_test

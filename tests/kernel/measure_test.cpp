@@ -7,7 +7,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::measure_test {
 namespace {
 
 using namespace stowage::samples;
@@ -206,4 +206,4 @@ TEST(MeasureEdges, EmptyAndZeroWeightsHaveNoLoss) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::measure_test

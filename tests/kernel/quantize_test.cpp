@@ -6,7 +6,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::quantize_test {
 namespace {
 
 using namespace stowage::samples;
@@ -317,4 +317,4 @@ TEST(QuantizeErrors, NameTheRule) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::quantize_test

@@ -9,7 +9,7 @@
 #include "kernel/tables.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::quantize_torchao_test {
 namespace {
 
 using namespace stowage::samples;
@@ -120,4 +120,4 @@ TEST(QuantizeOwned, TakesTheTypeOfTheValues) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::quantize_torchao_test

@@ -4,7 +4,7 @@
 
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::runs_test {
 namespace {
 
 using namespace stowage::samples;
@@ -43,4 +43,4 @@ TEST(Runs, CoverEveryElementOnceWithItsScale) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::runs_test

@@ -13,7 +13,7 @@
 
 #include "expect_error.h"
 
-namespace stowage {
+namespace stowage::scratch_test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -98,4 +98,4 @@ TEST(Scratch, WorksInAForkedChild) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::scratch_test

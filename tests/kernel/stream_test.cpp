@@ -6,7 +6,7 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
-namespace stowage {
+namespace stowage::stream_test {
 namespace {
 
 using namespace stowage::samples;
@@ -56,4 +56,4 @@ STOWAGE_ON_EACH_ISA(StreamedOutput, IsThatOfTheKernels) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::stream_test

@@ -9,7 +9,7 @@
 #include "format/reference.h"
 #include "kernel/dequantize.h"
 
-namespace stowage {
+namespace stowage::tables_test {
 namespace {
 
 TEST(FourBitTables, AreThoseOfTheReference) {
@@ -34,4 +34,4 @@ TEST(ValueIndex, OrdersTheValueTypes) {
 }
 
 }  // namespace
-}  // namespace stowage
+}  // namespace stowage::tables_test
