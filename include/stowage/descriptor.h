@@ -38,9 +38,10 @@ struct Group {
 
 /// How the numbers of a level are kept.
 enum class ScaleCode : std::uint8_t {
-  plain,   // as numbers
-  mapped,  // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
-  affine,  // i8 codes, divided by an outer factor, plus one mean
+  plain,    // as numbers
+  mapped,   // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
+  affine,   // i8 codes, divided by an outer factor, plus one mean
+  product,  // e4m3 numbers, times one outer scale of all, in fp32
 };
 /// What stands for 0, where that is not the code of value 0.
 enum class Zero : std::uint8_t {

@@ -48,6 +48,14 @@ namespace stowage {
   return static_cast<std::uint16_t>(sign | h);
 }
 
+/// The e4m3 code of a number from 2^-9 to 448.
+[[maybe_unused]] static inline std::uint8_t f32_to_e4m3(float x) noexcept {
+  const std::uint32_t b = bits_of(x);
+  if (x < 0x1p-6f)  // subnormal: units of 2^-9, which are those of floats near 2^14
+    return static_cast<std::uint8_t>(bits_of(x + 0x1p14f) - bits_of(0x1p14f));
+  return static_cast<std::uint8_t>((b - 0x3c000000u + 0x7ffffu + (b >> 20 & 1u)) >> 20);
+}
+
 /// Rounded to odd: the last bit also stands for everything below it, so that rounding the result
 /// to bf16, f16 or 8 bits rounds the f64 value once.
 [[maybe_unused]] static inline float f64_to_f32_odd(double x) noexcept {

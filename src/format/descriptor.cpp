@@ -20,6 +20,8 @@ constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
 constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
 constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
 constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
+constexpr std::array kProductParts{kHalves, kScale,
+                                   PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
@@ -44,6 +46,8 @@ Dtype dtype_of(ScaleType type) noexcept {
       return Dtype::f64;
     case ScaleType::e8m0:
       return Dtype::f8_e8m0;
+    case ScaleType::e4m3:
+      return Dtype::f8_e4m3;
     case ScaleType::of_values:
       break;
   }
@@ -104,6 +108,11 @@ Descriptor describe(const Storage& storage) {
       if (row.packing != Packing::whole) {
         made.parts = kPackedParts;
         if (scaling.zero) made.parts = kPackedZeroParts;
+      }
+      if (scaling.type == ScaleType::e4m3) {
+        made.scale.code = ScaleCode::product;
+        made.outer.group = {Group::Kind::tensor};
+        made.parts = kProductParts;
       }
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;

@@ -132,7 +132,7 @@ Layout layout(const Storage& storage, const Shape& shape) {
   Layout made;
   for (const PartRow& part : form.parts) {
     Dtype dtype = part.dtype != Dtype::unknown ? part.dtype : form.scale.type;
-    if (dtype == Dtype::f8_e8m0) dtype = Dtype::u8;  // in files it has its own type
+    if (dtype == Dtype::f8_e8m0 || dtype == Dtype::f8_e4m3) dtype = Dtype::u8;  // unlike in files
     if (part.extent == Extent::weight)
       dtype = has_byte_codes(storage) ? Dtype::u8 : trait(storage.codes).disk;
     add(made, part.name, dtype, part_shape(form, part.extent, storage, shape));

@@ -171,6 +171,10 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
     return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
                            : std::ldexp(1.0f, exponent - 127);
   }
+  if (scaling.type == ScaleType::e4m3) {
+    const float scale = trait(Codes::f8_e4m3).values[element<std::uint8_t>(weight.part(1), index)];
+    return static_cast<float>(double{scale} * double{element<float>(weight.part(2), 0)});
+  }
   if (scaling.type == ScaleType::bf16 || scaling.type == ScaleType::f16) {
     const Codes as = scaling.type == ScaleType::bf16 ? Codes::bf16 : Codes::f16;
     return static_cast<float>(value_of(as, element<std::uint16_t>(weight.part(1), index)));

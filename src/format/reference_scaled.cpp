@@ -108,6 +108,20 @@ int power_of(PowerRule rule, float amax, float scale, float largest) noexcept {
   return exponent;
 }
 
+// The number over all e4m3 scales, under which the largest of them is the largest of e4m3 (ModelOpt
+// 0.47). The lower bound keeps each product, and its reciprocal, a normal number.
+float outer_of(float amax, float largest) noexcept {
+  if (amax == 0.0f) return 1.0f;
+  return static_cast<float>(std::max(double{amax} / (448.0 * double{largest}), 0x1p-117));
+}
+
+// An e4m3 scale under `outer`: from the least such number to the largest; 1 for nothing to scale.
+double scale_under(float outer, float amax, float largest) noexcept {
+  const auto six = static_cast<float>(double{largest} * double{outer});
+  const auto exact = static_cast<float>(double{amax} / double{six});
+  return exact == 0.0f ? 1.0 : round(Codes::f8_e4m3, std::max(double{exact}, 0x1p-9));
+}
+
 [[noreturn]] void refuse_scale(const Storage& storage) {
   throw Error(Code::invalid_argument, "quantize: values must have finite scales in " +
                                           to_string(storage) + ", got infinity");
@@ -134,6 +148,18 @@ float keep_scale(float scale, float amax, const Storage& storage, void* scales, 
     }
     default:
       return static_cast<float*>(scales)[g] = scale;
+  }
+}
+
+// Turns the amax of each group into its scale, as the parts have it.
+void put_products(std::span<float> scale, float largest, std::span<void* const> parts) noexcept {
+  const float outer = outer_of(scale.empty() ? 0.0f : *std::ranges::max_element(scale), largest);
+  std::memcpy(parts[2], &outer, sizeof outer);
+  for (std::size_t g = 0; g < scale.size(); ++g) {
+    const double kept = scale_under(outer, scale[g], largest);
+    static_cast<std::uint8_t*>(parts[1])[g] =
+        static_cast<std::uint8_t>(encode(Codes::f8_e4m3, kept));
+    scale[g] = static_cast<float>(kept * double{outer});
   }
 }
 
@@ -179,10 +205,16 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
-  for (std::size_t g = 0; g < count; ++g)
-    scale[g] = keep_scale(scale_of(scale[g], form.range.divisor), scale[g], storage, parts[1], g);
-  for (std::int64_t i = 0; i < input.n; ++i)
-    put_code(form, parts[0], i, scaled_code(form, input.single(i) * (1.0f / scale[at(i)])));
+  if (form.scale.code == ScaleCode::product)
+    put_products(scale, form.range.divisor, parts);
+  else
+    for (std::size_t g = 0; g < count; ++g)
+      scale[g] = keep_scale(scale_of(scale[g], form.range.divisor), scale[g], storage, parts[1], g);
+  const bool divides = form.scale.code == ScaleCode::product;
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const float s = scale[at(i)], x = input.single(i);
+    put_code(form, parts[0], i, scaled_code(form, divides ? x / s : x * (1.0f / s)));
+  }
 }
 
 float amax4(const Input& input, std::int64_t first, std::int64_t end) noexcept {

@@ -20,7 +20,8 @@ constexpr Scaling kTorchao{.kind = Kind::block,
                            .type = ScaleType::of_values,
                            .scaler_block = 256};
 // By ScaleType; one has no name.
-constexpr std::array<std::string_view, 6> kTypeNames{"f32", "bf16", "f16", "f64", "", "e8m0"};
+constexpr std::array<std::string_view, 7> kTypeNames{"f32", "bf16", "f16", "f64",
+                                                     "",    "e8m0", "e4m3"};
 
 // What the field calls some storages. Those that strings of ours spelled before they had a name
 // keep that spelling, which files hold.
@@ -179,6 +180,7 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
+  if (s.type == ScaleType::e4m3) return legal.product && s.kind == Kind::block;
   if (s.type == ScaleType::bf16 || s.type == ScaleType::f16)
     return legal.typed && s.kind != Kind::none;
   return s.type == ScaleType::f32;
@@ -193,7 +195,8 @@ std::string spelled(const FormRow& row) {
     text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
   else if (has(Kind::block))
     text += "[:block<N>]";
-  if (row.legal.typed) text += "[:bf16|:f16|:e8m0]";
+  if (row.legal.typed)
+    text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3]" : "[:bf16|:f16|:e8m0]";
   if (row.legal.zero) text += "[:zero]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
@@ -263,9 +266,9 @@ std::string legal_storages() {
          ", for f4_e2m1 and int4 an even one; for nf4 and fp4 a power of two from " +
          std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +
          ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; e8m0: with blocks; M: a power of two from " + std::to_string(kMinScalerBlock) + " to " +
-         std::to_string(kMaxScalerBlock) + ", of block<M>x<N> from " + std::to_string(kMinRows) +
-         ")";
+         "; e8m0: with blocks; e4m3: with block<N>; M: a power of two from " +
+         std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
+         ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }
 
 // bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 21 zero |

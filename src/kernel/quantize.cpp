@@ -18,6 +18,8 @@
 namespace stowage {
 namespace {
 
+constexpr float kLargestE4m3 = 448.0f;
+
 [[noreturn]] void refuse_nonfinite(const QuantizeJob& job) {
   const bool exact = sees_exact_values(job.storage);
   const auto is_finite = [&](std::int64_t i) {  // scaled storages see fp32 values
@@ -83,7 +85,8 @@ struct Groups {
 
 /// How the codes of a group are made of its values.
 struct Coding {
-  float r, zero;
+  float r;  // multiplies them, or divides them
+  float zero;
 };
 
 /// The groups of a weight: their scales, as the storage keeps them, and their codes; with a zero
@@ -96,7 +99,11 @@ class Coder {
         range_(describe(job.storage).range),
         type_(describe(job.storage).scale.type),
         rule_(describe(job.storage).powers),
-        scales_(job.parts[1]) {}
+        divides_(describe(job.storage).scale.code == ScaleCode::product),
+        encode_((divides_ ? job.kernels.quantize.divide
+                          : job.kernels.quantize.encode)[job.codes()][job.in()]),
+        scales_(job.parts[1]),
+        outer_(divides_ ? *static_cast<const float*>(job.parts[2]) : 1.0f) {}
 
   /// Of elements from i on. Without zeros both sides are the largest magnitude.
   Extremes reach(std::int64_t i, std::int64_t n) const {
@@ -112,6 +119,7 @@ class Coder {
   }
   /// Keeps the scale of group g, which is read as the type has it.
   Coding put(std::int64_t g, const Extremes& reach) const {
+    if (divides_) return {put_product(g, __builtin_bit_cast(float, reach.above)), 0};
     const bool has_values = (reach.below | reach.above) != 0;
     const float scale = has_values ? std::max(ratio(reach), 0x1p-126f) : 1.0f;
     const float r = 1.0f / put_scale(g, scale, reach.above);
@@ -122,12 +130,11 @@ class Coder {
     return {r, zero};
   }
   void encode(std::int64_t i, std::int64_t n, const Coding& coding) const {
-    const auto& kernels = job_.kernels.quantize;
     if constexpr (kZero)
-      kernels.encode_from[job_.codes()][job_.in()](job_.at(i), n, coding.r, coding.zero,
-                                                   job_.code(i));
+      job_.kernels.quantize.encode_from[job_.codes()][job_.in()](job_.at(i), n, coding.r,
+                                                                 coding.zero, job_.code(i));
     else
-      kernels.encode[job_.codes()][job_.in()](job_.at(i), n, coding.r, job_.code(i));
+      encode_(job_.at(i), n, coding.r, job_.code(i));
   }
 
  private:
@@ -156,6 +163,14 @@ class Coder {
     static_cast<std::uint8_t*>(scales_)[g] = static_cast<std::uint8_t>(exponent);
     return __builtin_bit_cast(float, exponent << 23);
   }
+  // A number of e4m3 but 0, and what it is under the one of all.
+  float put_product(std::int64_t g, float amax) const {
+    const float exact = amax / (range_.divisor * outer_);
+    const std::uint8_t code =
+        f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
+    static_cast<std::uint8_t*>(scales_)[g] = code;
+    return trait(Codes::f8_e4m3).values[code] * outer_;
+  }
   // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
   // that codes stay next to the largest.
   static std::uint16_t f16_of(float scale) {
@@ -172,7 +187,10 @@ class Coder {
   CodeRange range_;
   Dtype type_;
   PowerRule rule_;
+  bool divides_;  // values by scales: those are products, of which reciprocals would round again
+  EncodeKernel encode_;
   void* scales_;
+  float outer_;  // over all scales, where they stand under one
 };
 
 /// Small groups: a task takes several and reads each twice, the second time from a cache.
@@ -243,9 +261,23 @@ std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::
   return refused.bits();
 }
 
+/// The number over the scales of all groups, from the largest magnitude of all: the largest scale
+/// is then that of e4m3, and no product of the two is below 2^-126. Whether the values are finite.
+bool put_outer(const QuantizeJob& job) {
+  const Values values{job.values, job.dtype, job.n};
+  float amax = 0;
+  amax_with(job.kernels, {&values, 1}, &amax, job.executor);
+  const ExactFloats exact;
+  const float outer = amax / (trait(job.storage.codes).divisor * kLargestE4m3);
+  *static_cast<float*>(job.parts[2]) = amax == 0 ? 1.0f : std::max(outer, 0x1p-117f);
+  return std::isfinite(amax);
+}
+
 /// Not 0 where a value or a scale is not finite.
 template <bool kZero>
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
+  if (describe(job.storage).scale.code == ScaleCode::product && !put_outer(job))
+    return kInfinityBits;
   if (job.n == 0) {  // groups without elements still have their scale
     const Coder<kZero> coder(job);
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)

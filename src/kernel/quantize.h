@@ -47,6 +47,7 @@ struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
   ExtremesKernel reach[kValueDtypes];
   EncodeKernel encode[kCodesCount][kValueDtypes];           // of Codec::amax; else null
+  EncodeKernel divide[kCodesCount][kValueDtypes];           // of fl(x[i] / r): f4_e2m1; else null
   EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8, int4; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null

@@ -36,6 +36,15 @@ void expand_e8m0(const KeptScales& kept, std::int64_t first, std::int64_t n, flo
   }
 }
 
+// e4m3 numbers, and the one that stands over all.
+void expand_product(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                    float* out) noexcept {
+  const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]) + first;
+  const float outer = *static_cast<const float*>(kept.parts[1]);
+  const float* const values = trait(Codes::f8_e4m3).values.data();
+  for (std::int64_t i = 0; i < n; ++i) out[i] = values[codes[i]] * outer;
+}
+
 template <float (*kWiden)(std::uint16_t)>
 void expand_halves(const KeptScales& kept, std::int64_t first, std::int64_t n,
                    float* out) noexcept {
@@ -52,6 +61,8 @@ Expand expand_of(const Descriptor& form, const Scaling& scaling) {
       break;
     case ScaleCode::mapped:
       return &expand_mapped;
+    case ScaleCode::product:
+      return &expand_product;
     case ScaleCode::affine:
       return torchao::with_type(scaling.type,
                                 []<class D>(D) -> Expand { return &expand_affine<D>; });

@@ -13,10 +13,11 @@ namespace stowage::door {
 namespace {
 using nlohmann::json;
 
-constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values", "e8m0"};
+constexpr const char* kTypes[] = {"f32", "bf16", "f16", "f64", "of_values", "e8m0", "e4m3"};
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
+constexpr const char* kScaleCodes[] = {"plain", "mapped", "affine", "product"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
 constexpr const char* kExtents[] = {"weight", "pairs", "halves", "scales",
                                     "outers", "one",   "values", "map"};
@@ -27,6 +28,7 @@ const char* dtype_name(const PartRow& part, const Level& level) {
   switch (part.dtype == Dtype::unknown ? level.type : part.dtype) {
     case Dtype::u8:
     case Dtype::f8_e8m0:
+    case Dtype::f8_e4m3:
       return "u8";
     case Dtype::i8:
       return "i8";
@@ -74,6 +76,7 @@ std::string storage_describe(std::int64_t key) {
               {"nested", storage.scaling.nested},
               {"zero", storage.scaling.zero},
               {"outer", form.outer.group.n},
+              {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},

@@ -75,13 +75,15 @@ class Storage:
     nested: bool
     zero: bool = False  # each scale has a code beside it that stands for 0
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
-    scale_type: str = "f32"  # or bf16, f16, e8m0; nf4:torchao: f64 and of_values too
+    scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3; nf4:torchao: f64 and of_values too
+    scale_code: str  # how scales are kept: plain, mapped, affine, product (times one of all)
     least: float  # what codes reach: values over their scale are clamped to it
     largest: float
     divisor: float  # a scale is amax / divisor; with zeros, the span of the values / divisor
     values: tuple[float, ...]  # where there are sixteen, by code
     per_byte: int  # codes in a byte, where they are packed; else 1
     part_names: tuple[str, ...]  # codes first
+    in_rows: int  # parts, the first ones, that rows have something of; the others are of all rows
     codes_dtype: torch.dtype
     outer: int  # scales that share a number of their own; 0: none do
     _parts: tuple[tuple[str, str, str], ...]  # name, extent (_sizes) and dtype of each
@@ -124,6 +126,8 @@ class Storage:
         object.__setattr__(self, "per_byte", 1 if self.packing == "whole" else 2)
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
+        of_groups = sum(extent == "scales" for _, extent, _ in facts["parts"])
+        object.__setattr__(self, "in_rows", 1 if self.kind == "tensor" else 1 + of_groups)
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
         return self
 

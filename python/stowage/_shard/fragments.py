@@ -56,7 +56,15 @@ class Fragment(NamedTuple):
             return True
         if storage.kind in ("tensor", "block2") or not self.by_rows:
             return False
+        if storage.scale_code == "product":
+            return False
         return not storage.flat or (not storage.nested and self.columns % storage.block == 0)
+
+    @property
+    def needs_one(self) -> bool:
+        """Whether of others' values it depends on no more than the largest magnitude of all."""
+        whole_groups = self.by_rows and self.storage.scale_code == "product"
+        return self.storage.kind == "tensor" or whole_groups
 
 
 def rows_fragment(storage: Storage, shape: Sequence[int], first: int, values: Tensor) -> Fragment:
@@ -66,9 +74,10 @@ def rows_fragment(storage: Storage, shape: Sequence[int], first: int, values: Te
     return Fragment(storage, tuple(shape), start, values, by_rows=True)
 
 
-def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """How elements share scales: pieces of the flat weight, elements of one, elements of a scale
-    (the last one of a piece may have fewer)."""
+def _groups(fragment: Fragment) -> tuple[int, int, int]:
+    """How elements share what depends on others: pieces of the flat weight, elements of one,
+    elements of a scale (the last one of a piece may have fewer)."""
+    storage, shape = fragment.storage, fragment.shape
     total = math.prod(shape)
     if storage.kind == "block2":
         raise Unsupported(
@@ -81,7 +90,7 @@ def _groups(storage: Storage, shape: tuple[int, ...]) -> tuple[int, int, int]:
             "on the least and the largest value; stow the weight whole and shard it then, or leave "
             ":zero out"
         )
-    if storage.kind == "tensor":
+    if fragment.needs_one:
         return 1, total, total
     if storage.flat:
         return 1, total, storage.block
@@ -96,7 +105,7 @@ def amax_count(fragment: Fragment) -> int:
     """Numbers that processes must compare."""
     if fragment.stands_alone:
         return 0
-    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    pieces, inner, span = _groups(fragment)
     return pieces * -(-inner // span)
 
 
@@ -106,7 +115,7 @@ def amaxes(fragment: Fragment) -> Tensor:
     if count <= 1:
         return largest_of(fragment.values)[:count]
     full = _full(fragment)
-    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    pieces, inner, span = _groups(fragment)
     grouped = torch.nn.functional.pad(full.view(pieces, inner), (0, -inner % span))
     return grouped.view(-1, span).abs().amax(1)
 
@@ -141,7 +150,7 @@ def whole_parts(fragment: Fragment, largest: Tensor, key: int | None = None) -> 
         full = _full(fragment) if not fragment.is_whole else fragment.values
         return quantized(full.view(fragment.shape), fragment.storage, key)
     full, own = _full(fragment), amaxes(fragment)
-    pieces, inner, span = _groups(fragment.storage, fragment.shape)
+    pieces, inner, span = _groups(fragment)
     each = -(-inner // span)
     number = torch.arange(pieces * each, device=full.device)
     begin = number // each * inner + number % each * span
@@ -161,38 +170,31 @@ def row_parts(
     start = fragment.start
     if fragment.stands_alone:
         parts = quantized(values, storage, key, start) if count else _none(storage, local, values)
-        return encode(parts, storage, local, 0, count), _shared(parts, storage)
-    _groups(storage, shape)  # refuses what largest magnitudes of others do not tell
-    if storage.kind == "tensor":
+        return encode(parts, storage, local, 0, count), parts[storage.in_rows :]
+    _groups(fragment)  # refuses what largest magnitudes of others do not tell
+    if fragment.needs_one:
         parts = _with_largest(values, storage, largest, key, start)
-        return encode(parts, storage, local, 0, count), parts[1:]
+        return encode(parts, storage, local, 0, count), parts[storage.in_rows :]
     parts = whole_parts(fragment, largest, key)
-    return encode(parts, storage, shape, first, first + count), _shared(parts, storage)
+    return encode(parts, storage, shape, first, first + count), parts[storage.in_rows :]
 
 
 def _with_largest(
     values: Tensor, storage: Storage, largest: Tensor, key: int | None, start: int
 ) -> list[Tensor]:
-    """Codes of these rows and the scale of a tensor whose largest magnitude is `largest`: pieces of
-    about 2^20 values, each with one row more that holds it."""
+    """Parts of these rows of a weight whose largest magnitude is `largest`: pieces of about 2^20
+    values, each with one row more that holds it."""
     count, columns = values.shape[0], math.prod(values.shape[1:])
     extra = values.new_zeros(1, *values.shape[1:])
     extra.view(-1)[0] = largest[0]
-    codes, step = None, max(1, _PIECE // columns)
-    for at in range(0, max(count, 1), step):
-        piece = values[at : at + step]
+    own, step = _none(storage, tuple(values.shape), values)[: storage.in_rows], _PIECE // columns
+    for at in range(0, max(count, 1), max(1, step)):
+        piece = values[at : at + max(1, step)]
         fresh = quantized(torch.cat([piece, extra]), storage, key, start + at * columns)
-        if codes is None:
-            codes = fresh[0].new_empty(storage.layout(values.shape)[0][2])
-        codes[at : at + step] = fresh[0][: piece.shape[0]]
-    assert codes is not None
-    return [codes, fresh[1]]
+        for into, part in zip(own, fresh, strict=False):
+            into[at : at + len(piece)] = part[: len(piece)]
+    return [*own, *fresh[storage.in_rows :]]
 
 
 def _none(storage: Storage, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
     return [torch.empty(s, dtype=d, device=like.device) for _, d, s in storage.layout(shape)]
-
-
-def _shared(parts: list[Tensor], storage: Storage) -> list[Tensor]:
-    in_rows = 1 if storage.kind in ("none", "tensor") else 3 if storage.zero else 2
-    return parts[in_rows:]

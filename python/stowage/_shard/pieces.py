@@ -89,7 +89,8 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
         own = [parts[0][:, first // per : last // per].contiguous(), *parts[1:]]
         if storage.kind not in ("none", "tensor", "row"):
             span = slice(first // block, -(-last // block))
-            own[1:] = [part[:, span].contiguous() for part in parts[1:]]
+            rows_have = slice(1, storage.in_rows)
+            own[rows_have] = [part[:, span].contiguous() for part in parts[rows_have]]
     return wrap(own, storage, (rows, last - first), weight._dt, weight._exact)
 
 
@@ -158,7 +159,7 @@ class Whole(NamedTuple):
     @property
     def shared_names(self) -> tuple[str, ...]:
         """Parts that are the same for all rows; every process has them."""
-        return self.storage.part_names[self.geometry.in_rows :]
+        return self.storage.part_names[self.storage.in_rows :]
 
     @property
     def rows(self) -> tuple[int, int]:

@@ -31,7 +31,6 @@ class Geometry:
     scale_bytes: int
     code_bytes: int
     length: int  # bytes of a record
-    in_rows: int  # parts that rest in records, 1 to 3; the others are the same for all rows
 
 
 @lru_cache(maxsize=4096)
@@ -41,21 +40,18 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
     layout = storage.layout(shape)
     if storage.flat:
         slots, code_bytes = _slots(columns, storage.block), (columns + 1) // 2
-        return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes, 2)
+        return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes)
     code_bytes = math.prod(layout[0][2][1:]) * layout[0][1].itemsize
-    if storage.kind in ("none", "tensor"):
-        return _geometry(rows, columns, 0, 0, code_bytes, 1)
-    slots, kept = math.prod(layout[1][2][1:]), layout[1:]  # a zero stands behind its scale
+    kept = layout[1 : storage.in_rows]  # a zero stands behind its scale
+    slots = math.prod(kept[0][2][1:]) if kept else 0
     itemsize = sum(dtype.itemsize for _, dtype, _ in kept)
-    return _geometry(rows, columns, slots, itemsize, code_bytes, 1 + len(kept))
+    return _geometry(rows, columns, slots, itemsize, code_bytes)
 
 
-def _geometry(
-    rows: int, columns: int, slots: int, itemsize: int, code_bytes: int, in_rows: int
-) -> Geometry:
+def _geometry(rows: int, columns: int, slots: int, itemsize: int, code_bytes: int) -> Geometry:
     used = slots * itemsize + code_bytes
     length = -(-used // 4) * 4 if itemsize == 4 else used
-    return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length, in_rows)
+    return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length)
 
 
 def _slots(columns: int, block: int) -> int:
@@ -76,7 +72,8 @@ def encode(
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
         if g.slots:
             where = _scale_rows(storage, first, last, records.device)
-            slots = [_bytes(part[where].reshape(last - first, g.slots, 1)) for part in parts[1:]]
+            kept = parts[1 : storage.in_rows]
+            slots = [_bytes(part[where].reshape(last - first, g.slots, 1)) for part in kept]
             records[:, : g.scale_bytes] = torch.cat(slots, 2).view(last - first, -1)
         return records
     if g.columns % 2 == 0:
@@ -105,10 +102,11 @@ def decode(
         if g.slots:
             slots = records[:, : g.scale_bytes].view(last - first, g.slots, -1)
             rows = _scale_rows(storage, first, last, records.device)
-            fields = slots.split([part.itemsize for part in into[1:]], 2)
-            for part, field in zip(into[1:], fields, strict=True):
-                kept = field.contiguous().view(part.dtype)
-                part[rows] = kept.view(last - first, *part.shape[1:])
+            kept = into[1 : storage.in_rows]
+            fields = slots.split([part.itemsize for part in kept], 2)
+            for part, field in zip(kept, fields, strict=True):
+                own = field.contiguous().view(part.dtype)
+                part[rows] = own.view(last - first, *part.shape[1:])
         return
     if g.columns % 2 == 0:
         into[0].view(g.rows, -1)[first:last].copy_(codes)

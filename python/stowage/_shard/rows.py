@@ -193,7 +193,7 @@ class StowedRows(Tensor):
         if rows_misfit(whole.storage, whole.shape, first, last) is not None:
             return None
         shape = (self.shape[0], *whole.shape[1:])
-        layout = whole.storage.layout(shape)[: whole.geometry.in_rows]
+        layout = whole.storage.layout(shape)[: whole.storage.in_rows]
         parts = [torch.empty(s, dtype=dtype, device=self.device) for _, dtype, s in layout]
         decode(self._records, whole.storage, shape, parts)
         shared = shared_of(self._shared(), whole.storage, whole.shape, first, last)
@@ -228,7 +228,7 @@ class StowedRows(Tensor):
 
     def _flat(self, make: Any) -> StowedTensor:
         whole = self._whole
-        layout = whole.storage.layout(whole.shape)[: whole.geometry.in_rows]
+        layout = whole.storage.layout(whole.shape)[: whole.storage.in_rows]
         parts = [make(sizes, dtype=dtype, device=self.device) for _, dtype, sizes in layout]
         decode(self._records, whole.storage, whole.shape, parts, self.first or 0)
         return wrap([*parts, *self._shared()], whole.storage, whole.shape, whole.dtype, whole.exact)
@@ -270,12 +270,12 @@ class StowedRows(Tensor):
         shared = shared_of(metadata._shared(), whole.storage, whole.shape, first, last)
         records = outputs[0][: last - first]
         if out is None:
-            layout = whole.storage.layout(shape)[: whole.geometry.in_rows]
+            layout = whole.storage.layout(shape)[: whole.storage.in_rows]
             parts = [records.new_empty(sizes, dtype=dtype) for _, dtype, sizes in layout]
             weight = wrap([*parts, *shared], whole.storage, shape, param_dtype, whole.exact)
         else:
             out = _torch.local_of(out)  # a DTensor under tensor parallelism
-            parts = out._parts()[: whole.geometry.in_rows]
+            parts = out._parts()[: whole.storage.in_rows]
             out._set_parts([*parts, *shared], out.shape)  # a load or a move may have replaced these
         # Graphs that have saved the parts see the very bytes that they have saved.
         with _preserve_versions(tuple(parts)):
@@ -335,7 +335,7 @@ def rows_of(
     """Rows [first, last) of `weight`, made when they are asked for: who shards a weight cuts it for
     all processes and takes one piece. The records are new memory; shared parts are the weight's."""
     whole = Whole(weight._storage, tuple(weight.shape), weight._dt, weight._exact)
-    shared = weight._parts()[whole.geometry.in_rows :]
+    shared = weight._parts()[whole.storage.in_rows :]
     place = Place(first, weight._prepared or "", misfit)
     rows = StowedRows(None, shared, whole, place, source=weight, count=last - first)
     rows._parent = weight._origin

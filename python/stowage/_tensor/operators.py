@@ -346,7 +346,11 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if storage.flat:
         return _joined(pieces, _flat(pieces), storage, shape)
-    stacked = [torch.stack(parts) for parts in _by_part(pieces)]
+    own = _by_part(pieces)
+    each = len(own) if storage.kind == "tensor" else storage.in_rows
+    stacked, shared = [torch.stack(parts) for parts in own[:each]], _shared(own[each:])
+    if shared is None:
+        return NotImplemented
     if storage.kind == "tensor":
         storage = storage.of_kind("row")
     elif storage.kind == "row":
@@ -354,8 +358,8 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     elif storage.kind == "row2" or (storage.kind == "block" and shape[-1] % storage.block):
         return NotImplemented
     named = storage.layout(shape)
-    parts = [part.reshape(sizes) for part, (_, _, sizes) in zip(stacked, named, strict=True)]
-    return _joined(pieces, parts, storage, shape)
+    parts = [part.reshape(sizes) for part, (_, _, sizes) in zip(stacked, named, strict=False)]
+    return _joined(pieces, [*parts, *shared], storage, shape)
 
 
 def _alike(pieces: Sequence[Any]) -> bool:
@@ -381,13 +385,16 @@ def _same(parts: Sequence[Tensor]) -> bool:
 
 def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 8-bit codes and casts; None where pieces have different scales for all."""
-    codes, *scales = _by_part(pieces)
-    if pieces[0]._storage.kind == "tensor":
-        same = all(map(_same, scales))
-        return [torch.cat(codes), *(part[0].clone() for part in scales)] if same else None
-    if any(piece.shape[0] % (pieces[0]._storage.rows or 1) for piece in pieces[:-1]):
+    storage, parts = pieces[0]._storage, _by_part(pieces)
+    shared = _shared(parts[storage.in_rows :])
+    if shared is None or any(piece.shape[0] % (storage.rows or 1) for piece in pieces[:-1]):
         return None
-    return [torch.cat(codes), *(torch.cat(scale) for scale in scales)]
+    return [*map(torch.cat, parts[: storage.in_rows]), *shared]
+
+
+def _shared(parts: Sequence[list[Tensor]]) -> list[Tensor] | None:
+    """What all rows of the whole share, if the pieces have it in common."""
+    return [part[0].clone() for part in parts] if all(map(_same, parts)) else None
 
 
 def _flat(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
@@ -400,10 +407,9 @@ def _flat(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     parts = [torch.cat(codes), torch.cat(absmax)]
     if not storage.nested:
         return parts
-    group, *shared = rest
-    if not all(map(_same, shared)):  # each weight has its own offset
-        return None
-    return [*parts, torch.cat(group), *(part[0].clone() for part in shared)]
+    group, *others = rest
+    shared = _shared(others)  # each weight has its own offset
+    return None if shared is None else [*parts, torch.cat(group), *shared]
 
 
 def _joined(

@@ -319,8 +319,12 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
         values = lines.values.view(-1, *weight.shape[1:])
-        fresh = _quantize_rows(values, lines.written, parts[1][lines.rows], storage)
-        for scale, part in zip(scales, fresh[1:], strict=True):
+        if storage.scale_code == "product":
+            _check_reach(weight, values, parts)
+            fresh = scaled.quantize_groups(values, storage, parts[2])
+        else:
+            fresh = _quantize_rows(values, lines.written, parts[1][lines.rows], storage)
+        for scale, part in zip(scales[: storage.in_rows - 1], fresh[1:], strict=False):
             scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
     return [codes, *scales]
@@ -357,9 +361,9 @@ def _grouped(lines: Tensor, storage: Storage, scales: Tensor) -> Tensor:
 
 
 def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) -> None:
-    """Values of some rows must fit the scale of the tensor, which stays."""
+    """Values of some rows must fit what all rows share, which stays."""
     storage = weight._storage
-    scale = float(scaled.numbers(parts[1], storage)) * _SLACK
+    scale = float(scaled.largest_shared(parts, storage)) * _SLACK
     least, most = storage.least, storage.divisor  # those that a scale is made for
     if storage.zero:
         zero = int(parts[2])

@@ -45,7 +45,8 @@ def row(t: StowedTensor, index: int) -> StowedTensor | None:
         elif storage.kind == "block":
             if math.prod(t.shape[2:]) % storage.block:
                 return None
-            parts = [own[0][index], *(part[index].view(t.shape[1], -1) for part in own[1:])]
+            groups = [part[index].view(t.shape[1], -1) for part in own[1 : storage.in_rows]]
+            parts = [own[0][index], *groups, *own[storage.in_rows :]]
         elif storage.kind in ("none", "tensor"):
             parts = [own[0][index], *own[1:]]
         else:
@@ -101,18 +102,16 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
 
     4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
     """
-    codes, *scales = own
     rows, columns = rows_and_columns(t.shape)
-    if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(codes)):
+    if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(own[0])):
         return None
     if t._storage.flat:
         return _flat_slices(t, own, first * columns, last * columns, last == rows)
-    if t._storage.kind in ("none", "tensor"):
-        return [codes[first:last], *scales]
-    each = t._storage.rows or 1  # rows that share their scales
+    each, in_rows = t._storage.rows or 1, t._storage.in_rows  # rows that share their scales
     if first % each or (last % each and last != rows):
         return None
-    return [codes[first:last], *(part[first // each : -(-last // each)] for part in scales)]
+    scales = [part[first // each : -(-last // each)] for part in own[1:in_rows]]
+    return [own[0][first:last], *scales, *own[in_rows:]]
 
 
 def _flat_slices(

@@ -254,6 +254,15 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
 }
 
 template <Codes kCodes, Dtype kIn>
+void divide(const void* x, std::int64_t n, float s, void* codes) noexcept {
+  auto* to = static_cast<char*>(codes);
+  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+    store_codes<kCodes>(to + i * bits_of(kCodes) / 8,
+                        encode_finite<kCodes>(load<kIn>(from) / splat(s)), count);
+  });
+}
+
+template <Codes kCodes, Dtype kIn>
 void encode_from(const void* x, std::int64_t n, float r, float zero, void* codes) noexcept {
   constexpr int kHalf = 1 << (bits_of(kCodes) - 1);  // of all codes
   auto* to = static_cast<char*>(codes);
@@ -400,6 +409,7 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
     if constexpr (bits_of(kCodes) <= 8 && !is_blockwise(kCodes))
       kernels.encode[kRow][in] = &encode<kCodes, kIn>;
+    if constexpr (kCodes == Codes::f4_e2m1) kernels.divide[kRow][in] = &divide<kCodes, kIn>;
     if constexpr (may_have_zeros(kCodes)) kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
     if constexpr (!is_four_bit(kCodes) && kCodes != Codes::int8)
       kernels.cast[kRow][in] = &cast<kCodes, kIn>;

@@ -88,7 +88,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def in_rows(parts: list[Tensor], storage: Storage, shape: tuple[int, ...]) -> list[Tensor]:
-    return parts[: geometry(storage, shape).in_rows]
+    return parts[: storage.in_rows]
 
 
 @pytest.mark.parametrize("name", STORAGES)

@@ -292,7 +292,7 @@ def _fill(weight: StowedTensor, name: str, state: dict[str, Tensor]) -> None:
     whole = _as_rows(weight)._whole
     fresh = [torch.empty_like(part) for part in weight._parts()]
     decode(state[f"{name}.records"], whole.storage, whole.shape, fresh)
-    for part, own in zip(whole.shared_names, fresh[whole.geometry.in_rows :], strict=True):
+    for part, own in zip(whole.shared_names, fresh[whole.storage.in_rows :], strict=True):
         own.copy_(state[f"{name}.{part}"])
     made = weight._like(fresh)
     with torch.no_grad():

@@ -101,25 +101,33 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         return _fill_torchao(parts, storage, shape, draw)
     if storage.flat:
         return _fill_blocks(parts, storage, shape, draw)
-    scale = zero = None
+    scale = zero = outer = None
     if storage.kind == "tensor":
-        _scale_all(parts, storage, shape, draw)
+        made = library.quantize(_reach(parts, storage, shape, draw).view(1, 2), storage.key)
+        for into, part in zip(parts[1:], made[1:], strict=True):
+            into.copy_(part)
         scale = scaled.numbers(parts[1], storage)
         zero = parts[2].float() if storage.zero else None
+    elif storage.scale_code == "product":
+        largest = _reach(parts, storage, shape, draw).abs().amax()
+        outer = parts[2].copy_(scaled.outer_of(largest, storage))
     for first, last in _spans(storage, shape):
         values = draw(last - first)
         if scale is not None:
             parts[0][first:last] = scaled.encode(values.to(torch.float32), scale, storage, zero)
             continue
-        fresh = library.quantize(values, storage.key)
-        for into, part in zip(parts, fresh, strict=True):
+        if outer is None:
+            fresh = library.quantize(values, storage.key)
+        else:
+            fresh = scaled.quantize_groups(values, storage, outer)
+        for into, part in zip(parts[: storage.in_rows], fresh, strict=False):
             each = 1 if into is parts[0] else storage.rows or 1
             into[first // each : -(-last // each)] = part
 
 
-def _scale_all(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:
-    """What all values share, from a first draw of all pieces, after which the generator stands
-    where it stood."""
+def _reach(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> Tensor:
+    """The least of all values and the largest, from a first draw of all pieces, after which the
+    generator stands where it stood."""
     device = parts[0].device
     others = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(others, device_type="cuda" if not others else device.type):
@@ -127,8 +135,7 @@ def _scale_all(parts: list[Tensor], storage: Storage, shape: tuple[int, int], dr
         for first, last in _spans(storage, shape):
             lo, hi = draw(last - first).float().aminmax()
             reach = torch.stack([torch.minimum(reach[0], lo), torch.maximum(reach[1], hi)])
-    for into, part in zip(parts[1:], library.quantize(reach[None], storage.key)[1:], strict=True):
-        into.copy_(part)
+    return reach
 
 
 def _fill_blocks(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: Draw) -> None:

@@ -24,6 +24,7 @@ from stowage._ops.numbers.rounding import (
 from stowage._ops.storage import Storage
 
 _TINY = 2.0**-126  # no scale is smaller
+_E4M3 = (2.0**-9, 448.0)  # its least number above 0, and its largest
 _FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2}
 _NAMES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, **_FLOAT8}
 
@@ -70,13 +71,19 @@ def _check_scales(scale: Tensor, most: float, storage: Storage) -> None:
         fail("invalid_argument", text)
 
 
+def outer_of(amax: Tensor, storage: Storage) -> Tensor:
+    """The number over the scales of a weight whose largest magnitude this is."""
+    exact = amax / torch.full_like(amax, storage.divisor * _E4M3[1])
+    return torch.where(amax == 0, 1.0, exact.clamp(min=_TINY / _E4M3[0]))
+
+
 def _scales_and_zeros(
-    lo: Tensor, hi: Tensor, storage: Storage
+    lo: Tensor, hi: Tensor, storage: Storage, outer: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     """The parts beside the codes of groups whose values reach from `lo` <= 0 to `hi` >= 0; their
     scales in fp32 and their zeros."""
     if not storage.zero:
-        kept, used = _kept(torch.maximum(-lo, hi), storage)
+        kept, used = _kept(torch.maximum(-lo, hi), storage, outer)
         return [kept], used, None
     scale = _scale_of(hi - lo, storage.divisor)
     _check_scales(scale, torch.finfo(torch.float32).max, storage)
@@ -95,9 +102,13 @@ def _typed(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     return kept, kept.to(torch.float32)
 
 
-def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
-    is uint8, a power of two."""
+    is uint8, a power of two; of e4m3, which is uint8 too, the product with `outer`."""
+    if outer is not None:
+        exact = amax / (storage.divisor * outer)
+        nearest = torch.where(exact == 0, 1.0, exact.clamp(*_E4M3)).to(torch.float8_e4m3fn)
+        return nearest.view(torch.uint8), nearest.to(torch.float32) * outer
     scale = _scale_of(amax, storage.divisor)
     if storage.scale_type != "e8m0":
         return _typed(scale, storage)
@@ -109,13 +120,22 @@ def _kept(amax: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
     return exponent.to(torch.uint8), (exponent << 23).view(torch.float32)
 
 
-def numbers(kept: Tensor, storage: Storage) -> Tensor:
-    """Scales in fp32 from how they are kept."""
+def numbers(kept: Tensor, storage: Storage, shared: Sequence[Tensor] = ()) -> Tensor:
+    """Scales in fp32 from how they are kept, and the parts that all rows share."""
+    if storage.scale_code == "product":
+        return kept.view(torch.float8_e4m3fn).to(torch.float32) * shared[0]
     if storage.scale_type != "e8m0":
         return kept.to(torch.float32)
     exponent = kept.to(torch.int32)
     power = torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
     return torch.where(exponent == 255, math.nan, power)
+
+
+def largest_shared(parts: Sequence[Tensor], storage: Storage) -> Tensor:
+    """The largest scale that a group may have under what all rows share."""
+    if storage.scale_code == "product":
+        return parts[2] * _E4M3[1]
+    return numbers(parts[1], storage)
 
 
 @cache
@@ -136,8 +156,9 @@ def _encode4(v: Tensor, storage: Storage) -> Tensor:
 
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
-    inverse = torch.ones_like(scale) / scale
-    scaled = v * inverse if zero is None else v * inverse + zero
+    divides = storage.scale_code == "product"
+    scaled = v / scale if divides else v * (torch.ones_like(scale) / scale)
+    scaled = scaled if zero is None else scaled + zero
     scaled = scaled.clamp(storage.least, storage.largest)
     match storage.codes:
         case "int8":
@@ -158,13 +179,19 @@ def _decode(codes: Tensor, storage: Storage) -> Tensor:
     return codes.view(_FLOAT8[storage.codes]).to(torch.float32)
 
 
-def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
-    flat = x.reshape(-1)
-    lo = hi = torch.zeros((), dtype=torch.float32, device=x.device)
+def _reach(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """How far values go below 0 and above it."""
+    lo = hi = torch.zeros((), dtype=torch.float32, device=flat.device)
     for span in spans(flat.numel(), 1):
         v = flat[span].to(torch.float32)
         check_finite(v, span.start)
         lo, hi = torch.minimum(lo, v.amin()), torch.maximum(hi, v.amax())
+    return lo, hi
+
+
+def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
+    flat = x.reshape(-1)
+    lo, hi = _reach(flat)
     parts, scale, zero = _scales_and_zeros(lo, hi, storage)
     codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
     pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
@@ -173,19 +200,27 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     return [codes, *parts]
 
 
-def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
-    """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`."""
+def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) -> list[Tensor]:
+    """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`.
+
+    `outer`: what stands over all scales, where something does; without, that of these values."""
     codes, *rest = (
         torch.empty(sizes, dtype=dtype, device=x.device)
         for _, dtype, sizes in storage.layout(x.shape)
     )
+    shared: list[Tensor] = []
+    if storage.scale_code == "product":
+        if outer is None:
+            lo, hi = _reach(x.reshape(-1))
+            outer = outer_of(torch.maximum(-lo, hi), storage)
+        *rest, shared = *rest[:-1], [outer]
     rows = x.shape[0] if storage.block else rest[0].numel()
     length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
     if not codes.numel():
         none = torch.zeros(rest[0].shape)
-        made, _, _ = _scales_and_zeros(none, none, storage)
-        return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True))]
+        made, _, _ = _scales_and_zeros(none, none, storage, outer)
+        return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True)), *shared]
     flat, out = x.reshape(rows, length), codes.view(rows, length // storage.per_byte)
     grids = [part.view(-(-rows // each), -1) for part in rest]
     for span in spans(len(grids[0]), length * each):
@@ -195,13 +230,13 @@ def _quantize_groups(x: Tensor, storage: Storage) -> list[Tensor]:
         padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
         grouped = padded.view(-1, each, padded.shape[1] // width, width)
         lo, hi = grouped.amin((1, 3)).clamp(max=0), grouped.amax((1, 3)).clamp(min=0)
-        made, used, zero = _scales_and_zeros(lo, hi, storage)
+        made, used, zero = _scales_and_zeros(lo, hi, storage, outer)
         for grid, part in zip(grids, made, strict=True):
             grid[span].copy_(part)
         from_zero = None if zero is None else zero[:, None, :, None]
         coded = encode(grouped, used[:, None, :, None], storage, from_zero).view(len(padded), -1)
         out[lines].copy_(coded[: len(v), : out.shape[1]])
-    return [codes, *rest]
+    return [codes, *rest, *shared]
 
 
 # --- the two doors ------------------------------------------------------------------------------
@@ -217,7 +252,7 @@ def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
             return _quantize_cast(x, storage, keep_nonfinite)
         case "amax":
             whole = storage.kind == "tensor"
-            return (_quantize_tensor_scale if whole else _quantize_groups)(x, storage)
+            return (_quantize_tensor_scale if whole else quantize_groups)(x, storage)
     raise AssertionError(f"no codec {storage.codec}")
 
 
@@ -247,7 +282,7 @@ def _scaled(
     if storage.kind == "none" or not v.numel():
         return v
     if storage.kind == "tensor":
-        return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage)
+        return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage, parts[2:])
 
     def spread(part: Tensor) -> Tensor:
         """Of each element, from one of each group."""
@@ -258,7 +293,7 @@ def _scaled(
 
     if storage.zero:
         v = v - spread(parts[2])
-    return v * spread(numbers(parts[1], storage))
+    return v * spread(numbers(parts[1], storage, parts[2:]))
 
 
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:

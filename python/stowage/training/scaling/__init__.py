@@ -92,12 +92,11 @@ class Weight(NamedTuple):
     def _parts(self) -> tuple[int, int]:
         """Bytes of the flat parts that rows make up, and of those that all rows share."""
         storage = Storage(self.form)
-        in_rows = geometry(storage, (self.rows, self.columns)).in_rows
         sizes = [
             math.prod(size) * dtype.itemsize
             for _, dtype, size in storage.layout((self.rows, self.columns))
         ]
-        return sum(sizes[:in_rows]), sum(sizes[in_rows:])
+        return sum(sizes[: storage.in_rows]), sum(sizes[storage.in_rows :])
 
     def record(self, dtype: torch.dtype) -> int:
         """Bytes that travel for a row; those of a plain one in `dtype`."""
