@@ -25,6 +25,7 @@ STORAGES = (
     "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block32:scaler2:f16",
     "nf4:torchao:block32:scaler2:f64", "f8_e4m3:block32:bf16", "f8_e5m2:block32:e8m0",
     "int8:row:f16:zero", "int8:block5:zero", "f4_e2m1:row", "int4:block32:bf16", "int4:row:zero",
+    "mxfp4", "nvfp4",
 )  # fmt: skip
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)

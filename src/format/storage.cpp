@@ -33,6 +33,11 @@ struct Named {
 constexpr Scaling kMicroscaled{.kind = Kind::block, .block = 32, .type = ScaleType::e8m0};
 constexpr std::array kNamed{
     Named{"mxfp4", {Codes::f4_e2m1, Dialect::standard, kMicroscaled}, true},
+    Named{"nvfp4",
+          {Codes::f4_e2m1,
+           Dialect::standard,
+           {.kind = Kind::block, .block = 16, .type = ScaleType::e4m3}},
+          true},
     Named{"mxfp8_e4m3", {Codes::f8_e4m3, Dialect::standard, kMicroscaled}, false},
     Named{"mxfp8_e5m2", {Codes::f8_e5m2, Dialect::standard, kMicroscaled}, false},
     Named{"mxint8", {Codes::int8, Dialect::standard, kMicroscaled}, false},

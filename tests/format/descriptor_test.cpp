@@ -46,6 +46,7 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
       {"f4_e2m1:row", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
       {"int4", low_first, Codec::amax, FileForm::manifest, K::along, 128, 0, S::plain, kNone},
       {"int4:row:zero", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
+      {"nvfp4", low_first, Codec::amax, FileForm::manifest, K::along, 16, 0, S::product, kNone},
       {"nf4:block128:nested", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 128,
        256, S::mapped, kNone},
       {"nf4:torchao:block32:scaler8:f16", high_first, Codec::torchao, FileForm::manifest, K::flat,

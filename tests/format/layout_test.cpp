@@ -46,6 +46,7 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
       {"int8:block2x7:e8m0", {3, 8}, "codes U8 [3, 8] 24; scale U8 [2, 2] 4"},
       {"f4_e2m1", {3, 70}, "codes U8 [3, 35] 105; scale F32 [3, 3] 36"},
       {"f4_e2m1:block32:e8m0", {2, 3, 64}, "codes U8 [2, 96] 192; scale U8 [2, 6] 12"},
+      {"nvfp4", {3, 70}, "codes U8 [3, 35] 105; scale U8 [3, 5] 15; global_scale F32 [] 4"},
       {"f4_e2m1:row2", {2, 3, 4}, "codes U8 [2, 6] 12; scale F32 [2, 3, 1] 24"},
       {"f4_e2m1:tensor", {2, 0}, "codes U8 [2, 0] 0; scale F32 [] 4"},
       {"int4", {3, 130}, "codes U8 [3, 65] 195; scale F32 [3, 2] 24"},

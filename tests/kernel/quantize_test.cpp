@@ -45,8 +45,9 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
       const auto half = static_cast<std::uint16_t>((i & 0x7FFF) <= most ? i : most);
       std::memcpy(values.data() + 2 * i, &half, 2);
     }
-    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
-                             "f4_e2m1:block256x256:e8m0", "int4:tensor", "int4:tensor:zero"}) {
+    for (const char* name :
+         {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
+          "f4_e2m1:block256x256:e8m0", "nvfp4", "int4:tensor", "int4:tensor:zero"}) {
       const Storage storage = parse_storage(name);
       if (storage.scaling.zero && amax > 1e38f) continue;  // more than fp32 lies between the ends
       EXPECT_TRUE(quantized(table, values, Dtype::bf16, {256, 256}, storage).bytes ==
@@ -249,6 +250,9 @@ STOWAGE_ON_EACH_ISA(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
       if (const auto encode = kernels.encode[codes][i])
         check_lengths(in, bits,
                       [&](const void* x, std::int64_t n, void* out) { encode(x, n, 0.7f, out); });
+      if (const auto divide = kernels.divide[codes][i])
+        check_lengths(in, bits,
+                      [&](const void* x, std::int64_t n, void* out) { divide(x, n, 0.7f, out); });
       if (const auto cast = kernels.cast[codes][i])
         check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) { cast(x, n, out); });
       if (const auto blocks = kernels.blocks[codes][i])
@@ -266,7 +270,7 @@ STOWAGE_ON_EACH_ISA(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
       as_type(numbers(Kind::normal, static_cast<std::size_t>(even.elements())), Dtype::bf16);
   for (const char* name : {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100",
                            "nf4", "fp4:block128:nested", "f4_e2m1:tensor", "f4_e2m1:row2",
-                           "f4_e2m1:block32:e8m0", "int4:block64:zero"}) {
+                           "f4_e2m1:block32:e8m0", "nvfp4", "int4:block64:zero"}) {
     const Storage storage = parse_storage(name);
     const Shape& shape = holds(storage, odd) ? odd : even;
     const Parts expected = reference_parts(values, Dtype::bf16, shape, storage);

@@ -187,6 +187,8 @@ inline const std::vector<std::string>& every_storage() {
                            "f4_e2m1:row",
                            "f4_e2m1:row2",
                            "f4_e2m1:block6",
+                           "nvfp4",
+                           "f4_e2m1:block6:e4m3",
                            "f4_e2m1:block32:e8m0",
                            "f4_e2m1:block16x48:e8m0",
                            "int4",

@@ -34,6 +34,7 @@ STORAGES = (
     "nf4",
     "f4_e2m1:row",
     "mxfp4",
+    "nvfp4",
     "int4:row:bf16",
     "int4:block6:zero",
     "nf4:block128:nested",

@@ -20,7 +20,7 @@ EVERY = [
     "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "f8_e4m3:tensor", "f8_e4m3:row", "f8_e5m2:row2",
     "f8_e4m3:block32", "f8_e5m2:block7", "int8:tensor", "int8:row", "int8:row2", "int8:block5",
     "nf4", "nf4:block32", "nf4:block128:nested", "fp4", "fp4:block32:nested", *TORCHAO,
-    "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:block6", "mxfp4",
+    "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:block6", "mxfp4", "nvfp4",
     "int4:tensor:f16", "int4:row:zero", "int4:block6",
 ]  # fmt: skip
 LARGE = ["int8:block5", "nf4:block128:nested", TORCHAO[1], TORCHAO[3]]  # a decoder each

@@ -25,6 +25,16 @@ def owned(path: Path) -> tuple[Storage, Tensor, list[Tensor], Tensor]:
     return storage, parts["codes"], scales, parts["expected"]
 
 
+def test_the_rule_of_modelopt_gives_its_bytes() -> None:
+    path = Path(__file__).parent / "owners" / "nvfp4.safetensors"
+    storage, codes, scales, _ = owned(path)
+    with safe_open(path, "pt") as file:
+        given = file.get_tensor("values")
+    for ops in (library, composite):
+        for values in (given, given.float()):
+            assert all(map(torch.equal, ops.quantize(values, storage.key), [codes, *scales]))
+
+
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
 def owner(request: pytest.FixtureRequest) -> Iterator[tuple[Storage, Tensor, list[Tensor], Tensor]]:
     yield owned(request.param)

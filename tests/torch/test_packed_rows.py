@@ -22,7 +22,7 @@ from stowage._shard.fragments import amaxes, row_parts, rows_fragment
 from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take_columns
 from stowage._shard.records import decode, encode
 
-NAMES = ("mxfp4", "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
+NAMES = ("mxfp4", "nvfp4", "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
          "f4_e2m1:block4x32:e8m0", "int4:tensor", "int4:row2:f16", "int4:block6:bf16:zero",
          "int4:block4x32:zero")  # fmt: skip
 SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
@@ -93,7 +93,8 @@ def test_the_power_of_two_is_that_of_the_largest_value() -> None:
 def test_a_weight_is_a_tensor(name: str) -> None:
     w = stowage.quantize(values(12, 70), name)
     dense = w.dequantize()
-    assert torch.equal(torch.cat([w[:4], w[4:]]).dequantize(), dense)
+    joined = torch.cat([w[:4], w[4:]])
+    assert isinstance(joined, stowage.StowedTensor) and torch.equal(joined.dequantize(), dense)
     assert isinstance(w[4:8], stowage.StowedTensor) and torch.equal(w[4:8].dequantize(), dense[4:8])
     assert torch.equal(pickle.loads(pickle.dumps(w)).dequantize(), dense)
     saved = io.BytesIO()
@@ -109,7 +110,7 @@ def test_a_weight_is_a_tensor(name: str) -> None:
 
 
 def test_experts_are_slices_and_slices_are_stacked() -> None:
-    for name, one in (("mxfp4", "mxfp4"), ("f4_e2m1:row2", "f4_e2m1:row"),
+    for name, one in (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("f4_e2m1:row2", "f4_e2m1:row"),
                       ("f4_e2m1:row", "f4_e2m1:tensor"),
                       ("int4:row2:zero", "int4:row:zero")):  # fmt: skip
         w = stowage.quantize(values(4, 6, 64), name)
@@ -122,6 +123,37 @@ def test_experts_are_slices_and_slices_are_stacked() -> None:
         assert torch.equal(both.dequantize(), dense[[0, 3]])
 
 
+def test_rows_share_the_number_over_their_scales() -> None:
+    w = stowage.quantize(values(12, 64), "nvfp4")
+    dense, outer = w.dequantize(), w.parts["global_scale"].clone()
+    with pytest.raises(stowage.Unsupported, match="values within"):
+        w[3:5].copy_(dense[3:5] * 10)
+    assert torch.equal(w.dequantize(), dense)
+    w[3:5] = dense[3:5] * 0.25  # a power of two, which the scales follow
+    assert torch.equal(w.parts["global_scale"], outer)
+    assert torch.equal(w.dequantize()[3:5], dense[3:5] * 0.25)
+    assert torch.equal(w.dequantize()[[0, 1, 2, *range(5, 12)]], dense[[0, 1, 2, *range(5, 12)]])
+    w.copy_(dense * 10)
+    fresh = stowage.quantize(dense * 10, "nvfp4")
+    assert all(map(torch.equal, w.parts.values(), fresh.parts.values()))
+    assert isinstance(torch.stack([w, w[:]]), stowage.StowedTensor)
+
+
+def test_scales_of_any_bits_are_read() -> None:
+    """NaN, 0 and negative numbers too, which others may write."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scale = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 32)
+    outer = torch.tensor(0.3)
+    args = ([scale, outer], Storage("nvfp4").key, [256, 512], torch.float32)
+    got = library.dequantize(codes, *args)
+    s = scale.view(torch.float8_e4m3fn).float() * outer
+    table = torch.tensor(Storage("nvfp4").values)
+    wanted = table[unpack(codes, "low_first").int()] * s.repeat_interleave(16, 1)
+    assert torch.equal(got.isnan(), wanted.isnan()) and int(got.isnan().sum()) == 2 * 512
+    assert torch.equal(got.nan_to_num(7), wanted.nan_to_num(7))
+    assert torch.equal(composite.dequantize(codes, *args).nan_to_num(7), wanted.nan_to_num(7))
+
+
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_model_is_saved_copied_and_trained_through(name: str, tmp_path: Path) -> None:
     saved_copied_and_trained_through(name, tmp_path / "model", keep_master="ram")
@@ -131,7 +163,7 @@ def test_a_model_is_saved_copied_and_trained_through(name: str, tmp_path: Path) 
 def test_rows_travel(name: str) -> None:
     storage, shape = Storage(name), (37, 40)
     parts = library.quantize(values(*shape), storage.key)
-    back = [torch.zeros_like(part) for part in parts[: 1 if storage.kind == "tensor" else None]]
+    back = [torch.zeros_like(part) for part in parts[: storage.in_rows]]
     for first, last in ((0, 5), (5, 20), (20, 37)):
         decode(encode(parts, storage, shape, first, last), storage, shape, back, first)
     assert all(map(torch.equal, back, parts))
@@ -151,10 +183,11 @@ def test_rows_are_quantized_where_they_lie(name: str, key: int | None) -> None:
         assert torch.equal(records, encode(want, storage, (9, 70), first, last))
 
 
-def test_columns_are_cut_between_bytes() -> None:
-    w = stowage.quantize(values(6, 128), "mxfp4")
-    assert columns_misfit(w._storage, w.shape, 4) is None
-    assert "whole blocks" in str(columns_misfit(w._storage, w.shape, 8))
+@pytest.mark.parametrize(("name", "most"), [("mxfp4", 4), ("nvfp4", 8)])
+def test_columns_are_cut_between_bytes(name: str, most: int) -> None:
+    w = stowage.quantize(values(6, 128), name)
+    assert columns_misfit(w._storage, w.shape, most) is None
+    assert "whole blocks" in str(columns_misfit(w._storage, w.shape, 2 * most))
     assert "even" in str(columns_misfit(Storage("f4_e2m1:row"), (6, 126), 2))
     pieces = [columns_of(w, first, first + 32) for first in range(0, 128, 32)]
     assert torch.equal(torch.cat([p.dequantize() for p in pieces], 1), w.dequantize())
@@ -164,7 +197,7 @@ def test_columns_are_cut_between_bytes() -> None:
     assert torch.equal(take_columns(whole, w._storage, 128, 32, 64), cut[1])
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "int4:block32:zero"])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4:block32:zero"])
 def test_graphs_have_it(name: str) -> None:
     layer, x = nn.Linear(64, 48), torch.randn(3, 64)
     stowage.stow(layer, name)

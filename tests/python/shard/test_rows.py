@@ -13,6 +13,7 @@ from stowage._shard.rows import Place, StowedRows
 ROWS, COLUMNS = 12, 64
 STORAGES = [
     "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "nf4", "fp4:block128",
+    "nvfp4",
     "nf4:block64:nested", "nf4:torchao:scaler4",
 ]  # fmt: skip
 

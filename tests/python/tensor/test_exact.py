@@ -24,7 +24,7 @@ EVERY = [
     for scaling in ("", ":tensor", ":row", ":block32")
     if codes != "int8" or scaling
 ] + ["f32", "bf16", "f16", "nf4", "nf4:block128", "nf4:block64:nested", "fp4", "fp4:block32:nested"]
-EVERY += ["mxfp4", "f4_e2m1:row", "int4:block32:zero"]
+EVERY += ["mxfp4", "nvfp4", "f4_e2m1:row", "int4:block32:zero"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES: dict[str, Callable[[], Any]] = {
     "eager": contextlib.nullcontext,

@@ -21,12 +21,13 @@ STACKED = {
     "int8:block32": "int8:block32",
     "int8:block48": "",
     "mxfp4": "mxfp4",
+    "nvfp4": "",
     "int4:row:zero": "int4:row2:zero",
     "nf4": "nf4:block64",
     "fp4:block128": "fp4:block128",
     "nf4:block64:nested": "",
 }
-CAT = [s for s in STACKED if s not in ("f8_e4m3:tensor", "nf4:block64:nested")]
+CAT = [s for s in STACKED if s not in ("f8_e4m3:tensor", "nvfp4", "nf4:block64:nested")]
 
 
 def pieces(storage: str, *rows: int) -> list[StowedTensor]:
@@ -82,6 +83,7 @@ DIFFERENT: dict[str, Callable[[], list[Tensor]]] = {
     ],
     "plain": lambda: [pieces("nf4", 4)[0], torch.ones(4, 64)],
     "tensor scale": lambda: pieces("int8:tensor", 4, 4),
+    "scale of all": lambda: pieces("nvfp4", 4, 4),
     "nested offset": lambda: pieces("nf4:block64:nested", 256, 256),
     "cut block": lambda: pieces("nf4:block128", 3, 4),
     "view": lambda: [pieces("nf4", 64)[0].t(), pieces("nf4", 64)[0]],
