@@ -43,7 +43,7 @@ EVERY: list[Any] = [  # with CASES each storage once
     ("int8:tensor", (9, 3), {"recompute": True, "offload": True}),
     ("bf16", (3, 127), {}),
     ("nf4:nested", (9, 200), {}),
-    ("nvfp4", (9, 80), {}),
+    ("nvfp4", (10, 80), {}),
 ]
 
 
