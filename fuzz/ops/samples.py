@@ -138,7 +138,12 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_describe": lambda s: (s.file(),),
     "file_read": lambda s: (s.file(), "m0.weight"),
     "file_map": lambda s: (s.file(), "m0.weight"),
-    "file_part": lambda s: (s.peer_file(), "model.layers.0.self_attn.q_proj.weight", 1, "BF16"),
+    "file_part": lambda s: (
+        s.peer_file(),
+        "model.layers.0.self_attn.q_proj.weight",
+        s.random.randrange(3),
+        "F16",
+    ),
     "file_header": lambda s: (s.file(), 0),
     "file_populate": lambda s: (s.file(), "m0.weight", 0, 64),
     "file_drop": lambda s: (s.file(), "m0.weight"),

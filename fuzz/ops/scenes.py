@@ -30,7 +30,7 @@ STORAGES = (
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)
 _GIB = 1 << 30
-PEER_FILE = Path(__file__).resolve().parents[2] / "tests/golden/dialects/ct-fp8-channel"
+PEER_FILE = Path(__file__).resolve().parents[2] / "tests/golden/dialects/gptq-v2"
 LINKS = {
     "key": "here", "disk": 1e9, "cached": 2e9, "memcpy": 1e10,
     "linear": {c: {"read": 1e9, "multiply": 1e10}
@@ -87,7 +87,7 @@ class Scene:
         return handle
 
     def peer_file(self) -> int:
-        """One whose scales are no part as they lie there."""
+        """One whose tensors are no parts as they lie there."""
         handle: int = library.file_open(str(PEER_FILE))
         self.closers.append(lambda: library.file_close(handle))
         return handle
