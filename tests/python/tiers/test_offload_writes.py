@@ -162,6 +162,18 @@ def test_half_of_the_budget_is_for_what_is_written(first: int, tmp_path: Path) -
     assert report.written == 2 * 640 * 160 * 4 and report.journal == 0
 
 
+def test_what_was_written_moves_out_of_a_smaller_budget(tmp_path: Path) -> None:
+    model, twin = uneven(), uneven()
+    stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
+    for layers in (model, twin):
+        for layer in layers[:2]:
+            layer.weight.mul_(-2)
+    stowage.rebudget(model, 3 * WIDE)  # half of it holds one of them
+    report = stowage.engine_report(model)
+    assert report.written == report.journal == 640 * 160 * 4
+    assert torch.equal(model(X), twin(X))
+
+
 def test_a_model_that_is_brought_back_has_no_places_in_files(tmp_path: Path) -> None:
     model = uneven()
     stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
