@@ -138,27 +138,17 @@ constexpr Legal kScaledLegal{
     .least_block = kMinBlock,
     .most_block = kMaxBlock,
     .typed = true};
-constexpr Legal kIntegerLegal{.kinds = kScaledLegal.kinds,
-                              .least_block = kMinBlock,
-                              .most_block = kMaxBlock,
-                              .typed = true,
-                              .zero = true};
+consteval Legal with(Legal legal, std::initializer_list<bool Legal::*> more) {
+  for (bool Legal::*const flag : more) legal.*flag = true;
+  return legal;
+}
+constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero});
+constexpr Legal kPackedLegal = with(kScaledLegal, {&Legal::even, &Legal::product});
+constexpr Legal kPackedIntegerLegal = with(kScaledLegal, {&Legal::even, &Legal::zero});
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,
                                .typed = true};
-constexpr Legal kPackedLegal{.kinds = kScaledLegal.kinds,
-                             .least_block = kMinBlock,
-                             .most_block = kMaxBlock,
-                             .even = true,
-                             .typed = true,
-                             .product = true};
-constexpr Legal kPackedIntegerLegal{.kinds = kScaledLegal.kinds,
-                                    .least_block = kMinBlock,
-                                    .most_block = kMaxBlock,
-                                    .even = true,
-                                    .typed = true,
-                                    .zero = true};
 constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .least_block = kMinBlock4,
                          .most_block = kMaxBlock4,

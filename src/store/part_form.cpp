@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "base/checked.h"
 #include "format/convert.h"
@@ -151,7 +152,10 @@ Bytes awq_codes(const FormedTensor& tensor) {
   return made;
 }
 
-std::int64_t round_up(std::int64_t size, std::int64_t to) { return ceil_div(size, to) * to; }
+// The largest number where none is large enough: no tensor has it.
+std::int64_t round_up(std::int64_t size, std::int64_t to) {
+  return checked_mul(ceil_div(size, to), to).value_or(std::numeric_limits<std::int64_t>::max());
+}
 
 }  // namespace
 

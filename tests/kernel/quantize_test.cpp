@@ -136,15 +136,10 @@ STOWAGE_ON_EACH_ISA(Quantize, FourBitCodesAtEveryThreshold) {
   }
 }
 
-// Every midpoint of E2M1 and its neighbours, under a scale of 1; beyond 6, which the power of two
-// of MX leaves to saturate; and both zeros.
-STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
-  std::vector<double> inputs{7.99, 0.0, -0.0, 0x1p-140};
-  for (const float middle : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f, 7.0f})
-    for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, 9.0f)})
-      inputs.insert(inputs.end(), {x, -x});
+void expect_as_reference(const Kernels& table, const std::vector<double>& inputs,
+                         std::initializer_list<const char*> names) {
   const Shape shape{1, static_cast<std::int64_t>(inputs.size())};
-  for (const char* name : {"f4_e2m1:block1024:e8m0", "f4_e2m1:tensor"})
+  for (const char* name : names)
     for (const Dtype in : {Dtype::f64, Dtype::f32}) {
       const Storage storage = parse_storage(name);
       const Bytes values = as_type(inputs, in);
@@ -152,6 +147,16 @@ STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
                   reference_parts(values, in, shape, storage).bytes)
           << name << " from " << disk_name(in);
     }
+}
+
+// Every midpoint of E2M1 and its neighbours, under a scale of 1; beyond 6, which the power of two
+// of MX leaves to saturate; and both zeros.
+STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
+  std::vector<double> inputs{7.99, 0.0, -0.0, 0x1p-140};
+  for (const float middle : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f, 7.0f})
+    for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, 9.0f)})
+      inputs.insert(inputs.end(), {x, -x});
+  expect_as_reference(table, inputs, {"f4_e2m1:block1024:e8m0", "f4_e2m1:tensor"});
 }
 
 // Every midpoint of the integers and its neighbours, under a scale of 1 and zeros of 0 and of -5.
@@ -162,15 +167,7 @@ STOWAGE_ON_EACH_ISA(Quantize, Int4CodesAtEveryMidpoint) {
       for (const float x : {std::nextafter(middle, -9.0f), middle, std::nextafter(middle, 99.0f)})
         inputs.push_back(x);
     if (inputs.size() % 2 != 0) inputs.push_back(1);
-    const Shape shape{1, static_cast<std::int64_t>(inputs.size())};
-    for (const char* name : {"int4:tensor", "int4:tensor:zero"})
-      for (const Dtype in : {Dtype::f64, Dtype::f32}) {
-        const Storage storage = parse_storage(name);
-        const Bytes values = as_type(inputs, in);
-        EXPECT_TRUE(quantized(table, values, in, shape, storage).bytes ==
-                    reference_parts(values, in, shape, storage).bytes)
-            << name << " from " << disk_name(in);
-      }
+    expect_as_reference(table, inputs, {"int4:tensor", "int4:tensor:zero"});
   }
 }
 

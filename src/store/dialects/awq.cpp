@@ -12,8 +12,6 @@ namespace stowage::dialects {
 namespace awq {
 namespace {
 
-constexpr std::string_view kCodes = ".qweight";
-
 void check(const QuantConfig& config) {
   const std::string version = config.text("version").value_or("");
   if (version != "gemm" && version != "GEMM") config.refuse("version " + in_quotes(version));
@@ -25,20 +23,13 @@ void check(const QuantConfig& config) {
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
-  const std::int64_t group = int4_group(config, "group_size");
-  for (const TensorInfo& words : claims.tensors()) {
-    if (!words.name.ends_with(kCodes)) continue;
-    if (words.dtype != Dtype::i32 || words.shape.rank() != 2 || words.shape[0] % 8 != 0)
-      refuse(Refusal::dialect_part, claims.place(words),
-             described(words) + " for I32 of two dimensions, the first a multiple of 8");
-    const std::string module = words.name.substr(0, words.name.size() - kCodes.size());
-    const Int4Words weight{.module = module,
-                           .codes = PartForm::awq_codes,
-                           .zeros = PartForm::awq_zeros,
-                           .shape = Shape{words.shape[1] * 8, words.shape[0]},
-                           .group = group};
-    check_not_listed(claims, weight.add(claims), "modules_to_not_convert");
-  }
+  const Int4Words form{.codes = PartForm::awq_codes,
+                       .zeros = PartForm::awq_zeros,
+                       .packed = 1,
+                       .group = int4_group(config, "group_size")};
+  for (const TensorInfo& words : claims.tensors())
+    if (words.name.ends_with(kInt4Codes))
+      check_not_listed(claims, form.add(claims, words), "modules_to_not_convert");
 }
 
 std::string recognise(const TensorSource&) { return ""; }  // GPTQ has the same names

@@ -22,6 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
+constexpr std::string_view kPacked = "_packed";         // behind the name of a weight
 constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
 
 struct Format {
@@ -35,8 +36,8 @@ constexpr std::array<Format, 6> kFormats{{{"float-quantized"},
                                           {"int-quantized"},
                                           {"naive-quantized"},
                                           {"mxfp8-quantized", 8, true},
-                                          {"mxfp4-pack-quantized", 4, true, "_packed"},
-                                          {"pack-quantized", 4, false, "_packed", true}}};
+                                          {"mxfp4-pack-quantized", 4, true, kPacked},
+                                          {"pack-quantized", 4, false, kPacked, true}}};
 
 struct Scheme {
   const Format* format = nullptr;
@@ -186,13 +187,25 @@ void read(Claims& claims) {
     if (const TensorInfo* const order = claims.find(name + "_g_idx"))
       refuse(Refusal::dialect_part, claims.place(*order),
              described(*order) + ": columns in groups of another order");
+    const TensorInfo* const zeros = claims.find(weight.zero);
+    if (zeros != nullptr && scheme.format->words && !scheme.storage.scaling.zero)
+      refuse(Refusal::dialect_part, claims.place(*zeros),
+             described(*zeros) + " for weights that are symmetric");
     WeightInfo& made = weight.add(claims, claims.place(scale));
-    if (scheme.format->words) add_shape(claims, made);
+    if (scheme.format->words)
+      add_shape(claims, made);
+    else
+      add_zeros(claims, made, weight.zero);
     for (const char* other : {"input_scale", "output_scale"})
       add_activation_scale(claims, made, other);
     check_not_listed(claims, made, "ignore");
   }
   refuse_unscaled(claims, kScale);
+  for (const TensorInfo& codes : claims.tensors())
+    if (codes.name.ends_with(kPacked) && !claims.is_taken(codes.name))
+      refuse(Refusal::dialect_part, claims.place(codes),
+             formatted("no {}", in_quotes(codes.name.substr(0, codes.name.size() - kPacked.size()) +
+                                          "_scale")));
 }
 
 std::string recognise(const TensorSource&) { return ""; }

@@ -16,8 +16,6 @@ namespace stowage::dialects {
 namespace gptq {
 namespace {
 
-constexpr std::string_view kCodes = ".qweight";
-
 PartForm zeros_of(const QuantConfig& config) {
   const std::string said = config.text("checkpoint_format").value_or("gptq");
   if (said == "gptq") return PartForm::zeros_less_one;
@@ -59,21 +57,14 @@ void add_order(Claims& claims, WeightInfo& weight, const std::string& name, std:
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
-  const PartForm zeros = zeros_of(config);
-  const std::int64_t group = int4_group(config, "group_size");
+  const Int4Words form{.codes = PartForm::turned_words,
+                       .zeros = zeros_of(config),
+                       .packed = 0,
+                       .group = int4_group(config, "group_size")};
   for (const TensorInfo& words : claims.tensors()) {
-    if (!words.name.ends_with(kCodes)) continue;
-    if (words.dtype != Dtype::i32 || words.shape.rank() != 2 || words.shape[1] % 8 != 0)
-      refuse(Refusal::dialect_part, claims.place(words),
-             described(words) + " for I32 of two dimensions, the second a multiple of 8");
-    const std::string module = words.name.substr(0, words.name.size() - kCodes.size());
-    const Int4Words weight{.module = module,
-                           .codes = PartForm::turned_words,
-                           .zeros = zeros,
-                           .shape = Shape{words.shape[1], words.shape[0] * 8},
-                           .group = group};
-    WeightInfo& made = weight.add(claims);
-    add_order(claims, made, module + ".g_idx", group);
+    if (!words.name.ends_with(kInt4Codes)) continue;
+    WeightInfo& made = form.add(claims, words);
+    add_order(claims, made, std::string(module_of(made.name)) + ".g_idx", form.group);
   }
 }
 

@@ -5,9 +5,12 @@
 
 #include "base/checked.h"
 #include "base/formatted.h"
+#include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
 namespace {
+
+constexpr std::int64_t kInAWord = 8;
 
 ScaleType scale_type(const Claims& claims, const TensorInfo& scales) {
   if (scales.dtype == Dtype::bf16) return ScaleType::bf16;
@@ -18,8 +21,16 @@ ScaleType scale_type(const Claims& claims, const TensorInfo& scales) {
 
 }  // namespace
 
-WeightInfo& Int4Words::add(Claims& claims) const {
-  const TensorInfo& words = *claims.find(module + ".qweight");
+WeightInfo& Int4Words::add(Claims& claims, const TensorInfo& words) const {
+  const int plain = 1 - packed;
+  if (words.dtype != Dtype::i32 || words.shape.rank() != 2 || words.shape[plain] % kInAWord != 0)
+    refuse(Refusal::dialect_part, claims.place(words),
+           formatted("{} for I32 of two dimensions, size {} a multiple of 8", described(words),
+                     plain));
+  const std::int64_t unpacked = size_of(claims, words, packed, kInAWord);
+  const Shape shape =
+      packed == 0 ? Shape{words.shape[1], unpacked} : Shape{unpacked, words.shape[0]};
+  const std::string module = words.name.substr(0, words.name.size() - kInt4Codes.size());
   const TensorInfo* const scales = claims.find(module + ".scales");
   if (scales == nullptr)
     refuse(Refusal::dialect_part, claims.place(words), "no " + in_quotes(module + ".scales"));
@@ -40,7 +51,7 @@ WeightInfo& Int4Words::add(Claims& claims) const {
   };
   std::vector<std::string> parts{words.name};
   parts.push_back(part(".scales", scales->dtype, Shape{groups, rows}));
-  parts.push_back(part(".qzeros", Dtype::i32, Shape{groups, rows / 8}));
+  parts.push_back(part(".qzeros", Dtype::i32, Shape{groups, rows / kInAWord}));
   const std::string name = module + ".weight";
   const auto compute = claims.source().config->compute();
   WeightInfo& made = claims.add(name, storage, shape, std::move(parts), compute);

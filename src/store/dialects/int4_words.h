@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight of int4 whose tensors are transposed: columns first, eight codes in an I32 word.
+// Weights of int4 whose tensors are transposed: columns first, eight codes in an I32 word.
 #pragma once
 #include <string>
 
@@ -8,15 +8,15 @@
 namespace stowage::dialects {
 
 struct Int4Words {
-  std::string module;
   PartForm codes, zeros;   // of MODULE.qweight and MODULE.qzeros; MODULE.scales is [groups, O]
-  Shape shape;             // [O, K], as qweight says it
+  int packed = 0;          // the dimension of qweight [K, O] whose numbers stand in words
   std::int64_t group = 0;  // columns; 0: a whole row
 
-  /// Refuses what is missing, and what is not as the storage asks.
-  WeightInfo& add(Claims& claims) const;
+  /// The weight of MODULE.qweight. Refuses what is missing, and what is not as the storage asks.
+  WeightInfo& add(Claims& claims, const TensorInfo& words) const;
 };
 
+inline constexpr std::string_view kInt4Codes = ".qweight";
 /// Columns of a group as `key` of the configuration says it; 0 for -1, which is a whole row.
 std::int64_t int4_group(const QuantConfig& config, const char* key);
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/formatted.h"
 #include "store/part_form.h"
 #include "stowage/descriptor.h"
@@ -46,10 +47,11 @@ PartForm form_of(const Claims& claims, const ScaledCodes& weight, const TensorIn
 }
 
 // The weight's: a row of the tensor is the bytes of a row.
-Shape shape_of(const Storage& storage, const TensorInfo& codes) {
+Shape shape_of(const Claims& claims, const Storage& storage, const TensorInfo& codes) {
   std::vector<std::int64_t> sizes(codes.shape.sizes().begin(), codes.shape.sizes().end());
   const std::int64_t bytes = codes.dtype == Dtype::i32 ? 4 : 1;
-  sizes.back() *= bytes * codes_in_a_byte(describe(storage).packing);
+  sizes.back() = size_of(claims, codes, codes.shape.rank() - 1,
+                         bytes * codes_in_a_byte(describe(storage).packing));
   return Shape(sizes);
 }
 
@@ -69,10 +71,10 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
     refuse(Refusal::dialect_part, claims.place(held), "no " + in_quotes(scale));
   Storage made = storage;
   const PartForm form = form_of(claims, *this, *scales, made);
-  std::optional<Shape> shape, wanted;
+  const Shape shape = shape_of(claims, made, held);
+  std::optional<Shape> wanted;
   try {
-    shape = shape_of(made, held);
-    wanted = layout(made, *shape).parts[1].shape;
+    wanted = layout(made, shape).parts[1].shape;
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(held), in_quotes(error.what()));
   }
@@ -80,7 +82,7 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
     if (!fit)
       refuse(Refusal::dialect_part, claims.place(tensor),
              formatted("{} for {}, {} of {}", described(tensor), to_string(in_file),
-                       to_string(made), to_string(*shape)));
+                       to_string(made), to_string(shape)));
   };
   if (form == PartForm::unswizzled) {
     const Shape tiles = swizzled_shape(*wanted);
@@ -91,6 +93,9 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   std::vector<std::string> parts{codes, scale};
   std::vector<PartForm> forms{PartForm::whole, form};
   if (made.scaling.zero) {
+    if (wanted->rank() < 2)
+      refuse(Refusal::dialect_part, claims.place(held),
+             formatted("{} with zero points in words of rows", to_string(made)));
     const Shape words = zeros_down_shape(*wanted);
     claims.part(Refusal::dialect_part, held, {zero, Dtype::i32, words, {}});
     parts.push_back(zero);
@@ -99,9 +104,17 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   const QuantConfig* const config = claims.source().config;
   auto computes = compute;
   if (!computes && config != nullptr) computes = config->compute();
-  WeightInfo& info = claims.add(name, made, *shape, std::move(parts), computes);
+  WeightInfo& info = claims.add(name, made, shape, std::move(parts), computes);
   if (std::ranges::count(forms, PartForm::whole) != std::ssize(forms)) info.forms = forms;
   return info;
+}
+
+std::int64_t size_of(const Claims& claims, const TensorInfo& tensor, int dim, std::int64_t times) {
+  const auto size = checked_mul(tensor.shape[dim], times);
+  if (!size)
+    refuse(Refusal::dialect_part, claims.place(tensor),
+           formatted("{}, {} times dimension {}", described(tensor), times, dim));
+  return *size;
 }
 
 std::string_view module_of(std::string_view weight) {
@@ -117,6 +130,19 @@ void add_activation_scale(Claims& claims, WeightInfo& weight, std::string_view n
     refuse(Refusal::dialect_part, claims.place(*tensor),
            described(*tensor) + " for a scale of activations");
   claims.add_beside(weight, path);
+}
+
+void add_zeros(Claims& claims, WeightInfo& weight, const std::string& name) {
+  const TensorInfo* const zeros = claims.find(name);
+  if (zeros == nullptr) return;
+  const std::string bytes = claims.read(*zeros);
+  const auto at = std::ranges::find_if(bytes, [](char c) { return c != 0; });
+  if (at != bytes.end()) {
+    Place place = claims.place(*zeros);
+    if (place.byte) *place.byte += static_cast<std::uint64_t>(at - bytes.begin());
+    refuse(Refusal::dialect_part, place, "a zero point that is not 0");
+  }
+  claims.add_beside(weight, name);
 }
 
 void check_not_listed(const Claims& claims, const WeightInfo& weight, const char* key) {

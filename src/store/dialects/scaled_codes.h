@@ -24,10 +24,14 @@ struct ScaledCodes {
   WeightInfo& add(Claims& claims, const Place& near) const;
 };
 
+/// A size of a tensor, so many times; refuses at the tensor what no shape has.
+std::int64_t size_of(const Claims& claims, const TensorInfo& tensor, int dim, std::int64_t times);
 /// "a.b.weight" -> "a.b".
 std::string_view module_of(std::string_view weight);
 /// A number for the activations of the weight's module, if it is there: it belongs to the weight.
 void add_activation_scale(Claims& claims, WeightInfo& weight, std::string_view name);
+/// Zero points of a symmetric weight, if they are there: all of them must be 0.
+void add_zeros(Claims& claims, WeightInfo& weight, const std::string& name);
 /// Refuses a weight that rests where the configuration says that its module does not.
 void check_not_listed(const Claims& claims, const WeightInfo& weight, const char* key);
 /// Refuses float8 matrices that nothing has taken: what would be their scale is missing.

@@ -73,15 +73,6 @@ std::string tensor_name(const std::string& weight, std::string_view data) {
   return formatted("{}_{}_{}", weight.substr(0, last), weight.substr(last), data);
 }
 
-void check_zeros(const Claims& claims, const TensorInfo& zeros) {
-  const std::string bytes = claims.read(zeros);
-  const auto at = std::ranges::find_if(bytes, [](char c) { return c != 0; });
-  if (at == bytes.end()) return;
-  Place place = claims.place(zeros);
-  if (place.byte) *place.byte += static_cast<std::uint64_t>(at - bytes.begin());
-  refuse(Refusal::dialect_part, place, "a zero point that is not 0");
-}
-
 void read_weight(Claims& claims, const std::string& name, const Said& said) {
   const std::string type = said.type();
   if (type == "Tensor") return;
@@ -100,11 +91,7 @@ void read_weight(Claims& claims, const std::string& name, const Said& said) {
   }
   weight.compute = said.compute();
   WeightInfo& made = weight.add(claims, said.place);
-  const std::string zeros = tensor_name(name, "zero_point");
-  if (const TensorInfo* const tensor = claims.find(zeros)) {
-    check_zeros(claims, *tensor);
-    claims.add_beside(made, zeros);
-  }
+  add_zeros(claims, made, tensor_name(name, "zero_point"));
 }
 
 std::string recognise(const TensorSource& source) {

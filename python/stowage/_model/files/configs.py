@@ -69,17 +69,20 @@ def replaced(folder: Path, contents: Mapping[str, bytes]) -> Iterator[None]:
     except BaseException:
         for path in staged.values():
             path.unlink(missing_ok=True)
-        _restore(folder, was)
+        _restore(folder, was, marker)
         raise
     for name in sorted(staged, key=CONFIG.__eq__):  # config.json last: it lets readers in
         _publish(staged[name], folder / name)
     if CONFIG not in staged:
-        _restore(folder, was)
+        _restore(folder, was, marker)
     kept.unlink(missing_ok=True)
 
 
-def _restore(folder: Path, config: bytes | None) -> None:
+def _restore(folder: Path, config: bytes | None, marker: bytes) -> None:
+    """Puts back what the marker stands for, if it is there."""
     kept = folder / (CONFIG + _BEFORE)
+    if _read(folder / CONFIG) != marker:
+        return
     if config is None:
         (folder / CONFIG).unlink(missing_ok=True)
     elif kept.exists():

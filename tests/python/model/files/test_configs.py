@@ -96,6 +96,16 @@ def test_a_failed_save_brings_the_configuration_back(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json*"))
 
 
+def test_a_failed_save_leaves_what_was_written_since_a_killed_one(tmp_path: Path) -> None:
+    """Beside the copy that the killed one left, which is older."""
+    (tmp_path / KEPT).write_bytes(b"older")
+    (tmp_path / CONFIG).write_bytes(b"mine")
+    (tmp_path / f".{CONFIG}.new").mkdir()  # cannot be written
+    with pytest.raises(stowage.FileError), configs.replaced(tmp_path, {CONFIG: b"{}"}):
+        raise AssertionError("nothing is to be written")
+    assert (tmp_path / CONFIG).read_bytes() == b"mine"
+
+
 def test_configurations_of_others_stay(tmp_path: Path) -> None:
     model = opened("comfy-fp8", copied("comfy-fp8", tmp_path) / "flux_fp8.safetensors")
     folder = tmp_path / "out"
