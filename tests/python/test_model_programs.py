@@ -38,6 +38,7 @@ STEPS = int(os.environ.get("STOWAGE_PROGRAM_STEPS", "240"))
 STORAGES = [
     "bf16", "f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row", "f8_e4m3:block32", "int8", "int8:tensor",
     "nf4:block32", "nf4", "fp4", "nf4:block64:nested", "nf4:torchao:block32:scaler4",
+    "mxfp4", "nvfp4", "int4:block32:zero", "int4:row:bf16", "f8_e4m3:block8x16:e8m0",
 ]  # fmt: skip
 SEEDS = st.integers(0, 1000)
 

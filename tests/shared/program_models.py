@@ -89,13 +89,25 @@ def dense_twin(model: Net) -> Net:
     return twin
 
 
-def near(got: Tensor, wanted: Tensor, exact: bool, what: str) -> None:
+def near(
+    got: Tensor,
+    wanted: Tensor,
+    exact: bool,
+    what: str,
+    true: Callable[[], Tensor] | None = None,
+) -> None:
+    """`true`: in fp64, for results whose error in bf16 may be of their own size: then as near to
+    it as those of the dense twin."""
     if exact:
         assert torch.equal(got, wanted), f"{what} must be those of the dense twin, bit for bit"
         return
     bound = {torch.float32: 1e-4, torch.bfloat16: 0.25}[got.dtype]  # of other values: 1.4
     off = float((got.float() - wanted.float()).norm())
-    assert off <= bound * float(wanted.float().norm()) + 1e-5, f"{what} are off by {off}"
+    allowed = bound * float(wanted.float().norm()) + 1e-5
+    if off > allowed and true is not None:
+        truth = true()
+        off, allowed = float((got - truth).norm()), 2 * float((wanted - truth).norm())
+    assert off <= allowed, f"{what} are off by {off}"
 
 
 def resting(model: nn.Module) -> dict[str, StowedTensor]:
