@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -124,4 +125,4 @@ class Graphs(ModelProgram):
             return pytree.tree_leaves(TRANSFORMS[how](twin.double(), seed))[i].detach()
 
         for i, (one, other) in enumerate(pairs):
-            near(one.detach(), other.detach(), exact, f"results of {how}", lambda i=i: true(i))
+            near(one.detach(), other.detach(), exact, f"results of {how}", partial(true, i))
