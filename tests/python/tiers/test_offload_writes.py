@@ -18,7 +18,7 @@ from torch import nn
 
 import stowage
 from stowage._tiers.disk.engine import engine_of
-from stowage._tiers.disk.journal import has_places
+from stowage._tiers.disk.journal import Journal, has_places
 from stowage.tensor import StowedTensor
 
 
@@ -136,6 +136,9 @@ def test_pages_of_the_journal_are_given_back(tmp_path: Path) -> None:
     assert in_journals(tmp_path) > 0
     assert stowage.engine_report(model).journal > 0
     assert in_journals(tmp_path) == 0
+    copied = Journal(tmp_path).copy(torch.ones(100, 1000))
+    assert in_journals(tmp_path) == 0 and copied[99, 999] == 1
+    assert in_journals(tmp_path) > 0
 
 
 def in_journals(folder: Path) -> int:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made
+from torch import nn
 
 import stowage
 from stowage._model.sizes import memory
 from stowage._ops.errors import FileError
-from stowage._tiers.disk.journal import Journal
+from stowage._tiers.disk.journal import Journal, Written, move_written, written_bytes
 
 
 @KINDS
@@ -118,3 +119,54 @@ def test_other_models_share_one_budget(tmp_path: Path) -> None:
         assert torch.equal(each(X), wanted)
     report = stowage.engine_report(model)
     assert report.held + report.written <= 1 << 20
+
+
+@pytest.mark.parametrize(("room", "moved"), [(3, 0), (2, 1), (1, 2), (0, 3)])
+@pytest.mark.parametrize("less", [0, 1])
+def test_what_fits_to_the_byte_stays(room: int, moved: int, less: int, tmp_path: Path) -> None:
+    model, journal = made().requires_grad_(False), Journal(tmp_path)
+    stowage.offload(model, ram=RAM, folder=tmp_path)
+    for block in model.blocks:
+        block.weight.mul_(-2)
+    size = stowage.nbytes(model.blocks[0].weight)
+    move_written(model, room * size - less, journal.copy)
+    assert journal.bytes == min(moved + less, 3) * size  # the tie is one
+
+
+def test_what_is_not_in_memory_any_more_does_not_count(tmp_path: Path) -> None:
+    model = made().requires_grad_(False)
+    stowage.offload(model, ram=RAM, folder=tmp_path)
+    for block in model.blocks:
+        block.weight.mul_(-2)
+    whole = written_bytes(model)
+    model.blocks[1].weight = None
+    model.blocks[2].weight = nn.Parameter(model.blocks[2].weight.to("meta"), requires_grad=False)
+    assert written_bytes(model) == whole // 3 > 0
+
+
+def test_bytes_are_counted_by_model() -> None:
+    one, other, counted = nn.Linear(1, 1), nn.Linear(1, 1), Written()
+    assert counted.total == counted.beside(one) == 0
+    counted.put(one, 5)
+    counted.put(other, 7)
+    counted.put(one, 4)
+    assert (counted.total, counted.beside(one), counted.beside(nn.Linear(1, 1))) == (11, 7, 11)
+    del one
+    gc.collect()
+    assert counted.total == 7
+
+
+def test_a_fork_has_in_common_what_is_there(tmp_path: Path) -> None:
+    """And nothing that is made after it, though it may lie where something was."""
+    journal, values = Journal(tmp_path), torch.arange(5000)
+    before, gone = journal.copy(values), journal.copy(values)
+    assert not journal.is_shared(before)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert journal.is_shared(before) and not journal.is_shared(values)
+    del gone
+    gc.collect()
+    assert journal.bytes == values.nbytes
+    assert not journal.is_shared(journal.copy(values))
