@@ -52,9 +52,9 @@ class Source(Protocol):
         """The same in memory that may be written and is copied, page by page, when it is; None
         where there is no file."""
 
-    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
+    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
         """Codes and scales of a weight that rests, in the order of its layout. `compute`: what it
-        will work in, which the scales of some dialects are rounded to; None: what the file says."""
+        will work in, which the scales of some dialects are rounded to."""
 
     def size(self, entry: Entry) -> int:
         """Bytes of its tensors."""
@@ -88,7 +88,7 @@ class DictSource:
     def private(self, member: str) -> torch.Tensor | None:
         return None
 
-    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
+    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
         tensor = self._tensors[entry.parts[0]]
         if isinstance(tensor, StowedTensor):
             return list(tensor.parts.values())
@@ -164,9 +164,8 @@ class FileSource:
         """dtype (as headers spell it), shape, shard, offset and bytes of each tensor, by name."""
         return self._tensors
 
-    def parts(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
-        works_in = DISK_NAMES[compute or entry.compute or torch.bfloat16]
-        formed = partial(self._formed, entry.name, works_in)
+    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
+        formed = partial(self._formed, entry.name, DISK_NAMES[compute])
         return unflatten(entry, self.read, formed)
 
     def _formed(self, weight: str, compute: str, part: int) -> torch.Tensor:

@@ -278,3 +278,21 @@ def test_a_nested_state_has_room_for_every_offset(tmp_path: Path) -> None:
         assert isinstance(again, stowage.StowedTensor)
         assert torch.equal(list(again.parts.values())[-1], offset)
         assert same_bits(again.dequantize(torch.bfloat16), weight.dequantize(torch.bfloat16))
+
+
+@pytest.mark.parametrize("other", [1.0, 1.0000001])
+def test_what_is_one_in_the_model_has_one_scale_in_the_file(other: float, tmp_path: Path) -> None:
+    """To the bit, also where weights that compute in bf16 have it rounded."""
+    said = {"layers": {name: {"format": "float8_e4m3fn"} for name in "ab"}}
+    codes = torch.randn(16, 16).to(torch.float8_e4m3fn)
+    tensors = {f"{name}.weight": codes.clone() for name in "ab"}
+    tensors |= {"a.weight_scale": torch.tensor(1.0), "b.weight_scale": torch.tensor(other)}
+    save_file(tensors, tmp_path / "m.safetensors", {"_quantization_metadata": json.dumps(said)})
+    model = nn.ModuleDict({name: nn.Linear(16, 16, bias=False) for name in "ab"})
+    model["b"].weight = model["a"].weight
+    if other != 1:
+        with pytest.raises(stowage.InvalidArgument, match=r"different values for a\.weight and b"):
+            stowage.load(model, tmp_path)
+    else:
+        stowage.load(model, tmp_path)
+        assert torch.equal(model["b"].weight.dequantize(), codes.float())

@@ -40,14 +40,22 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
             reached.set()
 
     dropped: list[tuple[int, str]] = []
+    swept = threading.Event()
+
+    def drop(file: int, name: str) -> None:
+        dropped.append((file, name))
+        if len(dropped) > len(asked):
+            swept.set()
+
     monkeypatch.setattr(library, "file_populate", populate)
-    monkeypatch.setattr(library, "file_drop", lambda file, name: dropped.append((file, name)))
-    monkeypatch.setattr(sources, "WINDOW", 6 << 20)
+    monkeypatch.setattr(library, "file_drop", drop)
+    monkeypatch.setattr(sources, "WINDOW", (7 << 20) - 1)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20)]
     with Prefetch(extents) as reader:
         assert reached.wait(10)
-        assert sum(size for *_, size in asked) <= 6 << 20
+        assert swept.wait(10)  # while it waits, the pages of what is being read go
+        assert dropped[-1] == (1, "a") and sum(size for *_, size in asked) == 5 << 20
         reached.clear()
         reach[0] = 14 << 20
         reader.use(8 << 20)

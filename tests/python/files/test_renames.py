@@ -101,3 +101,15 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "other.layer0.weight: must be in the model",
     ):
         assert words in str(caught.value), words
+
+
+def test_a_tie_to_what_the_model_has_not_is_none(tmp_path: Path) -> None:
+    pair = nn.ModuleDict({"table": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
+    pair["head"].weight = pair["table"].weight
+    stowage.save(pair, tmp_path)
+    head = nn.ModuleDict({"head": nn.Linear(4, 8, bias=False)})
+    with pytest.raises(stowage.InvalidArgument, match=r"head\.weight: must be in .*, is missing"):
+        stowage.load(head, tmp_path, rename={"table.*": None})
+    before = head["head"].weight.detach().clone()
+    stowage.load(head, tmp_path, rename={"table.*": None}, strict=False)
+    assert torch.equal(head["head"].weight, before)

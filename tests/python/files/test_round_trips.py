@@ -195,18 +195,34 @@ def test_names_of_the_model_beside_its_weights_come_back(tmp_path: Path) -> None
             self.logit_scale, self.scale = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(8))
 
     for storage in ("f8_e4m3", "f8_e4m3:row", "int8"):
-        model = Clip(stowage.quantize(torch.randn(8, 64), storage))
-        stowage.save(model, tmp_path / "ours")
-        flat = stowage.state_dict(model)
-        safetensors.torch.save_file(flat, tmp_path / "other.safetensors")
-        for fill in (
-            lambda m, flat=flat: stowage.load_state_dict(m, flat),
-            lambda m: stowage.load(m, tmp_path / "ours"),
-            lambda m: stowage.load(m, tmp_path / "other.safetensors"),
-        ):
-            other = Clip(torch.zeros(8, 64))
-            fill(other)
-            assert same(nn.ModuleList([model]), nn.ModuleList([other]))
+        for within in (lambda clip: clip, nn.Sequential):
+            clip = Clip(stowage.quantize(torch.randn(8, 64), storage))
+            model = within(clip)
+            stowage.save(model, tmp_path / "ours")
+            flat = stowage.state_dict(model)
+            safetensors.torch.save_file(flat, tmp_path / "other.safetensors")
+            for fill in (
+                lambda m, flat=flat: stowage.load_state_dict(m, flat),
+                lambda m: stowage.load(m, tmp_path / "ours"),
+                lambda m: stowage.load(m, tmp_path / "other.safetensors"),
+            ):
+                other = Clip(torch.zeros(8, 64))
+                fill(within(other))
+                assert same(nn.ModuleList([clip]), nn.ModuleList([other]))
+
+
+@pytest.mark.parametrize("storage", ["f32", "bf16"])
+def test_a_cast_of_itself_is_a_plain_value_in_a_state(storage: str) -> None:
+    """It is quantized where the weight rests in the model, and rests nowhere else."""
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[storage]
+    cast = stowage.quantize(torch.randn(8, 64, dtype=dtype), storage, exact=True)
+    other, resting = Bare(torch.zeros(8, 64)), Bare(stowage.quantize(torch.zeros(8, 64), "int8"))
+    for model in (other, resting):
+        stowage.load_state_dict(model, {"weight": cast})
+    assert type(other.weight) is nn.Parameter
+    assert torch.equal(other.weight, cast.dequantize(torch.float32))
+    wanted = stowage.quantize(cast.dequantize(torch.float32), "int8")
+    assert same(nn.ModuleList([resting]), nn.ModuleList([Bare(wanted)]))
 
 
 @pytest.mark.parametrize("storage", ["nf4", "fp4", "nf4:block64:nested"])

@@ -136,7 +136,8 @@ class Filling:
     def _check_tie(self, held: Held, one: Entry, other: Entry) -> None:
         same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
         if same:
-            pairs = zip(self._tensors_of(one), self._tensors_of(other), strict=True)
+            each = (self._tensors_of(e, torch.float32) for e in (one, other))  # nothing rounded
+            pairs = zip(*each, strict=True)
             same = all(torch.equal(octets(a), octets(b)) for a, b in pairs)
         self._source.drop(other)
         if not same:
@@ -145,7 +146,7 @@ class Filling:
                 f"file has different values for {one.name} and {other.name}"
             )
 
-    def _tensors_of(self, entry: Entry, compute: torch.dtype | None = None) -> list[torch.Tensor]:
+    def _tensors_of(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
         if entry.storage is not None:
             return self._source.parts(entry, compute)
         return [self._source.read(entry.parts[0])]
