@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stowage._ops.errors import FileError, InvalidArgument
@@ -51,7 +51,7 @@ def replaced(folder: Path, contents: Mapping[str, bytes]) -> Iterator[None]:
     were. While weights and configuration may be of two saves config.json refuses readers, ours and
     the field's; what it was lies beside it. A writing that fails puts it back."""
     before = {name: _read(folder / name) for name in {CONFIG, *contents}}
-    marker, kept = json.dumps(_MARKER, indent=2).encode(), folder / (CONFIG + _BEFORE)
+    marker, kept = json.dumps(_MARKER).encode(), folder / (CONFIG + _BEFORE)
     if all(before[name] == content for name, content in contents.items()):
         yield
         if CONFIG in contents:
@@ -68,7 +68,7 @@ def replaced(folder: Path, contents: Mapping[str, bytes]) -> Iterator[None]:
         yield
     except BaseException:
         for path in staged.values():
-            path.unlink(missing_ok=True)
+            path.unlink()
         _restore(folder, was, marker)
         raise
     for name in sorted(staged, key=CONFIG.__eq__):  # config.json last: it lets readers in
@@ -84,7 +84,7 @@ def _restore(folder: Path, config: bytes | None, marker: bytes) -> None:
     if _read(folder / CONFIG) != marker:
         return
     if config is None:
-        (folder / CONFIG).unlink(missing_ok=True)
+        (folder / CONFIG).unlink()
     elif kept.exists():
         _publish(kept, folder / CONFIG)
 
@@ -110,5 +110,7 @@ def _staged(path: Path, content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        with suppress(OSError):
+            path.unlink()
         raise FileError(f"{path}: must be writable, got {error.strerror}") from None
     return path

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,58 @@ def test_a_failed_save_brings_the_configuration_back(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json*"))
 
 
+@pytest.mark.parametrize("there", [None, b'{"mine": 1}'])
+@pytest.mark.parametrize("written", [{CONFIG: b"{}", "more.json": b"1"}, {"more.json": b"1"}])
+def test_files_are_replaced_and_config_last(
+    there: bytes | None, written: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one that a configuration is not part of it comes back. Each is on the disk before it has
+    its name, and then its name."""
+    before = {} if there is None else {CONFIG: there}
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    steps: list[object] = []
+    replace, fsync, open_now = os.replace, os.fsync, len(os.listdir("/proc/self/fd"))
+
+    def replaced(old: Path, new: Path) -> None:
+        assert (old.stat().st_ino, old.stat().st_size) in steps, "not on the disk"
+        replace(old, new)
+        steps.append(new.name)
+
+    def synced(handle: int) -> None:
+        fsync(handle)
+        facts = os.fstat(handle)
+        steps.append("folder" if stat.S_ISDIR(facts.st_mode) else (facts.st_ino, facts.st_size))
+
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "fsync", synced)
+    with configs.replaced(tmp_path, written):
+        now = contents(tmp_path)
+        assert b"an interrupted stowage.save" in now[CONFIG] and now.get(KEPT) == there
+        assert "more.json" not in now
+    assert contents(tmp_path) == before | written
+    names = [step for step in steps if isinstance(step, str)]
+    assert all(step == "folder" for step in names[1::2])
+    assert names[-2] == (CONFIG if CONFIG in before | written else "more.json")
+    assert len(os.listdir("/proc/self/fd")) == open_now
+
+
+def test_a_disk_that_is_full_has_no_more_files_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / CONFIG).write_bytes(b"mine")
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(stowage.FileError, match="must be writable, got No space left"),
+        configs.replaced(tmp_path, {CONFIG: b"{}"}),
+    ):
+        raise AssertionError("nothing is to be written")
+    assert contents(tmp_path) == {CONFIG: b"mine"}
+
+
 def test_a_failed_save_leaves_what_was_written_since_a_killed_one(tmp_path: Path) -> None:
     """Beside the copy that the killed one left, which is older."""
     (tmp_path / KEPT).write_bytes(b"older")
@@ -124,6 +177,21 @@ def test_configurations_of_others_stay(tmp_path: Path) -> None:
             stowage.save(model, folder, dialect="comfyui")
         (folder / name).unlink()
     assert contents(folder) == {n: t for n, t in before.items() if n != CONFIG}
+
+
+@pytest.mark.parametrize(
+    ("said", "quantized"),
+    [
+        (b'{"quantization_config": {"a": 1},}', True),  # not strictly JSON
+        (b'{"compression_config": {"a": 1},}', True),
+        (b'{"mine": 1,}', False),
+        (b'["quantization_config"]', False),
+        (b'{"quantization_config": null}', False),
+        (b'{"compression_config": {"a": 1}}', True),
+    ],
+)
+def test_what_says_how_weights_are_quantized(said: bytes, quantized: bool) -> None:
+    assert configs.says_quantized(said) == quantized
 
 
 def test_a_model_without_values_touches_nothing(tmp_path: Path) -> None:
