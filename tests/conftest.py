@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may ask for."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -22,6 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not mark.kwargs.get("reason"):
                 raise pytest.UsageError(f"{item.nodeid}: waits(reason=...) must say for what")
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end. To look through it for garbage, again and
+    again while it comes and then in each test that collects, takes longer than most tests."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,10 @@ import stowage
 
 DEVICE = torch.device("pretend:0")
 X = torch.linspace(-1, 1, 3 * 192).reshape(3, 192)
-KINDS = pytest.mark.parametrize("storage", [None, "int8", "nf4"])
+NIGHTLY = pytest.mark.nightly
+KINDS = pytest.mark.parametrize(
+    "storage", [pytest.param(None, marks=NIGHTLY), "int8", pytest.param("nf4", marks=NIGHTLY)]
+)
 
 
 def made(storage: str | None, layers: int = 4) -> nn.Sequential:
@@ -157,7 +160,7 @@ def test_files_and_copies(storage: str | None, tmp_path: Path) -> None:
     assert torch.equal(third(X), wanted)
 
 
-@pytest.mark.parametrize("storage", ["int8", "nf4"])
+@pytest.mark.parametrize("storage", ["int8", pytest.param("nf4", marks=NIGHTLY)])
 @pytest.mark.parametrize("before", [True, False])
 def test_adapters(storage: str, before: bool) -> None:
     peft = pytest.importorskip("peft")
@@ -217,6 +220,7 @@ OPERATORS = {
 }
 
 
+@NIGHTLY
 @pytest.mark.parametrize("name", OPERATORS)
 @KINDS
 def test_operators_that_mix(storage: str | None, name: str) -> None:
@@ -244,7 +248,7 @@ def test_weights_that_nobody_fetches(storage: str | None) -> None:
             other[0](X.to("pretend:1"))
 
 
-@pytest.mark.parametrize("storage", [None, "int8"])
+@pytest.mark.parametrize("storage", [pytest.param(None, marks=NIGHTLY), "int8"])
 @pytest.mark.parametrize("width", [64, 512])
 def test_convolutions(storage: str | None, width: int) -> None:
     torch.manual_seed(0)
