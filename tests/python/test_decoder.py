@@ -8,10 +8,9 @@ import math
 import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +40,7 @@ ERRORS = {  # of logits, on random weights; twice what was seen
 @pytest.mark.slow
 def test_the_decoder_bench_runs_in_a_short_form() -> None:
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *SMALL, "--json"],
-        capture_output=True,
-        text=True,
-        env=env,
-    )
+    ran = fresh.script(SCRIPT, *SMALL, "--json", env=env)
     assert ran.returncode == 0, ran.stderr
     rows = {row["name"]: row for row in json.loads(ran.stdout[ran.stdout.index("[") :])}
     dense = rows["dense bf16"]

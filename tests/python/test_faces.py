@@ -7,10 +7,9 @@ import ast
 import importlib
 import io
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -72,7 +71,7 @@ def test_paths_in_pickles_hold(module: str, name: str) -> None:
 def test_public_modules_are_there_without_being_imported() -> None:
     names = "checkpoint loading planning policy skips tensor views"
     text = f"import stowage\nfor name in {names.split()}: getattr(stowage, name)"
-    subprocess.run([sys.executable, "-c", text], check=True)
+    fresh.run(text).check_returncode()
 
 
 def test_faces_define_nothing() -> None:

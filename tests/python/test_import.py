@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -80,7 +81,7 @@ for path in was.keys() | now.keys():
 
 
 def printed(text: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    done = fresh.run(text)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -202,4 +203,5 @@ def test_files_of_weights_are_read_by_a_process_that_only_imports(tmp_path: Path
 
 def test_plans_are_unpickled_by_a_process_that_imports_nothing() -> None:
     name = pickle.dumps(stowage.Plan)
-    assert printed(f"import pickle\nprint(pickle.loads({name!r}).__name__)") == ["Plan"]
+    text = f"import pickle\nprint(pickle.loads({name!r}).__name__)"
+    assert subprocess.check_output([sys.executable, "-c", text], text=True) == "Plan\n"

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -20,6 +20,7 @@ SCRIPT = """
 import sys, torch, stowage
 from torch import nn
 
+torch.set_num_threads(1)
 isa, out = sys.argv[1:]
 try:
     stowage.quantize(torch.ones(2, 2), "int8")
@@ -48,23 +49,21 @@ torch.save(found, out)
 """
 
 
-def start(isa: str, folder: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "STOWAGE_FORCE_ISA": isa, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, isa, str(folder / isa)]
-    return subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE)
+def run(isa: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "STOWAGE_FORCE_ISA": isa}
+    return fresh.run(SCRIPT, isa, folder / isa, env=env)
 
 
 @pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
     names = ("scalar", "avx2", "avx512", "avx512bf16")
-    runs = {name: start(name, tmp_path) for name in names}
-    errors = {name: run.communicate()[1] for name, run in runs.items()}
+    runs = {name: run(name, tmp_path) for name in names}
     scalar = torch.load(tmp_path / "scalar")
     lacking = [name for name in names if runs[name].returncode == 7]
     for name in names[1:]:
         if name in lacking:
             continue
-        assert runs[name].returncode == 0, errors[name][-2000:]
+        assert runs[name].returncode == 0, runs[name].stderr[-2000:]
         found = torch.load(tmp_path / name)
         assert found.keys() == scalar.keys()
         for key, wanted in scalar.items():

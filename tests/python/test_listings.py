@@ -6,10 +6,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from torch import nn
@@ -50,8 +49,7 @@ def test_the_listings_of_plans(tmp_path: Path) -> None:
     """In one process: the rates of the machine are measured once."""
     code = listings("planning")[0] + listings("offload")[1]
     around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=around)
+    done = fresh.run(code, cwd=tmp_path, env=around)
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and (tmp_path / "plan.html").exists()
 

@@ -4,10 +4,9 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench/python/offload.py"
@@ -37,9 +36,7 @@ def numbers(pattern: str, text: str) -> tuple[float, ...]:
 @pytest.mark.slow
 def test_the_offload_bench_runs_in_a_short_form(tmp_path: Path) -> None:
     small = ["--layers", "8", "--width", "2048", "--rounds", "1", "--folder", str(tmp_path)]
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *small, "--json"], capture_output=True, text=True
-    )
+    ran = fresh.script(SCRIPT, *small, "--json")
     assert ran.returncode == 0, ran.stderr
     rows = {row["name"]: row for row in json.loads(ran.stdout)}
     assert set(rows) == NAMES

@@ -7,11 +7,10 @@ Not here: row 29 and the second half of row 25, which are about copies to an acc
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from offloadable import KINDS, ONE_WEIGHT, RAM, Model, X, made, offloaded
@@ -160,4 +159,4 @@ assert torch.equal(model(torch.ones(160)), wanted)
 
 def test_row_32_nothing_of_others_is_needed(tmp_path: Path) -> None:
     """A missing package was found by the first forward."""
-    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=True)
+    fresh.run(CHILD, tmp_path).check_returncode()

@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
+import fresh
 import pytest
 from torch import nn
 
@@ -28,9 +28,8 @@ def blocks(language: str, heading: str = "") -> list[str]:
 @pytest.mark.slow
 def test_a_model_twice_the_memory(tmp_path: Path) -> None:
     (code,) = blocks("python", "A model twice my RAM")
-    command = [sys.executable, "-c", code]
     around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=around)
+    done = fresh.run(code, cwd=tmp_path, env=around)
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and "measured" in done.stdout
     assert "Predicted beside measured" in (tmp_path / "report.html").read_text()

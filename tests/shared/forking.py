@@ -201,6 +201,7 @@ def queue(method: str, model: nn.Module, wanted: torch.Tensor) -> None:
 def workers(folder: Path) -> None:
     """DataLoader's workers, and multiprocessing's, that get the model at their start or later."""
     model, wanted = offloaded(folder, "int8", ONE_WEIGHT)
+    multiprocessing.set_forkserver_preload(["torch"])  # as slow to import as all else
     for context in ("fork", *sys.argv[3:]):
         assert same(model, wanted)
         loader = DataLoader(

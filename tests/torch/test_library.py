@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 
@@ -20,10 +21,8 @@ PACKAGE = Path(stowage.__file__).parent
 
 def run(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     # The child finds the package where this process found it.
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, **env}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    path = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+    return fresh.run(path + code, *arguments, env={**os.environ, **env})
 
 
 def undefined_symbols() -> list[str]:
@@ -103,12 +102,12 @@ def test_what_cannot_work_is_said_and_a_second_import_is_fine(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_second_copy_is_refused(tmp_path: Path) -> None:
     shutil.copy(ORIGIN, tmp_path / "stowage_torch.so")
-    libraries = str(PACKAGE / "lib")
-    done = run(
-        f"import torch; torch.ops.load_library({str(tmp_path / 'stowage_torch.so')!r})\n"
-        "import stowage",
-        LD_LIBRARY_PATH=libraries,
+    code = (
+        f"import sys, torch; torch.ops.load_library({str(tmp_path / 'stowage_torch.so')!r})\n"
+        f"sys.path.insert(0, {str(PACKAGE.parent)!r}); import stowage"
     )
+    finds = {**os.environ, "LD_LIBRARY_PATH": str(PACKAGE / "lib")}  # read when a process starts
+    done = subprocess.run([sys.executable, "-c", code], env=finds, capture_output=True, text=True)
     assert done.returncode == 1
     assert "ImportError: stowage: the ops of" in done.stderr and "another copy" in done.stderr
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import fresh
 import pytest
 
 CHILD = """
@@ -75,6 +73,6 @@ OWN = {  # docs/compat.md says so
 
 @pytest.mark.slow
 def test_importing_the_facades_changes_no_other_weight() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD, *FACADES], capture_output=True, text=True)
+    done = fresh.run(CHILD, *FACADES)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split("\n")) - {""} == OWN

@@ -4,9 +4,7 @@ refusals. What diffusers itself does to its models is compared in tests/model/te
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import fresh
 import pytest
 import torch
 from torch import nn
@@ -239,5 +237,5 @@ def test_the_facade_needs_no_diffusers() -> None:
         "assert layer.weight.storage == 'f8_e4m3'\n"
         "try:\n    d.patched().__enter__()\nexcept ImportError:\n    print('as it should')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.run(code)
     assert done.stdout == "as it should\n", done.stderr

@@ -7,12 +7,11 @@ from __future__ import annotations
 import gc
 import os
 import pty
-import subprocess
-import sys
 import termios
 import threading
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -103,11 +102,10 @@ stowage.load(torch.nn.Linear(64, 64), sys.argv[1], progress=sys.argv[2] == "yes"
 @pytest.mark.parametrize(("progress", "shown"), [("yes", True), ("no", False)])
 def test_a_bar_on_a_terminal(progress: str, shown: bool, tmp_path: Path) -> None:
     stowage.save(nn.Linear(64, 64), tmp_path)
-    command = [sys.executable, "-c", CHILD, str(tmp_path), progress]
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     try:
-        subprocess.run(command, stderr=theirs, check=True)
+        fresh.run(CHILD, tmp_path, progress, stderr=os.ttyname(theirs)).check_returncode()
         os.set_blocking(ours, False)
         try:
             text = os.read(ours, 10_000).decode()
@@ -116,5 +114,4 @@ def test_a_bar_on_a_terminal(progress: str, shown: bool, tmp_path: Path) -> None
     finally:
         os.close(ours), os.close(theirs)
     assert ("loading: 100%" in text) == shown
-    done = subprocess.run(command, stderr=subprocess.PIPE, check=True)
-    assert done.stderr == b""
+    assert fresh.run(CHILD, tmp_path, progress).stderr == ""

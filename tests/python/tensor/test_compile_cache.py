@@ -3,12 +3,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 import torch
 from torch import nn
@@ -57,8 +56,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
     }
-    command = [sys.executable, "-c", textwrap.dedent(STEP), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = fresh.run(textwrap.dedent(STEP), *arguments, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

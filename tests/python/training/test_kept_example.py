@@ -2,11 +2,10 @@
 """The example of kept init values: its table is the known one, and it draws its picture."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import fresh
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/kept_init.py"
@@ -25,8 +24,7 @@ def _number(cell: str) -> float:
 @pytest.mark.slow
 def test_the_example(tmp_path: Path) -> None:
     picture = tmp_path / "picture.svg"
-    command = [sys.executable, EXAMPLE, "--steps", "2", "--seeds", "2", "--picture", picture]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = fresh.script(EXAMPLE, "--steps", "2", "--seeds", "2", "--picture", picture)
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line[:2] == "0."]
     found = {float(row[0]): [_number(cell) for cell in row[1:]] for row in rows}

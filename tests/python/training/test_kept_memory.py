@@ -2,10 +2,9 @@
 """The peak of memory while a model is made follows its formula, and nothing is held twice."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from kept_init import WAYS, Stack, construction
@@ -49,8 +48,7 @@ def test_master_first_of_a_bf16_model_has_no_third_copy() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    command = [sys.executable, SCRIPT, "--json", "--width", "64", "--layers", "2", "--weights", "3"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = fresh.script(SCRIPT, "--json", "--width", "64", "--layers", "2", "--weights", "3")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [row["way"] for row in found["construction"]] == list(WAYS)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ theirs = pytest.importorskip("bitsandbytes")
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.run(code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

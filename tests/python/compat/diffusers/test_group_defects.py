@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from diffused import CPU, how, run, unet
@@ -111,4 +110,4 @@ assert model._diffusers_hook.get_hook("group_offloading") is not None
 
 
 def test_row_32_nothing_of_others_is_needed(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=True)
+    fresh.run(CHILD, tmp_path).check_returncode()

@@ -2,10 +2,9 @@
 """Resting weights as DTensors, and checkpoints that are loaded by other numbers of processes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import sharded
 import sharded_files
@@ -119,8 +118,7 @@ def test_reports_say_what_is_here_and_what_travels() -> None:
 
 def test_records_are_read_without_us(four: tuple[str, list[bytes]]) -> None:
     folder, _ = four
-    program = [sys.executable, "-c", READ_WITHOUT_US, f"{folder}/records"]
-    subprocess.run(program, check=True, timeout=60, capture_output=True)
+    fresh.run(READ_WITHOUT_US, f"{folder}/records").check_returncode()
 
 
 @pytest.mark.parametrize(
@@ -177,12 +175,8 @@ def test_parts_that_rows_share_and_that_differ_are_named(
 
 def test_all_kinds_of_weights_in_one_checkpoint(tmp_path: Path) -> None:
     run(2, sharded_files.records_of_mixed, str(tmp_path))
-    subprocess.run(
-        [sys.executable, "-c", READ_WITHOUT_US.partition("assert manifest")[0], str(tmp_path)],
-        check=True,
-        timeout=60,
-        capture_output=True,
-    )
+    read = READ_WITHOUT_US.partition("assert manifest")[0]
+    fresh.run(read, tmp_path).check_returncode()
 
 
 @pytest.mark.nightly

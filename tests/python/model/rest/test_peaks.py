@@ -4,10 +4,9 @@ pool; the benchmark that prints it runs."""
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from granularity import (
@@ -80,7 +79,7 @@ def test_nothing_widened_is_held_for_backward(name: str, mode: str) -> None:
 @pytest.mark.slow
 def test_the_bench_runs_in_a_short_form() -> None:
     small = ["--width", "256", "--tokens", "64", "--blocks", "1", "--rounds", "1", "--json"]
-    ran = subprocess.run([sys.executable, str(SCRIPT), *small], capture_output=True, text=True)
+    ran = fresh.script(SCRIPT, *small)
     assert ran.returncode == 0, ran.stderr
     rows = {(row["model"], row["mode"]): row for row in json.loads(ran.stdout)}
     assert len(rows) == 8
