@@ -38,10 +38,12 @@ struct Group {
 
 /// How the numbers of a level are kept.
 enum class ScaleCode : std::uint8_t {
-  plain,    // as numbers
-  mapped,   // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
-  affine,   // i8 codes, divided by an outer factor, plus one mean
-  product,  // e4m3 numbers, times one outer scale of all, in fp32
+  plain,         // as numbers
+  mapped,        // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
+  affine,        // i8 codes, divided by an outer factor, plus one mean
+  product,       // e4m3 numbers, times one outer scale of all, in fp32
+  product_bf16,  // the same in bf16, to which the outer scale is rounded first
+  quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
 };
 /// What stands for 0, where that is not the code of value 0.
 enum class Zero : std::uint8_t {
@@ -126,6 +128,11 @@ inline bool is_value_cast(Codes codes) noexcept { return is_value_dtype(trait(co
 /// Whether codes run on across rows, which may begin inside of a byte or a group.
 inline bool runs_across_rows(const Storage& storage) {
   return describe(storage).packing == Packing::high_first;
+}
+/// Whether scales are e4m3 numbers under one number of all, which values are divided by when they
+/// are quantized: reciprocals would round again.
+inline bool stands_under_one(const Descriptor& form) noexcept {
+  return form.scale.code >= ScaleCode::product;
 }
 /// Codes in a byte, where they are packed; else 1.
 inline int codes_in_a_byte(Packing packing) noexcept { return packing == Packing::whole ? 1 : 2; }

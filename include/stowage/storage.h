@@ -78,8 +78,20 @@ inline constexpr int kCodesCount = 10;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
-/// powers of two. e4m3 stand under one fp32 number, by which each of them is multiplied first.
-enum class ScaleType : std::uint8_t { f32, bf16, f16, f64, of_values, e8m0, e4m3 };
+/// powers of two. e4m3 stand under one fp32 number, by which each of them is multiplied first;
+/// e4m3_bf16: both that number and the products are rounded to bf16; e4m3_quotient: each is divided
+/// by it.
+enum class ScaleType : std::uint8_t {
+  f32,
+  bf16,
+  f16,
+  f64,
+  of_values,
+  e8m0,
+  e4m3,
+  e4m3_bf16,
+  e4m3_quotient
+};
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row, but for the 4-bit codes of bitsandbytes and
@@ -153,12 +165,12 @@ struct STOWAGE_API Layout {
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
 /// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
-/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape; e4m3:
-/// scale u8 and global_scale f32 []. absmax
-/// f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32
-/// [256], nested_offset f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor
-/// D [blocks / scaler block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the
-/// format cannot hold the shape, and for nf4:torchao without its dtype.
+/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape; e4m3 and
+/// its like: scale u8 and global_scale f32 []. absmax f32 [blocks]; nested: absmax u8 [blocks],
+/// nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
+/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
+/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
+/// and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

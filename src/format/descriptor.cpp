@@ -22,6 +22,8 @@ constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale}
 constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
 constexpr std::array kProductParts{kHalves, kScale,
                                    PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
+constexpr std::array kQuotientParts{kHalves, kScale,
+                                    PartRow{"global_scale", "_global_scale", one, Dtype::f32}};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
@@ -47,11 +49,18 @@ Dtype dtype_of(ScaleType type) noexcept {
     case ScaleType::e8m0:
       return Dtype::f8_e8m0;
     case ScaleType::e4m3:
+    case ScaleType::e4m3_bf16:
+    case ScaleType::e4m3_quotient:
       return Dtype::f8_e4m3;
     case ScaleType::of_values:
       break;
   }
   return Dtype::unknown;
+}
+
+ScaleCode code_under_one(ScaleType type) noexcept {
+  if (type == ScaleType::e4m3_bf16) return ScaleCode::product_bf16;
+  return type == ScaleType::e4m3_quotient ? ScaleCode::quotient : ScaleCode::product;
 }
 
 Group group_of(const Scaling& scaling, Packing packing) noexcept {
@@ -109,10 +118,12 @@ Descriptor describe(const Storage& storage) {
         made.parts = kPackedParts;
         if (scaling.zero) made.parts = kPackedZeroParts;
       }
-      if (scaling.type == ScaleType::e4m3) {
-        made.scale.code = ScaleCode::product;
+      if (scaling.type >= ScaleType::e4m3) {
+        made.scale.code = code_under_one(scaling.type);
         made.outer.group = {Group::Kind::tensor};
-        made.parts = kProductParts;
+        made.parts = scaling.type == ScaleType::e4m3_quotient
+                         ? std::span<const PartRow>(kQuotientParts)
+                         : kProductParts;
       }
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;

@@ -161,6 +161,13 @@ std::uint32_t encode(Codes codes, double x) noexcept {
   return sign_bit(codes, x) | fields(codes, std::fabs(round(codes, x)));
 }
 
+float number_under(ScaleType type, double scale, double outer) noexcept {
+  if (type == ScaleType::e4m3_quotient) return static_cast<float>(scale / outer);
+  if (type == ScaleType::e4m3_bf16)
+    return static_cast<float>(round(Codes::bf16, scale * round(Codes::bf16, outer)));
+  return static_cast<float>(scale * outer);
+}
+
 float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
@@ -171,9 +178,9 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
     return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
                            : std::ldexp(1.0f, exponent - 127);
   }
-  if (scaling.type == ScaleType::e4m3) {
+  if (scaling.type >= ScaleType::e4m3) {
     const float scale = trait(Codes::f8_e4m3).values[element<std::uint8_t>(weight.part(1), index)];
-    return static_cast<float>(double{scale} * double{element<float>(weight.part(2), 0)});
+    return number_under(scaling.type, scale, element<float>(weight.part(2), 0));
   }
   if (scaling.type == ScaleType::bf16 || scaling.type == ScaleType::f16) {
     const Codes as = scaling.type == ScaleType::bf16 ? Codes::bf16 : Codes::f16;

@@ -110,15 +110,21 @@ int power_of(PowerRule rule, float amax, float scale, float largest) noexcept {
 
 // The number over all e4m3 scales, under which the largest of them is the largest of e4m3 (ModelOpt
 // 0.47). The lower bound keeps each product, and its reciprocal, a normal number.
-float outer_of(float amax, float largest) noexcept {
+float outer_of(ScaleType type, float amax, float largest) noexcept {
   if (amax == 0.0f) return 1.0f;
-  return static_cast<float>(std::max(double{amax} / (448.0 * double{largest}), 0x1p-117));
+  const double most = 448.0 * double{largest};
+  if (type == ScaleType::e4m3_quotient)
+    return static_cast<float>(std::min(most / double{amax}, 0x1p117));
+  return static_cast<float>(std::max(double{amax} / most, 0x1p-117));
 }
 
 // An e4m3 scale under `outer`: from the least such number to the largest; 1 for nothing to scale.
-double scale_under(float outer, float amax, float largest) noexcept {
+double scale_under(ScaleType type, float outer, float amax, float largest) noexcept {
   const auto six = static_cast<float>(double{largest} * double{outer});
-  const auto exact = static_cast<float>(double{amax} / double{six});
+  auto exact = static_cast<float>(double{amax} / double{six});
+  if (type == ScaleType::e4m3_quotient)
+    exact = static_cast<float>(double{static_cast<float>(double{amax} * double{outer})} /
+                               double{largest});
   return exact == 0.0f ? 1.0 : round(Codes::f8_e4m3, std::max(double{exact}, 0x1p-9));
 }
 
@@ -152,14 +158,16 @@ float keep_scale(float scale, float amax, const Storage& storage, void* scales, 
 }
 
 // Turns the amax of each group into its scale, as the parts have it.
-void put_products(std::span<float> scale, float largest, std::span<void* const> parts) noexcept {
-  const float outer = outer_of(scale.empty() ? 0.0f : *std::ranges::max_element(scale), largest);
+void put_products(ScaleType type, std::span<float> scale, float largest,
+                  std::span<void* const> parts) noexcept {
+  const float outer =
+      outer_of(type, scale.empty() ? 0.0f : *std::ranges::max_element(scale), largest);
   std::memcpy(parts[2], &outer, sizeof outer);
   for (std::size_t g = 0; g < scale.size(); ++g) {
-    const double kept = scale_under(outer, scale[g], largest);
+    const double kept = scale_under(type, outer, scale[g], largest);
     static_cast<std::uint8_t*>(parts[1])[g] =
         static_cast<std::uint8_t>(encode(Codes::f8_e4m3, kept));
-    scale[g] = static_cast<float>(kept * double{outer});
+    scale[g] = number_under(type, kept, outer);
   }
 }
 
@@ -205,12 +213,12 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
-  if (form.scale.code == ScaleCode::product)
-    put_products(scale, form.range.divisor, parts);
+  if (stands_under_one(form))
+    put_products(storage.scaling.type, scale, form.range.divisor, parts);
   else
     for (std::size_t g = 0; g < count; ++g)
       scale[g] = keep_scale(scale_of(scale[g], form.range.divisor), scale[g], storage, parts[1], g);
-  const bool divides = form.scale.code == ScaleCode::product;
+  const bool divides = stands_under_one(form);
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float s = scale[at(i)], x = input.single(i);
     put_code(form, parts[0], i, scaled_code(form, divides ? x / s : x * (1.0f / s)));

@@ -20,8 +20,8 @@ constexpr Scaling kTorchao{.kind = Kind::block,
                            .type = ScaleType::of_values,
                            .scaler_block = 256};
 // By ScaleType; one has no name.
-constexpr std::array<std::string_view, 7> kTypeNames{"f32", "bf16", "f16", "f64",
-                                                     "",    "e8m0", "e4m3"};
+constexpr std::array<std::string_view, 9> kTypeNames{
+    "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient"};
 
 // What the field calls some storages. Those that strings of ours spelled before they had a name
 // keep that spelling, which files hold.
@@ -185,7 +185,7 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
-  if (s.type == ScaleType::e4m3) return legal.product && s.kind == Kind::block;
+  if (s.type >= ScaleType::e4m3) return legal.product && s.kind == Kind::block;
   if (s.type == ScaleType::bf16 || s.type == ScaleType::f16)
     return legal.typed && s.kind != Kind::none;
   return s.type == ScaleType::f32;
@@ -201,7 +201,8 @@ std::string spelled(const FormRow& row) {
   else if (has(Kind::block))
     text += "[:block<N>]";
   if (row.legal.typed)
-    text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3]" : "[:bf16|:f16|:e8m0]";
+    text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
+                              : "[:bf16|:f16|:e8m0]";
   if (row.legal.zero) text += "[:zero]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";

@@ -10,6 +10,7 @@
 #include "base/map_guard.h"
 #include "format/dynamic_map.h"
 #include "format/legal.h"
+#include "format/under_one.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
 #include "kernel/quantize_torchao.h"
@@ -99,7 +100,8 @@ class Coder {
         range_(describe(job.storage).range),
         type_(describe(job.storage).scale.type),
         rule_(describe(job.storage).powers),
-        divides_(describe(job.storage).scale.code == ScaleCode::product),
+        under_(describe(job.storage).scale.code),
+        divides_(stands_under_one(describe(job.storage))),
         encode_((divides_ ? job.kernels.quantize.divide
                           : job.kernels.quantize.encode)[job.codes()][job.in()]),
         scales_(job.parts[1]),
@@ -165,11 +167,12 @@ class Coder {
   }
   // A number of e4m3 but 0, and what it is under the one of all.
   float put_product(std::int64_t g, float amax) const {
-    const float exact = amax / (range_.divisor * outer_);
+    const float exact = under_ == ScaleCode::quotient ? amax * outer_ / range_.divisor
+                                                      : amax / (range_.divisor * outer_);
     const std::uint8_t code =
         f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
     static_cast<std::uint8_t*>(scales_)[g] = code;
-    return trait(Codes::f8_e4m3).values[code] * outer_;
+    return under_one(under_, trait(Codes::f8_e4m3).values[code], outer_);
   }
   // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
   // that codes stay next to the largest.
@@ -187,6 +190,7 @@ class Coder {
   CodeRange range_;
   Dtype type_;
   PowerRule rule_;
+  ScaleCode under_;
   bool divides_;  // values by scales: those are products, of which reciprocals would round again
   EncodeKernel encode_;
   void* scales_;
@@ -262,22 +266,24 @@ std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::
 }
 
 /// The number over the scales of all groups, from the largest magnitude of all: the largest scale
-/// is then that of e4m3, and no product of the two is below 2^-126. Whether the values are finite.
+/// is then that of e4m3, and none is below 2^-126 under it. Whether the values are finite.
 bool put_outer(const QuantizeJob& job) {
   const Values values{job.values, job.dtype, job.n};
   float amax = 0;
   amax_with(job.kernels, {&values, 1}, &amax, job.executor);
   const ExactFloats exact;
-  const float outer = amax / (trait(job.storage.codes).divisor * kLargestE4m3);
-  *static_cast<float*>(job.parts[2]) = amax == 0 ? 1.0f : std::max(outer, 0x1p-117f);
+  const float most = trait(job.storage.codes).divisor * kLargestE4m3;
+  const float outer = describe(job.storage).scale.code == ScaleCode::quotient
+                          ? std::min(most / amax, 0x1p117f)
+                          : std::max(amax / most, 0x1p-117f);
+  *static_cast<float*>(job.parts[2]) = amax == 0 ? 1.0f : outer;
   return std::isfinite(amax);
 }
 
 /// Not 0 where a value or a scale is not finite.
 template <bool kZero>
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
-  if (describe(job.storage).scale.code == ScaleCode::product && !put_outer(job))
-    return kInfinityBits;
+  if (stands_under_one(describe(job.storage)) && !put_outer(job)) return kInfinityBits;
   if (job.n == 0) {  // groups without elements still have their scale
     const Coder<kZero> coder(job);
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)

@@ -8,6 +8,7 @@
 #include "format/convert.h"
 #include "format/legal.h"
 #include "format/torchao.h"
+#include "format/under_one.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
@@ -37,12 +38,13 @@ void expand_e8m0(const KeptScales& kept, std::int64_t first, std::int64_t n, flo
 }
 
 // e4m3 numbers, and the one that stands over all.
-void expand_product(const KeptScales& kept, std::int64_t first, std::int64_t n,
-                    float* out) noexcept {
+template <ScaleCode kCode>
+void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                      float* out) noexcept {
   const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]) + first;
   const float outer = *static_cast<const float*>(kept.parts[1]);
   const float* const values = trait(Codes::f8_e4m3).values.data();
-  for (std::int64_t i = 0; i < n; ++i) out[i] = values[codes[i]] * outer;
+  for (std::int64_t i = 0; i < n; ++i) out[i] = under_one(kCode, values[codes[i]], outer);
 }
 
 template <float (*kWiden)(std::uint16_t)>
@@ -62,7 +64,11 @@ Expand expand_of(const Descriptor& form, const Scaling& scaling) {
     case ScaleCode::mapped:
       return &expand_mapped;
     case ScaleCode::product:
-      return &expand_product;
+      return &expand_under_one<ScaleCode::product>;
+    case ScaleCode::product_bf16:
+      return &expand_under_one<ScaleCode::product_bf16>;
+    case ScaleCode::quotient:
+      return &expand_under_one<ScaleCode::quotient>;
     case ScaleCode::affine:
       return torchao::with_type(scaling.type,
                                 []<class D>(D) -> Expand { return &expand_affine<D>; });

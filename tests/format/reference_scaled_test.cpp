@@ -161,6 +161,26 @@ TEST(QuantizeScaled, TheNumberOverE4m3ScalesHasALowerBound) {
   EXPECT_EQ(packed.decoded(), (std::vector{0x1p-126f, -0.0f}));
 }
 
+TEST(QuantizeScaled, NumbersOverE4m3ScalesDivideOrMultiplyInBf16) {
+  // 3 x 7/3 of 448 x 6: the number over all is 384 where it divides, its inverse else.
+  const std::vector<float> values{7.0f, -3.5f, 2.0f, 0.75f};
+  const Packed quotient = pack("f4_e2m1:block2:e4m3_quotient", {1, 4}, values);
+  EXPECT_EQ(quotient.floats(2), std::vector{384.0f});
+  EXPECT_EQ(quotient.bytes(1), (std::vector<std::uint8_t>{0x7E, 0x70}));  // 448, 128
+  EXPECT_EQ(quotient.decoded(),
+            (std::vector{448.0f / 384 * 6, 448.0f / 384 * -3, 128.0f / 384 * 6, 128.0f / 384 * 2}));
+  const Packed product = pack("f4_e2m1:block2:e4m3_bf16", {1, 4}, values);
+  EXPECT_EQ(product.floats(2), std::vector{7.0f / 2688});
+  EXPECT_EQ(product.bytes(1), (std::vector<std::uint8_t>{0x7E, 0x70}));
+  // 1/384 is 0x1.56p-9 in bf16, 448 of it 0x1.2bp0 = 0x1.2cp0, 128 of it 0x1.56p-2.
+  EXPECT_EQ(product.decoded(),
+            (std::vector{0x1.2cp0f * 6, 0x1.2cp0f * -3, 0x1.56p-2f * 6, 0x1.56p-2f * 2}));
+  EXPECT_EQ(pack("f4_e2m1:block2:e4m3_quotient", {1, 2}, {0x1p-126f, 0.0f}).floats(2),
+            std::vector{0x1p117f});
+  EXPECT_EQ(pack("f4_e2m1:block2:e4m3_quotient", {1, 2}, {0.0f, 0.0f}).floats(2),
+            std::vector{1.0f});
+}
+
 TEST(QuantizeScaled, MultipliesByTheRoundedReciprocal) {
   // Find a value whose code differs between x * fl(1 / s) and x / s: the rule is the product.
   int found = 0;

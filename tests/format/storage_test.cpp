@@ -17,7 +17,7 @@ std::vector<Storage> all_legal() {
       for (int kind = 0; kind <= static_cast<int>(Kind::block2); ++kind)
         for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
           for (const bool nested : {false, true})
-            for (int type = 0; type <= static_cast<int>(ScaleType::e4m3); ++type)
+            for (int type = 0; type <= static_cast<int>(ScaleType::e4m3_quotient); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
                 for (const int rows : {0, 1, 2, 3, 4096, 8192})
                   for (const bool zero : {false, true}) {
@@ -34,10 +34,10 @@ TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // 3 plain; 3 x (tensor, row, row2) x (f32, bf16, f16) and 2 x none; 3 x 8 blocks, of one row or
   // of 2 sizes, x those types and e8m0; as one of these three f4_e2m1, whose 8 blocks of one row
-  // have e4m3 too, and int4; 2 x 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers; and
-  // what the integers have but for e8m0 with zeros.
+  // have three of e4m3 too, and int4; 2 x 4 blocks x nested; torchao: 4 blocks x 5 types x 3
+  // scalers; and what the integers have but for e8m0 with zeros.
   EXPECT_EQ(storages.size(),
-            5u * 9u + 5u * 8u * 3u * 4u + 8u + 3u + 2u + 16u + 60u + 2u * (9u + 8u * 3u * 3u));
+            5u * 9u + 5u * 8u * 3u * 4u + 3u * 8u + 3u + 2u + 16u + 60u + 2u * (9u + 8u * 3u * 3u));
   for (const Storage& storage : storages) {
     EXPECT_EQ(parse_storage(to_string(storage)), storage) << to_string(storage);
     EXPECT_EQ(storage_from_key(storage_key(storage)), storage) << to_string(storage);
@@ -81,6 +81,8 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f4_e2m1:block16:e4m3", "nvfp4"},
       {"f4_e2m1:block32:e4m3", "f4_e2m1:block32:e4m3"},
       {"nvfp4", "nvfp4"},
+      {"f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_bf16"},
+      {"f4_e2m1:block16:e4m3_quotient", "f4_e2m1:block16:e4m3_quotient"},
       {"int4", "int4:block128"},
       {"int4:zero", "int4:block128:zero"},
       {"int4:block32:bf16:zero", "int4:block32:bf16:zero"},
@@ -179,6 +181,8 @@ TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
   for (const char* text : {"f8_e4m3:bf16",
                            "nvfp4:zero",
                            "f4_e2m1:row:e4m3",
+                           "f4_e2m1:tensor:e4m3_quotient",
+                           "int4:block16:e4m3_bf16",
                            "f4_e2m1:block4x32:e4m3",
                            "f8_e4m3:block16:e4m3",
                            "int8:row:f64",

@@ -45,9 +45,9 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
       const auto half = static_cast<std::uint16_t>((i & 0x7FFF) <= most ? i : most);
       std::memcpy(values.data() + 2 * i, &half, 2);
     }
-    for (const char* name :
-         {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
-          "f4_e2m1:block256x256:e8m0", "nvfp4", "int4:tensor", "int4:tensor:zero"}) {
+    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
+                             "f4_e2m1:block256x256:e8m0", "nvfp4", "f4_e2m1:block16:e4m3_bf16",
+                             "f4_e2m1:block16:e4m3_quotient", "int4:tensor", "int4:tensor:zero"}) {
       const Storage storage = parse_storage(name);
       if (storage.scaling.zero && amax > 1e38f) continue;  // more than fp32 lies between the ends
       EXPECT_TRUE(quantized(table, values, Dtype::bf16, {256, 256}, storage).bytes ==

@@ -176,28 +176,15 @@ inline const std::vector<std::string>& every_storage() {
     std::vector<std::string> names = storages();
     for (const char* of : {"scaler1:f32", "scaler1:bf16", "scaler1:f16", "scaler2:f64"})
       names.push_back(std::string("nf4:torchao:block32:") + of);
-    for (const char* of : {"f8_e4m3:block4x32",
-                           "int8:block16x7",
-                           "f8_e5m2:block2x64:e8m0",
-                           "f8_e4m3:block4x16:bf16",
-                           "int8:block4x16:zero",
-                           "f4_e2m1:row:bf16",
-                           "f4_e2m1:block32:f16",
-                           "f4_e2m1:tensor",
-                           "f4_e2m1:row",
-                           "f4_e2m1:row2",
-                           "f4_e2m1:block6",
-                           "nvfp4",
-                           "f4_e2m1:block6:e4m3",
-                           "f4_e2m1:block32:e8m0",
-                           "f4_e2m1:block16x48:e8m0",
-                           "int4",
-                           "int4:block6:e8m0",
-                           "int4:tensor:zero",
-                           "int4:row:bf16",
-                           "int4:row2:zero",
-                           "int4:block32:f16:zero",
-                           "int4:block4x16:zero"})
+    for (const char* of :
+         {"f8_e4m3:block4x32",      "int8:block16x7",           "f8_e5m2:block2x64:e8m0",
+          "f8_e4m3:block4x16:bf16", "int8:block4x16:zero",      "f4_e2m1:row:bf16",
+          "f4_e2m1:block32:f16",    "f4_e2m1:tensor",           "f4_e2m1:row",
+          "f4_e2m1:row2",           "f4_e2m1:block6",           "nvfp4",
+          "f4_e2m1:block6:e4m3",    "f4_e2m1:block6:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient",
+          "f4_e2m1:block32:e8m0",   "f4_e2m1:block16x48:e8m0",  "int4",
+          "int4:block6:e8m0",       "int4:tensor:zero",         "int4:row:bf16",
+          "int4:row2:zero",         "int4:block32:f16:zero",    "int4:block4x16:zero"})
       names.emplace_back(of);
     return names;
   }();

@@ -161,7 +161,7 @@ FILES = {
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
     "int8 and int4 with zeros": ["int8:row:zero", "int8:block64:bf16:zero", "int4:zero"],
     "`f4_e2m1`, `int4`": ["f4_e2m1", "f4_e2m1:row", "int4:row:bf16"],
-    "`f4_e2m1` with e4m3": ["nvfp4", "f4_e2m1:block32:e4m3"],
+    "`f4_e2m1` with e4m3": ["nvfp4", "f4_e2m1:block32:e4m3_bf16"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],
     "nested": ["nf4:nested", "fp4:nested"],

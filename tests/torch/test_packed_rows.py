@@ -22,9 +22,10 @@ from stowage._shard.fragments import amaxes, row_parts, rows_fragment
 from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take_columns
 from stowage._shard.records import decode, encode
 
-NAMES = ("mxfp4", "nvfp4", "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2", "f4_e2m1:block6",
-         "f4_e2m1:block4x32:e8m0", "int4:tensor", "int4:row2:f16", "int4:block6:bf16:zero",
-         "int4:block4x32:zero")  # fmt: skip
+PRODUCT, QUOTIENT = "f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"
+NAMES = ("mxfp4", "nvfp4", PRODUCT, QUOTIENT, "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2",
+         "f4_e2m1:block6", "f4_e2m1:block4x32:e8m0", "int4:tensor", "int4:row2:f16",
+         "int4:block6:bf16:zero", "int4:block4x32:zero")  # fmt: skip
 SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
 MATRICES = [name for name in NAMES if "row2" not in name]
 
@@ -123,8 +124,9 @@ def test_experts_are_slices_and_slices_are_stacked() -> None:
         assert torch.equal(both.dequantize(), dense[[0, 3]])
 
 
-def test_rows_share_the_number_over_their_scales() -> None:
-    w = stowage.quantize(values(12, 64), "nvfp4")
+@pytest.mark.parametrize("name", ["nvfp4", QUOTIENT])
+def test_rows_share_the_number_over_their_scales(name: str) -> None:
+    w = stowage.quantize(values(12, 64), name)
     dense, outer = w.dequantize(), w.parts["global_scale"].clone()
     with pytest.raises(stowage.Unsupported, match="values within"):
         w[3:5].copy_(dense[3:5] * 10)
@@ -134,19 +136,24 @@ def test_rows_share_the_number_over_their_scales() -> None:
     assert torch.equal(w.dequantize()[3:5], dense[3:5] * 0.25)
     assert torch.equal(w.dequantize()[[0, 1, 2, *range(5, 12)]], dense[[0, 1, 2, *range(5, 12)]])
     w.copy_(dense * 10)
-    fresh = stowage.quantize(dense * 10, "nvfp4")
+    fresh = stowage.quantize(dense * 10, name)
     assert all(map(torch.equal, w.parts.values(), fresh.parts.values()))
     assert isinstance(torch.stack([w, w[:]]), stowage.StowedTensor)
 
 
-def test_scales_of_any_bits_are_read() -> None:
+@pytest.mark.parametrize("name", ["nvfp4", PRODUCT, QUOTIENT])
+def test_scales_of_any_bits_are_read(name: str) -> None:
     """NaN, 0 and negative numbers too, which others may write."""
     codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
     scale = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 32)
     outer = torch.tensor(0.3)
-    args = ([scale, outer], Storage("nvfp4").key, [256, 512], torch.float32)
+    args = ([scale, outer], Storage(name).key, [256, 512], torch.float32)
     got = library.dequantize(codes, *args)
-    s = scale.view(torch.float8_e4m3fn).float() * outer
+    s = scale.view(torch.float8_e4m3fn).float()
+    if name == PRODUCT:
+        s = (s.bfloat16() * outer.bfloat16()).float()
+    else:
+        s = s / outer if name == QUOTIENT else s * outer
     table = torch.tensor(Storage("nvfp4").values)
     wanted = table[unpack(codes, "low_first").int()] * s.repeat_interleave(16, 1)
     assert torch.equal(got.isnan(), wanted.isnan()) and int(got.isnan().sum()) == 2 * 512

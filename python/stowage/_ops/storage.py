@@ -76,7 +76,8 @@ class Storage:
     zero: bool = False  # each scale has a code beside it that stands for 0
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3; nf4:torchao: f64 and of_values too
-    scale_code: str  # how scales are kept: plain, mapped, affine, product (times one of all)
+    scale_code: str  # how scales are kept: plain, mapped, affine, or as below
+    under_one: bool  # e4m3 under one number: product, product_bf16 (both rounded), quotient
     least: float  # what codes reach: values over their scale are clamped to it
     largest: float
     divisor: float  # a scale is amax / divisor; with zeros, the span of the values / divisor

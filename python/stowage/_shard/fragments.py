@@ -56,14 +56,14 @@ class Fragment(NamedTuple):
             return True
         if storage.kind in ("tensor", "block2") or not self.by_rows:
             return False
-        if storage.scale_code == "product":
+        if storage.under_one:
             return False
         return not storage.flat or (not storage.nested and self.columns % storage.block == 0)
 
     @property
     def needs_one(self) -> bool:
         """Whether of others' values it depends on no more than the largest magnitude of all."""
-        whole_groups = self.by_rows and self.storage.scale_code == "product"
+        whole_groups = self.by_rows and self.storage.under_one
         return self.storage.kind == "tensor" or whole_groups
 
 

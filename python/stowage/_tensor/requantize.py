@@ -319,7 +319,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
         values = lines.values.view(-1, *weight.shape[1:])
-        if storage.scale_code == "product":
+        if storage.under_one:
             _check_reach(weight, values, parts)
             fresh = scaled.quantize_groups(values, storage, parts[2])
         else:

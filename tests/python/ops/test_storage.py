@@ -59,6 +59,7 @@ NAMES += (
     "nf4:block4096:nested",
     "mxfp4",
     "nvfp4",
+    "f4_e2m1:block16:e4m3_quotient",
     "int4:block6:zero",
 )
 

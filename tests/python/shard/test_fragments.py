@@ -20,6 +20,7 @@ from stowage._shard.records import encode
 STORAGES = [
     "f32", "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "f8_e4m3:row2",
     "nf4", "fp4:block32", "nf4:nested", "nf4:block64:nested", "nvfp4",
+    "f4_e2m1:block16:e4m3_quotient",
 ]  # fmt: skip
 SHAPES = [(7, 33), (5, 64), (6, 3, 32)]
 

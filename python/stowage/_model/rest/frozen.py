@@ -108,7 +108,7 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
             into.copy_(part)
         scale = scaled.numbers(parts[1], storage)
         zero = parts[2].float() if storage.zero else None
-    elif storage.scale_code == "product":
+    elif storage.under_one:
         largest = _reach(parts, storage, shape, draw).abs().amax()
         outer = parts[2].copy_(scaled.outer_of(largest, storage))
     for first, last in _spans(storage, shape):

@@ -73,8 +73,22 @@ def _check_scales(scale: Tensor, most: float, storage: Storage) -> None:
 
 def outer_of(amax: Tensor, storage: Storage) -> Tensor:
     """The number over the scales of a weight whose largest magnitude this is."""
-    exact = amax / torch.full_like(amax, storage.divisor * _E4M3[1])
-    return torch.where(amax == 0, 1.0, exact.clamp(min=_TINY / _E4M3[0]))
+    most = torch.full_like(amax, storage.divisor * _E4M3[1])
+    if storage.scale_code == "quotient":
+        exact = (most / amax).clamp(max=_E4M3[0] / _TINY)
+    else:
+        exact = (amax / most).clamp(min=_TINY / _E4M3[0])
+    return torch.where(amax == 0, 1.0, exact)
+
+
+def _under_one(scale: Tensor, outer: Tensor, storage: Storage) -> Tensor:
+    """What e4m3 scales are under the number over all."""
+    if storage.scale_code == "quotient":
+        return scale / outer
+    if storage.scale_code == "product_bf16":
+        exact = scale * outer.to(torch.bfloat16).to(torch.float32)
+        return exact.to(torch.bfloat16).to(torch.float32)
+    return scale * outer
 
 
 def _scales_and_zeros(
@@ -104,11 +118,14 @@ def _typed(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
 
 def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scales of groups as the storage keeps them, and what they are then: of e8m0, whose part
-    is uint8, a power of two; of e4m3, which is uint8 too, the product with `outer`."""
+    is uint8, a power of two; of e4m3, which is uint8 too, what they are under `outer`."""
     if outer is not None:
-        exact = amax / (storage.divisor * outer)
+        if storage.scale_code == "quotient":
+            exact = amax * outer / torch.full_like(amax, storage.divisor)
+        else:
+            exact = amax / (storage.divisor * outer)
         nearest = torch.where(exact == 0, 1.0, exact.clamp(*_E4M3)).to(torch.float8_e4m3fn)
-        return nearest.view(torch.uint8), nearest.to(torch.float32) * outer
+        return nearest.view(torch.uint8), _under_one(nearest.to(torch.float32), outer, storage)
     scale = _scale_of(amax, storage.divisor)
     if storage.scale_type != "e8m0":
         return _typed(scale, storage)
@@ -122,8 +139,8 @@ def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor,
 
 def numbers(kept: Tensor, storage: Storage, shared: Sequence[Tensor] = ()) -> Tensor:
     """Scales in fp32 from how they are kept, and the parts that all rows share."""
-    if storage.scale_code == "product":
-        return kept.view(torch.float8_e4m3fn).to(torch.float32) * shared[0]
+    if storage.under_one:
+        return _under_one(kept.view(torch.float8_e4m3fn).to(torch.float32), shared[0], storage)
     if storage.scale_type != "e8m0":
         return kept.to(torch.float32)
     exponent = kept.to(torch.int32)
@@ -133,8 +150,8 @@ def numbers(kept: Tensor, storage: Storage, shared: Sequence[Tensor] = ()) -> Te
 
 def largest_shared(parts: Sequence[Tensor], storage: Storage) -> Tensor:
     """The largest scale that a group may have under what all rows share."""
-    if storage.scale_code == "product":
-        return parts[2] * _E4M3[1]
+    if storage.under_one:
+        return _under_one(torch.full_like(parts[2], _E4M3[1]), parts[2], storage)
     return numbers(parts[1], storage)
 
 
@@ -156,7 +173,7 @@ def _encode4(v: Tensor, storage: Storage) -> Tensor:
 
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
-    divides = storage.scale_code == "product"
+    divides = storage.under_one
     scaled = v / scale if divides else v * (torch.ones_like(scale) / scale)
     scaled = scaled if zero is None else scaled + zero
     scaled = scaled.clamp(storage.least, storage.largest)
@@ -209,7 +226,7 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         for _, dtype, sizes in storage.layout(x.shape)
     )
     shared: list[Tensor] = []
-    if storage.scale_code == "product":
+    if storage.under_one:
         if outer is None:
             lo, hi = _reach(x.reshape(-1))
             outer = outer_of(torch.maximum(-lo, hi), storage)
