@@ -99,6 +99,9 @@ def _fact(kind: Storage) -> dict[str, Any]:
     return {"name": "w.weight", "storage": kind.name, "shape": shape, "parts": parts}
 
 
+_FORM = 8 << 1 | 8 << 7 | 8 << 13 | 1 << 20 | 0o76543210 << 38  # bytes, transposed
+
+
 def _state(scene: Scene) -> tuple[Any, ...]:
     """The tensors of a plain state, with the bytes of those that are small."""
     tensors = {
@@ -144,6 +147,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
         s.random.randrange(3),
         "F16",
     ),
+    "tensor_of_part": lambda s: (torch.zeros(s.batch()[-1], 16, dtype=torch.uint8), _FORM),
     "file_header": lambda s: (s.file(), 0),
     "file_populate": lambda s: (s.file(), "m0.weight", 0, 64),
     "file_drop": lambda s: (s.file(), "m0.weight"),

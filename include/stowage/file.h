@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading safetensors files and shard sets, and the weights that rest in them.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -26,19 +27,36 @@ struct TensorInfo {
   std::uint64_t offset = 0, bytes = 0;  // offset from the start of the shard
 };
 
-/// How a tensor of a file becomes a part (docs/dialects.md).
-enum class PartForm : std::uint8_t {
-  whole,           // its bytes are the part's, or a number of a quant state is
-  rounded,         // numbers of f32, each rounded to the compute dtype, as its owner's decoder does
-  unswizzled,      // exponents of blocks in tiles of 128 rows by 4, as a vendor's kernels read them
-  zeros_down,      // zero points of int4 plus 8, those of eight rows in a word
-  turned,          // numbers of 16 bits, the transpose
-  turned_words,    // words of eight codes of a row, the transpose
-  zeros_across,    // the transpose of zero points of int4 plus 8, those of eight rows in a word
-  zeros_less_one,  // as zeros_across, 0x11111111 less in each word
-  awq_codes,       // the transpose of words of the codes of rows 0, 2, 4, 6, 1, 3, 5, 7
-  awq_zeros,       // of zero points in the same order
+/// How a part lies in its tensor of a file, where a dialect has it in another order than memory
+/// has. The part is a matrix of numbers; the tensor is one of words, each with those that are
+/// neighbours along one axis of the part. No fields: the bytes of the tensor are the part's.
+struct PartForm {
+  enum class Axis : std::uint8_t { columns, rows };
+  std::uint8_t in_file = 0;   // bits of a number there: 4, 8 or 16
+  std::uint8_t in_part = 0;   // here; two of 4 lie in a byte, the first in its low half
+  std::uint8_t word = 0;      // bits of a word: 8, 16 or 32
+  Axis axis = Axis::columns;  // of the part, along which the numbers of a word are neighbours
+  std::array<std::uint8_t, 8> order{0, 1, 2, 3, 4, 5, 6, 7};  // they, from the lowest bits up
+  bool transposed = false;                                    // the matrix of words
+  bool tiled = false;     // that in tiles of 128 rows by 4, each 32 times four quarters
+  std::uint8_t bias = 0;  // a number in the file is so much more
+  std::uint8_t less = 0;  // then taken from each of a word, as one number: with borrows
+  bool rounded = false;   // numbers of f32, to the compute dtype, as their owner's decoder does
+
+  bool is_whole() const noexcept { return in_file == 0 && !rounded; }
+  bool operator==(const PartForm&) const = default;
 };
+
+/// The bytes of the tensor that a part of that shape, which has numbers that were not rounded, lies
+/// in. Throws invalid_argument for a number that the tensor has no bits for, and for bytes that are
+/// not those of such a part.
+STOWAGE_API std::vector<std::byte> tensor_of_part(const PartForm& form,
+                                                  std::span<const std::byte> part,
+                                                  const Shape& shape);
+/// One integer that stands for a form across a language door, 0 for a whole one, 1 for a rounded
+/// one, and back (throws on a bad key).
+STOWAGE_API std::int64_t form_key(const PartForm& form) noexcept;
+STOWAGE_API PartForm form_from_key(std::int64_t key);
 
 /// A weight as a model names it, whatever tensors it is made of.
 struct WeightInfo {
@@ -92,7 +110,7 @@ class STOWAGE_API File {
   /// Throws invalid_argument for an unknown name. Scales that are rounded to the compute dtype are
   /// rounded to `compute`, else to what the file says that the weight computes in, else to bf16.
   Weight weight(std::string_view name, std::optional<Dtype> compute = {}) const;
-  /// The bytes of part `i` of a weight, where its form is not `whole`.
+  /// The bytes of part `i` of a weight, where its form is not whole.
   std::vector<std::byte> formed_part(const WeightInfo& weight, int i,
                                      std::optional<Dtype> compute = {}) const;
   /// The JSON of a shard, byte for byte.

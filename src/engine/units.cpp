@@ -52,11 +52,11 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
 
 // Codes are read from the file straight to where they are multiplied.
 void check_in_place(const File& file, const WeightInfo& weight) {
-  if (weight.forms.empty() || weight.forms[0] == PartForm::whole) return;
+  if (weight.forms.empty() || weight.forms[0].is_whole()) return;
   throw Error(
       Code::unsupported,
       formatted("{}: weight '{}': codes must lie in the file as they rest to be read from it "
-                "while a model works, {} has them turned round; save the model without "
+                "while a model works, {} has them in another order; save the model without "
                 "dialect first",
                 file.paths().front(), weight.name, file.dialect()));
 }

@@ -153,7 +153,7 @@ std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
   const Layout parts = layout(weight.storage, weight.shape);
   const Place place{state_->paths[static_cast<std::size_t>(tensor.shard)], tensor.name,
                     tensor.offset};
-  auto made = part_of_tensor(weight.forms[at], {tensor, place, held}, parts.parts[at].shape,
+  auto made = part_of_tensor(weight.forms[at], {place, held}, parts.parts[at].shape,
                              compute.value_or(weight.compute.value_or(Dtype::bf16)));
   check_memory(held.data());
   return made;
@@ -181,7 +181,7 @@ Weight File::weight(std::string_view name, std::optional<Dtype> compute) const {
   for (std::size_t i = 0; i < info->parts.size(); ++i) {
     if (made.parts[i].name == "nested_offset") {
       parts[i] = &info->nested_offset;
-    } else if (!info->forms.empty() && info->forms[i] != PartForm::whole) {
+    } else if (!info->forms.empty() && !info->forms[i].is_whole()) {
       parts[i] = owner->keep(formed_part(*info, static_cast<int>(i), compute));
     } else {
       parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <utility>
 
 #include "base/checked.h"
+#include "base/formatted.h"
 #include "format/convert.h"
 
 namespace stowage {
@@ -15,7 +17,266 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 constexpr std::int64_t kTileRows = 128, kTileColumns = 4, kTile = kTileRows * kTileColumns;
-constexpr std::int64_t kInAWord = 8;  // zero points
+constexpr std::int64_t kSquare = 32;  // words: what the nearest cache holds of two matrices
+constexpr std::int64_t kOctet = 8;    // codes of four bits in 32
+constexpr PartForm kNoForm{};
+constexpr std::int64_t kRounded = 1;  // its key
+
+// Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
+std::int64_t tiled(std::int64_t row, std::int64_t column, std::int64_t columns) {
+  const std::int64_t tile = row / kTileRows * (columns / kTileColumns) + column / kTileColumns;
+  return tile * kTile + row % 32 * 16 + row % kTileRows / 32 * kTileColumns + column % kTileColumns;
+}
+
+// The largest number where none is large enough: no tensor has it.
+std::int64_t round_up(std::int64_t size, std::int64_t to) {
+  return checked_mul(ceil_div(size, to), to).value_or(std::numeric_limits<std::int64_t>::max());
+}
+
+// Where the words of a tensor and the numbers of its part lie. A word is named by its place along
+// the axis of its numbers, and across it.
+struct Frame {
+  Frame(const PartForm& of, const Shape& part)
+      : form(of), run(of.word / of.in_file), rows(part.rows()), columns(part.row_elements()) {
+    if (of.in_part == 4) columns *= 2;
+    const bool by_rows = of.axis == PartForm::Axis::rows;
+    length = by_rows ? rows : columns;
+    width = by_rows ? columns : rows;
+    const Shape words = tensor_shape(of, part);
+    const int down = by_rows == of.transposed ? 1 : 0;  // the dimension that runs along
+    along = words[down], across = words[1 - down];
+    breadth = words[1];
+    step_along = down == 0 ? breadth : 1, step_across = down == 0 ? 1 : breadth;
+  }
+  std::int64_t word(std::int64_t i, std::int64_t o) const {
+    if (!form.tiled) return i * step_along + o * step_across;
+    return step_along == 1 ? tiled(o, i, breadth) : tiled(i, o, breadth);
+  }
+  // The one at `a` along the axis.
+  std::int64_t number(std::int64_t a, std::int64_t o) const {
+    return form.axis == PartForm::Axis::rows ? a * columns + o : o * columns + a;
+  }
+  bool has(std::int64_t a, std::int64_t o) const { return a < length && o < width; }
+
+  const PartForm& form;
+  std::int64_t run;                      // numbers in a word
+  std::int64_t rows, columns;            // of the part
+  std::int64_t length, width;            // of the part along the axis, and across
+  std::int64_t along, across, breadth;   // of the tensor, in words; of one of its rows
+  std::int64_t step_along, step_across;  // from word to word, but in tiles
+};
+
+template <class T>
+T value_at(const std::byte* from, std::int64_t at) {
+  T value;  // at any address
+  std::memcpy(&value, from + static_cast<std::size_t>(at) * sizeof value, sizeof value);
+  return value;
+}
+template <class T>
+void put_value(std::byte* to, std::int64_t at, T value) {
+  std::memcpy(to + static_cast<std::size_t>(at) * sizeof value, &value, sizeof value);
+}
+
+void put_number(std::byte* part, int held, std::int64_t at, std::uint32_t number) {
+  if (held == 4)
+    part[at / 2] |= static_cast<std::byte>(number << (at % 2 * 4));
+  else if (held == 8)
+    part[at] = static_cast<std::byte>(number);
+  else
+    put_value(part, at, static_cast<std::uint16_t>(number));
+}
+std::uint32_t number_at(const std::byte* part, int held, std::int64_t at) {
+  if (held == 4) return std::to_integer<std::uint32_t>(part[at / 2]) >> (at % 2 * 4) & 15;
+  if (held == 8) return std::to_integer<std::uint32_t>(part[at]);
+  return value_at<std::uint16_t>(part, at);
+}
+
+// Taken from a word as one number.
+std::uint32_t taken(const PartForm& form) {
+  std::uint32_t all = 0;
+  for (int bit = 0; bit < form.word; bit += form.in_file) all |= std::uint32_t{form.less} << bit;
+  return all;
+}
+
+[[noreturn]] void refuse_stray(const FormedTensor& tensor, std::int64_t byte) {
+  Place place = tensor.place;
+  if (place.byte) *place.byte += static_cast<std::uint64_t>(byte);
+  refuse(Refusal::dialect_part, place, "a value of no group of the weight, which is not 0");
+}
+
+// Words that a faster way has moved: all that are before both.
+struct Moved {
+  std::int64_t along = 0, across = 0;
+};
+template <class Visit>
+void each_word(const Frame& frame, const Moved& moved, Visit visit) {
+  for (std::int64_t o = 0; o < frame.across; ++o)
+    for (std::int64_t i = o < moved.across ? moved.along : 0; i < frame.along; ++i) visit(i, o);
+}
+
+// The definition of a form, number by number, and its way back.
+template <class Word>
+void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tensor, Bytes& part) {
+  const PartForm& form = frame.form;
+  const std::uint32_t more = taken(form), mask = (1u << form.in_file) - 1;
+  each_word(frame, moved, [&](std::int64_t i, std::int64_t o) {
+    const std::int64_t at = frame.word(i, o);
+    const std::uint32_t word = value_at<Word>(tensor.bytes.data(), at) + more;
+    for (int j = 0; j < frame.run; ++j) {
+      const std::uint32_t number = word >> (j * form.in_file) & mask;
+      const std::int64_t a = i * frame.run + form.order[static_cast<std::size_t>(j)];
+      if (frame.has(a, o))
+        put_number(part.data(), form.in_part, frame.number(a, o), number - form.bias);
+      else if (number != 0)
+        refuse_stray(tensor, at * static_cast<std::int64_t>(sizeof(Word)) + j * form.in_file / 8);
+    }
+  });
+}
+
+template <class Word>
+void write_words(const Frame& frame, const Moved& moved, const std::byte* part, Bytes& tensor) {
+  const PartForm& form = frame.form;
+  const std::uint32_t more = taken(form), mask = (1u << form.in_part) - 1;
+  each_word(frame, moved, [&](std::int64_t i, std::int64_t o) {
+    std::uint32_t word = 0;
+    for (int j = 0; j < frame.run; ++j) {
+      const std::int64_t a = i * frame.run + form.order[static_cast<std::size_t>(j)];
+      if (!frame.has(a, o)) continue;
+      const std::int64_t at = frame.number(a, o);
+      const std::uint32_t number = (number_at(part, form.in_part, at) + form.bias) & mask;
+      if (number >> form.in_file != 0)
+        throw Error(Code::invalid_argument,
+                    formatted("number {} of a part must fit {} bits, got {}", at, form.in_file,
+                              static_cast<std::int8_t>(number - form.bias)));
+      word |= number << (j * form.in_file);
+    }
+    put_value(tensor.data(), frame.word(i, o), static_cast<Word>(word - more));
+  });
+}
+
+// Words that the part has as the file has them, but for the highest bits of bytes, at other places.
+bool moves_words(const PartForm& form) {
+  const bool flips = form.in_file == 8 && form.bias == 128;
+  return form.in_file == form.in_part && form.axis == PartForm::Axis::columns && !form.tiled &&
+         form.order == kNoForm.order && (form.bias == 0 || flips) && form.less == 0;
+}
+template <class Word, bool kBack>
+Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
+  const Word flip = frame.form.bias == 0 ? Word{0} : static_cast<Word>(0x80808080u);
+  const std::int64_t wholes = frame.columns / frame.run, size = sizeof(Word);
+  const std::int64_t row_bytes = frame.columns * frame.form.in_part / 8;
+  for (std::int64_t r = 0; r < frame.rows; r += kSquare) {
+    for (std::int64_t w = 0; w < wholes; w += kSquare) {
+      for (std::int64_t i = w; i < std::min(w + kSquare, wholes); ++i) {
+        for (std::int64_t row = r; row < std::min(r + kSquare, frame.rows); ++row) {
+          const std::int64_t part = row * row_bytes + i * size;
+          const std::int64_t tensor = (i * frame.step_along + row * frame.step_across) * size;
+          Word word;
+          std::memcpy(&word, from + (kBack ? part : tensor), sizeof word);
+          word ^= flip;
+          std::memcpy(to + (kBack ? tensor : part), &word, sizeof word);
+        }
+      }
+    }
+  }
+  return {wholes, frame.rows};
+}
+
+// Codes of eight rows in a word of the file, of eight columns in one of the part.
+bool turns_octets(const PartForm& form) {
+  return form.in_file == 4 && form.in_part == 4 && form.word == 32 && !form.tiled &&
+         form.less == 0 && form.axis == PartForm::Axis::rows && form.bias == 0;
+}
+using Octets = std::array<std::uint32_t, kOctet>;
+// The transpose of 8 times 8 codes: quarters change places, then theirs, then theirs.
+void turn(Octets& words) {
+  constexpr std::array<std::uint32_t, 3> kLow{0x0f0f0f0f, 0x00ff00ff, 0x0000ffff};
+  for (int level = 2; level >= 0; --level) {
+    const std::size_t half = std::size_t{1} << level;
+    const int shift = 4 << level;
+    for (std::size_t k = 0; k < words.size(); ++k) {
+      if ((k & half) != 0) continue;
+      const std::uint32_t other =
+          (words[k] >> shift ^ words[k + half]) & kLow[static_cast<std::size_t>(level)];
+      words[k + half] ^= other;
+      words[k] ^= other << shift;
+    }
+  }
+}
+template <bool kBack>
+Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
+  const std::int64_t wholes = frame.rows / kOctet, columns = frame.columns / kOctet * kOctet;
+  if (columns != frame.columns) return {};  // rows of the part begin inside of words
+  const auto part = [&](std::int64_t i, std::size_t j, std::int64_t k) {
+    return ((i * kOctet + frame.form.order[j]) * columns + k) / kOctet;
+  };
+  const auto tensor = [&](std::int64_t i, std::size_t j, std::int64_t k) {
+    return i * frame.step_along + (k + static_cast<std::int64_t>(j)) * frame.step_across;
+  };
+  for (std::int64_t k = 0; k < columns; k += kOctet) {
+    for (std::int64_t i = 0; i < wholes; ++i) {
+      Octets words;
+      for (std::size_t j = 0; j < words.size(); ++j)
+        words[j] = value_at<std::uint32_t>(from, kBack ? part(i, j, k) : tensor(i, j, k));
+      turn(words);
+      for (std::size_t j = 0; j < words.size(); ++j)
+        put_value(to, kBack ? tensor(i, j, k) : part(i, j, k), words[j]);
+    }
+  }
+  return {wholes, columns};
+}
+
+// Two codes in a byte, the first in its high half.
+bool swaps_halves(const PartForm& form) {
+  return form.word == 8 && form.in_file == 4 && form.in_part == 4 && form.order[0] == 1 &&
+         form.axis == PartForm::Axis::columns && !form.transposed && !form.tiled &&
+         form.bias == 0 && form.less == 0;
+}
+Moved swap_halves(const Frame& frame, const std::byte* from, std::byte* to) {
+  constexpr std::uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+  const std::int64_t bytes = frame.along * frame.across, wholes = bytes / 8;
+  for (std::int64_t i = 0; i < wholes; ++i) {
+    const auto eight = value_at<std::uint64_t>(from, i);
+    put_value(to, i, (eight & kLow) << 4 | (eight >> 4 & kLow));
+  }
+  for (std::int64_t i = wholes * 8; i < bytes; ++i) to[i] = from[i] << 4 | from[i] >> 4;
+  return {frame.along, frame.across};
+}
+
+// Bytes in tiles, those of four columns together.
+bool moves_tiles(const PartForm& form) {
+  return form.tiled && form.word == 8 && form.in_file == 8 && form.in_part == 8 && form.bias == 0 &&
+         form.less == 0 && form.axis == PartForm::Axis::columns && !form.transposed;
+}
+template <bool kBack>
+Moved move_tiles(const Frame& frame, const std::byte* from, std::byte* to) {
+  const std::int64_t wholes = frame.columns / kTileColumns;
+  for (std::int64_t row = 0; row < frame.rows; ++row) {
+    for (std::int64_t i = 0; i < wholes; ++i) {
+      const std::int64_t part = row * frame.columns + i * kTileColumns;
+      const std::int64_t tensor = tiled(row, 0, frame.breadth) + i * kTile;
+      std::memcpy(to + (kBack ? tensor : part), from + (kBack ? part : tensor), kTileColumns);
+    }
+  }
+  return {wholes * kTileColumns, frame.rows};
+}
+
+// What has size is moved by words; what is left, by numbers.
+template <class Word, bool kBack>
+Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
+  if (moves_words(frame.form)) return move_words<Word, kBack>(frame, from, to);
+  if (turns_octets(frame.form)) return turn_octets<kBack>(frame, from, to);
+  if (moves_tiles(frame.form)) return move_tiles<kBack>(frame, from, to);
+  if (swaps_halves(frame.form)) return swap_halves(frame, from, to);
+  return {};
+}
+
+template <class Fn>
+void with_word(const PartForm& form, Fn fn) {
+  if (form.word == 8) return fn(std::uint8_t{});
+  if (form.word == 16) return fn(std::uint16_t{});
+  fn(std::uint32_t{});
+}
 
 float rounded(float x, Dtype compute) {
   if (compute == Dtype::bf16) return bf16_to_f32(f32_to_bf16(x));
@@ -25,170 +286,117 @@ float rounded(float x, Dtype compute) {
 
 Bytes all_rounded(std::span<const std::byte> bytes, Dtype compute) {
   Bytes made(bytes.begin(), bytes.end());
-  for (std::size_t at = 0; at + sizeof(float) <= made.size(); at += sizeof(float)) {
-    float x = 0;  // at any address
-    std::memcpy(&x, made.data() + at, sizeof x);
-    x = rounded(x, compute);
-    std::memcpy(made.data() + at, &x, sizeof x);
-  }
+  const auto count = static_cast<std::int64_t>(bytes.size() / sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i)
+    put_value(made.data(), i, rounded(value_at<float>(made.data(), i), compute));
   return made;
 }
 
-[[noreturn]] void refuse_stray(const FormedTensor& tensor, std::int64_t byte) {
-  Place place = tensor.place;
-  if (place.byte) *place.byte += static_cast<std::uint64_t>(byte);
-  refuse(Refusal::dialect_part, place, "a value of no group of the weight, which is not 0");
-}
-
-// Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
-std::int64_t swizzled(std::int64_t row, std::int64_t group, std::int64_t groups) {
-  const std::int64_t tile = row / kTileRows * (groups / kTileColumns) + group / kTileColumns;
-  return tile * kTile + row % 32 * 16 + row % kTileRows / 32 * kTileColumns + group % kTileColumns;
-}
-
-Bytes unswizzled(const FormedTensor& tensor, const Shape& part) {
-  const std::int64_t rows = tensor.info.shape[0], groups = tensor.info.shape[1];
-  Bytes made(static_cast<std::size_t>(part.elements()));
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t group = 0; group < groups; ++group) {
-      const std::int64_t at = swizzled(row, group, groups);
-      const std::byte scale = tensor.bytes[static_cast<std::size_t>(at)];
-      if (row < part[0] && group < part[1])
-        made[static_cast<std::size_t>(row * part[1] + group)] = scale;
-      else if (scale != std::byte{0})
-        refuse_stray(tensor, at);
-    }
-  }
-  return made;
-}
-
-// Word [i, g] has those of rows 8 i to 8 i + 7, the first in its lowest bits.
-Bytes zeros_down(const FormedTensor& tensor, const Shape& part) {
-  const std::int64_t words = tensor.info.shape[0], groups = part[1];
-  Bytes made(static_cast<std::size_t>(part.elements()));
-  for (std::int64_t row = 0; row < words * kInAWord; ++row) {
-    for (std::int64_t group = 0; group < groups; ++group) {
-      const std::int64_t at = (row / kInAWord * groups + group) * 4 + row % kInAWord / 2;
-      const auto pair = std::to_integer<int>(tensor.bytes[static_cast<std::size_t>(at)]);
-      const int zero = row % 2 == 0 ? pair & 15 : pair >> 4;
-      if (row < part[0])
-        made[static_cast<std::size_t>(row * groups + group)] = static_cast<std::byte>(zero - 8);
-      else if (zero != 0)
-        refuse_stray(tensor, at);
-    }
-  }
-  return made;
-}
-
-template <class T>
-T value_at(std::span<const std::byte> bytes, std::int64_t at) {
-  T value;  // at any address
-  std::memcpy(&value, bytes.data() + static_cast<std::size_t>(at) * sizeof value, sizeof value);
-  return value;
-}
-
-// Of a matrix of that shape; a square at a time, which the nearest cache holds.
-template <class T>
-Bytes turned(const FormedTensor& tensor) {
-  constexpr std::int64_t kSquare = 32;
-  const std::int64_t rows = tensor.info.shape[0], columns = tensor.info.shape[1];
-  Bytes made(tensor.bytes.size());
-  for (std::int64_t r = 0; r < rows; r += kSquare) {
-    for (std::int64_t c = 0; c < columns; c += kSquare) {
-      for (std::int64_t column = c; column < std::min(c + kSquare, columns); ++column) {
-        for (std::int64_t row = r; row < std::min(r + kSquare, rows); ++row) {
-          const T value = value_at<T>(tensor.bytes, row * columns + column);
-          std::memcpy(made.data() + static_cast<std::size_t>(column * rows + row) * sizeof value,
-                      &value, sizeof value);
-        }
-      }
-    }
-  }
-  return made;
-}
-
-using Order = std::array<int, kInAWord>;  // the row of each code of a word
-constexpr Order kInOrder{0, 1, 2, 3, 4, 5, 6, 7}, kAwqOrder{0, 2, 4, 6, 1, 3, 5, 7};
-
-std::uint32_t code_of(std::uint32_t word, int i) { return word >> (4 * i) & 15; }
-
-// Word [g, i] has those of rows 8 i to 8 i + 7 in that order, `more` less.
-Bytes zeros_across(const FormedTensor& tensor, const Order& order, std::uint32_t more) {
-  const std::int64_t groups = tensor.info.shape[0], words = tensor.info.shape[1];
-  Bytes made(static_cast<std::size_t>(groups * words * kInAWord));
-  for (std::int64_t group = 0; group < groups; ++group) {
-    for (std::int64_t i = 0; i < words; ++i) {
-      const auto word = value_at<std::uint32_t>(tensor.bytes, group * words + i) + more;
-      for (int j = 0; j < kInAWord; ++j) {
-        const std::int64_t row = i * kInAWord + order[static_cast<std::size_t>(j)];
-        made[static_cast<std::size_t>(row * groups + group)] =
-            static_cast<std::byte>(static_cast<int>(code_of(word, j)) - 8);
-      }
-    }
-  }
-  return made;
-}
-
-// Word [k, i] has the codes of column k of rows 8 i to 8 i + 7; one of the part's those of eight
-// columns of a row. So eight words make eight.
-Bytes awq_codes(const FormedTensor& tensor) {
-  const std::int64_t columns = tensor.info.shape[0], words = tensor.info.shape[1];
-  Bytes made(tensor.bytes.size());
-  for (std::int64_t k = 0; k < columns; k += kInAWord) {
-    for (std::int64_t i = 0; i < words; ++i) {
-      std::array<std::uint32_t, kInAWord> rows{};
-      for (int column = 0; column < kInAWord; ++column) {
-        const auto word = value_at<std::uint32_t>(tensor.bytes, (k + column) * words + i);
-        for (std::size_t j = 0; j < kInAWord; ++j)
-          rows[static_cast<std::size_t>(kAwqOrder[j])] |= code_of(word, static_cast<int>(j))
-                                                          << (4 * column);
-      }
-      for (std::size_t row = 0; row < kInAWord; ++row) {
-        const std::int64_t at = ((i * kInAWord + static_cast<std::int64_t>(row)) * columns + k) / 2;
-        std::memcpy(made.data() + at, &rows[row], sizeof rows[row]);
-      }
-    }
-  }
-  return made;
-}
-
-// The largest number where none is large enough: no tensor has it.
-std::int64_t round_up(std::int64_t size, std::int64_t to) {
-  return checked_mul(ceil_div(size, to), to).value_or(std::numeric_limits<std::int64_t>::max());
+std::size_t bytes_of(const PartForm& form, const Frame& frame) {
+  return static_cast<std::size_t>(frame.along * frame.across * form.word / 8);
 }
 
 }  // namespace
 
-Bytes part_of_tensor(PartForm form, const FormedTensor& tensor, const Shape& part, Dtype compute) {
-  switch (form) {
-    case PartForm::whole:
-      break;
-    case PartForm::rounded:
-      return all_rounded(tensor.bytes, compute);
-    case PartForm::unswizzled:
-      return unswizzled(tensor, part);
-    case PartForm::zeros_down:
-      return zeros_down(tensor, part);
-    case PartForm::turned:
-      return turned<std::uint16_t>(tensor);
-    case PartForm::turned_words:
-      return turned<std::uint32_t>(tensor);
-    case PartForm::zeros_across:
-      return zeros_across(tensor, kInOrder, 0);
-    case PartForm::zeros_less_one:
-      return zeros_across(tensor, kInOrder, 0x11111111);
-    case PartForm::awq_codes:
-      return awq_codes(tensor);
-    case PartForm::awq_zeros:
-      return zeros_across(tensor, kAwqOrder, 0);
+bool is_legal(const PartForm& form) noexcept {
+  if (form.in_file == 0) return form == PartForm{.rounded = form.rounded};
+  const auto is_width = [](int bits) { return bits == 4 || bits == 8 || bits == 16; };
+  const bool widths = is_width(form.in_file) && is_width(form.in_part) &&
+                      form.in_file <= form.in_part &&
+                      (form.word == 8 || form.word == 16 || form.word == 32) &&
+                      (form.in_part != 16 || form.in_file == 16) && form.in_file <= form.word;
+  if (!widths || form.rounded || form.axis > PartForm::Axis::rows) return false;
+  if ((form.bias | form.less) >> std::min<int>(form.in_file, 8) != 0) return false;
+  if (form.bias != 0 && form.in_part != 8) return false;
+  std::array<bool, 8> seen{};
+  const auto run = static_cast<std::size_t>(form.word / form.in_file);
+  for (std::size_t j = 0; j < seen.size(); ++j) {
+    if (form.order[j] >= seen.size() || (j < run ? form.order[j] >= run : form.order[j] != j))
+      return false;
+    seen[form.order[j]] = true;
   }
-  return {tensor.bytes.begin(), tensor.bytes.end()};
+  return std::ranges::all_of(seen, std::identity{});
 }
 
-Shape swizzled_shape(const Shape& scales) {
-  return Shape{round_up(scales[0], kTileRows), round_up(scales[1], kTileColumns)};
+Shape tensor_shape(const PartForm& form, const Shape& part) {
+  const std::int64_t run = form.word / form.in_file;
+  std::int64_t rows = part.rows(), columns = part.row_elements() * (form.in_part == 4 ? 2 : 1);
+  std::int64_t& length = form.axis == PartForm::Axis::rows ? rows : columns;
+  length = ceil_div(length, run);
+  if (form.transposed) std::swap(rows, columns);
+  if (form.tiled) rows = round_up(rows, kTileRows), columns = round_up(columns, kTileColumns);
+  return Shape{rows, columns};
 }
 
-Shape zeros_down_shape(const Shape& zeros) { return Shape{ceil_div(zeros[0], kInAWord), zeros[1]}; }
+Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Shape& part,
+                     Dtype compute) {
+  if (form.rounded) return all_rounded(tensor.bytes, compute);
+  if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
+  const Frame frame(form, part);
+  if (tensor.bytes.size() != bytes_of(form, frame))
+    refuse(Refusal::dialect_part, tensor.place,
+           formatted("{} bytes for {} words of {} bits", tensor.bytes.size(),
+                     to_string(tensor_shape(form, part)), form.word));
+  Bytes made(static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8));
+  with_word(form, [&]<class Word>(Word) {
+    const Moved moved = move_large<Word, false>(frame, tensor.bytes.data(), made.data());
+    read_words<Word>(frame, moved, tensor, made);
+  });
+  return made;
+}
 
+inline namespace v0 {
+
+Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, const Shape& part) {
+  if (form.rounded)
+    throw Error(Code::invalid_argument, "a part must not be rounded to become a tensor again");
+  if (form.is_whole()) return {bytes.begin(), bytes.end()};
+  const Frame frame(form, part);
+  if (bytes.size() != static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8))
+    throw Error(Code::invalid_argument,
+                formatted("a part must have numbers of {} bits, got {} bytes for {}", form.in_part,
+                          bytes.size(), to_string(part)));
+  Bytes made(bytes_of(form, frame));
+  with_word(form, [&]<class Word>(Word) {
+    const Moved moved = move_large<Word, true>(frame, bytes.data(), made.data());
+    write_words<Word>(frame, moved, bytes.data(), made);
+  });
+  return made;
+}
+
+// bit    0 rounded | 1-6 in_file | 7-12 in_part | 13-18 word | 19 rows | 20 transposed | 21 tiled
+// 22-29 bias | 30-37 less | 38-61 order, three bits each
+std::int64_t form_key(const PartForm& form) noexcept {
+  if (form.is_whole()) return 0;
+  if (form.rounded) return kRounded;
+  std::int64_t key = std::int64_t{form.in_file} << 1 | std::int64_t{form.in_part} << 7 |
+                     std::int64_t{form.word} << 13 |
+                     std::int64_t{static_cast<int>(form.axis)} << 19 |
+                     std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21 |
+                     std::int64_t{form.bias} << 22 | std::int64_t{form.less} << 30;
+  for (std::size_t j = 0; j < form.order.size(); ++j)
+    key |= std::int64_t{form.order[j]} << (38 + 3 * j);
+  return key;
+}
+
+PartForm form_from_key(std::int64_t key) {
+  PartForm form;
+  const auto field = [&](int bit, int bits) {
+    return static_cast<std::uint8_t>(key >> bit & ((1 << bits) - 1));
+  };
+  if (key != 0 && key != kRounded) {
+    form = {.in_file = field(1, 6), .in_part = field(7, 6), .word = field(13, 6)};
+    form.axis = static_cast<PartForm::Axis>(field(19, 1));
+    form.transposed = field(20, 1) != 0, form.tiled = field(21, 1) != 0;
+    form.bias = field(22, 8), form.less = field(30, 8);
+    for (int j = 0; j < 8; ++j) form.order[static_cast<std::size_t>(j)] = field(38 + 3 * j, 3);
+  }
+  form.rounded = key == kRounded;
+  if (!is_legal(form) || form_key(form) != key)
+    throw Error(Code::invalid_argument,
+                formatted("form key: must come from form_key(), got {}", key));
+  return form;
+}
+
+}  // namespace v0
 }  // namespace stowage

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a file that become parts of a weight in another form.
+// Parts of weights and the tensors that dialects have of them in another form: both ways, by the
+// same data.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -12,18 +13,20 @@ namespace stowage {
 
 /// What a part is made of.
 struct FormedTensor {
-  const TensorInfo& info;
   Place place;
   std::span<const std::byte> bytes;
 };
 
-/// The bytes of a part of that shape, which the file's dialect has checked against the tensor's.
-/// `compute`: a value dtype. Throws bad_file where bytes that belong to nothing are not 0: they
-/// could not be written again.
-std::vector<std::byte> part_of_tensor(PartForm form, const FormedTensor& tensor, const Shape& part,
-                                      Dtype compute);
-/// What a tensor of scales [rows, groups] has in that form: sizes are rounded up.
-Shape swizzled_shape(const Shape& scales);
-Shape zeros_down_shape(const Shape& zeros);
+/// Whether the fields fit each other.
+bool is_legal(const PartForm& form) noexcept;
+/// The shape of the tensor, in words, that has a part of this shape; no tensor has it where a size
+/// is larger than any.
+Shape tensor_shape(const PartForm& form, const Shape& part);
+
+/// The bytes of a part of that shape. `compute`: a value dtype, for numbers that are rounded.
+/// Throws bad_file where the tensor has another size than tensor_shape() gives, and where bits that
+/// belong to no number of the part are not 0: they could not be written again.
+std::vector<std::byte> part_of_tensor(const PartForm& form, const FormedTensor& tensor,
+                                      const Shape& part, Dtype compute);
 
 }  // namespace stowage

@@ -32,39 +32,13 @@ json tensor_json(const TensorInfo& tensor) {
           {"shard", tensor.shard}, {"offset", tensor.offset},    {"bytes", tensor.bytes}};
 }
 
-const char* name_of(PartForm form) {
-  switch (form) {
-    case PartForm::whole:
-      return "whole";
-    case PartForm::rounded:
-      return "rounded";
-    case PartForm::unswizzled:
-      return "unswizzled";
-    case PartForm::zeros_down:
-      return "zeros_down";
-    case PartForm::turned:
-      return "turned";
-    case PartForm::turned_words:
-      return "turned_words";
-    case PartForm::zeros_across:
-      return "zeros_across";
-    case PartForm::zeros_less_one:
-      return "zeros_less_one";
-    case PartForm::awq_codes:
-      return "awq_codes";
-    case PartForm::awq_zeros:
-      return "awq_zeros";
-  }
-  return "";
-}
-
 json weight_json(const WeightInfo& weight) {
   json out = {{"name", weight.name},           {"storage", to_string(weight.storage)},
               {"shape", weight.shape.sizes()}, {"parts", weight.parts},
               {"beside", weight.beside},       {"nested_offset", weight.nested_offset},
               {"forms", json::array()},        {"compute", nullptr}};
   if (weight.compute) out["compute"] = disk_name(*weight.compute);
-  for (const PartForm form : weight.forms) out["forms"].push_back(name_of(form));
+  for (const PartForm& form : weight.forms) out["forms"].push_back(form_key(form));
   return out;
 }
 
@@ -165,6 +139,17 @@ Tensor file_map(std::int64_t handle, const std::string& name) {
                                   torch::headeronly::ScalarType::Byte, [bytes](void*) {});
 }
 
+// Their memory: codes are large.
+Tensor octets_of(std::vector<std::byte> made) {
+  const auto count = static_cast<std::int64_t>(made.size());
+  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
+  const std::int64_t stride = 1;
+  const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(made));
+  return torch::stable::from_blob(bytes->data(), {&count, 1}, {&stride, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  torch::headeronly::ScalarType::Byte, [bytes](void*) {});
+}
+
 // A part of a weight that its tensor becomes in another form.
 Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t part,
                  const std::string& compute) {
@@ -176,14 +161,19 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   if (!formed || !is_value_dtype(dtype))
     fail(Code::invalid_argument,
          std::string(kWhere) + ": must be asked for a part that has a form, in a value dtype");
-  auto made = file->formed_part(*info, static_cast<int>(part), dtype);
-  const auto count = static_cast<std::int64_t>(made.size());
-  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
-  const std::int64_t stride = 1;
-  const auto bytes = std::make_shared<std::vector<std::byte>>(std::move(made));  // codes are large
-  return torch::stable::from_blob(bytes->data(), {&count, 1}, {&stride, 1},
-                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  torch::headeronly::ScalarType::Byte, [bytes](void*) {});
+  return octets_of(file->formed_part(*info, static_cast<int>(part), dtype));
+}
+
+// The way back. The part has the shape that it has in memory.
+Tensor tensor_of_part_op(const Tensor& part, std::int64_t form) {
+  const Argument given("stowage::tensor_of_part", "part", part.get());
+  const PartForm known = form_from_key(form);
+  const Shape shape(given.sizes());
+  if (bits(given.dtype()) < 8)
+    fail(Code::invalid_argument, "stowage::tensor_of_part: part must be of a type of storages");
+  const auto count = static_cast<std::size_t>(given.elements() * bits(given.dtype()) / 8);
+  const std::span bytes(static_cast<const std::byte*>(given.data()), count);
+  return octets_of(tensor_of_part(known, bytes, shape));
 }
 
 Tensor file_header(std::int64_t handle, std::int64_t shard) {
@@ -234,6 +224,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
   m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
   m.impl("file_part", TORCH_BOX(&Door<&file_part>::call));
+  m.impl("tensor_of_part", TORCH_BOX(&Door<&tensor_of_part_op>::call));
   m.impl("file_header", TORCH_BOX(&Door<&file_header>::call));
   m.impl("file_populate", TORCH_BOX(&Door<&file_populate>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));

@@ -45,6 +45,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_map(int file, str name) -> Tensor");
   m.def("file_part(int file, str weight, int part, str compute) -> Tensor");
+  m.def("tensor_of_part(Tensor part, int form) -> Tensor");
   m.def("file_header(int file, int shard) -> Tensor");
   m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
   m.def("file_drop(int file, str name) -> ()");

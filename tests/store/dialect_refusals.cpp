@@ -8,17 +8,19 @@ namespace {
 struct Piece {
   std::string name, dtype, shape;
   std::size_t bytes;
+  std::string content = {};  // none: ones
 };
 
 std::string content(const std::vector<Piece>& pieces, const std::string& metadata = "") {
-  std::string entries = metadata;
+  std::string entries = metadata, data;
   std::size_t at = 0;
   for (const Piece& piece : pieces) {
     entries += (entries.empty() ? "" : ",") +
                tensor(piece.name, piece.dtype, piece.shape, at, at + piece.bytes);
     at += piece.bytes;
+    data += piece.content.empty() ? std::string(piece.bytes, '\1') : piece.content;
   }
-  return safetensors("{" + entries + "}", std::string(at, '\1'));
+  return safetensors("{" + entries + "}", data);
 }
 
 // A model beside a config.json with this quantization_config.
@@ -35,6 +37,13 @@ const std::string kFp8 = R"({"quant_method": "fp8", "weight_block_size": [128, 1
 const Piece kCodes{"a.weight", "F8_E4M3", "[192,8]", 1536};
 const Piece kScale{"a.weight_scale_inv", "F32", "[2,1]", 8};
 
+std::string words_of(std::initializer_list<std::uint32_t> words) {
+  std::string made;
+  for (const std::uint32_t word : words)
+    for (int byte = 0; byte < 4; ++byte) made += static_cast<char>(word >> 8 * byte & 0xff);
+  return made;
+}
+
 std::string compressed(const std::string& weights, const std::string& format = "float-quantized") {
   return R"({"quant_method": "compressed-tensors", "format": ")" + format +
          R"(", "config_groups": {"g": {"targets": ["Linear"], "weights": )" + weights + "}}}";
@@ -42,6 +51,17 @@ std::string compressed(const std::string& weights, const std::string& format = "
 
 const char* const kInt4 =
     R"({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32})";
+
+const std::string kNvfp4 = R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})";
+const Piece kPairs{"a.weight", "U8", "[2,16]", 32};
+const Piece kUnder{"a.weight_scale", "F8_E4M3", "[2,2]", 4};
+
+std::string comfy(const std::string& format) {
+  return R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":{\"format\":\")" + format +
+         R"(\"}}}"})";
+}
+const char* const kTensorGroup =
+    R"({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16})";
 
 const Rows kDialects{{
     {Refusal::dialect_unknown,
@@ -179,7 +199,21 @@ const Rows kDialects{{
      model(compressed(kInt4, "pack-quantized"), {{"a.weight_packed", "I32", "[2,4]", 32},
                                                  {"a.weight_scale", "BF16", "[2,1]", 4},
                                                  {"a.weight_shape", "I64", "[2]", 16}}),
-     {"tensor 'a.weight_shape'", "for words of [2, 32]"}},
+     {"tensor 'a.weight_shape'", "for 'a.weight_packed' I32 [2, 4], 8 columns each"}},
+    {Refusal::dialect_part,
+     "columns that lack a word",
+     model(compressed(kInt4, "pack-quantized"),
+           {{"a.weight_packed", "I32", "[2,4]", 32},
+            {"a.weight_scale", "BF16", "[2,2]", 8},
+            {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 34, 0})}}),
+     {"tensor 'a.weight_shape'", "[2, 34] for 'a.weight_packed' I32 [2, 4]"}},
+    {Refusal::dialect_part,
+     "columns of pairs that are odd",
+     model(compressed(kInt4, "pack-quantized"),
+           {{"a.weight_packed", "I32", "[2,4]", 32},
+            {"a.weight_scale", "BF16", "[2,1]", 4},
+            {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 31, 0})}}),
+     {"tensor 'a.weight_packed'"}},
     {Refusal::dialect_part,
      "words without their shape",
      model(compressed(kInt4, "pack-quantized"),
@@ -226,6 +260,7 @@ const Rows kDialects{{
      model(compressed(R"({"num_bits": 4, "type": "int", "symmetric": false, "strategy": "tensor"})",
                       "pack-quantized"),
            {{"a.weight_packed", "I32", "[2,4]", 32},
+            {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 32, 0})},
             {"a.weight_scale", "BF16", "[1]", 2},
             {"a.weight_zero_point", "I32", "[1]", 4}}),
      {"tensor 'a.weight_packed'", "with zero points in words of rows"}},
@@ -240,13 +275,15 @@ const Rows kDialects{{
      model(compressed(R"({"num_bits": 4, "type": "int", "symmetric": false, "strategy": "group",)"
                       R"( "group_size": 32})",
                       "pack-quantized"),
-           {{"a.weight_packed", "I32", "[9,4]", 144}, {"a.weight_scale", "BF16", "[9,1]", 18}}),
+           {{"a.weight_packed", "I32", "[9,4]", 144},
+            {"a.weight_scale", "BF16", "[9,1]", 18},
+            {"a.weight_shape", "I64", "[2]", 16, words_of({9, 0, 32, 0})}}),
      {"no 'a.weight_zero_point' (I32 [2, 1])"}},
     {Refusal::dialect_config,
-     "integers of eight bits in words",
-     model(compressed(R"({"num_bits": 8, "type": "int", "strategy": "channel"})", "pack-quantized"),
+     "integers of three bits in words",
+     model(compressed(R"({"num_bits": 3, "type": "int", "strategy": "channel"})", "pack-quantized"),
            {}),
-     {"pack-quantized of weights of other than 4 num_bits"}},
+     {"pack-quantized of weights of other than 4 or 8 num_bits"}},
     {Refusal::dialect_part,
      "exponents that are in no tiles",
      model("", {{"a.weight", "F8_E4M3", "[32,32]", 1024}, {"a.weight_scale", "U8", "[32,1]", 32}},
@@ -265,6 +302,69 @@ const Rows kDialects{{
                       "mxfp4-pack-quantized"),
            {}),
      {"mxfp4-pack-quantized of weights of other than 4 num_bits"}},
+    {Refusal::dialect_config,
+     "a group size of NVFP4 that it does not have",
+     model(R"({"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups":)"
+           R"( {"g": {"weights": {"group_size": 32}}}})",
+           {}),
+     {"group_size '32' of nvfp4"}},
+    {Refusal::dialect_config,
+     "NVFP4 of ModelOpt after another algorithm",
+     model(R"({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})", {}),
+     {"quant_algo 'NVFP4_AWQ'"}},
+    {Refusal::dialect_part,
+     "scales under no number",
+     model(kNvfp4, {kPairs, kUnder}),
+     {"tensor 'a.weight'", "no 'a.weight_scale_2' (F32)"}},
+    {Refusal::dialect_part,
+     "scales under two numbers",
+     model(kNvfp4, {kPairs, kUnder, {"a.weight_scale_2", "F32", "[2]", 8}}),
+     {"tensor 'a.weight_scale_2'", "F32 [2] for one F32"}},
+    {Refusal::dialect_part,
+     "scales of another type under one number",
+     model(kNvfp4,
+           {kPairs, {"a.weight_scale", "F32", "[2,2]", 16}, {"a.weight_scale_2", "F32", "[]", 4}}),
+     {"tensor 'a.weight_scale'", "F32 [2, 2] for scales of F8_E4M3"}},
+    {Refusal::dialect_part,
+     "scales of NVFP4 for another block size",
+     model(
+         kNvfp4,
+         {kPairs, {"a.weight_scale", "F8_E4M3", "[2,1]", 2}, {"a.weight_scale_2", "F32", "[]", 4}}),
+     {"tensor 'a.weight_scale'", "[2, 1] for [2, 2], nvfp4 of [2, 32]"}},
+    {Refusal::dialect_part,
+     "a number over no scales",
+     model(kNvfp4, {kPairs, {"a.weight_scale_2", "F32", "[]", 4}}),
+     {"tensor 'a.weight_scale_2'", "over the scales of no weight"}},
+    {Refusal::dialect_part,
+     "a number over no scales, of compressed-tensors",
+     model(compressed(kTensorGroup, "nvfp4-pack-quantized"),
+           {{"a.weight_global_scale", "F32", "[1]", 4}}),
+     {"tensor 'a.weight_global_scale'", "over the scales of no weight"}},
+    {Refusal::dialect_part,
+     "scales of compressed-tensors under no number",
+     model(compressed(kTensorGroup, "nvfp4-pack-quantized"),
+           {{"a.weight_packed", "U8", "[2,16]", 32}, kUnder}),
+     {"tensor 'a.weight_packed'", "no 'a.weight_global_scale' (F32)"}},
+    {Refusal::dialect_config,
+     "groups that stand under no number, in a format where they do",
+     model(compressed(R"({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 16})",
+                      "nvfp4-pack-quantized"),
+           {}),
+     {"strategy 'group'"}},
+    {Refusal::dialect_config,
+     "groups under one number, in a format without",
+     model(compressed(kTensorGroup, "mxfp4-pack-quantized"), {}),
+     {"strategy 'tensor_group'"}},
+    {Refusal::dialect_part,
+     "scales of NVFP4 that are in no tiles",
+     model("", {kPairs, kUnder, {"a.weight_scale_2", "F32", "[]", 4}}, comfy("nvfp4")),
+     {"tensor 'a.weight_scale'", "F8_E4M3 [2, 2] for [128, 4]"}},
+    {Refusal::dialect_part,
+     "numbers in the place of exponents",
+     model("",
+           {{"a.weight", "F8_E4M3", "[32,32]", 1024}, {"a.weight_scale", "F32", "[128,4]", 2048}},
+           comfy("mxfp8")),
+     {"tensor 'a.weight_scale'", "F32 [128, 4] for scales of U8 or F8_E8M0"}},
     {Refusal::dialect_part,
      "codes in a module that is not converted",
      model(R"({"quant_method": "fp8", "weight_block_size": [128, 128],)"

@@ -14,6 +14,7 @@ from stowage._ops.storage import Storage
 from stowage._tensor.products import convolution, grouped
 
 NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e4m3", "nf4")]
+_FORM = 4 << 1 | 8 << 7 | 32 << 13 | 1 << 19 | 8 << 22 | 0o76543210 << 38  # zero points
 SAMPLED = ("bf16", "int8:block5", "fp4:block32:nested", *NIGHTLY)
 
 
@@ -105,6 +106,7 @@ def test_the_direct_spelling(device) -> None:
         (library.storage_label, ("w", Storage("int8").key, [4, 4])),
         (library.state_describe, ("the state", "[]", [])),
         (library.quantization_config, ("[]",)),
+        (library.tensor_of_part, (torch.zeros(8, 2, dtype=torch.int8), _FORM)),
         (library.info, ()),
     ],
 )
@@ -221,6 +223,7 @@ def test_every_op_is_checked_here() -> None:
             "storage_key",
             "storage_label",
             "storage_on_disk",
+            "tensor_of_part",
             "trace_start",
             "trace_stop",
             "writer_discard",

@@ -39,6 +39,8 @@ DISK_DTYPES: dict[str, torch.dtype] = {
 }
 DISK_NAMES = {dtype: name for name, dtype in DISK_DTYPES.items()}
 
+WHOLE, ROUNDED = 0, 1  # forms of parts: the tensor as it lies, its numbers rounded; others are keys
+
 FLOAT8 = {torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 _SHORT = 65536  # bytes: of such tensors the rule may ask for the content
 _MOST_DIMENSIONS = 8  # of a tensor in a file
@@ -58,12 +60,12 @@ class Entry:
     parts: tuple[str, ...] = ()  # its tensors in the order of the layout, or the plain one
     beside: tuple[str, ...] = ()  # further ones, which only tell what it is
     nested_offset: float = 0.0
-    forms: tuple[str, ...] = ()  # of its parts, where some are not the tensors as they lie
+    forms: tuple[int, ...] = ()  # of its parts, where some are not the tensors as they lie
     scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
 
     def is_formed(self, part: int) -> bool:
         """Whether a part is made of its tensor, and does not lie in the file as it is."""
-        return bool(self.forms) and self.forms[part] != "whole"
+        return bool(self.forms) and self.forms[part] != WHOLE
 
     @property
     def members(self) -> tuple[str, ...]:

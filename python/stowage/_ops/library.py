@@ -95,6 +95,7 @@ file_describe = _ops.file_describe.default
 file_read = _ops.file_read.default
 file_map = _ops.file_map.default
 file_part = _ops.file_part.default
+tensor_of_part = _ops.tensor_of_part.default
 file_header = _ops.file_header.default
 file_populate = _ops.file_populate.default
 file_drop = _ops.file_drop.default

@@ -12,6 +12,20 @@ namespace stowage::dialects {
 namespace awq {
 namespace {
 
+constexpr PartForm kCodes{.in_file = 4,
+                          .in_part = 4,
+                          .word = 32,
+                          .axis = PartForm::Axis::rows,
+                          .order = {0, 2, 4, 6, 1, 3, 5, 7},
+                          .transposed = true};
+constexpr PartForm kZeros{.in_file = 4,
+                          .in_part = 8,
+                          .word = 32,
+                          .axis = PartForm::Axis::rows,
+                          .order = kCodes.order,
+                          .transposed = true,
+                          .bias = 8};
+
 void check(const QuantConfig& config) {
   const std::string version = config.text("version").value_or("");
   if (version != "gemm" && version != "GEMM") config.refuse("version " + in_quotes(version));
@@ -23,10 +37,8 @@ void check(const QuantConfig& config) {
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
-  const Int4Words form{.codes = PartForm::awq_codes,
-                       .zeros = PartForm::awq_zeros,
-                       .packed = 1,
-                       .group = int4_group(config, "group_size")};
+  const Int4Words form{
+      .codes = kCodes, .zeros = kZeros, .packed = 1, .group = int4_group(config, "group_size")};
   for (const TensorInfo& words : claims.tensors())
     if (words.name.ends_with(kInt4Codes))
       check_not_listed(claims, form.add(claims, words), "modules_to_not_convert");

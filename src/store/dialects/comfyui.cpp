@@ -6,8 +6,12 @@
 //                                         the scale to the compute dtype ahead of the product
 //   LAYER.weight, LAYER.weight_scale      mxfp8: F8_E4M3 [O, K], both multiples of 32; U8 exponents
 //                                         [O, K / 32], rounded up to tiles of [128, 4]
+//   LAYER.weight, LAYER.weight_scale,     nvfp4: U8 [O, K / 2], the first of two columns in the
+//   high LAYER.weight_scale_2                  bits, both multiples of 16; F8_E4M3 [O, K / 16] in
+//   the same
+//                                         tiles; F32 []. Its decoder multiplies the two in bf16
 //   LAYER.input_scale                     a number for activations
-// The shape of a layer of mxfp8 before it was padded is not said.
+// The shape of a layer of mxfp8 or nvfp4 before it was padded is not said.
 #include <array>
 
 #include "base/formatted.h"
@@ -22,13 +26,20 @@ namespace {
 using Json = nlohmann::json;
 constexpr std::string_view kMetadata = "_quantization_metadata", kQuant = ".comfy_quant";
 
+constexpr PartForm kRounded{.rounded = true};
+constexpr PartForm kHighFirst{
+    .in_file = 4, .in_part = 4, .word = 8, .order = {1, 0, 2, 3, 4, 5, 6, 7}};
+constexpr PartForm kTiles{.in_file = 8, .in_part = 8, .word = 8, .tiled = true};
+
 struct Format {
   std::string_view name, storage;
-  bool microscaled = false;
+  PartForm scales, codes = {};
 };
-constexpr std::array<Format, 3> kFormats{{{"float8_e4m3fn", "f8_e4m3:tensor"},
-                                          {"float8_e5m2", "f8_e5m2:tensor"},
-                                          {"mxfp8", "f8_e4m3:block32:e8m0", true}}};
+constexpr std::array<Format, 4> kFormats{
+    {{"float8_e4m3fn", "f8_e4m3:tensor", kRounded},
+     {"float8_e5m2", "f8_e5m2:tensor", kRounded},
+     {"mxfp8", "f8_e4m3:block32:e8m0", kTiles},
+     {"nvfp4", "f4_e2m1:block16:e4m3_bf16", kTiles, kHighFirst}}};
 
 // What is said of a layer, and where: the tensor beside it, or the metadata of a shard.
 struct Said {
@@ -88,8 +99,9 @@ void read(Claims& claims) {
     weight.codes = weight.name;
     weight.scale = weight.name + "_scale";
     weight.storage = parse_storage(said.format->storage);
-    weight.rounds_scale = !said.format->microscaled;
-    weight.swizzled = weight.bytes_are_exponents = said.format->microscaled;
+    weight.third = weight.name + "_scale_2";
+    weight.bytes_are_exponents = weight.storage.scaling.type == ScaleType::e8m0;
+    weight.codes_form = said.format->codes, weight.scale_form = said.format->scales;
     WeightInfo& made = weight.add(claims, said.place);
     add_activation_scale(claims, made, "input_scale");
     const std::string beside = name + std::string(kQuant);

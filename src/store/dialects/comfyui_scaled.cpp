@@ -48,7 +48,7 @@ void read(Claims& claims) {
     const std::string layer = scale.name.substr(0, scale.name.size() - kScaleWeight.size());
     ScaledCodes weight{.name = layer + ".weight", .codes = layer + ".weight", .scale = scale.name};
     weight.storage = storage;
-    weight.rounds_scale = true;
+    weight.scale_form.rounded = true;
     add_activation_scale(claims, weight.add(claims, claims.place(scale)), "scale_input");
   }
 }

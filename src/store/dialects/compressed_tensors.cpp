@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // compressed-tensors 0.15 to 0.20, by the configuration beside the files:
-//   W              F8_E4M3 or I8 [O, K]; in mxfp4-pack-quantized and pack-quantized there is
+//   W              F8_E4M3 or I8 [O, K]; in the formats that end in pack-quantized there is
 //   W_packed       instead, U8 [O, K / 2] or I32 [O, K / 8], the first column in the lowest bits
 //   W_scale        of the model's dtype: [] or [1], [O, 1], [O, K / group_size], or one for each
-//                  block of block_structure; in the formats of mx U8 exponents [O, K / 32]
-// And in pack-quantized, whose integers are of 4 bits:
-//   W_shape        I64 [2]: O, K
+//                  block of block_structure; in the formats of mx U8 exponents [O, K / 32];
+//                  in nvfp4-pack-quantized F8_E4M3 [O, K / 16], which are divided by
+//   W_global_scale F32 [1]
+// And in pack-quantized, whose integers are of 4 or of 8 bits, of which there are 8 or 4 in a word:
+//   W_shape        I64 [2]: O, K, which need not fill the last word of a row
 //   W_zero_point   I32 [ceil(O / 8), K / group_size] where they are not symmetric: eight rows each
 //   W_g_idx        the group of each column: such weights are refused
 #include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "base/checked.h"
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
 #include "store/dialects/scaled_codes.h"
@@ -22,22 +25,34 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
+constexpr std::string_view kOuter = "_global_scale", kUnder = ":e4m3_quotient";
 constexpr std::string_view kPacked = "_packed";         // behind the name of a weight
 constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
+
+// Of int4, whose codes are biased too, and of int8.
+constexpr PartForm kPairs{.in_file = 4, .in_part = 4, .word = 32};
+constexpr PartForm kPairsZeros{
+    .in_file = 4, .in_part = 8, .word = 32, .axis = PartForm::Axis::rows, .bias = 8};
+constexpr PartForm kBytes{.in_file = 8, .in_part = 8, .word = 32, .bias = 128};
+constexpr PartForm kBytesZeros{
+    .in_file = 8, .in_part = 8, .word = 32, .axis = PartForm::Axis::rows, .bias = 128};
 
 struct Format {
   std::string_view name;
   int num_bits = 8;
   bool exponents = false;
-  std::string_view codes = "";  // behind the name of the weight
-  bool words = false;           // of 32 bits, with integers in them
+  std::string_view codes = "";   // behind the name of the weight
+  bool words = false;            // of 32 bits, with integers in them
+  std::string_view scales = "";  // in the string of a storage, where their tensor does not tell it
 };
-constexpr std::array<Format, 6> kFormats{{{"float-quantized"},
-                                          {"int-quantized"},
-                                          {"naive-quantized"},
-                                          {"mxfp8-quantized", 8, true},
-                                          {"mxfp4-pack-quantized", 4, true, kPacked},
-                                          {"pack-quantized", 4, false, kPacked, true}}};
+constexpr std::array<Format, 7> kFormats{
+    {{"float-quantized"},
+     {"int-quantized"},
+     {"naive-quantized"},
+     {"mxfp8-quantized", 8, true},
+     {"mxfp4-pack-quantized", 4, true, kPacked},
+     {"nvfp4-pack-quantized", 4, false, kPacked, false, kUnder},
+     {"pack-quantized", 4, false, kPacked, true}}};
 
 struct Scheme {
   const Format* format = nullptr;
@@ -83,19 +98,22 @@ std::string block_text(const QuantConfig& config, const Json& weights) {
   return formatted("block{}x{}", (*at)[0].get<std::uint64_t>(), (*at)[1].get<std::uint64_t>());
 }
 
-std::string scaling_text(const QuantConfig& config, const Json& weights) {
+std::string scaling_text(const QuantConfig& config, const Format& format, const Json& weights) {
   const std::string strategy = text_of(config, weights, "strategy");
-  if (strategy == "tensor") return "tensor";
-  if (strategy == "channel") return "row";
-  if (strategy == "block") return block_text(config, weights);
+  if (format.scales.empty()) {
+    if (strategy == "tensor") return "tensor";
+    if (strategy == "channel") return "row";
+    if (strategy == "block") return block_text(config, weights);
+  }
   const auto size = weights.find("group_size");
-  if (strategy == "group" && size != weights.end() && size->is_number_unsigned())
+  const char* const groups = format.scales.empty() ? "group" : "tensor_group";
+  if (strategy == groups && size != weights.end() && size->is_number_unsigned())
     return formatted("block{}", size->get<std::uint64_t>());
   config.refuse("strategy " + in_quotes(strategy) + " of weights");
 }
 
-const char* codes_of(const Format& format, bool integer) {
-  if (format.num_bits == 4) return integer ? "int4" : "f4_e2m1";
+const char* codes_of(int num_bits, bool integer) {
+  if (num_bits == 4) return integer ? "int4" : "f4_e2m1";
   return integer ? "int8" : "f8_e4m3";
 }
 
@@ -106,8 +124,12 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const std::string own = text_of(config, group, "format");
   const Format& read = format_of(config, own.empty() ? format : own);
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
-  if (bits == weights->end() || *bits != read.num_bits)
-    config.refuse(formatted("{} of weights of other than {} num_bits", read.name, read.num_bits));
+  const int num_bits = bits != weights->end() && *bits == 8 && read.words ? 8 : read.num_bits;
+  if (bits == weights->end() || *bits != num_bits)
+    config.refuse(formatted("{} of weights of other than {} num_bits", read.name,
+                            read.words      ? "4 or 8"
+                            : num_bits == 4 ? "4"
+                                            : "8"));
   const bool zeros = symmetric != weights->end() && *symmetric != true;
   if (zeros && (*symmetric != false || !read.words))
     config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
@@ -116,9 +138,9 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   if (!integer && (type != "float" || read.words))
     config.refuse("type " + in_quotes(type) + " of weights");
   Scheme made{.format = &read, .storage = {}, .targets = targets_of(config, group)};
-  const char* const codes = codes_of(read, integer);
-  const std::string storage =
-      formatted("{}:{}{}", codes, scaling_text(config, *weights), zeros ? ":zero" : "");
+  const char* const codes = codes_of(num_bits, integer);
+  const std::string storage = formatted("{}:{}{}{}", codes, scaling_text(config, read, *weights),
+                                        read.scales, zeros ? ":zero" : "");
   try {
     made.storage = parse_storage(storage);
   } catch (const Error&) {
@@ -158,17 +180,34 @@ const Scheme& scheme_for(const QuantConfig& config, const std::vector<Scheme>& a
   return *rest;
 }
 
-// A row whose last word has bits of no column is longer than the weight's.
-void add_shape(Claims& claims, WeightInfo& weight) {
-  const TensorInfo& codes = *claims.find(weight.parts[0]);
-  const TensorInfo& said =
-      claims.part(Refusal::dialect_part, codes, {weight.name + "_shape", Dtype::i64, Shape{2}, {}});
+// The shape that W_shape says, which the words of the codes must have room for and no more.
+void set_words(const Claims& claims, ScaledCodes& weight) {
+  const bool pairs = weight.storage.codes == Codes::int4;
+  weight.codes_in = Dtype::i32;
+  weight.third_form = pairs ? kPairsZeros : kBytesZeros;
+  const TensorInfo* const codes = claims.find(weight.codes);
+  if (codes == nullptr) return;  // which add() refuses
+  if (codes->shape.rank() != 2)
+    refuse(Refusal::dialect_part, claims.place(*codes), described(*codes) + " for two dimensions");
+  const std::int64_t run = pairs ? 8 : 4;
+  size_of(claims, *codes, 1, run);
+  const TensorInfo& said = claims.part(Refusal::dialect_part, *codes,
+                                       {weight.name + "_shape", Dtype::i64, Shape{2}, {}});
   std::array<std::int64_t, 2> sizes{};
   std::memcpy(sizes.data(), claims.read(said).data(), sizeof sizes);
-  if (weight.shape.rank() != 2 || sizes[0] != weight.shape[0] || sizes[1] != weight.shape[1])
-    refuse(Refusal::dialect_part, claims.place(said),
-           formatted("[{}, {}] for words of {}", sizes[0], sizes[1], to_string(weight.shape)));
-  claims.add_beside(weight, said.name);
+  if (sizes[0] != codes->shape[0] || sizes[1] < 0 || ceil_div(sizes[1], run) != codes->shape[1])
+    refuse(
+        Refusal::dialect_part, claims.place(said),
+        formatted("[{}, {}] for {}, {} columns each", sizes[0], sizes[1], described(*codes), run));
+  try {
+    weight.logical = Shape(sizes);
+  } catch (const Error& error) {
+    refuse(Refusal::dialect_part, claims.place(said), in_quotes(error.what()));
+  }
+  if (!pairs)
+    weight.codes_form = kBytes;
+  else if (sizes[1] % run != 0)
+    weight.codes_form = kPairs;
 }
 
 void read(Claims& claims) {
@@ -182,25 +221,30 @@ void read(Claims& claims) {
     weight.codes += scheme.format->codes;
     weight.storage = scheme.storage;
     weight.bytes_are_exponents = scheme.format->exponents;
-    if (scheme.format->words) weight.codes_in = Dtype::i32;
-    weight.zero = name + "_zero_point";
+    const std::string zero_points = name + "_zero_point", outer = name + std::string(kOuter);
+    weight.third = scheme.format->scales.empty() ? zero_points : outer;
     if (const TensorInfo* const order = claims.find(name + "_g_idx"))
       refuse(Refusal::dialect_part, claims.place(*order),
              described(*order) + ": columns in groups of another order");
-    const TensorInfo* const zeros = claims.find(weight.zero);
+    const TensorInfo* const zeros = claims.find(zero_points);
     if (zeros != nullptr && scheme.format->words && !scheme.storage.scaling.zero)
       refuse(Refusal::dialect_part, claims.place(*zeros),
              described(*zeros) + " for weights that are symmetric");
+    if (scheme.format->words) set_words(claims, weight);
     WeightInfo& made = weight.add(claims, claims.place(scale));
     if (scheme.format->words)
-      add_shape(claims, made);
+      claims.add_beside(made, name + "_shape");
     else
-      add_zeros(claims, made, weight.zero);
-    for (const char* other : {"input_scale", "output_scale"})
+      add_zeros(claims, made, zero_points);
+    for (const char* other : {"input_scale", "output_scale", "input_global_scale"})
       add_activation_scale(claims, made, other);
     check_not_listed(claims, made, "ignore");
   }
   refuse_unscaled(claims, kScale);
+  for (const TensorInfo& outer : claims.tensors())
+    if (outer.name.ends_with(formatted(".weight{}", kOuter)) && !claims.is_taken(outer.name))
+      refuse(Refusal::dialect_part, claims.place(outer),
+             described(outer) + " over the scales of no weight");
   for (const TensorInfo& codes : claims.tensors())
     if (codes.name.ends_with(kPacked) && !claims.is_taken(codes.name))
       refuse(Refusal::dialect_part, claims.place(codes),

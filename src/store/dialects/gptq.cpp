@@ -16,11 +16,20 @@ namespace stowage::dialects {
 namespace gptq {
 namespace {
 
+constexpr PartForm kCodes{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
+constexpr PartForm kZeros{.in_file = 4,
+                          .in_part = 8,
+                          .word = 32,
+                          .axis = PartForm::Axis::rows,
+                          .transposed = true,
+                          .bias = 8};
+
 PartForm zeros_of(const QuantConfig& config) {
   const std::string said = config.text("checkpoint_format").value_or("gptq");
-  if (said == "gptq") return PartForm::zeros_less_one;
-  if (said == "gptq_v2") return PartForm::zeros_across;
-  config.refuse("checkpoint_format " + in_quotes(said));
+  if (said != "gptq" && said != "gptq_v2") config.refuse("checkpoint_format " + in_quotes(said));
+  PartForm zeros = kZeros;
+  if (said == "gptq") zeros.less = 1;
+  return zeros;
 }
 
 void check(const QuantConfig& config) {
@@ -57,7 +66,7 @@ void add_order(Claims& claims, WeightInfo& weight, const std::string& name, std:
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
-  const Int4Words form{.codes = PartForm::turned_words,
+  const Int4Words form{.codes = kCodes,
                        .zeros = zeros_of(config),
                        .packed = 0,
                        .group = int4_group(config, "group_size")};

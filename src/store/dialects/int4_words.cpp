@@ -11,6 +11,7 @@ namespace stowage::dialects {
 namespace {
 
 constexpr std::int64_t kInAWord = 8;
+constexpr PartForm kScales{.in_file = 16, .in_part = 16, .word = 16, .transposed = true};
 
 ScaleType scale_type(const Claims& claims, const TensorInfo& scales) {
   if (scales.dtype == Dtype::bf16) return ScaleType::bf16;
@@ -55,7 +56,7 @@ WeightInfo& Int4Words::add(Claims& claims, const TensorInfo& words) const {
   const std::string name = module + ".weight";
   const auto compute = claims.source().config->compute();
   WeightInfo& made = claims.add(name, storage, shape, std::move(parts), compute);
-  made.forms = {codes, PartForm::turned, zeros};
+  made.forms = {codes, kScales, zeros};
   return made;
 }
 

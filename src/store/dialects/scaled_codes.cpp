@@ -26,24 +26,24 @@ const TensorInfo& codes_of(const Claims& claims, const ScaledCodes& weight, cons
   return *codes;
 }
 
-// How the scale lies in the file, and what storage it makes.
-PartForm form_of(const Claims& claims, const ScaledCodes& weight, const TensorInfo& scale,
-                 Storage& storage) {
+// What the scales of the file make of the storage.
+ScaleType type_of(const Claims& claims, const ScaledCodes& weight, const TensorInfo& scale) {
+  const ScaleType wanted = weight.storage.scaling.type;
   const bool exponents =
       scale.dtype == Dtype::f8_e8m0 || (scale.dtype == Dtype::u8 && weight.bytes_are_exponents);
-  if (exponents) {
-    storage.scaling.type = ScaleType::e8m0;
-    return weight.swizzled ? PartForm::unswizzled : PartForm::whole;
-  }
-  if (scale.dtype == Dtype::f32) return weight.rounds_scale ? PartForm::rounded : PartForm::whole;
-  if (scale.dtype == Dtype::bf16 || scale.dtype == Dtype::f16) {
-    storage.scaling.type = scale.dtype == Dtype::bf16 ? ScaleType::bf16 : ScaleType::f16;
-    return PartForm::whole;
-  }
+  std::optional<ScaleType> found;
+  if (exponents) found = ScaleType::e8m0;
+  if (scale.dtype == Dtype::f32) found = ScaleType::f32;
+  if (scale.dtype == Dtype::bf16) found = ScaleType::bf16;
+  if (scale.dtype == Dtype::f16) found = ScaleType::f16;
+  if (scale.dtype == Dtype::f8_e4m3 && wanted >= ScaleType::e4m3) found = wanted;
+  if (found && (wanted == ScaleType::f32 || wanted == *found)) return *found;
+  const char* legal =
+      weight.bytes_are_exponents ? "U8, F8_E8M0, F32, BF16 or F16" : "F32, BF16, F16 or F8_E8M0";
+  if (wanted == ScaleType::e8m0) legal = "U8 or F8_E8M0";
+  if (wanted >= ScaleType::e4m3) legal = "F8_E4M3";
   refuse(Refusal::dialect_part, claims.place(scale),
-         formatted("{} for scales of {}", described(scale),
-                   weight.bytes_are_exponents ? "U8, F8_E8M0, F32, BF16 or F16"
-                                              : "F32, BF16, F16 or F8_E8M0"));
+         formatted("{} for scales of {}", described(scale), legal));
 }
 
 // The weight's: a row of the tensor is the bytes of a row.
@@ -53,6 +53,15 @@ Shape shape_of(const Claims& claims, const Storage& storage, const TensorInfo& c
   sizes.back() = size_of(claims, codes, codes.shape.rank() - 1,
                          bytes * codes_in_a_byte(describe(storage).packing));
   return Shape(sizes);
+}
+
+// One number over all scales.
+void check_outer(const Claims& claims, const TensorInfo& codes, const std::string& name) {
+  const TensorInfo* const outer = claims.find(name);
+  if (outer == nullptr)
+    refuse(Refusal::dialect_part, claims.place(codes), formatted("no {} (F32)", in_quotes(name)));
+  if (outer->dtype != Dtype::f32 || outer->shape.elements() != 1)
+    refuse(Refusal::dialect_part, claims.place(*outer), described(*outer) + " for one F32");
 }
 
 // The shape that the storage asks for; one number may be [1] or [], and one a row [O].
@@ -70,42 +79,39 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   if (scales == nullptr)
     refuse(Refusal::dialect_part, claims.place(held), "no " + in_quotes(scale));
   Storage made = storage;
-  const PartForm form = form_of(claims, *this, *scales, made);
-  const Shape shape = shape_of(claims, made, held);
+  made.scaling.type = type_of(claims, *this, *scales);
+  const Shape shape = logical ? *logical : shape_of(claims, made, held);
   std::optional<Shape> wanted;
   try {
     wanted = layout(made, shape).parts[1].shape;
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(held), in_quotes(error.what()));
   }
-  const auto check_shape = [&](const TensorInfo& tensor, const Shape& in_file, bool fit) {
-    if (!fit)
-      refuse(Refusal::dialect_part, claims.place(tensor),
-             formatted("{} for {}, {} of {}", described(tensor), to_string(in_file),
-                       to_string(made), to_string(shape)));
-  };
-  if (form == PartForm::unswizzled) {
-    const Shape tiles = swizzled_shape(*wanted);
-    check_shape(*scales, tiles, scales->shape == tiles);
-  } else {
-    check_shape(*scales, *wanted, fits(scales->shape, *wanted));
-  }
+  PartForm form = scale_form;
+  if (form.rounded && scales->dtype != Dtype::f32) form = {};
+  const bool lies = form.is_whole() || form.rounded;
+  const Shape in_file = lies ? *wanted : tensor_shape(form, *wanted);
+  if (lies ? !fits(scales->shape, in_file) : scales->shape != in_file)
+    refuse(Refusal::dialect_part, claims.place(*scales),
+           formatted("{} for {}, {} of {}", described(*scales), to_string(in_file), to_string(made),
+                     to_string(shape)));
   std::vector<std::string> parts{codes, scale};
-  std::vector<PartForm> forms{PartForm::whole, form};
+  std::vector<PartForm> forms{codes_form, form};
   if (made.scaling.zero) {
     if (wanted->rank() < 2)
       refuse(Refusal::dialect_part, claims.place(held),
              formatted("{} with zero points in words of rows", to_string(made)));
-    const Shape words = zeros_down_shape(*wanted);
-    claims.part(Refusal::dialect_part, held, {zero, Dtype::i32, words, {}});
-    parts.push_back(zero);
-    forms.push_back(PartForm::zeros_down);
+    const Shape words = tensor_shape(third_form, *wanted);
+    claims.part(Refusal::dialect_part, held, {third, Dtype::i32, words, {}});
+  } else if (made.scaling.type >= ScaleType::e4m3) {
+    check_outer(claims, held, third);
   }
+  if (layout(made, shape).count > 2) parts.push_back(third), forms.push_back(third_form);
   const QuantConfig* const config = claims.source().config;
   auto computes = compute;
   if (!computes && config != nullptr) computes = config->compute();
   WeightInfo& info = claims.add(name, made, shape, std::move(parts), computes);
-  if (std::ranges::count(forms, PartForm::whole) != std::ssize(forms)) info.forms = forms;
+  if (!std::ranges::all_of(forms, &PartForm::is_whole)) info.forms = forms;
   return info;
 }
 

@@ -12,13 +12,14 @@ namespace stowage::dialects {
 struct ScaledCodes {
   std::string name;                  // of the weight
   std::string codes{}, scale{};      // the tensors
-  std::string zero{};                // where the storage has zero points; in words down the rows
-  Storage storage{};                 // with scales of f32; those of other types change it
+  std::string third{};               // zero points in words, or the number over scales of e4m3
+  Storage storage{};                 // of scales of f32, which those in the file change; else so
   bool bytes_are_exponents = false;  // U8 scales are powers of two; else they are refused
-  bool rounds_scale = false;         // to the compute dtype, ahead of the product
-  bool swizzled = false;             // exponents, in the order of a vendor's kernels
-  std::optional<Dtype> compute{};    // nothing: what the configuration says
-  std::optional<Dtype> codes_in{};   // the type of packed codes, where it is not the storage's
+  PartForm codes_form{}, third_form{};
+  PartForm scale_form{};            // scales that are not of f32 are not rounded
+  std::optional<Dtype> compute{};   // nothing: what the configuration says
+  std::optional<Dtype> codes_in{};  // the type of packed codes, where it is not the storage's
+  std::optional<Shape> logical{};   // where that of the codes does not tell it
 
   /// Refuses at `near` what is missing; whatever is not as the storage asks at its own place.
   WeightInfo& add(Claims& claims, const Place& near) const;

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage._files.names import DISK_DTYPES, Entry, flatten
+from stowage._files.names import DISK_DTYPES, ROUNDED, WHOLE, Entry, flatten
 from stowage._files.sources import FileSource
 from stowage._model.files.configs import CONFIG, QUANTIZED, check_others, replaced
-from stowage._model.files.part_forms import TENSORS
 from stowage._model.weights import Held
 from stowage._model.writer import write
-from stowage._ops.errors import InvalidArgument
+from stowage._ops import library
+from stowage._ops.errors import InvalidArgument, translated
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
 from stowage._tensor.casts import is_plain, plain_values
@@ -88,7 +88,7 @@ def _companions(source: FileSource, names: Mapping[str, str]) -> Iterator[str]:
             yield from entry.members
         yield from entry.beside
         for i, member in enumerate(entry.parts):
-            if member in _states(entry) or (entry.forms and entry.forms[i] == "rounded"):
+            if member in _states(entry) or (entry.forms and entry.forms[i] == ROUNDED):
                 yield member
 
 
@@ -188,10 +188,17 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
         if float(part) == entry.nested_offset:
             return template.kept[name]
         return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
-    form = entry.forms[i] if entry.forms else "whole"
-    if form == "rounded":
+    form = entry.forms[i] if entry.forms else WHOLE
+    if form == ROUNDED:
         return _unchanged(template, name, part, tensor.dtype)
-    return TENSORS[form](part) if form in TENSORS else part
+    return part if form == WHOLE else _formed(name, part, form)
+
+
+def _formed(name: str, part: torch.Tensor, form: int) -> torch.Tensor:
+    try:
+        return library.tensor_of_part(part.cpu(), form)
+    except RuntimeError as error:
+        raise InvalidArgument(f"stowage.save: {name}: {translated(error)}") from None
 
 
 def _unchanged(
