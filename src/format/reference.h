@@ -40,9 +40,9 @@ std::span<const float> thresholds4(Codes codes) noexcept;
 void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
               std::span<void* const> parts, bool keep_nonfinite = false);
 
-/// The scale that element i of a weight is multiplied with; 1 for plain casts.
 /// What a scale of such a type is under the number over all.
 float number_under(ScaleType type, double scale, double outer) noexcept;
+/// The scale that element i of a weight is multiplied with; 1 for plain casts.
 float scale_at(const Weight& weight, std::int64_t i) noexcept;
 /// The code that stands for 0 in the group of element i, as a number: 0 but where a storage says.
 float zero_at(const Weight& weight, std::int64_t i) noexcept;

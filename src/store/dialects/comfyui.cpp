@@ -6,10 +6,10 @@
 //                                         the scale to the compute dtype ahead of the product
 //   LAYER.weight, LAYER.weight_scale      mxfp8: F8_E4M3 [O, K], both multiples of 32; U8 exponents
 //                                         [O, K / 32], rounded up to tiles of [128, 4]
-//   LAYER.weight, LAYER.weight_scale,     nvfp4: U8 [O, K / 2], the first of two columns in the
-//   high LAYER.weight_scale_2                  bits, both multiples of 16; F8_E4M3 [O, K / 16] in
-//   the same
-//                                         tiles; F32 []. Its decoder multiplies the two in bf16
+//   LAYER.weight, LAYER.weight_scale      nvfp4: U8 [O, K / 2], the first of two columns in the
+//                                         high bits, both multiples of 16; F8_E4M3 [O, K / 16] in
+//                                         the same tiles
+//   LAYER.weight_scale_2                  nvfp4: F32 [], which its decoder multiplies in bf16
 //   LAYER.input_scale                     a number for activations
 // The shape of a layer of mxfp8 or nvfp4 before it was padded is not said.
 #include <array>
