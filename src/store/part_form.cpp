@@ -57,6 +57,8 @@ struct Frame {
     return form.axis == PartForm::Axis::rows ? a * columns + o : o * columns + a;
   }
   bool has(std::int64_t a, std::int64_t o) const { return a < length && o < width; }
+  // From one to the next along the axis.
+  std::int64_t step() const { return form.axis == PartForm::Axis::rows ? columns : 1; }
 
   const PartForm& form;
   std::int64_t run;                      // numbers in a word
@@ -119,16 +121,26 @@ template <class Word>
 void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tensor, Bytes& part) {
   const PartForm& form = frame.form;
   const std::uint32_t more = taken(form), mask = (1u << form.in_file) - 1;
+  const int bits = form.in_file, in_part = form.in_part, run = static_cast<int>(frame.run);
+  const std::int64_t step = frame.step();
   each_word(frame, moved, [&](std::int64_t i, std::int64_t o) {
     const std::int64_t at = frame.word(i, o);
     const std::uint32_t word = value_at<Word>(tensor.bytes.data(), at) + more;
-    for (int j = 0; j < frame.run; ++j) {
-      const std::uint32_t number = word >> (j * form.in_file) & mask;
-      const std::int64_t a = i * frame.run + form.order[static_cast<std::size_t>(j)];
-      if (frame.has(a, o))
-        put_number(part.data(), form.in_part, frame.number(a, o), number - form.bias);
+    const std::int64_t first = frame.number(i * frame.run, o);
+    const bool is_full = frame.has((i + 1) * frame.run - 1, o);
+    if (is_full && in_part == 8) {  // zero points of large weights are many, too
+      for (int j = 0; j < run; ++j)
+        part[static_cast<std::size_t>(first + form.order[static_cast<std::size_t>(j)] * step)] =
+            static_cast<std::byte>((word >> (j * bits) & mask) - form.bias);
+      return;
+    }
+    for (int j = 0; j < run; ++j) {
+      const std::uint32_t number = word >> (j * bits) & mask;
+      const std::int64_t next = form.order[static_cast<std::size_t>(j)];
+      if (is_full || frame.has(i * frame.run + next, o))
+        put_number(part.data(), in_part, first + next * step, number - form.bias);
       else if (number != 0)
-        refuse_stray(tensor, at * static_cast<std::int64_t>(sizeof(Word)) + j * form.in_file / 8);
+        refuse_stray(tensor, at * static_cast<std::int64_t>(sizeof(Word)) + j * bits / 8);
     }
   });
 }
