@@ -43,6 +43,8 @@ TORCHAO = [f"nf4:torchao:block32:scaler2:{dtype}" for dtype in ("f32", "bf16", "
 # Rows of whole bytes of two codes: likewise.
 INT4 = ["int4:block32", "int4:row:f16", "int4:block40:bf16:zero", "int4:tensor:zero"]
 PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
+# The other arithmetics of scales under one number.
+NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
 # A signed zero, subnormals, ties, and what the narrow casts saturate.
 SPECIAL = [-0.0, 1e-40, -1e-45, 0.1, 1.0625, 449.0, -600.0, 60000.0, -65520.0, 1e30]
 
@@ -97,7 +99,8 @@ def make(folder: Path, program: str, storages: list[str], tensors: dict[str, byt
 def main(folder: Path, program: str) -> None:
     weight, special = struct.pack("<576f", *values()), struct.pack("<10f", *SPECIAL)
     make(folder, program, STORAGES, {"weight": weight, "special.weight": special})
-    for name, storages in (("torchao", TORCHAO), ("int4", INT4), ("packed", PACKED)):
+    others = {"torchao": TORCHAO, "int4": INT4, "packed": PACKED, "nvfp4": NVFP4}
+    for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")
         make(beside, program, storages, {"matrix.weight": weight})
 
