@@ -46,7 +46,7 @@ class Renaming:
         found: dict[str, Entry] = {}
         for name, entry in given.items():
             new = self(name)
-            if new is not None and new in found:
+            if new in found:
                 self.problems.append(
                     f"{name}: rename must give each a name of its own, got {new}, which "
                     f"{found[new].name} has"
@@ -64,7 +64,7 @@ class Renaming:
         """Ties of the file between names that the model has, `every`."""
         known = set(every)
         found = ((self(name), self(kept)) for name, kept in given.items())
-        return {a: b for a, b in found if a is not None and b is not None and {a, b} <= known}
+        return {a: b for a, b in found if a is not None and b in known}
 
 
 def _rule(pattern: object, new: object) -> tuple[str, re.Pattern[str], str | None]:

@@ -126,8 +126,7 @@ class FileSource:
         self.markers: list[str] = facts["markers"]  # tensors that only show the dialect
         self.entries = self._entries(facts)
         metadata: dict[str, str] = facts["metadata"]
-        known = self.entries
-        self.ties = {a: b for a, b in metadata.items() if b in known and a not in known}
+        self.ties = {a: b for a, b in metadata.items() if b in self.entries}
         dtypes = json.loads(metadata.get("stowage.buffer_dtypes", "{}"))
         self.buffer_dtypes = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
 

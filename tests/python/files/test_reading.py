@@ -64,6 +64,31 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
     assert "stowage-ahead" not in names()
 
 
+def test_a_load_asks_for_all_that_it_reads_and_a_state_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Extent] = []
+    used: list[int] = []
+
+    class Asked(Prefetch):
+        def __enter__(self) -> Prefetch:
+            asked.extend(self.extents)
+            return super().__enter__()
+
+        def use(self, count: int) -> None:
+            used.append(count)
+            super().use(count)
+
+    monkeypatch.setattr(sources, "Prefetch", Asked)
+    model = nn.Linear(64, 64)
+    stowage.save(model, tmp_path)
+    stowage.load_state_dict(model, model.state_dict())
+    assert not asked and not used
+    stowage.load(model, tmp_path)
+    assert {extent.name for extent in asked} == {"weight", "bias"}
+    assert sum(extent.bytes for extent in asked) == sum(used) == (64 + 1) * 64 * 4
+
+
 def test_advice_that_fails_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(4 << 20)}, path)

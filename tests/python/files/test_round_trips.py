@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import stowage
 from stowage._model.rest.formation import obstacle
 from stowage._ops.storage import Storage
+from stowage._tensor.casts import stands_for_plain
 
 _BLOCKS = (2, 3, 7, 16, 25, 32, 44, 48, 50, 64, 96, 128, 1000)
 EIGHT = [
@@ -217,9 +218,12 @@ def test_a_cast_of_itself_is_a_plain_value_in_a_state(storage: str) -> None:
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[storage]
     cast = stowage.quantize(torch.randn(8, 64, dtype=dtype), storage, exact=True)
     other, resting = Bare(torch.zeros(8, 64)), Bare(stowage.quantize(torch.zeros(8, 64), "int8"))
-    for model in (other, resting):
-        stowage.load_state_dict(model, {"weight": cast})
-    assert type(other.weight) is nn.Parameter
+    moved = stands_for_plain(nn.Parameter(cast, False).to(torch.float16))  # while offloaded
+    assert isinstance(moved, stowage.StowedTensor) and moved.dtype is torch.float16
+    for given in (moved, cast):
+        for model in (other, resting):
+            stowage.load_state_dict(model, {"weight": given})
+        assert type(other.weight) is nn.Parameter and resting.weight.storage == "int8:row"
     assert torch.equal(other.weight, cast.dequantize(torch.float32))
     wanted = stowage.quantize(cast.dequantize(torch.float32), "int8")
     assert same(nn.ModuleList([resting]), nn.ModuleList([Bare(wanted)]))
