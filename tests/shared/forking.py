@@ -55,24 +55,31 @@ def same(model: nn.Module, wanted: torch.Tensor) -> bool:
         return torch.equal(model(X), wanted)
 
 
-def offloaded(folder: Path, storage: str | None, ram: int) -> tuple[Model, torch.Tensor]:
+def offloaded(
+    folder: Path, storage: str | None, ram: int, reads: str = "automatic"
+) -> tuple[Model, torch.Tensor]:
     torch.set_num_threads(1)  # so that parent and child sum in one order
     model = made(storage).requires_grad_(False)
     wanted = model(X)
-    stowage.offload(model, ram=ram, folder=folder)
+    stowage.offload(model, ram=ram, folder=folder, reads=reads)
     return model, wanted
 
 
-def life(folder: Path, storage: str | None) -> None:
+def life(folder: Path, storage: str | None, reads: str) -> None:
     """Before and after the first use, and after rebudget."""
-    model, wanted = offloaded(folder, storage, ONE_WEIGHT)
+    model, wanted = offloaded(folder, storage, ONE_WEIGHT, reads)
+    ours = stowage.engine_report(model).reads
 
     def child() -> bool:
         report = stowage.engine_report(model)
         good = same(model, wanted) and same(model, wanted)
         good &= report.reads == "mapped" and report.held == report.acquired == 0
         in_child(lambda: same(model, wanted))
-        stowage.rebudget(model, 1 << 20)  # an engine of its own
+        with torch.no_grad():  # what leaves the file makes no engine
+            model.blocks[1].weight.copy_(made(storage).blocks[1].weight)
+        good &= same(model, wanted) and stowage.engine_report(model).acquired == 0
+        stowage.rebudget(model, 1 << 20)  # an engine of its own, as it was asked for
+        good &= stowage.engine_report(model).reads == ours
         good &= same(model, wanted) and stowage.engine_report(model).acquired > 0
         stowage.onload(model)
         return good and same(model, wanted)
@@ -87,8 +94,8 @@ def life(folder: Path, storage: str | None) -> None:
 
 
 def lives(folder: Path) -> None:
-    for storage in (None, "int8"):
-        life(folder / str(storage), storage)
+    for storage, reads in ((None, "automatic"), ("int8", "buffered")):
+        life(folder / str(storage), storage, reads)
     stowed = made("int8").requires_grad_(False)  # not offloaded: the core's own threads
     wanted = stowed(X)
     in_child(lambda: same(stowed, wanted), True)

@@ -18,7 +18,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def run(scenario: str, folder: Path, *more: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(SHARED / "forking.py"), scenario, str(folder), *more],
-        env=os.environ | {"PYTHONPATH": str(SHARED)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SHARED), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         timeout=900,

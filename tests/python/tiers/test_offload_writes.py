@@ -196,6 +196,23 @@ def test_a_write_elsewhere_leaves_what_is_in_memory(tmp_path: Path) -> None:
     assert stowage.engine_report(model).since(before).misses == 0
 
 
+def test_what_a_copy_wrote_is_room_again_when_it_is_gone(tmp_path: Path) -> None:
+    model = uneven()
+    stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
+    twin = copy.deepcopy(model)
+    for layer in twin[:2]:
+        layer.weight.mul_(-2)
+    twin(X)
+    written = stowage.engine_report(twin).written
+    assert written == 2 * 640 * 160 * 4
+    model(X)
+    assert stowage.engine_report(model).held <= 4 * WIDE - written
+    del twin
+    for _ in range(2):
+        model(X)
+    assert stowage.engine_report(model).held > 4 * WIDE - written
+
+
 def test_a_smaller_budget_holds_at_once(tmp_path: Path) -> None:
     model, twin, ram = uneven(), uneven(), WIDE + ROOM
     stowage.offload(model, ram=4 * WIDE, folder=tmp_path)
