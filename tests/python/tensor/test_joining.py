@@ -130,3 +130,14 @@ def test_in_one_graph() -> None:
     x = torch.randn(3, 64)
     got = torch.compile(fused, backend="aot_eager", fullgraph=True)(x)
     torch.testing.assert_close(got, fused(x))
+
+
+@pytest.mark.parametrize("storage", ["int8:row", "nf4"])
+def test_one_piece_is_joined_and_pieces_of_other_columns_are_not(storage: str) -> None:
+    narrow, wide = (stowage.quantize(torch.randn(2, n), storage) for n in (64, 128))
+    one, alone = torch.cat([narrow]), torch.stack([narrow])
+    assert type(one) is type(alone) is stowage.StowedTensor
+    assert one.equal(narrow) and alone.shape == (1, 2, 64) and alone[0].equal(narrow)
+    for join in (torch.cat, torch.stack):
+        with pytest.raises(RuntimeError, match=r"[Ss]izes|equal size"):
+            join([narrow, wide])

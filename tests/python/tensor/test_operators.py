@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything but the fast path: convolutions, norms, transforms, factories, and what is counted."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -312,3 +313,46 @@ def test_what_rests_is_copied_into_the_exact_value_of_a_weight_that_is_being_mad
         with torch.no_grad():
             layer.weight.copy_(source)
     assert torch.equal(init_value(layer.weight), source.dequantize())
+
+
+def test_what_a_product_below_autograd_takes() -> None:
+    """What it leaves, stock ops compute."""
+    torch.manual_seed(0)
+    w = stowage.quantize(torch.randn(48, 32), "int8:tensor")
+    x, bias = torch.randn(3, 32), torch.randn(48)
+    resting = stowage.quantize(torch.randn(4, 32), "int8:tensor")
+    other = stowage.quantize(torch.randn(32, 48), "int8:tensor").t()
+    op = torch.ops.aten.linear.default
+    for left, right, more in itertools.product(
+        (x, resting, x[:, :16]),
+        (w, other, w.dequantize()),
+        (None, bias, stowage.quantize(bias, "int8")),
+    ):
+        found = operators._linear(op, (left, right, more), {})
+        taken = left is x and type(right) is not Tensor
+        assert (found is not NotImplemented) == taken
+        if taken:
+            wide = [None if t is None else t + 0 for t in (left, right.dequantize(), more)]
+            assert type(found) is Tensor and torch.allclose(found, F.linear(*wide), atol=1e-4)
+    stowage.fallbacks(clear=True)
+    rows = torch.ops.aten.embedding(w, torch.tensor([3, 1]))
+    assert torch.equal(rows, w.dequantize()[[3, 1]]) and stowage.fallbacks() == {}
+
+
+def test_what_is_the_same_in_another_place_rests() -> None:
+    w = stowage.quantize(torch.randn(8, 32), "int8")
+    for op in (torch.ops.aten.detach, torch.ops.aten.alias, torch.ops.aten.lift_fresh):
+        same = op(w)
+        assert type(same) is stowage.StowedTensor
+        assert same.parts["codes"].data_ptr() == w.parts["codes"].data_ptr()
+    assert w.to("meta", torch.float64).device.type == "meta"
+    assert w.to(torch.int32, memory_format=torch.contiguous_format).dtype is torch.int32
+
+
+def test_a_copy_below_autograd_keeps_the_form_that_is_written_to() -> None:
+    into, wanted = (stowage.quantize(torch.zeros(8, 64), "int8") for _ in range(2))
+    values = stowage.quantize(torch.randn(8, 64), "nf4")
+    with torch.no_grad():
+        torch.ops.aten.copy_(into, values)
+        wanted.copy_(values.dequantize())
+    assert into.storage == "int8:row" and into.equal(wanted)

@@ -83,6 +83,14 @@ def test_tensor_scale_is_kept_or_the_write_refused(storage: str) -> None:
     assert torch.allclose(w.dequantize(), torch.tensor(100.0))
 
 
+@pytest.mark.parametrize("storage", ["int8:tensor", "f8_e4m3:tensor", "nf4", "int4:tensor"])
+def test_a_column_of_all_rows_may_have_new_scales(storage: str) -> None:
+    w = weight(storage, 8, 64)
+    wanted = w.dequantize()
+    w[:, 2] = wanted[:, 2] = 100.0
+    assert torch.equal(w.dequantize(), stowage.quantize(wanted, storage).dequantize())
+
+
 def test_a_kept_scale_reaches_to_the_last_value_that_it_holds() -> None:
     w = stowage.quantize(torch.tensor([[448.0] * 4, [1.0] * 4]), "f8_e4m3:tensor")
     last = torch.tensor(448 * (1 + 2.0**-20))  # what fp32 products of a rounded scale may exceed
@@ -179,3 +187,83 @@ def test_scalars_and_vectors() -> None:
     v[2] = 7.0
     assert torch.allclose(v.dequantize()[2], torch.tensor(7.0))
     stowage.quantize(torch.empty(0, 8), "int8").zero_()
+
+
+# Groups of rows and columns that one scale is of: [10, 80] ends inside of blocks both ways.
+GROUPS = {
+    "int4:row": (1, 80),
+    "int4:block32": (1, 32),
+    "int4:block4x32": (4, 32),
+    "int4:block32:bf16": (1, 32),
+    "int4:block32:zero": (1, 32),
+    "f8_e4m3:block4x32": (4, 32),
+    "mxfp4": (1, 32),
+}
+
+
+@pytest.mark.parametrize("storage", GROUPS)
+def test_a_value_is_written_into_its_group_alone(storage: str) -> None:
+    w = weight(storage, 10, 80)
+    before, (rows, columns) = w.dequantize(), GROUPS[storage]
+    for i, j in ((9, 70), (1, 2)):
+        fits = float(before[i, j - 1])  # the group holds it already
+        w[i, j] = fits
+        wanted = before.clone()
+        wanted[i, j] = fits
+        group = (
+            slice(i // rows * rows, (i // rows + 1) * rows),
+            slice(j // columns * columns, (j // columns + 1) * columns),
+        )
+        after = w.dequantize()
+        if storage.startswith("int4") and "zero" not in storage:  # its scale is kept
+            assert torch.equal(after, wanted)
+        assert torch.allclose(after[group], wanted[group], atol=0.1)
+        w[i, j] = wanted[i, j] = 100.0
+        after, fresh = w.dequantize(), stowage.quantize(wanted, storage).dequantize()
+        assert torch.equal(after[group], fresh[group])
+        after[group] = before[group]
+        assert torch.equal(after, before)
+        w.copy_(before)
+        before = w.dequantize()
+
+
+def test_rows_of_experts_are_written_alone() -> None:
+    values = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(5))
+    w = stowage.quantize(values, "int4:row2")
+    wanted = w.dequantize()
+    w[1, 2, 3] = wanted[1, 2, 3] = float(wanted[1, 2, 4])
+    assert torch.equal(w.dequantize(), wanted)
+    w[1, 2, 3] = wanted[1, 2, 3] = 100.0
+    fresh = stowage.quantize(wanted, "int4:row2").dequantize()
+    wanted[1, 2] = fresh[1, 2]
+    assert torch.equal(w.dequantize(), wanted)
+
+
+@pytest.mark.parametrize("storage", ["int4:tensor", "int4:tensor:zero"])
+def test_a_scale_of_all_is_kept_where_zero_points_stand(storage: str) -> None:
+    values = torch.linspace(1, 4, 64).reshape(8, 8)
+    values[0, 0] = -0.5
+    w = stowage.quantize(values, storage)
+    before, scale = w.dequantize(), float(w.parts["scale"].float().max())
+    low, high = float(before.min()), float(before.max())
+    for fits in (low, high):
+        w[2, 3] = fits
+        before[2, 3] = fits
+        assert torch.equal(w.dequantize(), before)
+    beyond = [high + 0.6 * scale]
+    if storage.endswith("zero"):
+        beyond.append(low - 0.6 * scale)
+    for value in beyond:
+        with pytest.raises(stowage.Unsupported, match=r"within|from"):
+            w[2, 3] = value
+        assert torch.equal(w.dequantize(), before)
+
+
+@pytest.mark.parametrize("storage", ["nf4", "fp4"])
+def test_a_short_last_block_has_a_scale_of_its_own_values(storage: str) -> None:
+    w = weight(storage, 5, 96)  # 480 elements: half a block at the end
+    wanted = w.dequantize()
+    w[4] = wanted[4] = torch.randn(96, generator=torch.Generator().manual_seed(6)) * 0.01
+    (codes, absmax), fresh = w.parts.values(), [*stowage.quantize(wanted, storage).parts.values()]
+    assert torch.equal(absmax[-1], fresh[1][-1])
+    assert torch.equal(codes.view(-1)[-16:], fresh[0].view(-1)[-16:])
