@@ -215,6 +215,63 @@ const Rows kDialects{{
             {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 31, 0})}}),
      {"tensor 'a.weight_packed'"}},
     {Refusal::dialect_part,
+     "words of AWQ for columns that are no multiple of eight",
+     model(R"({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": true,)"
+           R"( "group_size": -1})",
+           {{"a.qweight", "I32", "[12,1]", 48},
+            {"a.scales", "F16", "[1,8]", 16},
+            {"a.qzeros", "I32", "[1,1]", 4}}),
+     {"tensor 'a.qweight'", "size 0 a multiple of 8"}},
+    {Refusal::dialect_config,
+     "a layer of ComfyUI in two formats",
+     [](const Scratch& s) {
+       const std::string said = R"({"format": "float8_e5m2"})";
+       s.write("model.safetensors",
+               safetensors("{"
+                           R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":)"
+                           R"({\"format\":\"float8_e4m3fn\"}}}"},)" +
+                               tensor("a.comfy_quant", "U8",
+                                      "[" + std::to_string(said.size()) + "]", 0, said.size()) +
+                               "}",
+                           said));
+     },
+     {"tensor 'a.comfy_quant'", "format 'float8_e5m2' of 'a'", "says is 'float8_e4m3fn'"}},
+    {Refusal::dialect_part,
+     "two markers of two types",
+     model("", {{"a.scaled_fp8", "F8_E4M3", "[0]", 0}, {"b.scaled_fp8", "F8_E5M2", "[0]", 0}}),
+     {"tensor 'b.scaled_fp8'", "F8_E5M2 [0] beside a marker of f8_e4m3"}},
+    {Refusal::dialect_config,
+     "asymmetric integers of eight bits",
+     model(compressed(R"({"num_bits": 8, "type": "int", "strategy": "channel",)"
+                      R"( "symmetric": false})",
+                      "int-quantized"),
+           {}),
+     {"weights with symmetric 'false'"}},
+    {Refusal::dialect_part,
+     "codes in a module that ModelOpt excludes",
+     model(R"({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["a"]})",
+           {{"a.weight", "F8_E4M3", "[2,4]", 8}, {"a.weight_scale", "F32", "[]", 4}}),
+     {"tensor 'a.weight'", "exclude_modules of", "config.json"}},
+    {Refusal::dialect_part,
+     "scales of blocks in a row",
+     model(kFp8,
+           {{"a.weight", "F8_E4M3", "[192,160]", 30720}, {"a.weight_scale_inv", "F32", "[4]", 16}}),
+     {"tensor 'a.weight_scale_inv'", "F32 [4] for [2, 2]"}},
+    {Refusal::dialect_part,
+     "scales of torchao for blocks of one row",
+     model("", {{"_w_qdata", "I8", "[4,8]", 32}, {"_w_scale", "F32", "[4,2]", 32}},
+           R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int8Tensor\",)"
+           R"( \"_data\": {\"block_size\": [2, 4]}}"})"),
+     {"tensor '_w_scale'", "[4, 2] for [2, 2]"}},
+    {Refusal::dialect_part,
+     "scales as the group of all others has them",
+     model(R"({"quant_method": "compressed-tensors", "format": "float-quantized",)"
+           R"( "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8,)"
+           R"( "type": "float", "strategy": "channel"}}, "h": {"targets": ["a"], "weights": {)"
+           R"("num_bits": 8, "type": "float", "strategy": "tensor"}}}})",
+           {{"a.weight", "F8_E4M3", "[2,4]", 8}, {"a.weight_scale", "F32", "[2,1]", 8}}),
+     {"tensor 'a.weight_scale'", "F32 [2, 1] for []"}},
+    {Refusal::dialect_part,
      "words without their shape",
      model(compressed(kInt4, "pack-quantized"),
            {{"a.weight_packed", "I32", "[2,4]", 32}, {"a.weight_scale", "BF16", "[2,1]", 4}}),
