@@ -50,11 +50,6 @@ enum class Zero : std::uint8_t {
   none,
   code,  // one i8 for each group of scales; a code stands for its distance from it
 };
-/// What codes reach: values over their scale are clamped to it, and a scale is amax / divisor; with
-/// zeros, which use all codes, the span of the values / divisor.
-struct CodeRange {
-  float least = 0, most = 0, divisor = 0;
-};
 struct Level {
   Group group;
   Dtype type = Dtype::f32;  // of its numbers; unknown where only values will tell it
@@ -107,13 +102,19 @@ struct Descriptor {
   FileForm file = FileForm::values;
   Level scale;  // each value is multiplied by the scale of its group
   Zero zero = Zero::none;
-  CodeRange range;
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
   Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
   std::span<const PartRow> parts;    // codes first
 };
 /// Throws invalid_argument where no row of the table has these codes in this dialect.
 STOWAGE_API Descriptor describe(const Storage& storage);
+
+/// What codes reach: values over their scale are clamped to it, and a scale is amax / divisor; with
+/// zeros, which use all codes, the span of the values / divisor.
+struct CodeRange {
+  float least = 0, most = 0, divisor = 0;
+};
+STOWAGE_API CodeRange code_range(const Storage& storage) noexcept;
 
 /// Plain casts: no scales.
 inline bool is_cast(const Storage& storage) noexcept {

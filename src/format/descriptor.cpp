@@ -83,12 +83,6 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
   return {};
 }
 
-CodeRange range_of(const FormatTrait& format, bool zero) noexcept {
-  if (!zero) return {format.lowest, format.largest, format.divisor};
-  const auto half = static_cast<float>(1 << (format.bits - 1));  // of all codes
-  return {-half, half - 1, 2 * half - 1};
-}
-
 }  // namespace
 
 inline namespace v0 {
@@ -104,7 +98,6 @@ Descriptor describe(const Storage& storage) {
   made.codec = row.codec;
   made.powers = row.powers;
   made.file = row.file;
-  made.range = range_of(trait(storage.codes), scaling.zero);
   made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
   switch (row.codec) {
     case Codec::cast:
@@ -145,6 +138,13 @@ Descriptor describe(const Storage& storage) {
       break;
   }
   return made;
+}
+
+CodeRange code_range(const Storage& storage) noexcept {
+  const FormatTrait& format = trait(storage.codes);
+  if (!storage.scaling.zero) return {format.lowest, format.largest, format.divisor};
+  const auto half = static_cast<float>(1 << (format.bits - 1));  // of all codes
+  return {-half, half - 1, 2 * half - 1};
 }
 
 }  // namespace v0

@@ -3,9 +3,13 @@
 #include "format/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
 
 #include "base/checked.h"
 #include "format/legal.h"
@@ -28,7 +32,7 @@ void store(void* values, std::int64_t i, T value) noexcept {
               sizeof(T));
 }
 
-struct Precision {
+struct Precision {   // of the formats that are no list of values
   int mantissa;      // stored bits
   int min_exponent;  // of normal numbers
 };
@@ -39,12 +43,6 @@ Precision precision(Codes codes) noexcept {
       return {7, -126};
     case Codes::f16:
       return {10, -14};
-    case Codes::f8_e4m3:
-      return {3, -6};
-    case Codes::f8_e5m2:
-      return {2, -14};
-    case Codes::f4_e2m1:
-      return {1, 0};
     default:
       return {23, -126};
   }
@@ -64,6 +62,41 @@ std::uint32_t sign_bit(Codes codes, double x) noexcept {
   return std::signbit(x) ? std::uint32_t{1} << (trait(codes).bits - 1) : 0;
 }
 
+// The finite values of a format, ascending; of two zeros the negative one comes first.
+struct Ordered {
+  std::vector<double> values;
+  std::vector<std::uint32_t> codes;
+};
+Ordered make_ordered(const FormatTrait& format) {
+  Ordered made;
+  for (std::uint32_t code = 0; code < format.values.size(); ++code)
+    if (std::isfinite(format.values[code])) made.codes.push_back(code);
+  std::ranges::sort(made.codes, {}, [&](std::uint32_t code) {
+    const float value = format.values[code];
+    return std::tuple(value, !std::signbit(value), code);
+  });
+  for (const std::uint32_t code : made.codes) made.values.push_back(double{format.values[code]});
+  return made;
+}
+const Ordered& ordered(Codes codes) {
+  static const auto all = [] {
+    std::array<Ordered, kCodesCount> made;
+    for (const FormatTrait& format : formats())
+      made[static_cast<std::size_t>(format.codes)] = make_ordered(format);
+    return made;
+  }();
+  return all[static_cast<std::size_t>(codes)];
+}
+
+// The last code before the sign's that `is` holds of.
+template <class Is>
+std::optional<std::uint32_t> special(Codes codes, Is is) noexcept {
+  const auto values = trait(codes).values;
+  for (std::size_t code = values.size() / 2; code-- > 0;)
+    if (is(values[code])) return static_cast<std::uint32_t>(code);
+  return std::nullopt;
+}
+
 std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
   const bool nan = std::isnan(x);
   switch (codes) {
@@ -71,13 +104,14 @@ std::uint32_t encode_nonfinite(Codes codes, double x) noexcept {
       return sign_bit(codes, x) | (nan ? 0x7fc0u : 0x7f80u);
     case Codes::f16:
       return sign_bit(codes, x) | (nan ? 0x7e00u : 0x7c00u);
-    case Codes::f8_e4m3:
-      return sign_bit(codes, x) | 0x7fu;
-    case Codes::f8_e5m2:
-      return sign_bit(codes, x) | (nan ? 0x7fu : 0x7cu);
-    default:
+    case Codes::f32:
       return sign_bit(codes, x) | (nan ? 0x7fc00000u : 0x7f800000u);
+    default:
+      break;
   }
+  const auto infinity = special(codes, [](float value) { return std::isinf(value); });
+  const auto not_a_number = special(codes, [](float value) { return std::isnan(value); });
+  return sign_bit(codes, x) | (nan || !infinity ? *not_a_number : *infinity);
 }
 
 // What 16 bits stand for: a sign, an exponent, and a mantissa as long as the precision says.
@@ -145,8 +179,27 @@ double read(const void* values, Dtype dtype, std::int64_t i) noexcept {
   }
 }
 
+std::uint32_t nearest_code(Codes codes, double x) noexcept {
+  const auto& [values, of] = ordered(codes);
+  const auto from = std::ranges::lower_bound(values, x);
+  auto at = static_cast<std::size_t>(from - values.begin());
+  if (at == values.size()) --at;
+  if (at != 0 && x < values[at]) {
+    const double middle = (values[at - 1] + values[at]) / 2;
+    const bool even = of[at] % 2 == 0 && of[at - 1] % 2 != 0;
+    if (x < middle || (x == middle && !even)) --at;
+  }
+  // Two zeros stand side by side, and take what has their sign.
+  if (values[at] == 0 && std::signbit(values[at]) != std::signbit(x))
+    for (const std::size_t other : {at - 1, at + 1})
+      if (other < values.size() && values[other] == 0) return of[other];
+  return of[at];
+}
+
 double round(Codes codes, double x) noexcept {
   const double largest = trait(codes).largest;
+  if (const auto values = trait(codes).values; !values.empty())
+    return values[nearest_code(codes, x)];
   return nearest(codes, std::clamp(x, -largest, largest));
 }
 
@@ -158,6 +211,7 @@ double narrow(Codes codes, double x) noexcept {
 
 std::uint32_t encode(Codes codes, double x) noexcept {
   if (!std::isfinite(x)) return encode_nonfinite(codes, x);
+  if (!trait(codes).values.empty()) return nearest_code(codes, x);
   return sign_bit(codes, x) | fields(codes, std::fabs(round(codes, x)));
 }
 

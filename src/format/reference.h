@@ -13,6 +13,9 @@ namespace stowage::reference {
 /// Element i of a row-major array of f64, f32, bf16 or f16; exact.
 double read(const void* values, Dtype dtype, std::int64_t i) noexcept;
 
+/// The code of the finite value of a table that is nearest to x; of two as near that whose code is
+/// even; of two zeros the one of the sign of x.
+std::uint32_t nearest_code(Codes codes, double x) noexcept;
 /// x in the precision of a plain cast (f32, bf16, f16, f8), rounded once to nearest even, clamped
 /// to the largest value; x is finite.
 double round(Codes codes, double x) noexcept;

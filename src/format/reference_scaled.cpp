@@ -81,17 +81,14 @@ void quantize_cast(const Input& input, Codes codes, void* out) noexcept {
 }
 
 // The code nearest to a value over its scale.
-std::uint8_t scaled_code(const Descriptor& form, float scaled) noexcept {
-  const float clamped = std::clamp(scaled, form.range.least, form.range.most);
-  if (form.codes == Codes::int8)
-    return static_cast<std::uint8_t>(static_cast<std::int8_t>(std::nearbyint(clamped)));
-  if (form.codes == Codes::int4) return static_cast<std::uint8_t>(std::nearbyint(clamped) + 8);
-  return static_cast<std::uint8_t>(encode(form.codes, clamped));
+std::uint8_t scaled_code(Codes codes, const CodeRange& range, float scaled) noexcept {
+  const float clamped = std::clamp(scaled, range.least, range.most);
+  return static_cast<std::uint8_t>(nearest_code(codes, clamped));
 }
 
-void put_code(const Descriptor& form, void* codes, std::int64_t i, std::uint8_t code) noexcept {
+void put_code(Packing packing, void* codes, std::int64_t i, std::uint8_t code) noexcept {
   auto* bytes = static_cast<std::uint8_t*>(codes);
-  if (form.packing == Packing::whole)
+  if (packing == Packing::whole)
     bytes[i] = code;
   else if (i % 2 == 0)
     bytes[i / 2] = code;
@@ -179,8 +176,9 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
-  const Descriptor form = describe(storage);
-  const auto [least, most, divisor] = form.range;
+  const Packing packing = describe(storage).packing;
+  const CodeRange range = code_range(storage);
+  const auto [least, most, divisor] = range;
   for (std::int64_t i = 0; i < input.n; ++i) {
     lo[at(i)] = std::min(lo[at(i)], input.single(i));
     hi[at(i)] = std::max(hi[at(i)], input.single(i));
@@ -198,7 +196,7 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float product = input.single(i) * (1.0f / scale[at(i)]);
     const auto moved = static_cast<float>(double{product} + double{zero[at(i)]});
-    put_code(form, parts[0], i, scaled_code(form, moved));
+    put_code(packing, parts[0], i, scaled_code(storage.codes, range, moved));
   }
 }
 
@@ -210,18 +208,20 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
   const Descriptor form = describe(storage);
+  const CodeRange range = code_range(storage);
   std::vector<float> scale(count, 0.0f);  // first the amax of each group; some have no elements
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
   if (stands_under_one(form))
-    put_products(storage.scaling.type, scale, form.range.divisor, parts);
+    put_products(storage.scaling.type, scale, range.divisor, parts);
   else
     for (std::size_t g = 0; g < count; ++g)
-      scale[g] = keep_scale(scale_of(scale[g], form.range.divisor), scale[g], storage, parts[1], g);
+      scale[g] = keep_scale(scale_of(scale[g], range.divisor), scale[g], storage, parts[1], g);
   const bool divides = stands_under_one(form);
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float s = scale[at(i)], x = input.single(i);
-    put_code(form, parts[0], i, scaled_code(form, divides ? x / s : x * (1.0f / s)));
+    put_code(form.packing, parts[0], i,
+             scaled_code(form.codes, range, divides ? x / s : x * (1.0f / s)));
   }
 }
 

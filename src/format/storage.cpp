@@ -6,6 +6,7 @@
 #include <bit>
 #include <charconv>
 #include <optional>
+#include <vector>
 
 #include "format/legal.h"
 #include "stowage/descriptor.h"
@@ -209,6 +210,17 @@ std::string spelled(const FormRow& row) {
   return text;
 }
 
+// "nf4 and fp4": the formats whose own rows have this rule.
+std::string names_with(bool Legal::*rule) {
+  std::vector<std::string_view> names;
+  for (const FormRow& row : form_rows())
+    if (row.dialect == Dialect::standard && row.legal.*rule) names.push_back(trait(row.codes).name);
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text.append(i == 0 ? "" : i + 1 == names.size() ? " and " : ", ").append(names[i]);
+  return text;
+}
+
 }  // namespace
 
 bool is_legal(const Storage& storage) noexcept {
@@ -269,9 +281,9 @@ std::string legal_storages() {
       if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
   for (const Named& named : kNamed) text.append(", ").append(named.name);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
-         ", for f4_e2m1 and int4 an even one; for nf4 and fp4 a power of two from " +
-         std::to_string(kMinBlock4) + " to " + std::to_string(kMaxBlock4) +
-         ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
+         ", for " + names_with(&Legal::even) + " an even one; for " + names_with(&Legal::powers) +
+         " a power of two from " + std::to_string(kMinBlock4) + " to " +
+         std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; e8m0: with blocks; e4m3: with block<N>; M: a power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";

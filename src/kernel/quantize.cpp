@@ -74,12 +74,11 @@ std::uint32_t quantize_nested(const QuantizeJob& job) {
 /// Elements that share a scale: groups of `group` in lines of `line`, restarting at each line.
 struct Groups {
   std::int64_t group, line, per_line, count;
-  Groups(const Storage& storage, const Shape& shape)
-      : group(group_elements(storage, shape)),
-        line(describe(storage).scale.group.kind == Group::Kind::along ? shape.row_elements()
-                                                                      : shape.elements()),
+  Groups(const QuantizeJob& job, const Shape& shape)
+      : group(group_elements(job.storage, shape)),
+        line(job.form.scale.group.kind == Group::Kind::along ? shape.row_elements() : job.n),
         per_line(ceil_div(line, group)),
-        count(shape.elements() / line * per_line) {}
+        count(job.n / line * per_line) {}
   std::int64_t begin(std::int64_t g) const { return g / per_line * line + g % per_line * group; }
   std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
 };
@@ -97,11 +96,11 @@ class Coder {
  public:
   explicit Coder(const QuantizeJob& job)
       : job_(job),
-        range_(describe(job.storage).range),
-        type_(describe(job.storage).scale.type),
-        rule_(describe(job.storage).powers),
-        under_(describe(job.storage).scale.code),
-        divides_(stands_under_one(describe(job.storage))),
+        range_(code_range(job.storage)),
+        type_(job.form.scale.type),
+        rule_(job.form.powers),
+        under_(job.form.scale.code),
+        divides_(stands_under_one(job.form)),
         encode_((divides_ ? job.kernels.quantize.divide
                           : job.kernels.quantize.encode)[job.codes()][job.in()]),
         scales_(job.parts[1]),
@@ -283,16 +282,16 @@ bool put_outer(const QuantizeJob& job) {
 /// Not 0 where a value or a scale is not finite.
 template <bool kZero>
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
-  if (stands_under_one(describe(job.storage)) && !put_outer(job)) return kInfinityBits;
+  if (stands_under_one(job.form) && !put_outer(job)) return kInfinityBits;
   if (job.n == 0) {  // groups without elements still have their scale
     const Coder<kZero> coder(job);
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)
       coder.put(g, {0, 0});
     return 0;
   }
-  const Group group = describe(job.storage).scale.group;
+  const Group& group = job.form.scale.group;
   if (group.kind == Group::Kind::block2) return quantize_blocks2<kZero>(job, group, shape[1]);
-  const Groups groups(job.storage, shape);
+  const Groups groups(job, shape);
   if (groups.group <= kChunkElements) return quantize_small_groups<kZero>(job, groups);
   std::uint32_t refused = 0;
   for (std::int64_t g = 0; g < groups.count && refused == 0; ++g)
@@ -301,15 +300,14 @@ std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
 }
 
 std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
-  const Descriptor form = describe(job.storage);
-  switch (form.codec) {
+  switch (job.form.codec) {
     case Codec::cast:
       return quantize_cast(job);
     case Codec::amax:
-      return form.zero == Zero::none ? quantize_scaled<false>(job, shape)
-                                     : quantize_scaled<true>(job, shape);
+      return job.form.zero == Zero::none ? quantize_scaled<false>(job, shape)
+                                         : quantize_scaled<true>(job, shape);
     case Codec::bitsandbytes:
-      if (form.scale.code == ScaleCode::mapped) return quantize_nested(job);
+      if (job.form.scale.code == ScaleCode::mapped) return quantize_nested(job);
       return quantize_blocks(job, static_cast<float*>(job.parts[1]));
     case Codec::torchao:
       break;
@@ -340,8 +338,10 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const QuantizeOptions& options) {
   const Storage storage = storage_for_values(given, dtype);
   check(values, dtype, layout(storage, shape), storage, parts);
-  const QuantizeJob job{kernels, static_cast<const char*>(values), dtype, shape.elements(), storage,
-                        parts,   or_default(options.executor)};
+  const Descriptor form = describe(storage);
+  const QuantizeJob job{
+      kernels, static_cast<const char*>(values), dtype, shape.elements(), storage, form,
+      parts,   or_default(options.executor)};
   const std::uint32_t largest = run(job, shape);
   const bool keep = options.keep_nonfinite && can_keep_nonfinite(storage);
   if (largest >= kInfinityBits && !keep) refuse_nonfinite(job);

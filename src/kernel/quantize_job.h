@@ -9,6 +9,7 @@
 
 #include "format/convert.h"
 #include "kernel/kernels.h"
+#include "stowage/descriptor.h"
 #include "stowage/executor.h"
 
 namespace stowage {
@@ -34,6 +35,7 @@ struct QuantizeJob {
   Dtype dtype;
   std::int64_t n;
   const Storage& storage;
+  const Descriptor& form;  // of the storage
   std::span<void* const> parts;
   Executor& executor;
 

@@ -44,7 +44,7 @@ struct Pieces {
 
 std::uint32_t by_kernels(const QuantizeJob& job) {
   const ScaleType type = job.storage.scaling.type;
-  const Dtype own = describe(job.storage).rounds_to;
+  const Dtype own = job.form.rounds_to;
   const auto place = static_cast<std::size_t>(value_index(own));
   std::vector<float> absmax(static_cast<std::size_t>(job.n / job.storage.scaling.block));
   const Pieces pieces{job, job.kernels.quantize.torchao[place],

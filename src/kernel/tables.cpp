@@ -4,27 +4,48 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
 
+#include "format/legal.h"
 #include "format/torchao.h"
 #include "kernel/dequantize.h"
 
 namespace stowage {
 namespace {
 
-FourBitTables derive(Codes codes) {
+// The largest number that takes the lower of two neighbouring values, if the nearest one wins, and
+// of two as near the one whose code is even.
+float last_of_lower(float below, float above, bool upper_wins) {
+  const double middle = (double{below} + double{above}) / 2;
+  const auto nearest = static_cast<float>(middle);
+  const bool beyond = double{nearest} > middle || (double{nearest} == middle && upper_wins);
+  return beyond ? std::nextafter(nearest, -HUGE_VALF) : nearest;
+}
+
+FourBitTables derive(const FormatTrait& format, bool scaled) {
   FourBitTables tables{};
-  const std::span<const float> values = trait(codes).values;
+  const std::span<const float> values = format.values;
   std::ranges::copy(values, tables.values);
   for (int i = 0; i < 16; ++i) tables.codes[i] = i;
   // Stable: of two equal values (FP4 writes zero as 0 and as 8) the lower code ranks first.
   std::stable_sort(std::begin(tables.codes), std::end(tables.codes),
                    [&](int a, int b) { return tables.values[a] < tables.values[b]; });
+  const bool sign = scaled && std::signbit(tables.values[8]);
+  if (sign)  // the negative ones, zero among them, come behind
+    std::stable_partition(std::begin(tables.codes), std::end(tables.codes),
+                          [](int code) { return code < 8; });
   for (int i = 0; i < 15; ++i) {
-    const float below = tables.values[tables.codes[i]], above = tables.values[tables.codes[i + 1]];
-    tables.thresholds[i] = (below + above) / 2;
+    const int lower = tables.codes[i], upper = tables.codes[i + 1];
+    const float below = tables.values[lower], above = tables.values[upper];
+    if (!scaled)
+      tables.thresholds[i] = (below + above) / 2;  // bitsandbytes
+    else if (sign && i >= 7)
+      tables.thresholds[i] = HUGE_VALF;
+    else
+      tables.thresholds[i] = last_of_lower(below, above, lower % 2 != 0 && upper % 2 == 0);
   }
-  tables.thresholds[15] = 2;  // above every scaled input
+  tables.thresholds[15] = HUGE_VALF;
   return tables;
 }
 
@@ -64,7 +85,8 @@ const FourBitTables& four_bit_tables(Codes codes) noexcept {
     std::array<FourBitTables, kCodesCount> made{};
     for (const FormatTrait& format : formats())
       if (format.values.size() == 16)
-        made[static_cast<std::size_t>(format.codes)] = derive(format.codes);
+        made[static_cast<std::size_t>(format.codes)] =
+            derive(format, form_row(format.codes, Dialect::standard)->codec == Codec::amax);
     return made;
   }();
   return tables[static_cast<std::size_t>(codes)];

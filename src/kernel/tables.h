@@ -7,10 +7,11 @@
 
 namespace stowage {
 /// Values sorted in ascending order have ranks 0 to 15. A scaled input v has the rank that is the
-/// number of thresholds strictly below v; NaN is above all.
+/// number of thresholds strictly below v; NaN is above all. Of codes with a sign whose values are
+/// scaled to the largest one, the ranks are those of the eight magnitudes.
 struct FourBitTables {
   float values[16];        // by code
-  float thresholds[16];    // 15 midpoints between neighbours in rank, and one that is not used
+  float thresholds[16];    // 15 between neighbours in rank, and one that is not used
   std::int32_t codes[16];  // by rank
 };
 /// `codes` have 16 values.

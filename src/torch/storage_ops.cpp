@@ -61,6 +61,7 @@ std::string storage_describe(std::int64_t key) {
   const Storage storage = storage_from_key(key);
   const FormatTrait& format = trait(storage.codes);
   const Descriptor form = describe(storage);
+  const CodeRange range = code_range(storage);
   json parts = json::array();
   for (const PartRow& part : form.parts)
     parts.push_back(
@@ -83,9 +84,9 @@ std::string storage_describe(std::int64_t key) {
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},
-              {"least", form.range.least},
-              {"largest", form.range.most},
-              {"divisor", form.range.divisor}};
+              {"least", range.least},
+              {"largest", range.most},
+              {"divisor", range.divisor}};
   if (format.values.size() == 16) out["values"] = values_of(storage);
   return out.dump();
 }

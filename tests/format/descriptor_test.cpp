@@ -98,7 +98,7 @@ TEST(Descriptor, SaysWhatCodesReach) {
       {"int8", -127, 127, 127},        {"int8:row:zero", -128, 127, 255},
       {"int4:row", -8, 7, 7.5f},       {"int4:block32:f16:zero", -8, 7, 15}};
   for (const auto& [storage, least, most, divisor] : rows) {
-    const CodeRange range = describe(parse_storage(storage)).range;
+    const CodeRange range = code_range(parse_storage(storage));
     EXPECT_EQ(range.least, least) << storage;
     EXPECT_EQ(range.most, most) << storage;
     EXPECT_EQ(range.divisor, divisor) << storage;

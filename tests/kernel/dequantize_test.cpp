@@ -35,8 +35,10 @@ std::int64_t count_of(Codes codes, const Bytes& bytes) {
 }
 
 STOWAGE_ON_EACH_ISA(Dequantize, EveryCodeUnderEveryScaleToEveryType) {
-  for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "nf4", "fp4",
-                           "f4_e2m1:block64", "int4:block64"}) {
+  const auto with_values = [](const Storage& storage) {
+    return storage.scaling == Scaling{.kind = Scaling::Kind::block, .block = 64};
+  };
+  for (const std::string& name : covering(codec_features, with_values)) {
     const Storage storage = parse_storage(name);
     const Codes codes = storage.codes;
     const Bytes all = every_code(codes);

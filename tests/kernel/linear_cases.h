@@ -21,31 +21,14 @@
 
 namespace stowage::linear_test {
 
-inline const char* const kStorages[] = {"f32",
-                                        "bf16",
-                                        "f16",
-                                        "f8_e4m3",
-                                        "f8_e5m2",
-                                        "f8_e4m3:row",
-                                        "f8_e5m2:row",
-                                        "f8_e4m3:tensor",
-                                        "f8_e4m3:block16",
-                                        "f8_e5m2:block7",
-                                        "int8:row",
-                                        "int8:tensor",
-                                        "int8:block32",
-                                        "nf4",
-                                        "nf4:block32",
-                                        "nf4:block64:nested",
-                                        "fp4",
-                                        "fp4:block128:nested",
-                                        "f4_e2m1:row",
-                                        "f4_e2m1:block16",
-                                        "nvfp4",
-                                        "f4_e2m1:block32:e8m0",
-                                        "f4_e2m1:block2x48:e8m0",
-                                        "int4:block32:bf16",
-                                        "int4:row:zero"};
+inline const std::vector<std::string>& storages() {
+  static const auto all = [] {
+    auto names = samples::covering(samples::product_features, samples::is_of_matrices);
+    for (const char* common : {"nf4", "nf4:nested", "int8:block32"}) names.emplace_back(common);
+    return names;
+  }();
+  return all;
+}
 inline constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
 enum class Data { normal, heavy, adversarial };

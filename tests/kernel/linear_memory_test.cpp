@@ -34,8 +34,8 @@ class FencedCopies {
   std::vector<std::unique_ptr<Fenced>> memory_;
 };
 
-void run_fenced(const Kernels& kernels, Fenced::Against against, const char* storage, Dtype dtype,
-                std::int64_t m, std::int64_t n, std::int64_t k) {
+void run_fenced(const Kernels& kernels, Fenced::Against against, const std::string& storage,
+                Dtype dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
   FencedCopies fenced(against);
   const Weight plain = make_weight(storage, {n, k}, Data::normal), weight = fenced.copy(plain);
   const Values x = make_values(dtype, m * k, Data::normal, 1);
@@ -51,7 +51,7 @@ void run_fenced(const Kernels& kernels, Fenced::Against against, const char* sto
 }
 
 STOWAGE_ON_EACH_ISA(LinearMemoryOn, NothingOutsideTheArgumentsIsTouched) {
-  for (const char* storage : kStorages)
+  for (const std::string& storage : storages())
     for (const std::int64_t k : {1, 7, 16, 31, 33, 64, 100, 129, 256, 448, 1025})
       for (const std::int64_t m : {1, 3, 18})
         for (const auto against : {Fenced::Against::end, Fenced::Against::begin})
@@ -78,7 +78,7 @@ TEST(LinearMemory, HoldsAtMostOneTileOfScratch) {
 }
 
 TEST(LinearMemory, OneRowAndTinyShapesTakeNoScratch) {
-  for (const char* storage : kStorages)
+  for (const std::string& storage : storages())
     for (const std::int64_t m : {1, 64}) {
       const std::int64_t size = m == 1 ? 4096 : 16;
       const Weight weight = make_weight(storage, {16, size}, Data::normal);

@@ -33,7 +33,7 @@ void check(const Kernels& table, const std::string& storage, Dtype dtype, std::i
 }
 
 STOWAGE_ON_EACH_ISA(LinearOn, EveryLengthUpToThreeVectorsAndOne) {
-  for (const char* storage : kStorages)
+  for (const std::string& storage : storages())
     for (const Dtype dtype : kDtypes)
       for (std::int64_t k = 0; k <= 49; ++k)
         check(table, storage, dtype, 1 + k % 3, 3, k, Data::normal);
@@ -47,13 +47,13 @@ STOWAGE_ON_EACH_ISA(LinearOn, EveryPath) {
   // than are widened at a time; more rows than a tile has.
   const Sizes sizes[] = {{1, 70, 256},  {1, 5, 2100},  {1, 67, 1000}, {3, 66, 192}, {16, 9, 1031},
                          {17, 21, 300}, {40, 130, 96}, {64, 16, 16},  {5, 15, 15},  {300, 17, 33}};
-  for (const char* storage : kStorages)
+  for (const std::string& storage : storages())
     for (std::size_t i = 0; i < std::size(sizes); ++i)
       check(table, storage, kDtypes[i % 3], sizes[i].m, sizes[i].n, sizes[i].k, Data::normal);
 }
 
 STOWAGE_ON_EACH_ISA(LinearOn, HeavyTailsAndCancellation) {
-  for (const char* storage : kStorages)
+  for (const std::string& storage : storages())
     for (const Dtype dtype : kDtypes)
       for (const Data data : {Data::heavy, Data::adversarial})
         for (const std::int64_t m : {1, 4, 20}) check(table, storage, dtype, m, 33, 512, data);
@@ -223,10 +223,10 @@ STOWAGE_ON_EACH_ISA(LinearFixedOn, IsTheStatedOrderOnAnyNumberOfThreads) {
   const Sizes sizes[] = {{1, 1, 1},   {3, 5, 0},    {2, 7, 15},    {1, 4, 16},
                          {17, 3, 33}, {2, 3, 5000}, {40, 70, 100}, {5, 4, 96}};
   const auto pool = make_pool(3);
-  std::vector<std::string> storages(std::begin(kStorages), std::end(kStorages));
+  std::vector<std::string> every = storages();
   for (const char* type : {"f32", "bf16", "f16", "f64"})
-    storages.push_back(std::string("nf4:torchao:block16:scaler2:") + type);
-  for (const std::string& storage : storages)
+    every.push_back(std::string("nf4:torchao:block16:scaler2:") + type);
+  for (const std::string& storage : every)
     for (const auto& [m, n, k] : sizes)
       for (const Data data : {Data::normal, Data::adversarial}) {
         if (!samples::holds(parse_storage(storage), {n, k})) continue;

@@ -60,9 +60,8 @@ Worst worst_block(const Bytes& values, Dtype dtype, const Weight& weight) {
 
 STOWAGE_ON_EACH_ISA(Measure, FindsTheWorstBlock) {
   std::vector<std::string> names = storages();
-  for (const char* of :
-       {"nf4:torchao:block32:scaler4:f32", "f8_e4m3:block4x32", "int8:block128x128",
-        "int8:block16x7:e8m0", "f4_e2m1:block32:e8m0", "nvfp4", "int4:block16:zero"})
+  names.insert(names.end(), every_form().begin(), every_form().end());
+  for (const char* of : {"nf4:torchao:block32:scaler4:f32", "int8:block128x128"})
     names.emplace_back(of);
   for (const std::string& name : names) {
     const Storage storage = parse_storage(name);

@@ -45,9 +45,14 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
       const auto half = static_cast<std::uint16_t>((i & 0x7FFF) <= most ? i : most);
       std::memcpy(values.data() + 2 * i, &half, 2);
     }
-    for (const char* name : {"f8_e4m3:tensor", "f8_e5m2:tensor", "int8:tensor", "f4_e2m1:tensor",
-                             "f4_e2m1:block256x256:e8m0", "nvfp4", "f4_e2m1:block16:e4m3_bf16",
-                             "f4_e2m1:block16:e4m3_quotient", "int4:tensor", "int4:tensor:zero"}) {
+    std::vector<std::string> names = covering(codec_features, [](const Storage& storage) {
+      return storage.scaling.kind == Scaling::Kind::tensor &&
+             storage.scaling.type == ScaleType::f32;
+    });
+    for (const char* of : {"f4_e2m1:block256x256:e8m0", "nvfp4", "f4_e2m1:block16:e4m3_bf16",
+                           "f4_e2m1:block16:e4m3_quotient"})
+      names.emplace_back(of);
+    for (const std::string& name : names) {
       const Storage storage = parse_storage(name);
       if (storage.scaling.zero && amax > 1e38f) continue;  // more than fp32 lies between the ends
       EXPECT_TRUE(quantized(table, values, Dtype::bf16, {256, 256}, storage).bytes ==
@@ -159,15 +164,33 @@ STOWAGE_ON_EACH_ISA(Quantize, E2m1CodesAtEveryMidpoint) {
   expect_as_reference(table, inputs, {"f4_e2m1:block1024:e8m0", "f4_e2m1:tensor"});
 }
 
-// Every midpoint of the integers and its neighbours, under a scale of 1 and zeros of 0 and of -5.
-STOWAGE_ON_EACH_ISA(Quantize, Int4CodesAtEveryMidpoint) {
-  for (const float least : {-8.0f, -3.0f}) {
-    std::vector<double> inputs{least, least + 15.0f, 0.0, -0.0, 0x1p-140, -0x1p-140};
-    for (float middle = least + 0.5f; middle < least + 15.0f; ++middle)
-      for (const float x : {std::nextafter(middle, -9.0f), middle, std::nextafter(middle, 99.0f)})
-        inputs.push_back(x);
-    if (inputs.size() % 2 != 0) inputs.push_back(1);
-    expect_as_reference(table, inputs, {"int4:tensor", "int4:tensor:zero"});
+// Sixteen values that are scaled to a largest one: each, each midpoint and its neighbours, under a
+// scale of 1, and both zeros.
+STOWAGE_ON_EACH_ISA(Quantize, SixteenValuesAtEveryMidpoint) {
+  for (const FormRow& row : form_rows()) {
+    const FormatTrait& format = trait(row.codes);
+    if (format.values.size() != 16 || row.codec != Codec::amax) continue;
+    std::vector<float> values(format.values.begin(), format.values.end());
+    std::ranges::sort(values);
+    std::vector<double> inputs{format.divisor, 0.0, -0.0, 0x1p-140, -0x1p-140};
+    for (std::size_t i = 0; i < 16; ++i) {
+      const float middle = (values[i] + values[i == 15 ? i : i + 1]) / 2;
+      for (const float x :
+           {values[i], middle, std::nextafter(middle, -99.0f), std::nextafter(middle, 99.0f)})
+        if (std::fabs(x) <= format.divisor) inputs.push_back(x);
+    }
+    if (inputs.size() % 2 != 0) inputs.push_back(format.divisor);
+    const std::string name = std::string(format.name) + ":tensor";
+    expect_as_reference(table, inputs, {name.c_str()});
+    if (!row.legal.zero) continue;
+    for (const float zero : {0.0f, 5.0f}) {  // from -zero to 15 - zero, in steps of 1
+      std::vector<double> from{-zero, 15.0f - zero, 0.0, -0.0, 0x1p-140, -0x1p-140};
+      for (float middle = 0.5f - zero; middle < 15.0f - zero; ++middle)
+        for (const float x : {std::nextafter(middle, -9.0f), middle, std::nextafter(middle, 99.0f)})
+          from.push_back(x);
+      if (from.size() % 2 != 0) from.push_back(1);
+      expect_as_reference(table, from, {(name + ":zero").c_str()});
+    }
   }
 }
 
@@ -265,9 +288,10 @@ STOWAGE_ON_EACH_ISA(Quantize, GivesTheSameBytesForEveryNumberOfThreads) {
   const Shape odd{3, 251, 1001}, even{3, 251, 1002};
   const Bytes values =
       as_type(numbers(Kind::normal, static_cast<std::size_t>(even.elements())), Dtype::bf16);
-  for (const char* name : {"f8_e4m3", "int8:tensor", "f8_e5m2:row", "int8:row2", "f8_e4m3:block100",
-                           "nf4", "fp4:block128:nested", "f4_e2m1:tensor", "f4_e2m1:row2",
-                           "f4_e2m1:block32:e8m0", "nvfp4", "int4:block64:zero"}) {
+  std::vector<std::string> names =
+      covering(form_features, [&](const Storage& storage) { return holds(storage, even); });
+  names.insert(names.end(), {"f8_e4m3:block100", "fp4:block128:nested"});
+  for (const std::string& name : names) {
     const Storage storage = parse_storage(name);
     const Shape& shape = holds(storage, odd) ? odd : even;
     const Parts expected = reference_parts(values, Dtype::bf16, shape, storage);

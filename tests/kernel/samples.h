@@ -17,6 +17,7 @@
 #include "format/convert.h"
 #include "format/reference.h"
 #include "kernel/kernels.h"
+#include "storages.h"
 #include "stowage/descriptor.h"
 
 namespace stowage::samples {
@@ -136,58 +137,19 @@ inline Bytes reference_values(const Weight& weight, Dtype dtype) {
   });
 }
 
-/// Storages of every kind and size of group.
+/// Storages of every kind and size of group, that every shape can have.
 inline const std::vector<std::string>& storages() {
-  static const std::vector<std::string> all{"f32",
-                                            "bf16",
-                                            "f16",
-                                            "f8_e4m3",
-                                            "f8_e5m2",
-                                            "int8:tensor",
-                                            "int8:row",
-                                            "int8:row2",
-                                            "f8_e4m3:tensor",
-                                            "f8_e5m2:row",
-                                            "f8_e4m3:row2",
-                                            "int8:block7",
-                                            "f8_e4m3:block32",
-                                            "f8_e5m2:block128",
-                                            "f8_e4m3:block32:e8m0",
-                                            "int8:row:f16",
-                                            "f8_e5m2:tensor:bf16",
-                                            "f8_e4m3:row2:bf16",
-                                            "int8:block64:bf16",
-                                            "int8:block7:f16",
-                                            "int8:row:zero",
-                                            "int8:tensor:f16:zero",
-                                            "int8:row2:zero",
-                                            "int8:block48:bf16:zero",
-                                            "int8:block7:zero",
-                                            "nf4",
-                                            "fp4",
-                                            "nf4:block32:nested",
-                                            "nf4:block4096",
-                                            "fp4:block128:nested"};
+  static const auto all = covering(codec_features, has_every_shape);
   return all;
 }
 /// Those, and the ones that not every shape can have.
 inline const std::vector<std::string>& every_storage() {
-  static const std::vector<std::string> all = [] {
-    std::vector<std::string> names = storages();
-    for (const char* of : {"scaler1:f32", "scaler1:bf16", "scaler1:f16", "scaler2:f64"})
-      names.push_back(std::string("nf4:torchao:block32:") + of);
-    for (const char* of :
-         {"f8_e4m3:block4x32",      "int8:block16x7",           "f8_e5m2:block2x64:e8m0",
-          "f8_e4m3:block4x16:bf16", "int8:block4x16:zero",      "f4_e2m1:row:bf16",
-          "f4_e2m1:block32:f16",    "f4_e2m1:tensor",           "f4_e2m1:row",
-          "f4_e2m1:row2",           "f4_e2m1:block6",           "nvfp4",
-          "f4_e2m1:block6:e4m3",    "f4_e2m1:block6:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient",
-          "f4_e2m1:block32:e8m0",   "f4_e2m1:block16x48:e8m0",  "int4",
-          "int4:block6:e8m0",       "int4:tensor:zero",         "int4:row:bf16",
-          "int4:row2:zero",         "int4:block32:f16:zero",    "int4:block4x16:zero"})
-      names.emplace_back(of);
-    return names;
-  }();
+  static const auto all = covering(codec_features, is_any);
+  return all;
+}
+/// A few, one for each way in which codes and scales lie.
+inline const std::vector<std::string>& every_form() {
+  static const auto all = covering(form_features, is_any);
   return all;
 }
 /// Shapes with whole and ragged rows and blocks, odd and even, and without elements.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from storages import formats
 from torch import nn
 
 import stowage
@@ -21,19 +22,19 @@ from stowage._ops.storage import Storage
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 README, FORMATS, NUMBERS = "README.md", "docs/formats.md", "docs/numbers.md"
-CODES = (
-    "f32",
-    "bf16",
-    "f16",
-    "f8_e4m3",
-    "f8_e5m2",
-    "int8",
-    "nf4",
-    "nf4:torchao",
-    "fp4",
-    "f4_e2m1",
-    "int4",
-)
+
+
+def refused(text: str) -> bool:
+    try:
+        Storage(text)
+    except stowage.InvalidArgument:
+        return True
+    return False
+
+
+CODES = [*formats(), "nf4:torchao"]
+PACKED = [name for name in formats() if Storage(name).packing == "low_first"]
+ZEROS = [name for name in formats() if not refused(f"{name}:zero")]
 KINDS = ("none", "tensor", "row", "row2", "block<N>")
 SHAPE = (256, 256)
 
@@ -47,14 +48,6 @@ def table(page: str, head: str) -> list[list[str]]:
 
 def quoted(cell: str) -> list[str]:
     return [name for text in re.findall(r"`([^`]+)`", cell) for name in text.split()]
-
-
-def refused(text: str) -> bool:
-    try:
-        Storage(text)
-    except stowage.InvalidArgument:
-        return True
-    return False
 
 
 def bits_per_weight(storage: str) -> float:
@@ -111,19 +104,21 @@ def test_the_storages_of_the_formats_page() -> None:
 def test_the_sizes_of_blocks() -> None:
     text = (ROOT / FORMATS).read_text()
     found = re.search(
-        r"N is (\d+) to (\d+) for 8-bit codes, an even number of these for `f4_e2m1` and `int4`, "
-        r"and for `nf4` and `fp4` a power of two from (\d+) \(`nf4:torchao`: (\d+)\) to\s(\d+)",
+        r"N is (\d+) to (\d+) for 8-bit codes, an even number of these for (.+?), "
+        r"and for (.+?) a power of two from (\d+) \(`nf4:torchao`: (\d+)\) to\s(\d+)",
         text,
     )
     scalers = re.search(r"M block scales \(a power of two from (\d+) to (\d+)\)", text)
     assert found and scalers
-    least, most, four, torchao, most_four = map(int, found.groups())
+    assert quoted(found[3]) == PACKED
+    least, most, four, torchao, most_four = map(int, found.group(1, 2, 5, 6, 7))
     for name, low, high, step in (
         ("int8:block", least, most, lambda n: n - 1 if n < most else n + 1),
-        ("f4_e2m1:block", least, most, lambda n: n - 1 if n < most else n + 1),
-        ("int4:block", least, most, lambda n: n - 1 if n < most else n + 1),
-        ("nf4:block", four, most_four, None),
-        ("fp4:block", four, most_four, None),
+        *(
+            (f"{name}:block", least, most, lambda n: n - 1 if n < most else n + 1)
+            for name in PACKED
+        ),
+        *((f"{name}:block", four, most_four, None) for name in quoted(found[4])),
         ("nf4:torchao:block", torchao, most_four, None),
         ("nf4:torchao:scaler", *map(int, scalers.groups()), None),
     ):
@@ -159,8 +154,12 @@ def test_the_parts_in_memory() -> None:
 FILES = {
     "casts": ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"],
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
-    "int8 and int4 with zeros": ["int8:row:zero", "int8:block64:bf16:zero", "int4:zero"],
-    "`f4_e2m1`, `int4`": ["f4_e2m1", "f4_e2m1:row", "int4:row:bf16"],
+    f"{' and '.join(ZEROS)} with zeros": [
+        f"{name}{of}" for name in ZEROS for of in (":row:zero", ":block64:bf16:zero")
+    ],
+    ", ".join(f"`{name}`" for name in PACKED): [
+        f"{name}{of}" for name in PACKED for of in ("", ":row:bf16")
+    ],
     "`f4_e2m1` with e4m3": ["nvfp4", "f4_e2m1:block32:e4m3_bf16"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],

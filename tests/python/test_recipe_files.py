@@ -56,10 +56,13 @@ def test_what_a_recipe_names_is_there(recipe: str) -> None:
 @each_commit
 def test_a_recipe_names_what_a_commit_touched(recipe: str, record: dict[str, Any]) -> None:
     patterns = [pattern(path) for path in named(PAGES[recipe])]
-    beside = record.get("beside", {})
     outside = {p for p in today(record) if not any(q.fullmatch(p) for q in patterns)}
-    assert not outside - beside.keys(), f"{recipe} must name these, or the record say why not"
-    assert not beside.keys() - outside, "what the recipe names needs no reason"
+    used = set()
+    for path in outside:
+        reasons = [why for why in record.get("beside", {}) if pattern(why).fullmatch(path)]
+        assert reasons, f"{recipe} must name {path}, or the record say why not"
+        used.update(reasons)
+    assert used == record.get("beside", {}).keys(), "what the recipe names needs no reason"
     assert not [name for name in today(record) if not (ROOT / name).exists()]
 
 

@@ -5,42 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from storages import codec, covering, flat_shapes
 from torch import Tensor
 
 from stowage._ops.library import composite_forced
 
-STORAGES = (
-    "f32",
-    "bf16",
-    "f16",
-    "f8_e4m3",
-    "f8_e5m2",
-    "f8_e4m3:tensor",
-    "f8_e4m3:row",
-    "f8_e5m2:row2",
-    "f8_e4m3:block32",
-    "f8_e4m3:block32:e8m0",
-    "f8_e5m2:tensor:f16",
-    "f8_e4m3:row:bf16",
-    "int8:row2:f16",
-    "int8:block32:bf16",
-    "int8:tensor:zero",
-    "int8:row:bf16:zero",
-    "int8:row2:zero",
-    "int8:block5:zero",
-    "int8:tensor",
-    "int8:row",
-    "int8:block5",
-    "nf4",
-    "f4_e2m1:row",
-    "mxfp4",
-    "nvfp4",
-    "int4:row:bf16",
-    "int4:block6:zero",
-    "nf4:block128:nested",
-    "fp4:block32",
-    "fp4:block32:nested",
-)
+STORAGES = covering(codec, flat_shapes)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from storages import codec, covering, flat_shapes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,14 +17,8 @@ from stowage._tensor.products import convolution, grouped
 
 TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
 TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]
-EVERY = [
-    "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "f8_e4m3:tensor", "f8_e4m3:row", "f8_e5m2:row2",
-    "f8_e4m3:block32", "f8_e5m2:block7", "int8:tensor", "int8:row", "int8:row2", "int8:block5",
-    "nf4", "nf4:block32", "nf4:block128:nested", "fp4", "fp4:block32:nested", *TORCHAO,
-    "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:block6", "mxfp4", "nvfp4",
-    "int4:tensor:f16", "int4:row:zero", "int4:block6",
-]  # fmt: skip
-LARGE = ["int8:block5", "nf4:block128:nested", TORCHAO[1], TORCHAO[3]]  # a decoder each
+EVERY = [*covering(codec, flat_shapes), "nf4:block32", "nf4:block128:nested", *TORCHAO]
+LARGE = ["int8:block6", "nf4:block128:nested", TORCHAO[1], TORCHAO[3]]  # a decoder each
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)
 ROWS_OF_X = (1, 2, 3, 4, 16, 17, 64, 65, 129, 300)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_life import saved_copied_and_trained_through
+from storages import codec, covering, of_parts
 from torch import Tensor, nn
 
 import stowage
@@ -23,9 +24,7 @@ from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take
 from stowage._shard.records import decode, encode
 
 PRODUCT, QUOTIENT = "f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"
-NAMES = ("mxfp4", "nvfp4", PRODUCT, QUOTIENT, "f4_e2m1:tensor", "f4_e2m1:row", "f4_e2m1:row2",
-         "f4_e2m1:block6", "f4_e2m1:block4x32:e8m0", "int4:tensor", "int4:row2:f16",
-         "int4:block6:bf16:zero", "int4:block4x32:zero")  # fmt: skip
+NAMES = covering(codec, lambda storage: storage.packing == "low_first")
 SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
 MATRICES = [name for name in NAMES if "row2" not in name]
 
@@ -177,7 +176,7 @@ def test_rows_travel(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", [None, 5])
-@pytest.mark.parametrize("name", [n for n in MATRICES if "x" not in n.replace("mx", "")])
+@pytest.mark.parametrize("name", [n for n in MATRICES if of_parts(Storage(n))])
 def test_rows_are_quantized_where_they_lie(name: str, key: int | None) -> None:
     storage, given, cuts = Storage(name), values(9, 70), (0, 4, 9)
     want = library.quantize(given, storage.key)

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from storages import codec, covering
 
 import stowage
 from stowage._ops import composite, library
@@ -13,9 +14,7 @@ from stowage._shard.fragments import row_parts, rows_fragment
 from stowage._shard.pieces import columns_of, join_columns, take_columns
 from stowage._shard.records import encode
 
-NAMES = ("int8:tensor:zero", "int8:row:zero", "int8:block8:bf16:zero", "int8:block4x8:zero",
-         "int4:tensor:zero", "int4:row:zero", "int4:block8:bf16:zero", "int4:block4x8:zero",
-         "int4:block64:f16:zero")  # fmt: skip
+NAMES = covering(codec, lambda storage: storage.zero)
 
 
 def lopsided(*shape: int) -> torch.Tensor:
@@ -28,9 +27,9 @@ def lopsided(*shape: int) -> torch.Tensor:
 
 def integers(codes: torch.Tensor, storage: Storage) -> torch.Tensor:
     """What codes stand for before scales and zeros."""
-    if storage.codes == "int8":
+    if storage.byte_codes:
         return codes.view(torch.int8).to(torch.int32)
-    return unpack(codes, storage.packing).to(torch.int32) - 8
+    return torch.tensor(storage.values).int()[unpack(codes, storage.packing).int()]
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("int8", -128, 127), ("int4", -8, 7)])

@@ -167,6 +167,9 @@ struct Lanes : PortableLanes {
         rest += v <= _mm256_permutevar8x32_ps(thresholds, to(quarter));
       return quarter * 4 + rest;
     }
+  };
+  struct SpreadRanks : Ranks {
+    using Ranks::Ranks;
     I of_spread(F v) const { return of(v); }
   };
 

@@ -160,12 +160,26 @@ struct Lanes : PortableLanes {
 
   using Table16 = __m512i;
   static Table16 load_table(const void* sixteen) { return load_as<__m512i>(sixteen); }
+  struct Ranks {
+    __m512 ascending;
+    explicit Ranks(const float* thresholds) : ascending(load_as<__m512>(thresholds)) {}
+    I of(F v) const {  // binary search
+      __m512i rank = _mm512_setzero_si512();
+      for (int step = 8; step > 0; step /= 2) {
+        const __m512i next = _mm512_add_epi32(rank, _mm512_set1_epi32(step - 1));
+        const __mmask16 above =
+            _mm512_cmp_ps_mask(v, _mm512_permutexvar_ps(next, ascending), _CMP_NLE_UQ);
+        rank = _mm512_mask_add_epi32(rank, above, rank, _mm512_set1_epi32(step));
+      }
+      return from(rank);
+    }
+  };
   // 32 bins of [-1, 1] with at most one threshold each, so that one comparison settles the rank.
   // Whatever the rounding, numbers in ascending order fall into bins in ascending order.
-  struct Ranks {
-    __m512 ascending, threshold[2];  // of each bin; 2 where there is none
-    __m512i below[2];                // how many thresholds fall into lower bins
-    explicit Ranks(const float* thresholds) : ascending(load_as<__m512>(thresholds)) {
+  struct SpreadRanks : Ranks {
+    __m512 threshold[2];  // of each bin; 2 where there is none
+    __m512i below[2];     // how many thresholds fall into lower bins
+    explicit SpreadRanks(const float* thresholds) : Ranks(thresholds) {
       const I bins = bin(ascending);
       float of_bin[32];
       std::int32_t count[32] = {};
@@ -178,16 +192,6 @@ struct Lanes : PortableLanes {
         threshold[i] = load_as<__m512>(of_bin + 16 * i);
         below[i] = load_as<__m512i>(count + 16 * i);
       }
-    }
-    I of(F v) const {  // binary search
-      __m512i rank = _mm512_setzero_si512();
-      for (int step = 8; step > 0; step /= 2) {
-        const __m512i next = _mm512_add_epi32(rank, _mm512_set1_epi32(step - 1));
-        const __mmask16 above =
-            _mm512_cmp_ps_mask(v, _mm512_permutexvar_ps(next, ascending), _CMP_NLE_UQ);
-        rank = _mm512_mask_add_epi32(rank, above, rank, _mm512_set1_epi32(step));
-      }
-      return from(rank);
     }
     I of_spread(F v) const {
       const __m512i b = to(bin(v)), base = _mm512_permutex2var_epi32(below[0], b, below[1]);

@@ -212,7 +212,10 @@ struct PortableLanes {
       for (const F& threshold : thresholds) rank += v <= threshold;  // true is -1
       return rank;
     }
-    /// The same where no two thresholds are closer than 1/15, for numbers in [-1, 1] or next to it.
+  };
+  /// The same where no two thresholds are closer than 1/15, for numbers in [-1, 1] or next to it.
+  struct SpreadRanks : Ranks {
+    using Ranks::Ranks;
     I of_spread(F v) const { return of(v); }
   };
 

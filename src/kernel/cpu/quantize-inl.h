@@ -3,7 +3,9 @@
 // and 4-bit blocks, over the four types of input.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
+#include "kernel/cpu/formats-inl.h"
 #include "kernel/quantize.h"
 #include "kernel/tables.h"
 
@@ -90,90 +92,82 @@ Extremes reach(const void* x, std::int64_t n) noexcept {
   return {Lanes::largest(below), Lanes::largest(above)};
 }
 
-/// RNE of a magnitude to fp8, or to e2m1. kMantissa as in float8_value(), 1 for e2m1.
+/// RNE of a magnitude to a sign, an exponent and kMantissa bits of mantissa.
 //   a, in [2^e, 2^(e+1))       e at least that of the least normal number, even if a is not
 //   a 2^(kMantissa - 23)       one unit of a's code is the grid of fp32 beside 2^e
 //   2^e + a 2^(kMantissa - 23) 2^e and those units, rounded; a carry to the next e is right too
 /// Returns the bits of that sum: units in the low half, e in the high one, 7 bits up. kBack, an
 /// even number of units that 2^e has from the start, takes back what the bias of e adds to a code.
-template <int kMantissa>
+template <Codes kCodes>
 I minifloat_sum(I a) {
-  constexpr int kBias = kMantissa == 3 ? 7 : kMantissa == 2 ? 15 : 1;
-  constexpr int kLeast = 128 - kBias;  // the exponent field of a normal number
-  constexpr float kUnit = kMantissa == 3 ? 0x1p-20f : kMantissa == 2 ? 0x1p-21f : 0x1p-22f;
+  constexpr int kMantissa = mantissa_of(kCodes), kLeast = least_exponent(kCodes);
+  constexpr float kUnit = 1.0f / static_cast<float>(1 << (23 - kMantissa));
   constexpr int kBack = -(kLeast << kMantissa) & 0xFF;
   static_assert(kBack % 2 == 0, "ties go to the code that is even");
   const I one = (max(a, splat(kLeast << 23)) & 0x7F800000) | kBack;
   return as_int(Lanes::add_scaled(as_float(a), kUnit, as_float(one)));
 }
 /// The code, of a magnitude that was cut to the largest value, in the low byte; above it is noise.
-template <int kMantissa>
+template <Codes kCodes>
 I minifloat_magnitude(I a) {
-  const I sum = minifloat_sum<kMantissa>(a);
-  return sum + shift_right(sum, 23 - kMantissa);
+  const I sum = minifloat_sum<kCodes>(a);
+  return sum + shift_right(sum, 23 - mantissa_of(kCodes));
 }
 
 inline I cut(I a, float most) { return min(a, splat(__builtin_bit_cast(std::int32_t, most))); }
 
-template <Codes kCodes>
-constexpr float largest_value() {
-  return kCodes == Codes::f8_e4m3   ? 448.0f
-         : kCodes == Codes::f8_e5m2 ? 57344.0f
-         : kCodes == Codes::int8    ? 127.0f
-         : kCodes == Codes::f4_e2m1 ? 6.0f
-         : kCodes == Codes::bf16    ? 0x1.fep127f
-         : kCodes == Codes::f16     ? 65504.0f
-                                    : 0x1.fffffep127f;
-}
-
 /// The code of the nearest integer of those from kLeast to kMost. 1.5 x 2^23 has a grid of 1.
 template <Codes kCodes, int kLeast, int kMost>
 I integer_code(F v) {
-  constexpr std::int32_t kFirst = kCodes == Codes::int4 ? -8 : 0;  // what code 0 stands for
   v = v < static_cast<float>(kLeast) ? splat(static_cast<float>(kLeast)) : v;
   v = v > static_cast<float>(kMost) ? splat(static_cast<float>(kMost)) : v;
-  return as_int(v + 0x1.8p23f) - (as_int(splat(0x1.8p23f)) + kFirst);
+  return as_int(v + 0x1.8p23f) - (as_int(splat(0x1.8p23f)) + first_integer(kCodes));
 }
 
 /// Clamps a number to the format and rounds it; the code is in the low bits of each lane.
 template <Codes kCodes>
-I encode_finite(F x) {
-  if constexpr (kCodes == Codes::int4) return integer_code<kCodes, -8, 7>(x);
-  const I a = cut(magnitude(x), largest_value<kCodes>()), s = sign(x);
-  if constexpr (kCodes == Codes::f8_e4m3) return minifloat_magnitude<3>(a) | shift_right(s, 24);
-  if constexpr (kCodes == Codes::f8_e5m2) return minifloat_magnitude<2>(a) | shift_right(s, 24);
-  if constexpr (kCodes == Codes::f4_e2m1)
-    return (minifloat_magnitude<1>(a) & 7) | shift_right(s, 28);
-  if constexpr (kCodes == Codes::int8)  // 1.5 x 2^23 has a grid of 1
-    return as_int(as_float(a | s) + 0x1.8p23f) - as_int(splat(0x1.8p23f));
-  if constexpr (kCodes == Codes::bf16) return bf16_bits(as_float(a | s));
-  if constexpr (kCodes == Codes::f16) return f16_bits(as_float(a | s));
-  if constexpr (kCodes == Codes::f32) return a | s;
-}
+struct Encoder {
+  I operator()(F x) const {
+    constexpr FormatTrait kFormat = format_of(kCodes);
+    if constexpr (is_integer(kCodes) && kFormat.lowest != -kFormat.largest)
+      return integer_code<kCodes, static_cast<int>(kFormat.lowest),
+                          static_cast<int>(kFormat.largest)>(x);
+    const I a = cut(magnitude(x), kFormat.largest), s = sign(x);
+    if constexpr (is_integer(kCodes))  // 1.5 x 2^23 has a grid of 1
+      return as_int(as_float(a | s) + 0x1.8p23f) -
+             (as_int(splat(0x1.8p23f)) + first_integer(kCodes));
+    if constexpr (mantissa_of(kCodes) >= 0 && bits_of(kCodes) == 8)
+      return minifloat_magnitude<kCodes>(a) | shift_right(s, 24);
+    if constexpr (mantissa_of(kCodes) >= 0 && is_four_bit(kCodes))
+      return (minifloat_magnitude<kCodes>(a) & 7) | shift_right(s, 28);
+    if constexpr (kCodes == Codes::bf16) return bf16_bits(as_float(a | s));
+    if constexpr (kCodes == Codes::f16) return f16_bits(as_float(a | s));
+    if constexpr (kCodes == Codes::f32) return a | s;
+    static_assert(is_integer(kCodes) || mantissa_of(kCodes) >= 0 || bits_of(kCodes) > 8,
+                  "a format of 8 bits must be encoded here");
+  }
+};
+/// Sixteen values that no arithmetic gives: the rank of the number among the thresholds stands for
+/// its code. What is beyond the last value lies beyond the last threshold.
+template <Codes kCodes>
+requires(is_ranked(kCodes)) struct Encoder<kCodes> {
+  Lanes::Ranks ranks;
+  Lanes::Table16 codes;
+  Encoder()
+      : ranks(four_bit_tables(kCodes).thresholds),
+        codes(Lanes::load_table(four_bit_tables(kCodes).codes)) {}
+  I operator()(F x) const {
+    if constexpr (!has_sign(kCodes)) return Lanes::look_up(codes, ranks.of(x));
+    return Lanes::look_up(codes, ranks.of(as_float(magnitude(x)))) | shift_right(sign(x), 28);
+  }
+};
 
-/// The code of an infinity and of a NaN, without their sign, which stays.
-template <Codes kCodes>
-constexpr std::int32_t infinity_code() {
-  return kCodes == Codes::f8_e4m3   ? 0x7F
-         : kCodes == Codes::f8_e5m2 ? 0x7C
-         : kCodes == Codes::bf16    ? 0x7F80
-         : kCodes == Codes::f16     ? 0x7C00
-                                    : static_cast<std::int32_t>(kInfinity);
-}
-template <Codes kCodes>
-constexpr std::int32_t nan_code() {
-  return kCodes == Codes::f8_e4m3   ? 0x7F
-         : kCodes == Codes::f8_e5m2 ? 0x7F
-         : kCodes == Codes::bf16    ? 0x7FC0
-         : kCodes == Codes::f16     ? 0x7E00
-                                    : static_cast<std::int32_t>(kQuietNan);
-}
 /// `exact` has the sign and the finiteness of the input, x its value.
 template <Codes kCodes>
 I encode_any(F x, F exact) {
   const I a = magnitude(exact), s = shift_right(sign(exact), 32 - bits_of(kCodes));
-  const I special = is_nan(a) ? splat(nan_code<kCodes>()) : splat(infinity_code<kCodes>());
-  return a >= static_cast<std::int32_t>(kInfinity) ? special | s : encode_finite<kCodes>(x);
+  const I special = is_nan(a) ? splat(nan_code(kCodes)) : splat(infinity_code(kCodes));
+  return a >= static_cast<std::int32_t>(kInfinity) ? special | s : Encoder<kCodes>()(x);
 }
 
 template <Codes kCodes>
@@ -197,10 +191,11 @@ constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
 
 /// fp8 codes of bf16 numbers, a pair a lane, whose magnitudes times r are at most next to the
 /// largest value: a code in the low byte of each half.
-template <int kMantissa>
+template <Codes kCodes>
 I float8_pair(I pair, I magnitudes, F r) {
-  const I low = minifloat_sum<kMantissa>(as_int(as_float(magnitudes << 16) * r));
-  const I high = minifloat_sum<kMantissa>(as_int(as_float(magnitudes & kUpper) * r));
+  constexpr int kMantissa = mantissa_of(kCodes);
+  const I low = minifloat_sum<kCodes>(as_int(as_float(magnitudes << 16) * r));
+  const I high = minifloat_sum<kCodes>(as_int(as_float(magnitudes & kUpper) * r));
   // The code to bits 8 to 15, below the sign of a bf16 number.
   const I low_code = Lanes::template add_halves<8, 1 + kMantissa>(low);
   const I high_code = Lanes::template add_halves<8, 1 + kMantissa>(high);
@@ -215,20 +210,17 @@ inline I int8_pair(I pair, F r) {
 }
 template <Codes kCodes>
 I encode_pair(I pair, F r) {
-  if constexpr (kCodes == Codes::int8)
+  if constexpr (is_integer(kCodes))
     return int8_pair(pair, r);
   else
-    return float8_pair < kCodes == Codes::f8_e4m3 ? 3 : 2 > (pair, pair & 0x7FFF7FFF, r);
+    return float8_pair<kCodes>(pair, pair & 0x7FFF7FFF, r);
 }
 /// A plain cast: any magnitude.
 template <Codes kCodes>
 I cast_pair(I pair, H magnitudes) {
-  constexpr auto kMost =
-      static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, largest_value<kCodes>()) >> 16);
+  constexpr auto kMost = static_cast<std::uint16_t>(word_of(largest_value(kCodes)) >> 16);
   const H most = kMost - H{};
-  return float8_pair < kCodes == Codes::f8_e4m3
-             ? 3
-             : 2 > (pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
+  return float8_pair<kCodes>(pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
 }
 
 template <Codes kCodes, Dtype kIn>
@@ -238,6 +230,7 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
   const std::int64_t bytes = n * bytes_of(kIn);
   const std::int64_t ahead = kAhead < bytes && bytes <= kNear ? bytes : kAhead;
   auto* to = static_cast<char*>(codes);
+  const Encoder<kCodes> encoder;
   std::int64_t done = 0;
   if constexpr (kIn == Dtype::bf16 && bits_of(kCodes) == 8)
     done = for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
@@ -248,7 +241,7 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
       static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
       [&](const char* from, int count, std::int64_t i) {
         store_codes<kCodes>(to + (done + i) * bits_of(kCodes) / 8,
-                            encode_finite<kCodes>(load<kIn>(from) * splat(r)), count);
+                            encoder(load<kIn>(from) * splat(r)), count);
       },
       ahead);
 }
@@ -256,9 +249,9 @@ void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
 template <Codes kCodes, Dtype kIn>
 void divide(const void* x, std::int64_t n, float s, void* codes) noexcept {
   auto* to = static_cast<char*>(codes);
+  const Encoder<kCodes> encoder;
   for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    store_codes<kCodes>(to + i * bits_of(kCodes) / 8,
-                        encode_finite<kCodes>(load<kIn>(from) / splat(s)), count);
+    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, encoder(load<kIn>(from) / splat(s)), count);
   });
 }
 
@@ -297,7 +290,7 @@ std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
     const F value = kCodes == Codes::f32 ? load<kIn>(from) : exact;
     most = max(most, magnitude(exact));
     store_codes<kCodes>(to + (done + i) * bits_of(kCodes) / 8,
-                        kFinite ? encode_finite<kCodes>(value) : encode_any<kCodes>(value, exact),
+                        kFinite ? Encoder<kCodes>()(value) : encode_any<kCodes>(value, exact),
                         count);
   });
   const std::uint32_t rest = Lanes::largest(most);
@@ -326,15 +319,17 @@ std::uint32_t cast(const void* x, std::int64_t n, void* codes) noexcept {
 /// The code of each scaled input: its rank among the thresholds, which stands for a code.
 template <Codes kCodes>
 struct FourBit {
-  Lanes::Ranks ranks;
+  std::conditional_t<is_spread(kCodes), Lanes::SpreadRanks, Lanes::Ranks> ranks;
   Lanes::Table16 codes;
   FourBit()
       : ranks(four_bit_tables(kCodes).thresholds),
         codes(Lanes::load_table(four_bit_tables(kCodes).codes)) {}
   /// `finite`: v is a number, at most an ulp outside [-1, 1].
   I operator()(F v, bool finite) const {
-    const I rank = kCodes == Codes::nf4 && finite ? ranks.of_spread(v) : ranks.of(v);
-    return kCodes == Codes::nf4 ? rank : Lanes::look_up(codes, rank);  // NF4 is in order
+    if constexpr (!is_spread(kCodes))
+      return Lanes::look_up(codes, ranks.of(v));
+    else
+      return finite ? ranks.of_spread(v) : ranks.of(v);
   }
 };
 
@@ -378,7 +373,7 @@ std::uint32_t blocks(const Blocks& all) noexcept {
 
 template <Dtype kIn>
 std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcept {
-  const Lanes::Ranks ranks(thresholds);
+  const Lanes::SpreadRanks ranks(thresholds);
   std::uint32_t most = 0;
   for (std::int64_t i = 0; i < all.n; i += all.block) {
     const char* x = static_cast<const char*>(all.x) + i * bytes_of(kIn);
@@ -407,12 +402,10 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
-    if constexpr (bits_of(kCodes) <= 8 && !is_blockwise(kCodes))
-      kernels.encode[kRow][in] = &encode<kCodes, kIn>;
-    if constexpr (kCodes == Codes::f4_e2m1) kernels.divide[kRow][in] = &divide<kCodes, kIn>;
+    if constexpr (is_scaled(kCodes)) kernels.encode[kRow][in] = &encode<kCodes, kIn>;
+    if constexpr (may_have_products(kCodes)) kernels.divide[kRow][in] = &divide<kCodes, kIn>;
     if constexpr (may_have_zeros(kCodes)) kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
-    if constexpr (!is_four_bit(kCodes) && kCodes != Codes::int8)
-      kernels.cast[kRow][in] = &cast<kCodes, kIn>;
+    if constexpr (has_casts(kCodes)) kernels.cast[kRow][in] = &cast<kCodes, kIn>;
   });
 }
 constexpr QuantizeKernels quantize_kernels() {

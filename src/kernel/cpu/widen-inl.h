@@ -5,51 +5,11 @@
 #pragma once
 #include <cstdint>
 
+#include "kernel/cpu/formats-inl.h"
 #include "kernel/tables.h"
 
 namespace stowage {
 namespace {
-
-constexpr int bits_of(Codes c) {
-  switch (c) {
-    case Codes::f32:
-      return 32;
-    case Codes::bf16:
-    case Codes::f16:
-      return 16;
-    case Codes::f8_e4m3:
-    case Codes::f8_e5m2:
-    case Codes::int8:
-      return 8;
-    case Codes::nf4:
-    case Codes::fp4:
-    case Codes::f4_e2m1:
-    case Codes::int4:
-      return 4;
-  }
-  return 0;
-}
-/// Formats of sixteen values: these, and what else the kernels need of them, come from the table.
-constexpr bool is_four_bit(Codes c) { return bits_of(c) == 4; }
-constexpr Packing packing_of(Codes c) {
-  if (!is_four_bit(c)) return Packing::whole;
-  return c == Codes::nf4 || c == Codes::fp4 ? Packing::high_first : Packing::low_first;
-}
-/// Codes of bitsandbytes, which blocks of its own rule make.
-constexpr bool is_blockwise(Codes c) { return packing_of(c) == Packing::high_first; }
-/// Calls body.operator()<codes>() for each format: one without kernels does not compile.
-template <int kNext = 0, class Body>
-constexpr void for_all_codes(Body body) {
-  static_assert(bits_of(Codes{kNext}) != 0, "a format must have its bits in bits_of()");
-  body.template operator()<Codes{kNext}>();
-  if constexpr (kNext + 1 < kCodesCount) for_all_codes<kNext + 1>(body);
-}
-constexpr bool is_float8(Codes c) { return c == Codes::f8_e4m3 || c == Codes::f8_e5m2; }
-constexpr bool is_own_type(Codes c, Dtype d) {
-  return (c == Codes::f32 && d == Dtype::f32) || (c == Codes::bf16 && d == Dtype::bf16) ||
-         (c == Codes::f16 && d == Dtype::f16);
-}
-constexpr int bytes_of(Dtype d) { return d == Dtype::f64 ? 8 : d == Dtype::f32 ? 4 : 2; }
 
 inline F quiet(F x) {
   return is_nan(magnitude(x)) ? as_float(splat(static_cast<std::int32_t>(kQuietNan))) : x;
@@ -90,7 +50,8 @@ F decode(const void* codes) {
   if constexpr (kCodes == Codes::f8_e4m3) return Lanes::load_e4m3(codes);
   if constexpr (kCodes == Codes::f8_e5m2) return Lanes::load_e5m2(codes);
   if constexpr (kCodes == Codes::int8) return __builtin_convertvector(Lanes::load_i8(codes), F);
-  static_assert(bits_of(kCodes) > 8 || is_float8(kCodes) || kCodes == Codes::int8,
+  static_assert(bits_of(kCodes) > 8 || kCodes == Codes::f8_e4m3 || kCodes == Codes::f8_e5m2 ||
+                    kCodes == Codes::int8,
                 "a format of 8 bits must be decoded here");
 }
 
@@ -120,8 +81,8 @@ requires(is_float8(kCodes)) struct CodeValues<kCodes> {
   F all[16 / kWidth];
   I exponents[16 / kWidth];
   explicit CodeValues(const void* /*given*/) {
-    constexpr int kMantissas = kCodes == Codes::f8_e4m3 ? 8 : 4;
-    constexpr int kOne = kCodes == Codes::f8_e4m3 ? 7 : 15;  // the exponent field of 1.0
+    constexpr int kMantissas = 1 << mantissa_of(kCodes);
+    constexpr int kOne = 128 - least_exponent(kCodes);  // the exponent field of 1.0
     std::uint8_t codes[16];
     std::int32_t bits[16];
     for (int i = 0; i < 16; ++i) {
@@ -156,7 +117,7 @@ template <Codes kCodes>
 requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
   static constexpr int kStep = 2 * kWidth;
   Widen(const CodeValues<kCodes>&, float scale)
-      : scale_(splat(scale)), has_nan_(kCodes != Codes::int8 || !__builtin_isfinite(scale)) {}
+      : scale_(splat(scale)), has_nan_(!is_integer(kCodes) || !__builtin_isfinite(scale)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     F a = decode<kCodes>(codes) * scale_, b = decode<kCodes>(codes + kWidth) * scale_;
     if (has_nan_) a = quiet(a), b = quiet(b);
@@ -168,8 +129,6 @@ requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
   bool has_nan_;
 };
 
-/// Whether weights of these codes may have zeros.
-constexpr bool may_have_zeros(Codes c) { return c == Codes::int8 || c == Codes::int4; }
 /// Codes of 8 bits that stand for their distance from `zero`.
 template <Codes kCodes, Dtype kOut>
 struct WidenFrom {
@@ -229,7 +188,7 @@ requires(is_four_bit(kCodes)) struct WidenFrom<kCodes, kOut> : Widen<kCodes, kOu
 /// so a table by mantissa (normal ones, then subnormal ones) and a sum of exponents are enough.
 template <Codes kCodes, class L = Lanes>
 struct WidenFloat8 {
-  static constexpr int kStep = 32, kMantissa = kCodes == Codes::f8_e4m3 ? 3 : 2;
+  static constexpr int kStep = 32, kMantissa = mantissa_of(kCodes);
   static bool fits(float scale) {
     const float size = __builtin_fabsf(scale);
     return size >= 0x1p-100f && size <= 0x1p100f;

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from storages import codec, covering
 
 from stowage import InvalidArgument
 from stowage._ops import library
@@ -51,17 +52,7 @@ def test_typos_list_the_legal_ones(text: str) -> None:
 
 
 SHAPES = ((), (1,), (7,), (0, 3), (3, 0), (33, 65), (5, 3, 7), (2, 3, 4, 5), (33, 66))
-NAMES = ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row", "int8:row2")
-NAMES += (
-    "int8:block5",
-    "nf4",
-    "fp4:block32",
-    "nf4:block4096:nested",
-    "mxfp4",
-    "nvfp4",
-    "f4_e2m1:block16:e4m3_quotient",
-    "int4:block6:zero",
-)
+NAMES = covering(codec)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from storages import covering, form_of_each, of_parts
 from torch import Tensor
 
 import stowage
@@ -17,11 +18,7 @@ from stowage._shard import fragments
 from stowage._shard.fragments import Fragment, amaxes, row_parts, rows_fragment, whole_parts
 from stowage._shard.records import encode
 
-STORAGES = [
-    "f32", "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "f8_e4m3:row2",
-    "nf4", "fp4:block32", "nf4:nested", "nf4:block64:nested", "nvfp4",
-    "f4_e2m1:block16:e4m3_quotient",
-]  # fmt: skip
+STORAGES = covering(form_of_each, lambda storage: of_parts(storage) and not storage.zero)
 SHAPES = [(7, 33), (5, 64), (6, 3, 32)]
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from storages import covering, flat_shapes, form_of_each
 
 import stowage
 from stowage._shard.records import encode
 from stowage._shard.rows import Place, StowedRows
 
 ROWS, COLUMNS = 12, 64
-STORAGES = [
-    "bf16", "f8_e4m3", "f8_e4m3:tensor", "f8_e5m2:row", "int8:block32", "nf4", "fp4:block128",
-    "nvfp4",
-    "nf4:block64:nested", "nf4:torchao:scaler4",
-]  # fmt: skip
+STORAGES = [*covering(form_of_each, flat_shapes), "nf4:torchao:scaler4"]
 
 
 def weight_of(storage: str, columns: int = COLUMNS) -> stowage.StowedTensor:
@@ -80,7 +77,8 @@ def test_all_rows_are_the_weight_and_no_others(storage: str) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_rows_are_a_weight_where_blocks_let_them(storage: str) -> None:
     weight = weight_of(storage)
-    together = {"nf4:block64:nested": ROWS, "nf4:torchao:scaler4": 4}.get(storage, 1)
+    kind = weight._storage
+    together = min(ROWS, kind.outer * kind.block // COLUMNS) or 1
     for first, count in [(4, 6), (8, 4), (0, ROWS)]:
         piece = rows_of(weight, first, count).piece()
         if first % together or count % together:  # they share the scale of scales with others

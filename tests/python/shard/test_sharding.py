@@ -8,6 +8,9 @@ import pytest
 import qlora_models
 import sharded
 from sharded import run
+from storages import covering, flat_shapes, form
+
+from stowage._ops.storage import Storage
 
 CASES: list[Any] = [
     ("nf4", (32, 64), {}),
@@ -38,13 +41,15 @@ def check_losses(world: int, cases: list[Any]) -> None:
             assert got == want, case
 
 
-EVERY: list[Any] = [  # with CASES each storage once
+EVERY: list[Any] = [  # with CASES each storage once, and each form
     ("fp4:block32", (6, 31), {}),
     ("int8:tensor", (9, 3), {"recompute": True, "offload": True}),
     ("bf16", (3, 127), {}),
     ("nf4:nested", (9, 200), {}),
-    ("nvfp4", (10, 80), {}),
+    ("int4:block32:zero", (10, 80), {}),
 ]
+HAD = {feature for name, _, _ in CASES + EVERY for feature in form(Storage(name))}
+EVERY += [(name, (10, 80), {}) for name in covering(lambda s: {*form(s)} - HAD, flat_shapes)]
 
 
 @pytest.mark.slow

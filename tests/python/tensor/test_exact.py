@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from storages import covering, flat_shapes, form_of_each
 from torch import Tensor, nn
 
 import stowage
@@ -18,13 +19,7 @@ from stowage._ops.library import composite_forced
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="stock ops have no bf16 products")
 
-EVERY = [
-    f"{codes}{scaling}"
-    for codes in ("f8_e4m3", "f8_e5m2", "int8")
-    for scaling in ("", ":tensor", ":row", ":block32")
-    if codes != "int8" or scaling
-] + ["f32", "bf16", "f16", "nf4", "nf4:block128", "nf4:block64:nested", "fp4", "fp4:block32:nested"]
-EVERY += ["mxfp4", "nvfp4", "f4_e2m1:row", "int4:block32:zero"]
+EVERY = [*covering(form_of_each, flat_shapes), "f8_e4m3:row", "f8_e5m2:tensor", "int8:block32"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES: dict[str, Callable[[], Any]] = {
     "eager": contextlib.nullcontext,

@@ -155,20 +155,31 @@ def largest_shared(parts: Sequence[Tensor], storage: Storage) -> Tensor:
     return numbers(parts[1], storage)
 
 
+def _ranks(v: Tensor) -> Tensor:
+    """Integers in the order of fp32 numbers, -0 before 0."""
+    bits = v.contiguous().view(torch.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
 @cache
-def _midpoints(storage: Storage, device: torch.device) -> Tensor:
-    """Between the magnitudes of the first eight of sixteen values, which ascend."""
-    values = torch.tensor(storage.values[:8], dtype=torch.float32, device=device)
-    return (values[:-1] + values[1:]) * 0.5
+def _order(storage: Storage, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The codes of sixteen values in ascending order, and between two of them the rank of the last
+    number whose code is the lower one."""
+    values = torch.tensor(storage.values, dtype=torch.float32)
+    codes = _ranks(values).sort(stable=True).indices
+    ascending = values[codes].to(torch.float64)
+    middle = (ascending[:-1] + ascending[1:]) * 0.5
+    nearest = middle.to(torch.float32)
+    upper_wins = (codes[:-1] % 2 == 1) & (codes[1:] % 2 == 0) | (ascending[:-1] == ascending[1:])
+    beyond = (nearest > middle) | (nearest == middle) & upper_wins
+    return codes.to(torch.uint8).to(device), (_ranks(nearest) - beyond.to(torch.int32)).to(device)
 
 
 def _encode4(v: Tensor, storage: Storage) -> Tensor:
-    """Codes of a sign and eight magnitudes: the nearest, of two as near the even one."""
-    sizes, middle = v.abs(), _midpoints(storage, v.device)
-    lower = torch.bucketize(sizes, middle, out_int32=True)
-    upper = torch.bucketize(sizes, middle, out_int32=True, right=True)
-    codes = torch.where(lower % 2 == 0, lower, upper) + torch.where(torch.signbit(v), 8, 0)
-    return pack(codes.to(torch.uint8), storage.packing)
+    """The nearest of sixteen values; of two as near that whose code is even, of two zeros that of
+    the same sign."""
+    codes, last = _order(storage, v.device)
+    return pack(codes[torch.bucketize(_ranks(v), last, out_int32=True)], storage.packing)
 
 
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
@@ -177,13 +188,10 @@ def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = Non
     scaled = v / scale if divides else v * (torch.ones_like(scale) / scale)
     scaled = scaled if zero is None else scaled + zero
     scaled = scaled.clamp(storage.least, storage.largest)
-    match storage.codes:
-        case "int8":
-            return scaled.round().to(torch.int8).view(torch.uint8)
-        case "int4":
-            return pack((scaled.round() + 8).to(torch.uint8), storage.packing)
-        case "f4_e2m1":
-            return _encode4(scaled, storage)
+    if storage.values:
+        return _encode4(scaled, storage)
+    if storage.codes == "int8":
+        return scaled.round().to(torch.int8).view(torch.uint8)
     return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from storages import covering, flat_shapes, form_of_each
 from torch import nn
 
 import stowage
 from stowage._model.rest import frozen
 from stowage._ops.storage import Storage
 
-STORAGES = ["bf16", "f8_e4m3", "f8_e5m2:row", "int8", "int8:tensor", "int8:row2", "int8:block48"]
-STORAGES += ["nvfp4", "f4_e2m1:tensor", "nf4", "fp4:block128", "nf4:block64:nested"]
+STORAGES = covering(form_of_each, flat_shapes)
 STORAGES += ["nf4:torchao", "nf4:torchao:block32:scaler8:f32"]
 FEATURES = [(64, 48), (63, 50), (7, 1), (100, 301)]
 WHOLE = [(64, 256), (1024, 48), (512, 96), (48, 4096)]  # multiples of 16384
