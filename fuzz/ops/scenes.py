@@ -20,10 +20,11 @@ from stowage._ops import library
 from stowage._ops.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/shared"))
-from storages import codec, covering
+from storages import codec, covering, flat_shapes
 
 STORAGES = (
-    *covering(codec), "nf4:block128:nested", "nf4:torchao:block32:scaler2:f16",
+    *covering(codec, flat_shapes), "nf4:block128:nested", "nf4:torchao:block32:scaler1:f32",
+    "nf4:torchao:block32:scaler1:bf16", "nf4:torchao:block32:scaler2:f16",
     "nf4:torchao:block32:scaler2:f64", "f8_e4m3:block32:bf16", "int8:row:f16:zero",
 )  # fmt: skip
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
