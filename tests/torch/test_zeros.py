@@ -14,7 +14,7 @@ from stowage._shard.fragments import row_parts, rows_fragment
 from stowage._shard.pieces import columns_of, join_columns, take_columns
 from stowage._shard.records import encode
 
-NAMES = covering(codec, lambda storage: storage.zero)
+NAMES = covering(codec, lambda storage: storage.zero and storage.kind != "row2")
 
 
 def lopsided(*shape: int) -> torch.Tensor:
