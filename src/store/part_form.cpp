@@ -344,6 +344,7 @@ Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Sha
                      Dtype compute) {
   if (form.rounded) return all_rounded(tensor.bytes, compute);
   if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
+  if (part.elements() == 0 && tensor.bytes.empty()) return {};  // however many rows of nothing
   const Frame frame(form, part);
   if (tensor.bytes.size() != bytes_of(form, frame))
     refuse(Refusal::dialect_part, tensor.place,
@@ -363,6 +364,7 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
   if (form.rounded)
     throw Error(Code::invalid_argument, "a part must not be rounded to become a tensor again");
   if (form.is_whole()) return {bytes.begin(), bytes.end()};
+  if (part.elements() == 0 && bytes.empty()) return {};
   const Frame frame(form, part);
   if (bytes.size() != static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8))
     throw Error(Code::invalid_argument,

@@ -230,6 +230,17 @@ TEST(PartForm, HasNoBitsThatBelongToNothing) {
   EXPECT_GT(strays, 1000);
 }
 
+// A hostile file may have any number of rows without columns.
+TEST(PartForm, TakesNoTimeForRowsOfNothing) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 62;
+  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq}) {
+    for (const Shape& part : {Shape{kMany, 0}, Shape{0, kMany}}) {
+      EXPECT_TRUE(part_of_tensor(form, {{"f", "t", 0}, {}}, part, Dtype::bf16).empty());
+      EXPECT_TRUE(tensor_of_part(form, {}, part).empty());
+    }
+  }
+}
+
 TEST(PartForm, RefusesWhatATensorHasNoBitsFor) {
   const Bytes part(3, std::byte{8});  // zero points of int4 end at 7
   EXPECT_THROW(tensor_of_part(kZerosDown, part, {3, 1}), Error);
