@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import pickle
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -59,7 +60,7 @@ TRAINED = ("norm", "down", "up")
 def put_to_rest(model: nn.Module, storage: str, exact: bool, buffers: bool) -> None:
     rules: dict[str, str | None] = {f"{name}*": None for name in TRAINED}
     rules |= {"bare": storage}
-    if "torchao" in storage:
+    if re.search(r"torchao|:block\d+x", storage):
         rules |= {"conv*": None}  # it holds no more than two dimensions
     if buffers:
         rules |= {"shift": "bf16"}
