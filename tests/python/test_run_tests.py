@@ -2,6 +2,7 @@
 """The runner of the tests counts what was run, tries nothing again but what waits, and knows every
 level of instruction sets."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -105,3 +106,13 @@ def test_every_run_repeats_products_as_older_cpus_compute_them(runner: dict[str,
     older = [s for s in runner["stages"]("standard") if s.name.startswith("Python products")]
     assert [stage.environment["ATEN_CPU_CAPABILITY"] for stage in older] == ["default", "avx2"]
     assert all((ROOT / path).exists() for path in runner["PRODUCTS"])
+
+
+def test_a_level_is_left_out_only_where_the_cpu_lacks_it(runner: dict[str, Any]) -> None:
+    """A flag that is misspelt would skip its level on every machine."""
+    script = "import stowage; print(stowage.info()['instruction_set'])"
+    environment = {name: value for name, value in os.environ.items() if name != "STOWAGE_FORCE_ISA"}
+    best = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
+    levels = [level.ours for level in runner["LEVELS"]]
+    runs = [level.ours for level in runner["LEVELS"] if not level.lacks()]
+    assert runs == levels[: levels.index(best.strip()) + 1]
