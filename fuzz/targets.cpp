@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,6 +53,22 @@ void check_cover(const Header& header, std::uint64_t begin, std::uint64_t end) {
   promise(begin == end);
 }
 
+// Parts in another form are the tensors of the file when they are put together again.
+void check_again(const File& file, const WeightInfo& weight) {
+  const Layout parts = layout(weight.storage, weight.shape);
+  std::map<std::string, std::vector<std::byte>> again;
+  for (std::size_t i = 0; i < weight.forms.size(); ++i) {
+    if (weight.forms[i].is_whole() || weight.forms[i].rounded) continue;
+    const auto part = file.formed_part(weight, static_cast<int>(i));
+    const auto made = tensor_of_part(weight.forms[i], part, parts.parts[i].shape);
+    auto& all = again[weight.parts[i]];
+    all.resize(made.size());
+    for (std::size_t at = 0; at < made.size(); ++at) all[at] |= made[at];
+  }
+  for (const auto& [name, made] : again)
+    promise(std::ranges::equal(made, file.bytes(*file.find(name))));
+}
+
 }  // namespace
 
 void file(Bytes bytes) {
@@ -61,7 +78,10 @@ void file(Bytes bytes) {
   }
   attempt([&] {
     const File file = File::open("/proc/self/fd/" + std::to_string(fd));
-    for (const WeightInfo& weight : file.weights()) promise(file.weight(weight.name).bytes() >= 0);
+    for (const WeightInfo& weight : file.weights()) {
+      promise(file.weight(weight.name).bytes() >= 0);
+      check_again(file, weight);
+    }
     for (const TensorInfo& tensor : file.tensors()) {
       promise(tensor.offset + tensor.bytes <= bytes.size());
       promise(file.find(tensor.name) == &tensor);

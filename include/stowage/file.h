@@ -38,18 +38,22 @@ struct PartForm {
   Axis axis = Axis::columns;  // of the part, along which the numbers of a word are neighbours
   std::array<std::uint8_t, 8> order{0, 1, 2, 3, 4, 5, 6, 7};  // they, from the lowest bits up
   bool transposed = false;                                    // the matrix of words
-  bool tiled = false;     // that in tiles of 128 rows by 4, each 32 times four quarters
-  std::uint8_t bias = 0;  // a number in the file is so much more
-  std::uint8_t less = 0;  // then taken from each of a word, as one number: with borrows
-  bool rounded = false;   // numbers of f32, to the compute dtype, as their owner's decoder does
+  bool tiled = false;       // that in tiles of 128 rows by 4, each 32 times four quarters
+  std::uint8_t bias = 0;    // a number in the file is so much more
+  std::uint8_t less = 0;    // then taken from each of a word, as one number: with borrows
+  bool rounded = false;     // numbers of f32, to the compute dtype, as their owner's decoder does
+  std::uint8_t record = 0;  // bytes of a record with several parts; the tensor is one of them
+  std::uint8_t at = 0, span = 0;  // where in each the words of this part lie, and their bytes
+  std::uint8_t halves = 0;  // numbers of a run; bytes hold one of its first half, low, and one of
+                            // its second, high
 
   bool is_whole() const noexcept { return in_file == 0 && !rounded; }
   bool operator==(const PartForm&) const = default;
 };
 
 /// The bytes of the tensor that a part of that shape, which has numbers that were not rounded, lies
-/// in. Throws invalid_argument for a number that the tensor has no bits for, and for bytes that are
-/// not those of such a part.
+/// in; those of other parts of its records are 0. Throws invalid_argument for a number that the
+/// tensor has no bits for, and for bytes that are not those of such a part.
 STOWAGE_API std::vector<std::byte> tensor_of_part(const PartForm& form,
                                                   std::span<const std::byte> part,
                                                   const Shape& shape);
@@ -113,7 +117,7 @@ class STOWAGE_API File {
   /// The bytes of part `i` of a weight, where its form is not whole.
   std::vector<std::byte> formed_part(const WeightInfo& weight, int i,
                                      std::optional<Dtype> compute = {}) const;
-  /// The JSON of a shard, byte for byte.
+  /// The JSON of a shard, byte for byte; of a GGUF file all that stands before its data.
   std::string header(int shard) const;
   /// Fetches a part of a tensor's bytes into memory before they are read: advice, which never
   /// throws; a part that reaches past the tensor's end ends there.

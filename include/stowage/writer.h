@@ -26,7 +26,7 @@ struct Declaration {
 /// A file as another tool laid it out.
 struct FileImage {
   std::string name;         // beside the first
-  std::string header;       // the JSON, byte for byte
+  std::string header;       // as File::header() gives it
   std::uint64_t bytes = 0;  // of the whole file
 };
 struct WriterOptions {

@@ -103,7 +103,9 @@ File File::open(const std::string& path) {
   for (Shard& shard : state->shards) {
     source.said.merge(std::move(shard.manifest.weights));
     source.metadata.push_back(&shard.header.metadata);
-    source.is_ours |= shard.header.metadata.contains(std::string(kManifestKey));
+    source.is_gguf |= shard.header.is_gguf;
+    source.is_ours |=
+        !shard.header.is_gguf && shard.header.metadata.contains(std::string(kManifestKey));
   }
   // A file that is named by itself is what its header says; beside it may lie anything.
   std::optional<QuantConfig> config;
@@ -160,11 +162,10 @@ std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
 }
 
 std::string File::header(int shard) const {
-  const MappedFile& map = state_->shards[static_cast<std::size_t>(shard)].map;
-  std::uint64_t length = 0;
-  map.read(0, std::as_writable_bytes(std::span(&length, 1)));
-  std::string text(length, '\0');
-  map.read(kHeaderPrefix, std::as_writable_bytes(std::span(text)));
+  const auto& [map, header, manifest] = state_->shards[static_cast<std::size_t>(shard)];
+  const std::uint64_t begin = header.is_gguf ? 0 : kHeaderPrefix;
+  std::string text(header.data_start - begin, '\0');
+  map.read(begin, std::as_writable_bytes(std::span(text)));
   return text;
 }
 

@@ -182,6 +182,7 @@ Header parse_header(const std::string& path, std::string_view json, std::uint64_
   HeaderVisitor visitor(path, data_start, file_bytes - data_start);
   walk_json(json, visitor);
   Header header = visitor.take();
+  header.data_start = data_start;
   check_cover(path, header.tensors, data_start, file_bytes);
   return header;
 }

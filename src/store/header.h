@@ -23,6 +23,8 @@ inline constexpr std::string_view kMetadataKey = "__metadata__";
 struct Header {
   std::map<std::string, std::string> metadata;
   std::vector<TensorInfo> tensors;  // in the order of their data; offsets count from the file start
+  std::uint64_t data_start = 0;
+  bool is_gguf = false;
 };
 
 /// Checks the length field. Throws bad_file.

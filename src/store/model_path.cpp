@@ -62,7 +62,8 @@ ModelPath find_model(const std::string& path) {
     }
     return {prefix + index, true};
   }
-  const std::string file = choose(path, names, kFileEnding);
+  std::string file = choose(path, names, kFileEnding);
+  if (file.empty()) file = choose(path, names, kGgufEnding);
   if (file.empty()) refuse(Refusal::folder_empty, {path, "", {}}, "none");
   return {prefix + file, false};
 }

@@ -7,14 +7,15 @@ namespace stowage {
 
 inline constexpr std::string_view kFileEnding = ".safetensors";
 inline constexpr std::string_view kIndexEnding = ".safetensors.index.json";
+inline constexpr std::string_view kGgufEnding = ".gguf";
 
 struct ModelPath {
   std::string path;
   bool is_index = false;
 };
 /// In a folder: `model.safetensors.index.json` or `model.safetensors`, else the only index, else
-/// the only *.safetensors. Hidden files do not count. Throws io; bad_file naming the candidates
-/// where the folder holds none or more than one.
+/// the only *.safetensors; without any of these the only *.gguf. Hidden files do not count. Throws
+/// io; bad_file naming the candidates where the folder holds none or more than one.
 ModelPath find_model(const std::string& path);
 
 }  // namespace stowage

@@ -20,7 +20,8 @@ constexpr std::int64_t kTileRows = 128, kTileColumns = 4, kTile = kTileRows * kT
 constexpr std::int64_t kSquare = 32;  // words: what the nearest cache holds of two matrices
 constexpr std::int64_t kOctet = 8;    // codes of four bits in 32
 constexpr PartForm kNoForm{};
-constexpr std::int64_t kRounded = 1;  // its key
+constexpr std::int64_t kRounded = 1;                     // its key
+constexpr std::int64_t kBlocks = std::int64_t{1} << 62;  // in keys
 
 // Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
 std::int64_t tiled(std::int64_t row, std::int64_t column, std::int64_t columns) {
@@ -312,6 +313,7 @@ std::size_t bytes_of(const PartForm& form, const Frame& frame) {
 
 bool is_legal(const PartForm& form) noexcept {
   if (form.in_file == 0) return form == PartForm{.rounded = form.rounded};
+  if (is_block(form)) return is_legal_block(form);
   const auto is_width = [](int bits) { return bits == 4 || bits == 8 || bits == 16; };
   const bool widths = is_width(form.in_file) && is_width(form.in_part) &&
                       form.in_file <= form.in_part &&
@@ -331,6 +333,7 @@ bool is_legal(const PartForm& form) noexcept {
 }
 
 Shape tensor_shape(const PartForm& form, const Shape& part) {
+  if (is_block(form)) return shape_of_blocks(form, part);
   const std::int64_t run = form.word / form.in_file;
   std::int64_t rows = part.rows(), columns = part.row_elements() * (form.in_part == 4 ? 2 : 1);
   std::int64_t& length = form.axis == PartForm::Axis::rows ? rows : columns;
@@ -345,6 +348,7 @@ Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Sha
   if (form.rounded) return all_rounded(tensor.bytes, compute);
   if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
   if (part.elements() == 0 && tensor.bytes.empty()) return {};  // however many rows of nothing
+  if (is_block(form)) return part_of_blocks(form, tensor, part);
   const Frame frame(form, part);
   if (tensor.bytes.size() != bytes_of(form, frame))
     refuse(Refusal::dialect_part, tensor.place,
@@ -365,6 +369,7 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
     throw Error(Code::invalid_argument, "a part must not be rounded to become a tensor again");
   if (form.is_whole()) return {bytes.begin(), bytes.end()};
   if (part.elements() == 0 && bytes.empty()) return {};
+  if (is_block(form)) return blocks_of_part(form, bytes, part);
   const Frame frame(form, part);
   if (bytes.size() != static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8))
     throw Error(Code::invalid_argument,
@@ -379,15 +384,19 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
 }
 
 // bit    0 rounded | 1-6 in_file | 7-12 in_part | 13-18 word | 19 rows | 20 transposed | 21 tiled
-// 22-29 bias | 30-37 less | 38-61 order, three bits each
+// 22-29 bias | 30-37 less | 38-61 order, three bits each; of blocks, whose numbers are in order:
+// 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 62 set
 std::int64_t form_key(const PartForm& form) noexcept {
   if (form.is_whole()) return 0;
   if (form.rounded) return kRounded;
   std::int64_t key = std::int64_t{form.in_file} << 1 | std::int64_t{form.in_part} << 7 |
                      std::int64_t{form.word} << 13 |
                      std::int64_t{static_cast<int>(form.axis)} << 19 |
-                     std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21 |
-                     std::int64_t{form.bias} << 22 | std::int64_t{form.less} << 30;
+                     std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21;
+  if (is_block(form))
+    return key | std::int64_t{form.record} << 22 | std::int64_t{form.at} << 30 |
+           std::int64_t{form.span} << 38 | std::int64_t{form.halves} << 46 | kBlocks;
+  key |= std::int64_t{form.bias} << 22 | std::int64_t{form.less} << 30;
   for (std::size_t j = 0; j < form.order.size(); ++j)
     key |= std::int64_t{form.order[j]} << (38 + 3 * j);
   return key;
@@ -402,8 +411,14 @@ PartForm form_from_key(std::int64_t key) {
     form = {.in_file = field(1, 6), .in_part = field(7, 6), .word = field(13, 6)};
     form.axis = static_cast<PartForm::Axis>(field(19, 1));
     form.transposed = field(20, 1) != 0, form.tiled = field(21, 1) != 0;
-    form.bias = field(22, 8), form.less = field(30, 8);
-    for (int j = 0; j < 8; ++j) form.order[static_cast<std::size_t>(j)] = field(38 + 3 * j, 3);
+    if ((key & kBlocks) != 0) {
+      form.record = field(22, 8), form.at = field(30, 8);
+      form.span = field(38, 8), form.halves = field(46, 8);
+    } else {
+      form.bias = field(22, 8), form.less = field(30, 8);
+    }
+    for (int j = 0; j < 8 && (key & kBlocks) == 0; ++j)
+      form.order[static_cast<std::size_t>(j)] = field(38 + 3 * j, 3);
   }
   form.rounded = key == kRounded;
   if (!is_legal(form) || form_key(form) != key)

@@ -6,21 +6,15 @@
 #include <span>
 #include <vector>
 
-#include "store/refusal.h"
+#include "store/part_blocks.h"
 #include "stowage/file.h"
 
 namespace stowage {
 
-/// What a part is made of.
-struct FormedTensor {
-  Place place;
-  std::span<const std::byte> bytes;
-};
-
 /// Whether the fields fit each other.
 bool is_legal(const PartForm& form) noexcept;
-/// The shape of the tensor, in words, that has a part of this shape; no tensor has it where a size
-/// is larger than any.
+/// The shape of the tensor, in words, or in bytes where it is one of records, that has a part of
+/// this shape; no tensor has it where a size is larger than any.
 Shape tensor_shape(const PartForm& form, const Shape& part);
 
 /// The bytes of a part of that shape. `compute`: a value dtype, for numbers that are rounded.

@@ -34,6 +34,12 @@ enum class Refusal : std::uint8_t {
   overlap,
   gap,
   trailing_bytes,
+  // the frame of a GGUF file
+  gguf_version,
+  gguf_frame,
+  gguf_type,
+  gguf_block,
+  gguf_alignment,
   // shard sets and folders
   shard_name,
   shard_missing,

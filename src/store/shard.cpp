@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/formatted.h"
+#include "store/gguf.h"
 #include "store/shard_index.h"
 #include "stowage/error.h"
 
@@ -98,6 +99,12 @@ void check_unchanged(const MappedFile& file) {
 
 Shard open_shard(const std::string& path) {
   MappedFile map(path);
+  const std::span mapped(map.data(), map.size());
+  if (is_gguf(mapped)) {
+    Header header = parse_gguf(path, mapped, map.size());
+    map.check_damage();
+    return {std::move(map), std::move(header), {}};
+  }
   const std::string json = read_header(map);
   Header header = parse_header(path, json, map.size());
   Manifest manifest;

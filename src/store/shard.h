@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One opened safetensors file, and the set of them that a model is.
+// One opened safetensors or GGUF file, and the set of them that a model is.
 #pragma once
 #include <cstdint>
 #include <optional>

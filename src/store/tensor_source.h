@@ -23,6 +23,7 @@ struct TensorSource {
   std::function<std::string(const TensorInfo&)> read;  // of at most kLongestText bytes
   bool in_memory = false;  // nothing has an offset, and who takes a scale widens it to f32 himself
   bool is_ours = false;    // has a manifest
+  bool is_gguf = false;
   std::map<std::string, ManifestWeight> said{};  // by the manifests of all shards
   std::vector<const std::map<std::string, std::string>*> metadata{};  // of each shard
   const QuantConfig* config = nullptr;                                // beside the files, or none

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/file.h"
 #include "base/formatted.h"
+#include "store/gguf.h"
 #include "store/header.h"
 #include "store/json.h"
 #include "store/model_path.h"
@@ -192,17 +193,20 @@ std::vector<PlannedShard> plan_shards_like(const std::string& path,
   std::vector<PlannedShard> shards;
   for (const FileImage& form : like) {
     PlannedShard shard{.path = folder_of(path) + "/" + form.name, .tensors = {}, .manifest = {}};
-    const std::uint64_t length = form.header.size(), start = kHeaderPrefix + length;
+    const std::uint64_t length = form.header.size();
+    const auto bytes = std::as_bytes(std::span(form.header));
+    if (!is_gguf(bytes)) shard.header.assign(reinterpret_cast<const char*>(&length), sizeof length);
+    shard.header += form.header;
+    const std::uint64_t start = shard.header.size();
     if (form.bytes < start)
       throw Error(Code::bad_file, shard.path + ": must hold its header, got fewer bytes");
-    Header header = parse_header(shard.path, form.header, form.bytes);
+    Header header = is_gguf(bytes) ? parse_gguf(shard.path, bytes, form.bytes)
+                                   : parse_header(shard.path, form.header, form.bytes);
     for (TensorInfo& t : header.tensors)
       shard.tensors.push_back({{std::move(t.name), t.dtype, t.shape, std::move(t.dtype_name)},
                                t.offset - start,
                                t.bytes});
     shard.data_bytes = form.bytes - start;
-    shard.header.assign(reinterpret_cast<const char*>(&length), sizeof length);
-    shard.header += form.header;
     shards.push_back(std::move(shard));
   }
   return shards;

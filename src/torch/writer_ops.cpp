@@ -2,6 +2,8 @@
 // Ops on files that are written, and the names and types that a weight has in them.
 #include "stowage/writer.h"
 
+#include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "stowage/quantization_config.h"
@@ -50,6 +52,24 @@ WeightInfo weight_of(const json& weight) {
   return made;
 }
 
+// Headers may be of any bytes, which JSON does not have.
+std::string octets_of_hex(const std::string& digits) {
+  std::string made;
+  for (std::size_t i = 0; i < digits.size(); i += 2) {
+    unsigned char byte = 0;
+    const char* const begin = digits.data() + i;
+    const char* const end = begin + std::min<std::size_t>(2, digits.size() - i);
+    const auto [at, error] = std::from_chars(begin, end, byte, 16);
+    if (error != std::errc{} || at != begin + 2)
+      fail(Code::invalid_argument,
+           "stowage::writer_open: a header must be pairs of hexadecimal "
+           "digits, got another at " +
+               std::to_string(i));
+    made += static_cast<char>(byte);
+  }
+  return made;
+}
+
 WriterOptions writer_options_of(const json& declaration) {
   WriterOptions made;
   made.metadata = declaration.value("metadata", made.metadata);
@@ -60,7 +80,8 @@ WriterOptions writer_options_of(const json& declaration) {
   made.checksums = declaration.value("checksums", made.checksums);
   made.index = declaration.value("index", made.index);
   for (const json& form : declaration.value("like", json::array()))
-    made.like.push_back({form.at("name").get<std::string>(), form.at("header").get<std::string>(),
+    made.like.push_back({form.at("name").get<std::string>(),
+                         octets_of_hex(form.at("header").get<std::string>()),
                          form.at("bytes").get<std::uint64_t>()});
   return made;
 }
@@ -68,7 +89,8 @@ WriterOptions writer_options_of(const json& declaration) {
 // {"tensors": [{name, dtype, shape[, bytes]}], "metadata": {..}, "shard_bytes": 0, "checksums":
 // true,
 //  "weights": [{name, storage, shape, parts[, compute]}],
-//  "like": [{name, header, bytes}], "index": ".."}; only "tensors" must be there.
+//  "like": [{name, header in hexadecimal digits, bytes}], "index": ".."}; only "tensors" must be
+//  there.
 std::int64_t writer_open(const std::string& path, const std::string& text) {
   std::vector<Declaration> tensors;
   WriterOptions options;

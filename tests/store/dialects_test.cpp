@@ -53,6 +53,9 @@ const std::vector<Golden> kGolden{
     {"modelopt-mxfp8", "modelopt", "f8_e4m3:block32:e8m0"},
     {"bnb-nf4", "bitsandbytes", "nf4:block64"},
     {"bnb-nf4-nested", "bitsandbytes", "nf4:block64:nested"},
+    {"gguf-q8-0", "gguf", "int8:block32:f16"},
+    {"gguf-q4-0", "gguf", "int4:block32:f16"},
+    {"gguf-mxfp4", "gguf", "mxfp4"},
 };
 
 std::string path_of(const std::string& folder) {

@@ -34,6 +34,11 @@ constexpr PartForm kLessOne{.in_file = 4,
                             .transposed = true,
                             .bias = 8,
                             .less = 1};
+constexpr PartForm kQ40Codes{
+    .in_file = 4, .in_part = 4, .word = 8, .record = 18, .at = 2, .span = 16, .halves = 32};
+constexpr PartForm kQ40Scales{.in_file = 16, .in_part = 16, .word = 16, .record = 18, .span = 2};
+constexpr PartForm kNvfp4Codes{
+    .in_file = 4, .in_part = 4, .word = 8, .record = 36, .at = 4, .span = 32, .halves = 16};
 constexpr PartForm kAwq{.in_file = 4,
                         .in_part = 4,
                         .word = 32,
@@ -100,7 +105,9 @@ Bytes drawn(const PartForm& form, const Bytes& part, const Size& size, std::size
 void expect_both_ways(const PartForm& form, const Bytes& part, const Size& size,
                       const Bytes& tensor) {
   const Shape shape = part_shape(form, size);
-  ASSERT_EQ(form.word * tensor_shape(form, shape).elements(), 8 * std::ssize(tensor));
+  const bool is_block = form.record != 0 || form.halves != 0;  // of bytes
+  ASSERT_EQ((is_block ? 8 : form.word) * tensor_shape(form, shape).elements(),
+            8 * std::ssize(tensor));
   EXPECT_EQ(tensor_of_part(form, part, shape), tensor);
   EXPECT_EQ(part_of_tensor(form, {{"f", "t", 0}, tensor}, shape, Dtype::bf16), part);
 }
@@ -134,6 +141,16 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
   // compressed-tensors: down a column.
   check(kZerosDown, {21, 5}, 60,
         [](std::int64_t o, std::int64_t g) { return 32 * (o / 8 * 5 + g) + o % 8 * 4; });
+  // GGUF, a block of 32: byte j of its codes has element j low and j + 16 high.
+  check(kQ40Codes, {5, 96}, 270, [](std::int64_t r, std::int64_t c) {
+    return 8 * ((r * 3 + c / 32) * 18 + 2 + c % 16) + (c % 32 < 16 ? 0 : 4);
+  });
+  check(kQ40Scales, {5, 3}, 270,
+        [](std::int64_t r, std::int64_t b) { return 8 * (r * 3 + b) * 18; });
+  // GGUF's NVFP4, a block of 64: four scales, then 4 times 8 bytes of 16 elements each.
+  check(kNvfp4Codes, {3, 128}, 216, [](std::int64_t r, std::int64_t c) {
+    return 8 * ((r * 2 + c / 64) * 36 + 4 + c % 64 / 16 * 8 + c % 8) + (c % 16 < 8 ? 0 : 4);
+  });
   // AWQ, word c: bits 4j to 4j + 3 are column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[j]
   check(kAwq, {24, 40}, 480, [](std::int64_t o, std::int64_t k) {
     constexpr std::array<int, 8> kSlot{0, 4, 1, 5, 2, 6, 3, 7};
@@ -141,7 +158,29 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
   });
 }
 
+// Blocks of codes, of scales, or of both.
+PartForm some_block(std::mt19937& random) {
+  PartForm form;
+  const auto bits = static_cast<std::uint8_t>(4 << random() % 3);
+  form.in_file = form.in_part = bits;
+  form.word = std::max<std::uint8_t>(bits, 8);
+  if (bits == 4 && random() % 2 == 0) form.halves = static_cast<std::uint8_t>(16 << random() % 3);
+  if (form.halves != 0 && random() % 2 == 0) return form;
+  form.span = static_cast<std::uint8_t>(form.word / 8 << random() % 5);
+  form.at = static_cast<std::uint8_t>(random() % 9);
+  form.record = static_cast<std::uint8_t>(form.at + form.span + random() % 9);
+  return form;
+}
+
+// One that fills the blocks of the form, where it has any.
+Size filling(const PartForm& form, const Size& size) {
+  if (form.record == 0 && form.halves == 0) return size;
+  constexpr std::int64_t kBoth = 64;  // numbers, of which all spans and halves are parts
+  return {size.rows, (size.columns + kBoth - 1) / kBoth * kBoth};
+}
+
 PartForm some_form(std::mt19937& random) {
+  if (random() % 4 == 0) return some_block(random);
   const auto one_of = [&](std::initializer_list<int> all) {
     return static_cast<std::uint8_t>(all.begin()[random() % all.size()]);
   };
@@ -162,6 +201,17 @@ PartForm some_form(std::mt19937& random) {
 // The same as drawings, for any form.
 Drawing drawing_of(const PartForm& form, const Size& size) {
   const std::int64_t width = tensor_shape(form, part_shape(form, size))[1];
+  if (form.record != 0 || form.halves != 0)
+    return [=](std::int64_t row, std::int64_t column) {
+      std::int64_t bit = (row * size.columns + column) * form.in_file;
+      if (form.halves != 0) {
+        const std::int64_t in_run = column % form.halves, half = form.halves / 2;
+        bit += (in_run % half * 2 + in_run / half - in_run) * 4;
+      }
+      if (form.record == 0) return bit;
+      const std::int64_t span = 8 * form.span;
+      return 8 * (bit / span * form.record + form.at) + bit % span;
+    };
   return [=](std::int64_t row, std::int64_t column) {
     const int run = form.word / form.in_file;
     std::int64_t& along = form.axis == Axis::rows ? row : column;
@@ -183,11 +233,13 @@ TEST(PartForm, ComesBackWhateverItIs) {
     Size size{1 + static_cast<std::int64_t>(random() % 70),
               2 * (1 + static_cast<std::int64_t>(random() % 40))};
     if (random() % 2 == 0) size = {size.rows / 8 * 8, size.columns / 8 * 8};
+    size = filling(form, size);
     SCOPED_TRACE(testing::Message()
                  << form_key(form) << " of " << size.rows << " " << size.columns);
     const Shape shape = part_shape(form, size);
-    const auto bytes =
-        static_cast<std::size_t>(tensor_shape(form, shape).elements()) * form.word / 8;
+    const bool is_block = form.record != 0 || form.halves != 0;
+    const auto bytes = static_cast<std::size_t>(tensor_shape(form, shape).elements()) *
+                       (is_block ? 8 : form.word) / 8;
     const Bytes part = some_part(form, size, random);
     expect_both_ways(form, part, size, drawn(form, part, size, bytes, drawing_of(form, size)));
     EXPECT_EQ(form_from_key(form_key(form)), form);
@@ -200,8 +252,9 @@ TEST(PartForm, HasNoBitsThatBelongToNothing) {
   for (int trial = 0; trial < 100; ++trial) {
     PartForm form = some_form(random);
     form.less = 0;
-    const Size size{1 + static_cast<std::int64_t>(random() % 30),
-                    2 * (1 + static_cast<std::int64_t>(random() % 12))};
+    if (form.record != 0) continue;  // what is beside a part there is of another
+    const Size size = filling(form, {1 + static_cast<std::int64_t>(random() % 30),
+                                     2 * (1 + static_cast<std::int64_t>(random() % 12))});
     const Shape shape = part_shape(form, size);
     const Bytes taken = tensor_of_part(form, some_part(form, size, random, true), shape);
     for (std::size_t bit = 0; bit < 8 * taken.size();
@@ -230,10 +283,35 @@ TEST(PartForm, HasNoBitsThatBelongToNothing) {
   EXPECT_GT(strays, 1000);
 }
 
+TEST(PartForm, PartsShareRecords) {
+  std::mt19937 random(4);
+  const Size size{7, 96}, groups{7, 3};
+  const Bytes codes = some_part(kQ40Codes, size, random);
+  const Bytes scales = some_part(kQ40Scales, groups, random);
+  const Shape codes_shape = part_shape(kQ40Codes, size), scales_shape{7, 3};
+  Bytes both = tensor_of_part(kQ40Codes, codes, codes_shape);
+  const Bytes other = tensor_of_part(kQ40Scales, scales, scales_shape);
+  ASSERT_EQ(both.size(), other.size());
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    EXPECT_TRUE(both[i] == std::byte{0} || other[i] == std::byte{0}) << i;
+    both[i] |= other[i];
+  }
+  EXPECT_EQ(part_of_tensor(kQ40Codes, {{"f", "t", 0}, both}, codes_shape, Dtype::bf16), codes);
+  EXPECT_EQ(part_of_tensor(kQ40Scales, {{"f", "t", 0}, both}, scales_shape, Dtype::bf16), scales);
+}
+
+TEST(PartForm, RefusesWhatFillsNoBlocks) {
+  const Bytes bytes(18);
+  EXPECT_THROW(tensor_of_part(kQ40Codes, std::span(bytes).first(8), {1, 8}), Error);
+  EXPECT_THROW(tensor_of_part(kQ40Codes, bytes, {1, 16}), Error) << "another size";
+  EXPECT_THROW(part_of_tensor(kQ40Codes, {{"f", "t", 0}, bytes}, {1, 8}, Dtype::bf16), Error);
+  EXPECT_THROW(part_of_tensor(kQ40Codes, {{"f", "t", 0}, bytes}, {2, 16}, Dtype::bf16), Error);
+}
+
 // A hostile file may have any number of rows without columns.
 TEST(PartForm, TakesNoTimeForRowsOfNothing) {
   constexpr std::int64_t kMany = std::int64_t{1} << 62;
-  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq}) {
+  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq, kQ40Codes}) {
     for (const Shape& part : {Shape{kMany, 0}, Shape{0, kMany}}) {
       EXPECT_TRUE(part_of_tensor(form, {{"f", "t", 0}, {}}, part, Dtype::bf16).empty());
       EXPECT_TRUE(tensor_of_part(form, {}, part).empty());
@@ -257,7 +335,11 @@ TEST(PartForm, HasAKey) {
   const std::int64_t key = form_key(kAwq);
   for (const std::int64_t bad :
        {std::int64_t{2}, std::int64_t{-1}, key + 1, key | std::int64_t{1} << 62,
-        key ^ std::int64_t{1} << 38, key | std::int64_t{1} << 22})
+        key ^ std::int64_t{1} << 38, key | std::int64_t{1} << 22,
+        form_key({.in_file = 8, .in_part = 8, .word = 8, .record = 34, .at = 3, .span = 32}),
+        form_key({.in_file = 8, .in_part = 8, .word = 8, .halves = 16}),
+        form_key({.in_file = 4, .in_part = 4, .word = 8, .halves = 8}),
+        form_key(kQ40Codes) | std::int64_t{1} << 54})
     EXPECT_THROW(form_from_key(bad), Error) << bad;
 }
 

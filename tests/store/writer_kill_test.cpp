@@ -126,7 +126,7 @@ struct Form {
   const char* name;
   std::uint64_t shard_bytes;
 };
-constexpr Form kOne{"one file", 0}, kShards{"shards", 90'000}, kMore{"more shards", 50'000};
+constexpr Form kOne{"one file", 0}, kSharded{"shards", 90'000}, kMore{"more shards", 50'000};
 
 // Every moment at which the next system call of a writing is not made any more.
 void kill_at_every_call(const Form& old, const Form& next, bool checksums) {
@@ -163,7 +163,7 @@ void kill_at_every_call(const Form& old, const Form& next, bool checksums) {
 TEST(WriterKill, BetweenAnyTwoCallsTheFolderIsOldNewOrRefused) {
   const NoDisk no_disk;
   const std::pair<Form, Form> steps[] = {
-      {kOne, kOne}, {kOne, kShards}, {kShards, kOne}, {kShards, kShards}, {kShards, kMore}};
+      {kOne, kOne}, {kOne, kSharded}, {kSharded, kOne}, {kSharded, kSharded}, {kSharded, kMore}};
   for (const bool checksums : {true, false})
     for (const auto& [old, next] : steps) kill_at_every_call(old, next, checksums);
 }

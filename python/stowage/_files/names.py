@@ -70,7 +70,7 @@ class Entry:
     @property
     def members(self) -> tuple[str, ...]:
         """The names of all its tensors, the codes first."""
-        return self.parts + tuple(name for name in self.beside if name not in self.parts)
+        return tuple(dict.fromkeys(self.parts + self.beside))
 
 
 def flatten(name: str, weight: StowedTensor) -> dict[str, torch.Tensor]:

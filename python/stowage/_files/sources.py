@@ -108,7 +108,7 @@ class DictSource:
 
 
 class FileSource:
-    """A .safetensors file, a shard index, or a folder that holds either. Close it after use;
+    """A .safetensors or .gguf file, a shard index, or a folder that holds one. Close it after use;
     tensors that were read stay valid."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -153,11 +153,12 @@ class FileSource:
             found = op(self._handle, member)
         except RuntimeError as error:
             raise translated(error) from None
-        return found.view(DISK_DTYPES[facts["dtype"]]).reshape(facts["shape"])
+        dtype = DISK_DTYPES.get(facts["dtype"])  # blocks of GGUF have none: their bytes
+        return found if dtype is None else found.view(dtype).reshape(facts["shape"])
 
-    def header(self, shard: int) -> str:
-        """The JSON of one of its files, as it lies there."""
-        return library.text(library.file_header(self._handle, shard))
+    def header(self, shard: int) -> bytes:
+        """The JSON of one of its files, or all before the data of a GGUF file, as it lies there."""
+        return bytes(library.file_header(self._handle, shard).numpy())
 
     def tensors(self) -> dict[str, dict[str, Any]]:
         """dtype (as headers spell it), shape, shard, offset and bytes of each tensor, by name."""

@@ -45,7 +45,7 @@ def write(
         "metadata": dict(metadata or {}),
         "shard_bytes": shard_bytes,
         "checksums": checksums,
-        "like": like or [],
+        "like": [form | {"header": form["header"].hex()} for form in like or []],
         "index": index,
     }
     try:

@@ -9,9 +9,9 @@
 namespace stowage::dialects {
 namespace {
 
-constexpr std::array<const FileDialect*, 9> kDialects{
+constexpr std::array<const FileDialect*, 10> kDialects{
     &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kCompressedTensors,
-    &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq};
+    &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq, &kGguf};
 
 // Dialects without a method are never said by a configuration.
 bool is_named(const FileDialect& dialect, const QuantConfig* config) {

@@ -36,6 +36,6 @@ void read_scaled(Claims& claims);        // 8-bit codes with a scale beside them
 void read_plain(Claims& claims);         // what is left: casts, and 8-bit codes that are none
 
 extern const FileDialect kAwq, kBitsandbytes, kComfyUi, kComfyUiScaled, kCompressedTensors, kFp8,
-    kGptq, kModelOpt, kTorchao;
+    kGguf, kGptq, kModelOpt, kTorchao;
 
 }  // namespace stowage::dialects

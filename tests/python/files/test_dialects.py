@@ -50,6 +50,9 @@ DIALECTS = {
     "modelopt-mxfp8": "modelopt",
     "bnb-nf4": "bitsandbytes",
     "bnb-nf4-nested": "bitsandbytes",
+    "gguf-q8-0": "gguf",
+    "gguf-q4-0": "gguf",
+    "gguf-mxfp4": "gguf",
 }
 FOLDERS = list(DIALECTS)
 
@@ -62,7 +65,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """NaN is NaN; zeros have signs."""
     assert a.dtype == b.dtype and a.shape == b.shape
     nan = a.isnan() & b.isnan()
-    return bool(((a.view(torch.int16) == b.view(torch.int16)) | nan).all())
+    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
+    return bool(((a.view(bits) == b.view(bits)) | nan).all())
 
 
 @pytest.mark.parametrize("mmap", [False, True])
@@ -74,7 +78,7 @@ def test_opens_with_its_owners_values(folder: str, mmap: bool, tmp_path: Path) -
         weight = model.get_parameter(name)
         assert isinstance(weight, stowage.StowedTensor), name  # it rests, and was not widened
         found = weight.dequantize()
-        if folder == "modelopt-nvfp4":  # its decoder alone reads code 8 of E2M1 as +0
+        if folder in ("modelopt-nvfp4", "gguf-mxfp4"):  # whose decoders read code 8 of E2M1 as +0
             found = found + 0
         assert same_bits(found, value), name
     for name, value in plain_of(folder, weights_of(folder)).items():
@@ -158,6 +162,9 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
         "modelopt-nvfp4",
         "ct-nvfp4",
         "comfy-nvfp4",
+        "gguf-q8-0",
+        "gguf-q4-0",
+        "gguf-mxfp4",
     ],
 )
 def test_changed_weights_open_as_they_were_saved(folder: str, tmp_path: Path) -> None:

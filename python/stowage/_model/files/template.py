@@ -163,15 +163,17 @@ def write_again(template: Template, every: Iterable[Held], folder: Path) -> None
 
 
 def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str, torch.Tensor]]:
-    parts = {
-        member: (entry, i, held[template.names[entry.name]])
-        for entry in template.entries
-        if entry.name in template.names
-        for i, member in enumerate(entry.parts)
-    }
+    parts: dict[str, list[tuple[Entry, int, Held]]] = {}
+    for entry in template.entries:
+        if entry.name in template.names:
+            for i, member in enumerate(entry.parts):
+                parts.setdefault(member, []).append((entry, i, held[template.names[entry.name]]))
     for name in template.dtypes:
         if name in parts:
-            yield name, _tensor(template, name, *parts[name])
+            made, *others = (_tensor(template, name, *part) for part in parts[name])
+            for other in others:  # of records that have several parts, each 0 where others are
+                made |= other
+            yield name, made
         else:
             yield name, template.kept[name]
 

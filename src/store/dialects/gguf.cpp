@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// GGUF: each tensor [O, K] has a type of its own. Those of blocks have the codes and the scales of
+// 32 neighbours of a row in one record:
+//   Q8_0    34 bytes   F16 scale, 32 I8 codes
+//   Q4_0    18 bytes   F16 scale, 32 codes + 8 by halves
+//   MXFP4   17 bytes   E8M0 scale, 32 codes of E2M1 by halves
+//   F32, F16, BF16 and integers are plain tensors
+//
+// by halves:   byte j   [ 7..4: code j + 16 | 3..0: code j ]
+#include <algorithm>
+#include <array>
+
+#include "base/formatted.h"
+#include "store/dialects/dialects.h"
+
+namespace stowage::dialects {
+namespace gguf {
+namespace {
+
+constexpr const char* kSplit = "split.count";
+
+struct BlockType {
+  std::string_view name, storage;
+  PartForm codes, scales;
+};
+constexpr std::array kBlockTypes{
+    BlockType{"Q8_0",
+              "int8:block32:f16",
+              {.in_file = 8, .in_part = 8, .word = 8, .record = 34, .at = 2, .span = 32},
+              {.in_file = 16, .in_part = 16, .word = 16, .record = 34, .span = 2}},
+    BlockType{
+        "Q4_0",
+        "int4:block32:f16",
+        {.in_file = 4, .in_part = 4, .word = 8, .record = 18, .at = 2, .span = 16, .halves = 32},
+        {.in_file = 16, .in_part = 16, .word = 16, .record = 18, .span = 2}},
+    BlockType{
+        "MXFP4",
+        "mxfp4",
+        {.in_file = 4, .in_part = 4, .word = 8, .record = 17, .at = 1, .span = 16, .halves = 32},
+        {.in_file = 8, .in_part = 8, .word = 8, .record = 17, .span = 1}}};
+
+void refuse_split(const TensorSource& source) {
+  for (std::size_t i = 0; i < source.metadata.size(); ++i) {
+    const auto said = source.metadata[i]->find(kSplit);
+    if (said == source.metadata[i]->end() || said->second == "0" || said->second == "1") continue;
+    refuse(Refusal::dialect_config, {source.paths[i], "", {}},
+           formatted("{} {}: one file of a model that is split", kSplit, in_quotes(said->second)));
+  }
+}
+
+void add_blocks(Claims& claims, const TensorInfo& tensor) {
+  const auto type = std::ranges::find(kBlockTypes, tensor.dtype_name, &BlockType::name);
+  if (type == kBlockTypes.end())
+    refuse(Refusal::dialect_part, claims.place(tensor),
+           formatted("{} for Q8_0, Q4_0, MXFP4 or a type without blocks", described(tensor)));
+  if (tensor.shape.rank() < 2)
+    refuse(Refusal::dialect_part, claims.place(tensor),
+           described(tensor) + " for two dimensions or more");
+  const Storage storage = parse_storage(type->storage);
+  try {
+    (void)layout(storage, tensor.shape);
+  } catch (const Error& error) {
+    refuse(Refusal::dialect_part, claims.place(tensor), in_quotes(error.what()));
+  }
+  WeightInfo& made = claims.add(tensor.name, storage, tensor.shape, {tensor.name, tensor.name}, {});
+  made.forms = {type->codes, type->scales};
+}
+
+void read(Claims& claims) {
+  refuse_split(claims.source());
+  for (const TensorInfo& tensor : claims.tensors())
+    if (tensor.dtype == Dtype::unknown) add_blocks(claims, tensor);
+}
+
+std::string recognise(const TensorSource& source) { return source.is_gguf ? "magic 'GGUF'" : ""; }
+
+}  // namespace
+}  // namespace gguf
+
+const FileDialect kGguf{
+    .name = "gguf", .method = "", .recognise = gguf::recognise, .read = gguf::read};
+
+}  // namespace stowage::dialects
