@@ -129,7 +129,7 @@ void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tens
     const std::uint32_t word = value_at<Word>(tensor.bytes.data(), at) + more;
     const std::int64_t first = frame.number(i * frame.run, o);
     const bool is_full = frame.has((i + 1) * frame.run - 1, o);
-    if (is_full && in_part == 8) {  // zero points of large weights are many, too
+    if (is_full && in_part == 8) {  // zero points of few groups
       for (int j = 0; j < run; ++j)
         part[static_cast<std::size_t>(first + form.order[static_cast<std::size_t>(j)] * step)] =
             static_cast<std::byte>((word >> (j * bits) & mask) - form.bias);
@@ -195,10 +195,10 @@ Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
   return {wholes, frame.rows};
 }
 
-// Codes of eight rows in a word of the file, of eight columns in one of the part.
+// Numbers of eight rows in a word of the file, of eight columns together in the part.
 bool turns_octets(const PartForm& form) {
-  return form.in_file == 4 && form.in_part == 4 && form.word == 32 && !form.tiled &&
-         form.less == 0 && form.axis == PartForm::Axis::rows && form.bias == 0;
+  return form.in_file == 4 && form.in_part <= 8 && form.word == 32 && !form.tiled &&
+         form.axis == PartForm::Axis::rows && (form.in_part == 8 || form.less == 0);
 }
 using Octets = std::array<std::uint32_t, kOctet>;
 // The transpose of 8 times 8 codes: quarters change places, then theirs, then theirs.
@@ -216,12 +216,33 @@ void turn(Octets& words) {
     }
   }
 }
-template <bool kBack>
+constexpr std::uint64_t kEachByte = 0x0101010101010101;
+// Codes of four bits to numbers of bytes, and back: anything above 15 to more than 32 bits.
+std::uint64_t spread(std::uint64_t codes, std::uint64_t bias) {
+  codes = (codes | codes << 16) & 0x0000ffff0000ffff;
+  codes = (codes | codes << 8) & 0x00ff00ff00ff00ff;
+  codes = (codes | codes << 4) & 0x0f * kEachByte;
+  return (codes + 0x80 * kEachByte - bias * kEachByte) ^ 0x80 * kEachByte;
+}
+std::uint64_t joined(std::uint64_t numbers, std::uint64_t bias) {
+  const std::uint64_t signs = numbers & 0x80 * kEachByte;
+  const std::uint64_t codes = ((numbers ^ signs) + bias * kEachByte) ^ signs;
+  if ((codes & 0xf0 * kEachByte) != 0) return ~std::uint64_t{0};
+  const std::uint64_t pairs = (codes | codes >> 4) & 0x00ff00ff00ff00ff;
+  const std::uint64_t quads = (pairs | pairs >> 8) & 0x0000ffff0000ffff;
+  return (quads | quads >> 16) & 0xffffffff;
+}
+// Eight: numbers of a row of the part as one, of codes or of bytes.
+template <bool kBack, class Eight>
 Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
+  constexpr bool kSpreads = sizeof(Eight) == 8;
+  const PartForm& form = frame.form;
+  const std::uint32_t more = kSpreads ? taken(form) : 0;
   const std::int64_t wholes = frame.rows / kOctet, columns = frame.columns / kOctet * kOctet;
-  if (columns != frame.columns) return {};  // rows of the part begin inside of words
+  if (!kSpreads && columns != frame.columns) return {};  // rows of the part begin inside of words
+  const std::int64_t row_bytes = frame.columns * (kSpreads ? 2 : 1) / 2, size = sizeof(Eight);
   const auto part = [&](std::int64_t i, std::size_t j, std::int64_t k) {
-    return ((i * kOctet + frame.form.order[j]) * columns + k) / kOctet;
+    return (i * kOctet + form.order[j]) * row_bytes + k / kOctet * size;
   };
   const auto tensor = [&](std::int64_t i, std::size_t j, std::int64_t k) {
     return i * frame.step_along + (k + static_cast<std::int64_t>(j)) * frame.step_across;
@@ -229,11 +250,24 @@ Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
   for (std::int64_t k = 0; k < columns; k += kOctet) {
     for (std::int64_t i = 0; i < wholes; ++i) {
       Octets words;
-      for (std::size_t j = 0; j < words.size(); ++j)
-        words[j] = value_at<std::uint32_t>(from, kBack ? part(i, j, k) : tensor(i, j, k));
+      for (std::size_t j = 0; j < words.size(); ++j) {
+        if constexpr (kBack) {
+          const Eight eight = value_at<Eight>(from + part(i, j, k), 0);
+          const std::uint64_t codes = kSpreads ? joined(eight, form.bias) : eight;
+          if (codes >> 32 != 0) return {};  // numbers, one by one, find out which is too large
+          words[j] = static_cast<std::uint32_t>(codes);
+        } else {
+          words[j] = value_at<std::uint32_t>(from, tensor(i, j, k)) + more;
+        }
+      }
       turn(words);
-      for (std::size_t j = 0; j < words.size(); ++j)
-        put_value(to, kBack ? tensor(i, j, k) : part(i, j, k), words[j]);
+      for (std::size_t j = 0; j < words.size(); ++j) {
+        if constexpr (kBack)
+          put_value(to, tensor(i, j, k), words[j] - more);
+        else
+          put_value(to + part(i, j, k), 0,
+                    static_cast<Eight>(kSpreads ? spread(words[j], form.bias) : words[j]));
+      }
     }
   }
   return {wholes, columns};
@@ -278,7 +312,9 @@ Moved move_tiles(const Frame& frame, const std::byte* from, std::byte* to) {
 template <class Word, bool kBack>
 Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
   if (moves_words(frame.form)) return move_words<Word, kBack>(frame, from, to);
-  if (turns_octets(frame.form)) return turn_octets<kBack>(frame, from, to);
+  if (turns_octets(frame.form))
+    return frame.form.in_part == 4 ? turn_octets<kBack, std::uint32_t>(frame, from, to)
+                                   : turn_octets<kBack, std::uint64_t>(frame, from, to);
   if (moves_tiles(frame.form)) return move_tiles<kBack>(frame, from, to);
   if (swaps_halves(frame.form)) return swap_halves(frame, from, to);
   return {};

@@ -138,6 +138,8 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
         [](std::int64_t o, std::int64_t k) { return 32 * (k / 8 * 40 + o) + k % 8 * 4; });
   check(kLessOne, {40, 3}, 60,
         [](std::int64_t o, std::int64_t g) { return 32 * (g * 5 + o / 8) + o % 8 * 4; });
+  check(kLessOne, {44, 19}, 456,
+        [](std::int64_t o, std::int64_t g) { return 32 * (g * 6 + o / 8) + o % 8 * 4; });
   // compressed-tensors: down a column.
   check(kZerosDown, {21, 5}, 60,
         [](std::int64_t o, std::int64_t g) { return 32 * (o / 8 * 5 + g) + o % 8 * 4; });
@@ -325,6 +327,19 @@ TEST(PartForm, RefusesWhatATensorHasNoBitsFor) {
   EXPECT_THROW(tensor_of_part(kZerosDown, part, {2, 1}), Error) << "another size";
   EXPECT_THROW(tensor_of_part({.rounded = true}, part, {3, 1}), Error);
   EXPECT_THROW(part_of_tensor(kZerosDown, {{"f", "t", 0}, part}, {3, 1}, Dtype::bf16), Error);
+  for (const int at : {0, 9, 170, 255}) {  // among many
+    for (const int number : {8, -9, 127, -128}) {
+      Bytes many(256, std::byte{7});
+      many[static_cast<std::size_t>(at)] = static_cast<std::byte>(number);
+      try {
+        tensor_of_part(kLessOne, many, {16, 16});
+        ADD_FAILURE() << number << " at " << at;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("number " + std::to_string(at) + " of"));
+        EXPECT_THAT(error.what(), testing::EndsWith(", got " + std::to_string(number)));
+      }
+    }
+  }
 }
 
 TEST(PartForm, HasAKey) {
