@@ -61,11 +61,32 @@ class Entry:
     beside: tuple[str, ...] = ()  # further ones, which only tell what it is
     nested_offset: float = 0.0
     forms: tuple[int, ...] = ()  # of its parts, where some are not the tensors as they lie
+    heads: int = 0  # of so many, each: the file has its rows in pairs, one from either half
+    more: float = 0.0  # the values in the file are so much more
     scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
 
     def is_formed(self, part: int) -> bool:
         """Whether a part is made of its tensor, and does not lie in the file as it is."""
         return bool(self.forms) and self.forms[part] != WHOLE
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether a model has other values than the file, or has them in another order."""
+        return self.heads != 0 or self.more != 0
+
+    def as_in_model(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A part, or the plain values, from what the file has."""
+        if self.heads:
+            pairs = tensor.reshape(self.heads, -1, 2, *tensor.shape[1:])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+        return (tensor.float() - self.more).to(tensor.dtype) if self.more else tensor
+
+    def as_in_file(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The way back, in float32 where values change."""
+        if self.heads:
+            halves = tensor.reshape(self.heads, 2, -1, *tensor.shape[1:])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        return tensor.float() + self.more if self.more else tensor
 
     @property
     def members(self) -> tuple[str, ...]:

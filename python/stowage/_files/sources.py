@@ -120,12 +120,13 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
+        self.metadata: dict[str, str]
         self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
         self.paths: list[str] = facts["paths"]
         self.index: str = facts["index"]  # the path of a shard index, or ""
         self.markers: list[str] = facts["markers"]  # tensors that only show the dialect
         self.entries = self._entries(facts)
-        metadata: dict[str, str] = facts["metadata"]
+        metadata = self.metadata = facts["metadata"]
         self.ties = {a: b for a, b in metadata.items() if b in self.entries}
         dtypes = json.loads(metadata.get("stowage.buffer_dtypes", "{}"))
         self.buffer_dtypes = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}

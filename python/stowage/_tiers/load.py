@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from stowage._files import gguf
 from stowage._files.renames import Rename
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy, Rules
@@ -67,7 +68,7 @@ def load(
     Args:
         model: a module, or a function that builds one: it is called so that parameters take no
             memory (on the meta device) and computed buffers have values.
-        folder: a safetensors file, an index, or the folder of either.
+        folder: a safetensors or GGUF file, an index, or the folder of one.
         storage: how plain weights of the file are to rest; as in `stow`, but one.
         rules: as in `stow`.
         skip: as in `stow`.
@@ -78,7 +79,8 @@ def load(
         mmap: leaves weights in the mapped file until they are written to.
         strict: refuses missing and unexpected names.
         rename: gives a weight of the file the model's name for it, or None to leave it out: a
-            function, or patterns such as {"model.*": "*", "*.aux": None}.
+            function, or patterns such as {"model.*": "*", "*.aux": None}. Without, names of a
+            GGUF file become transformers' names, for which the package `gguf` must be installed.
         verify: compares checksums first.
         measure: as in `stow`.
         working: as in `stow`.
@@ -149,6 +151,10 @@ def _load(
     given: EngineOptions | None,
 ) -> nn.Module:
     target = model if isinstance(model, nn.Module) else build(model)
+    if source.dialect == gguf.DIALECT:
+        held = (target.named_parameters, target.named_buffers)
+        names = {name for named in held for name, _ in named(remove_duplicate=False)}
+        options = replace(options, rename=gguf.adopt(source, names, options.rename))
     engine: list[Engine] = []
 
     def open_engine(filling: Filling) -> None:

@@ -147,9 +147,12 @@ class Filling:
             )
 
     def _tensors_of(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
-        if entry.storage is not None:
-            return self._source.parts(entry, compute)
-        return [self._source.read(entry.parts[0])]
+        if entry.storage is None:
+            return [self._values(entry)]
+        return [entry.as_in_model(part) for part in self._source.parts(entry, compute)]
+
+    def _values(self, entry: Entry) -> torch.Tensor:
+        return entry.as_in_model(self._source.read(entry.parts[0]))
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
@@ -179,7 +182,12 @@ class Filling:
             if problem:
                 self.problems.append(f"{held.name}: {problem}")
                 return
-        elif entry.dtype and self._casts(held) and worth_offloading(held, entry.dtype):
+        elif (
+            entry.dtype
+            and not entry.is_converted
+            and self._casts(held)
+            and worth_offloading(held, entry.dtype)
+        ):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
         if problem := bound(tensor, rests=wanted is not None):
@@ -202,6 +210,7 @@ class Filling:
         return (
             self._options.mmap
             and not self._options.cast
+            and not step.entry.is_converted
             and not self._options.stays(step.held)
             and step.entry.dtype == self._compute(step)
             and self._source.size(step.entry) >= _WORTH_MAPPING
@@ -288,11 +297,10 @@ class Filling:
             mapped = self._stays_in_file(step)
             values = self._source.private(entry.parts[0]) if mapped else None
             if values is None or not is_aligned(values):
-                values = new_copy(self._source.read(entry.parts[0]), compute)
+                values = new_copy(self._values(entry), compute)
             return _as(values, held.tensor), None
         if not step.as_it_is:
-            values = self._source.read(entry.parts[0])
-            return from_values(values, step.storage, how, compute)
+            return from_values(self._values(entry), step.storage, how, compute)
         parts = self._tensors_of(entry, compute)
         stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
         parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]

@@ -183,16 +183,16 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
     tensor, dtype = held.tensor, template.dtypes[name]
     if entry.storage is None:
         values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
-        return _unchanged(template, name, values.detach(), values.dtype).to(dtype)
+        return _unchanged(template, name, entry, values.detach(), values.dtype).to(dtype)
     assert isinstance(tensor, StowedTensor)
-    part = list(tensor.parts.values())[i].detach()
+    part = entry.as_in_file(list(tensor.parts.values())[i].detach())
     if name in _states(entry):
         if float(part) == entry.nested_offset:
             return template.kept[name]
         return _state(name, template.kept[name].numel(), flatten(entry.name, tensor)[name])
     form = entry.forms[i] if entry.forms else WHOLE
     if form == ROUNDED:
-        return _unchanged(template, name, part, tensor.dtype)
+        return _unchanged(template, name, entry, part, tensor.dtype)
     return part if form == WHOLE else _formed(name, part, form)
 
 
@@ -204,14 +204,15 @@ def _formed(name: str, part: torch.Tensor, form: int) -> torch.Tensor:
 
 
 def _unchanged(
-    template: Template, name: str, values: torch.Tensor, rounded_to: torch.dtype
+    template: Template, name: str, entry: Entry, values: torch.Tensor, rounded_to: torch.dtype
 ) -> torch.Tensor:
-    """The file's tensor where these are its values, rounded to a dtype; else these."""
+    """The file's tensor where these are its values, rounded to a dtype; else these in its order."""
     original = template.kept.get(name)
-    if original is None:
-        return values
-    cast = original.to(rounded_to).to(values.dtype).reshape(values.shape)
-    return original if torch.equal(octets(cast), octets(values.cpu())) else values
+    if original is not None:
+        cast = entry.as_in_model(original).to(rounded_to).to(values.dtype).reshape(values.shape)
+        if torch.equal(octets(cast), octets(values.cpu())):
+            return original
+    return entry.as_in_file(values)
 
 
 def _state(name: str, room: int, text: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files in transformers' models: names, rows and norms are those of the converter's source,
+and come back. What they are compared with, the package gguf makes of the model's own weights."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stowage
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+TYPES = {"Q8_0": "int8:block32:f16", "Q4_0": "int4:block32:f16", "F16": ""}
+
+
+def built(family: str, **more: object) -> Any:
+    """Seeded, with norms and biases that are not the ones of a new model."""
+    head = {} if family == "llama" or family == "qwen2" else {"head_dim": 16}
+    config = transformers.AutoConfig.for_model(
+        "gemma3_text" if family == "gemma3" else family, **SIZES, **head, **more
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.5, 0.3)
+    return model
+
+
+def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
+    """What llama.cpp's converter writes of a model, and the model with the values that it wrote."""
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_block_count(SIZES["num_hidden_layers"])
+    writer.add_head_count(SIZES["num_attention_heads"])
+    writer.add_head_count_kv(SIZES["num_key_value_heads"])
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    names = gguf.get_tensor_name_map(arch, SIZES["num_hidden_layers"])
+    for name, parameter in model.named_parameters():
+        stem, _, last = name.rpartition(".")
+        values = parameter.detach().clone()
+        if parameter.dim() == 1:
+            is_norm = family.startswith("gemma") and name.endswith("norm.weight")
+            written = (values + 1 if is_norm else values).numpy()
+            type_ = gguf.GGMLQuantizationType.F32
+            parameter.data = torch.from_numpy(written) - 1 if is_norm else values
+        else:
+            type_ = gguf.GGMLQuantizationType[kind]
+            packed = gguf.quants.quantize(values.numpy(), type_)
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(packed, type_).copy())
+            written = packed
+        if family == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
+            heads = SIZES["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
+            rows = written.reshape(heads, 2, -1, *written.shape[1:])
+            written = rows.swapaxes(1, 2).reshape(written.shape)
+        writer.add_tensor(f"{names.get_name(stem)}.{last}", written, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+CASES = [("llama", "Q8_0"), ("llama", "Q4_0"), ("llama", "F16"), ("qwen2", "Q4_0")]
+CASES += [("qwen3", "Q8_0"), ("gemma", "Q8_0"), ("gemma2", "Q4_0"), ("gemma3", "Q8_0")]
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_a_model_of_transformers_takes_its_values(
+    family: str, kind: str, mmap: bool, tmp_path: Path
+) -> None:
+    more = {"attention_bias": True} if family == "llama" else {}
+    want, model = built(family, **more), built(family, **more)
+    path = converted(family, want, tmp_path / "model.gguf", kind)
+    stowage.load(model, path, mmap=mmap, compute_dtype=torch.float32)
+    for (name, value), found in zip(want.named_parameters(), model.parameters(), strict=True):
+        if kind != "F16" and value.dim() == 2:
+            assert isinstance(found, stowage.StowedTensor) and found.storage == TYPES[kind], name
+        held = found.dequantize() if isinstance(found, stowage.StowedTensor) else found
+        assert torch.equal(held, value), name
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, want(ids).logits, rtol=1e-4, atol=1e-4)
+    stowage.save(model, tmp_path / "again", dialect="gguf")
+    assert (tmp_path / "again/model.gguf").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_changed_values_open_as_they_were_saved(family: str, tmp_path: Path) -> None:
+    model, again = built(family), built(family)
+    path = converted(family, built(family), tmp_path / "model.gguf", "Q4_0")
+    stowage.load(model, path, compute_dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    stowage.save(model, tmp_path / "again", dialect="gguf")
+    stowage.load(again, tmp_path / "again", compute_dtype=torch.bfloat16)
+    for (name, a), b in zip(model.named_parameters(), again.parameters(), strict=True):
+        one, other = (x.dequantize() if isinstance(x, stowage.StowedTensor) else x for x in (a, b))
+        close = {"rtol": 2**-7, "atol": 2**-7} if "norm" in name else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(one, other, **close)
+
+
+def test_adapters_train_beside_it_and_it_rests_on_a_disk(tmp_path: Path) -> None:
+    path = converted("llama", built("llama"), tmp_path / "model.gguf", "Q8_0")
+    model = stowage.load(built("llama"), path, compute_dtype=torch.float32)
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        want = model(ids).logits
+    stowage.save(model, tmp_path / "ours")
+    away = stowage.load(built("llama"), tmp_path / "ours", ram="1MiB", compute_dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(away(ids).logits, want, rtol=1e-4, atol=1e-4)
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    )
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.05)
+    losses = []
+    for _ in range(4):
+        loss = adapted(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    base = adapted.unload()  # without its adapters, which left it as it was
+    stowage.save(base, tmp_path / "again", dialect="gguf")
+    assert (tmp_path / "again/model.gguf").read_bytes() == path.read_bytes()
+
+
+def test_offload_says_what_to_do(tmp_path: Path) -> None:
+    path = converted("llama", built("llama"), tmp_path / "model.gguf", "Q8_0")
+    with pytest.raises(stowage.StowageError, match="dialect"):
+        stowage.load(built("llama"), path, ram="1MiB")
+
+
+def test_needs_the_package_for_names_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    path = converted("llama", want := built("llama"), tmp_path / "model.gguf", "Q8_0")
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    names = {}
+    for name, _ in want.named_parameters():
+        stem, _, last = name.rpartition(".")
+        names[f"{table.get_name(stem)}.{last}"] = name
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(stowage.InvalidArgument, match=r"by the package gguf, .*pip install gguf"):
+        stowage.load(built("llama"), path)
+    model = stowage.load(built("llama"), path, rename=names.get)
+    weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")
+    same = want.get_parameter("model.layers.1.self_attn.k_proj.weight")
+    assert torch.equal(weight.dequantize(), same)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"general.architecture": "bert"}, "must be one of llama, .*, got 'bert'"),
+        ({"llama.block_count": 10**6}, "block_count must be of blocks in the file, got 1000000"),
+        ({"llama.attention.head_count": 3}, "'blk.0.attn_[qk].weight': rows must be pairs of .* 3"),
+        ({"llama.attention.head_count_kv": 0}, "'blk.0.attn_k.weight': rows .*_kv heads"),
+        ({"llama.attention.head_count": "four"}, "head_count must be a count, got 'four'"),
+    ],
+)
+def test_refuses_metadata_that_contradict(keys: dict[str, Any], told: str, tmp_path: Path) -> None:
+    said = {"llama.block_count": 2, "llama.attention.head_count": 4} | keys
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", said.pop("general.architecture", "llama"))
+    for key, value in said.items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+    for part in ("q", "k"):
+        writer.add_tensor(f"blk.0.attn_{part}.weight", torch.zeros(64, 64).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(stowage.StowageError, match=told):
+        stowage.load(built("llama"), tmp_path / "m.gguf", strict=False)
