@@ -44,7 +44,7 @@ class Uneven(nn.Module):
                 nn.init.zeros_(layer.bias)
 
 
-def build(context: Any, meta: bool) -> Uneven:
+def build(context: Any, meta: bool, prepare: bool = False) -> Uneven:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(3)
     with context:
@@ -52,6 +52,8 @@ def build(context: Any, meta: bool) -> Uneven:
             model = Uneven()
         if meta:  # a copy's weights are its own modules'
             model = copy.deepcopy(model)
+        if prepare:
+            stowage.sharding.prepare(model)
         fully_shard(model, mesh=mesh)
         if meta:
             model.to_empty(device="cpu")
@@ -59,12 +61,12 @@ def build(context: Any, meta: bool) -> Uneven:
     return model
 
 
-def values_of(cases: list[tuple[str, bool]]) -> list[Any]:
-    """For each case, the bytes kept of each weight here."""
+def values_of(cases: list[tuple[str, bool]], prepare: bool = False) -> list[Any]:
+    """For each case, the bytes kept of each weight here; `prepare` as for tensor parallelism."""
     counts = []
     for storage, meta in cases:
         want = build(contextlib.nullcontext(), meta)
-        model = build(quantized_init(storage, preserve_init=True), meta)
+        model = build(quantized_init(storage, preserve_init=True), meta, prepare)
         for (name, p), (_, q) in zip(
             model.named_parameters(), want.named_parameters(), strict=True
         ):
@@ -85,6 +87,15 @@ def values_of(cases: list[tuple[str, bool]]) -> list[Any]:
         clear_init_value(model.a.weight)
         assert dead() is None and init_value(model.b.weight) is not None
     return counts
+
+
+def read_as(dtype: torch.dtype) -> bool:
+    """Whether rows give their exact values in another type, while they are being initialised."""
+    with quantized_init("nf4", preserve_init=True):
+        model = build(contextlib.nullcontext(), False)
+        rows: Any = model.a.weight.to_local()  # type: ignore[attr-defined]
+        exact = rows.dequantize(dtype)
+        return exact.dtype is dtype and torch.equal(exact, init_value(model.a.weight).to(dtype))
 
 
 def whole_values_die() -> bool:

@@ -97,7 +97,7 @@ class Working:
         weight, chain = source(t)
         key = identity(weight)
         copy = self.copies[key]
-        if key in self.exact or key in self._whole or weight.is_meta:
+        if key in self.exact or weight.is_meta:
             return
         chain = _within(chain, copy)
         if dye is None and _is_all(replay(chain, copy.new), copy.new):
@@ -273,8 +273,7 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     work = Working([_current(t) for t in written], (args, kwargs))
     given = tree_map_only(PACKED, work.stand_in, args)
-    overwrites = "out" in kwargs  # whatever is there, unless it is an argument as well
-    read = work.used()
+    read = work.used()  # without what is only written, as `out`
     named = tree_map_only(PACKED, work.stand_in, kwargs)
     result = called(*given, **named)
     if work.resized():
@@ -285,8 +284,7 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for key, copy in work.copies.items():
         if key not in work.exact:
             named = copy.new != copy.old if name in _BY_VALUE else work.named(key)
-            swallows = accumulates and (key in read or not overwrites)
-            changes.append(requantize.plan(*copy, named, swallows))
+            changes.append(requantize.plan(*copy, named, accumulates and key in read))
     changes += [requantize.afresh(weight, exact) for weight, exact in work.exact.values()]
     for change in changes:
         change.commit()
@@ -299,9 +297,7 @@ def _trained(t: Packed) -> bool:
     """Whether a step would be lost in rounding: not while the exact value is there to take it."""
     weight = source(t)[0]
     held = weight if weight._of is None else weight._of
-    return (weight.requires_grad or held.requires_grad or t.requires_grad) and not initialising(
-        weight
-    )
+    return (held.requires_grad or t.requires_grad) and not initialising(weight)
 
 
 # --- whole weights --------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from types import SimpleNamespace
+
 import pytest
 import torch
 from storages import covering, flat_shapes, form_of_each
 
 import stowage
 from stowage._shard.records import encode
-from stowage._shard.rows import Place, StowedRows
+from stowage._shard.rows import Place, StowedRows, rows_that_fit
 
 ROWS, COLUMNS = 12, 64
 STORAGES = [*covering(form_of_each, flat_shapes), "nf4:torchao:scaler4"]
@@ -126,3 +130,47 @@ def test_rows_are_where_their_weight_is() -> None:
     assert (rows.device.type, rows.dtype) == ("meta", torch.float16)
     piece = rows.piece()
     assert piece is not None and {t.device.type for t in piece.parts.values()} == {"meta"}
+
+
+def spanning(
+    weight: stowage.StowedTensor, first: int, last: int, span: tuple[int, int]
+) -> StowedRows:
+    """Rows of which a gather fetches only a span, as with tensor parallelism around it."""
+    rows = rows_of(weight, first, last - first)
+    whole = rows._whole._replace(span=span)
+    return StowedRows(rows.records, rows._shared(), whole, Place(first))
+
+
+def test_rows_of_a_span_stay_so() -> None:
+    rows = spanning(weight_of("int8:row"), 4, 8, (4, 11))
+    for again in (copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))):
+        assert again._whole == rows._whole and again.first == 4
+        assert torch.equal(again.records, rows.records)
+
+
+def test_a_rank_sends_as_many_rows_as_the_first_of_its_span() -> None:
+    weight = weight_of("int8:row")
+    mesh = SimpleNamespace(size=lambda: 2)
+    for first, last in ((4, 8), (8, 11)):
+        rows = spanning(weight, first, last, (4, 11))
+        ((sent,), _) = rows.fsdp_pre_all_gather(mesh)
+        assert sent.shape[0] == 4 and torch.equal(sent[: last - first], rows.records)
+        assert not sent[last - first :].any()
+
+
+def test_the_flat_form_is_where_the_rows_are() -> None:
+    """Whatever the default device."""
+    weight = weight_of("int8:row")
+    rows = rows_of(weight, 0, ROWS)
+    with torch.device("meta"):
+        flat = rows.stowed()
+    assert torch.equal(flat.dequantize(), weight.dequantize())
+
+
+def test_sizes_that_rows_of_a_weight_have() -> None:
+    like = (ROWS, COLUMNS)
+    assert [rows_that_fit(size, like) for size in ((3, COLUMNS), (0,), (0, COLUMNS))] == [3, 0, 0]
+    for size in ((3, COLUMNS + 1), (3,), (), (3, COLUMNS, 1)):
+        assert rows_that_fit(size, like) is None
+    assert rows_that_fit((3,), (ROWS,)) == 3
+    assert rows_that_fit((), (ROWS,)) is None

@@ -130,6 +130,7 @@ def test_room_reads_as_zeros_and_takes_rows_of_its_weight_alone(mesh: Any) -> No
     room = weight.new_zeros(3, 64)
     assert isinstance(room, sharding.StowedRows)
     assert torch.equal(room + 1, torch.ones(3, 64))
+    assert room.dequantize().dtype == weight.dtype == room.dtype
     for write in (
         lambda: room.add_(1),
         lambda: room[0].fill_(1),

@@ -98,6 +98,18 @@ def test_a_weight_of_the_same_form_is_copied_byte_for_byte(storage: str) -> None
     assert bytes_of(w) == bytes_of(wanted)
 
 
+@pytest.mark.parametrize("storage", ["int8:tensor", "int8:row", "nf4:block64:nested"])
+def test_a_slice_takes_no_scales_of_the_same_form(storage: str) -> None:
+    """They would be those of all rows."""
+    weight = stowage.quantize(torch.randn(8, 64), storage)
+    before = weight.dequantize()
+    given = stowage.quantize(before[2:6] * 0.75, storage)
+    weight[2:6].copy_(given)
+    after = weight.dequantize()
+    assert torch.equal(after[:2], before[:2]) and torch.equal(after[6:], before[6:])
+    assert (after[2:6] - given.dequantize()).abs().max() < 0.2 * given.dequantize().abs().max()
+
+
 def test_a_row_that_keeps_its_value_counts_as_written_in_a_slice() -> None:
     w = stowage.quantize(drawn("nf4", 1, 1000.0), "nf4")
     x = drawn("nf4", 2, 1.0)

@@ -159,6 +159,8 @@ METHODS: dict[str, Write] = {
     "exponential_": data(lambda w: w.exponential_()),
     "embedding max_norm": lambda w: nn.functional.embedding(ROW_IDS, w, max_norm=1.0),
     "swap rows": data(lambda w: w.__setitem__([0, 1], w[[1, 0]].clone())),
+    "rows copy_ rows": data(lambda w: w[2:4].copy_(w[6:8])),
+    "row copy_ row": data(lambda w: w[5].copy_(w[3])),
 }
 WHOLE: dict[str, Write] = {
     "init.uniform_": lambda w: nn.init.uniform_(w),
@@ -310,3 +312,30 @@ def test_an_operator_of_somebody_else_may_write_all_it_is_given() -> None:
     w = stowage.quantize(values(), "int8")
     torch.ops.somebodys.clear_(w, torch.tensor([1]))
     assert not w.dequantize().any()
+
+
+def test_memory_for_a_write_is_where_the_weight_is() -> None:
+    """Whatever the default device."""
+    w, wanted = (stowage.quantize(values(), "int8:row") for _ in range(2))
+    with torch.no_grad():
+        wanted[2:4].fill_(0.5)
+        with torch.device("meta"):
+            w[2:4].fill_(0.5)
+    assert torch.equal(w.dequantize(), wanted.dequantize())
+
+
+@pytest.mark.parametrize("write", ["fill_", "zero_", "normal_"])
+def test_a_write_to_a_weight_without_values_needs_none(write: str) -> None:
+    w = stowage.quantize(values(), "int8:row").to("meta")
+    version = w._version
+    for each in (w, w[2:4], w.T[3]):
+        getattr(each, write)(*([1.0] if write == "fill_" else []))
+    assert w.is_meta and w._version > version
+
+
+def test_a_write_through_data_gives_the_compute_type_of_its_values() -> None:
+    w = stowage.quantize(values(), "int8:row")
+    w.data = values(2).to(torch.float16)
+    assert (type(w), w.dtype) == (stowage.StowedTensor, torch.float16)
+    wanted = stowage.quantize(values(2).to(torch.float16), "int8:row")
+    assert torch.equal(w.dequantize(), wanted.dequantize())

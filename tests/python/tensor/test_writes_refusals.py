@@ -154,7 +154,8 @@ def test_what_is_trained_is_refused_through_any_view(view: Callable[[Tensor], Te
     w, frozen = parameter("int8", trained=True), parameter("int8").data
     early = view(frozen)
     frozen.requires_grad_()
-    for t in (view(w), view(frozen), early):
+    alone = view(parameter("int8").data).requires_grad_()
+    for t in (view(w), view(frozen), early, alone):
         with pytest.raises(stowage.Unsupported, match="train a stowed weight in place"):
             t.add_(1)
     for each in (w, frozen):

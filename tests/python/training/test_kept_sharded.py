@@ -7,6 +7,7 @@ from pathlib import Path
 import kept_ranks
 import kept_training
 import pytest
+import torch
 from ranks import on_ranks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/kept-init.md"
@@ -19,10 +20,16 @@ ALL = [
 
 
 @pytest.mark.slow
-def test_values_and_bytes_are_those_of_the_plain_shards() -> None:
-    rows = on_ranks(2, kept_ranks.values_of, FEW)
+@pytest.mark.parametrize("prepare", [False, True])
+def test_values_and_bytes_are_those_of_the_plain_shards(prepare: bool) -> None:
+    rows = on_ranks(2, kept_ranks.values_of, FEW, prepare)
     assert rows[0] == [[4 * 33 * 4, 3 * 7 * 4, 5 * 4]] * len(FEW)
     assert rows[1] == [[3 * 33 * 4, 2 * 7 * 4, 0]] * len(FEW)
+
+
+@pytest.mark.slow
+def test_rows_give_exact_values_in_the_type_that_is_asked_for() -> None:
+    assert on_ranks(2, kept_ranks.read_as, torch.float64) == [True, True]
 
 
 @pytest.mark.nightly
