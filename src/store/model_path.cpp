@@ -2,6 +2,7 @@
 #include "store/model_path.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,18 @@ std::string choose(const std::string& folder, const Names& names, std::string_vi
   refuse(Refusal::folder_ambiguous, {folder, "", {}}, list);
 }
 
+// How many shards there are by the name of one, as "model-00002-of-00005.safetensors"; else 1.
+int shards_of(std::string_view name) {
+  const std::size_t of = name.rfind("-of-");
+  if (of == name.npos || !name.ends_with(kFileEnding)) return 1;
+  name.remove_suffix(kFileEnding.size());
+  const std::string_view digits = name.substr(of + 4);
+  int count = 1;
+  const char* const end = digits.data() + digits.size();
+  const auto [last, error] = std::from_chars(digits.data(), end, count);
+  return error == std::errc() && last == end ? count : 1;
+}
+
 }  // namespace
 
 ModelPath find_model(const std::string& path) {
@@ -65,6 +78,7 @@ ModelPath find_model(const std::string& path) {
   std::string file = choose(path, names, kFileEnding);
   if (file.empty()) file = choose(path, names, kGgufEnding);
   if (file.empty()) refuse(Refusal::folder_empty, {path, "", {}}, "none");
+  if (shards_of(file) != 1) refuse(Refusal::index_missing, {path, "", {}}, in_quotes(file));
   return {prefix + file, false};
 }
 

@@ -15,7 +15,8 @@ struct ModelPath {
 };
 /// In a folder: `model.safetensors.index.json` or `model.safetensors`, else the only index, else
 /// the only *.safetensors; without any of these the only *.gguf. Hidden files do not count. Throws
-/// io; bad_file naming the candidates where the folder holds none or more than one.
+/// io; bad_file naming the candidates where the folder holds none or more than one, or one shard of
+/// many without their index, as a writer leaves it that was killed.
 ModelPath find_model(const std::string& path);
 
 }  // namespace stowage

@@ -48,6 +48,7 @@ constexpr std::array<Text, kRefusalCount> kTexts{{
     {Refusal::duplicate_tensor, "duplicate_tensor", "a tensor must be in one shard only"},
     {Refusal::mixed_shards, "mixed_shards", "shards and index must come from one writing"},
     {Refusal::folder_empty, "folder_empty", "the folder must hold a safetensors model"},
+    {Refusal::index_missing, "index_missing", "a shard must have its index beside it"},
     {Refusal::folder_ambiguous, "folder_ambiguous", "the folder must hold one model"},
     {Refusal::manifest_version, "manifest_version", "the manifest version must be 1"},
     {Refusal::manifest_value, "manifest_value", "the manifest must hold legal values"},

@@ -48,6 +48,7 @@ enum class Refusal : std::uint8_t {
   duplicate_tensor,
   mixed_shards,
   folder_empty,
+  index_missing,
   folder_ambiguous,
   // the manifest and the checksums
   manifest_version,

@@ -80,6 +80,10 @@ const Rows kShards{{
      "only a temporary file",
      [](const Scratch& s) { s.write(".m.safetensors", small_file()); },
      {}},
+    {Refusal::index_missing,
+     "one shard of two",
+     [](const Scratch& s) { s.write("model-00001-of-00002.safetensors", small_file()); },
+     {"'model-00001-of-00002.safetensors'"}},
     {Refusal::folder_ambiguous,
      "two files",
      [](const Scratch& s) {
