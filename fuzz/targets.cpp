@@ -62,7 +62,7 @@ void check_again(const File& file, const WeightInfo& weight) {
     const auto part = file.formed_part(weight, static_cast<int>(i));
     const auto made = tensor_of_part(weight.forms[i], part, parts.parts[i].shape);
     auto& all = again[weight.parts[i]];
-    all.resize(made.size());
+    all.resize(std::max(all.size(), made.size()));
     for (std::size_t at = 0; at < made.size(); ++at) all[at] |= made[at];
   }
   for (const auto& [name, made] : again)

@@ -46,8 +46,10 @@ struct PartForm {
   std::uint8_t at = 0, span = 0;  // where in each the words of this part lie, and their bytes
   std::uint8_t halves = 0;  // numbers of a run; bytes hold one of its first half, low, and one of
                             // its second, high
+  std::uint8_t most = 0;    // a number in records must be no larger; 0: any may be
+  bool one = false;         // the part is the number 1 of f32, which no tensor has
 
-  bool is_whole() const noexcept { return in_file == 0 && !rounded; }
+  bool is_whole() const noexcept { return in_file == 0 && !rounded && !one; }
   bool operator==(const PartForm&) const = default;
 };
 

@@ -88,6 +88,14 @@ void join_halves(std::size_t numbers, Bytes& bytes) {
   }
 }
 
+// The first number that its tensor must not have; none: how many there are.
+std::size_t first_beyond(const PartForm& form, const Bytes& numbers) {
+  if (form.most == 0) return numbers.size();
+  const auto at =
+      std::ranges::find_if(numbers, [&](std::byte b) { return b > std::byte{form.most}; });
+  return static_cast<std::size_t>(at - numbers.begin());
+}
+
 }  // namespace
 
 bool is_block(const PartForm& form) noexcept { return form.record != 0 || form.halves != 0; }
@@ -97,13 +105,14 @@ bool is_legal_block(const PartForm& form) noexcept {
                        .in_part = form.in_file,
                        .word = std::max<std::uint8_t>(form.in_file, 8)};
   PartForm plain = form;
-  plain.record = plain.at = plain.span = plain.halves = 0;
+  plain.record = plain.at = plain.span = plain.halves = plain.most = 0;
   const bool fits = form.record == 0 ? form.at == 0 && form.span == 0
                                      : form.span != 0 && form.span % (form.word / 8) == 0 &&
                                            form.at + form.span <= form.record;
   const bool is_width = form.in_file == 4 || form.in_file == 8 || form.in_file == 16;
   return plain == words && is_width && fits && form.halves % 16 == 0 &&
-         (form.halves == 0 || form.in_file == 4);
+         (form.halves == 0 || form.in_file == 4) &&
+         (form.most == 0 || (form.record != 0 && form.in_file == 8));
 }
 
 Shape shape_of_blocks(const PartForm& form, const Shape& part) {
@@ -123,6 +132,12 @@ std::vector<std::byte> part_of_blocks(const PartForm& form, const FormedTensor& 
   else
     copy_spans<false>(form, tensor.bytes.data(), made.data(), bytes / form.span);
   if (form.halves != 0) join_halves<false>(form.halves, made);
+  if (const std::size_t at = first_beyond(form, made); at < made.size()) {
+    Place place = tensor.place;
+    if (place.byte) *place.byte += at / form.span * form.record + form.at + at % form.span;
+    refuse(Refusal::dialect_part, place,
+           formatted("{} for at most {}", std::to_integer<int>(made[at]), form.most));
+  }
   return made;
 }
 
@@ -134,6 +149,9 @@ std::vector<std::byte> blocks_of_part(const PartForm& form, std::span<const std:
                 formatted("a part must fill its blocks, got {} bytes for {}", bytes.size(),
                           to_string(part)));
   Bytes made(bytes.begin(), bytes.end());
+  if (const std::size_t at = first_beyond(form, made); at < made.size())
+    throw Error(Code::invalid_argument, formatted("number {} of a part must be at most {}, got {}",
+                                                  at, form.most, std::to_integer<int>(made[at])));
   if (form.halves != 0) join_halves<true>(form.halves, made);
   if (form.record == 0) return made;
   Bytes records(static_cast<std::size_t>(shape_of_blocks(form, part).elements()));

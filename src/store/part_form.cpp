@@ -20,7 +20,7 @@ constexpr std::int64_t kTileRows = 128, kTileColumns = 4, kTile = kTileRows * kT
 constexpr std::int64_t kSquare = 32;  // words: what the nearest cache holds of two matrices
 constexpr std::int64_t kOctet = 8;    // codes of four bits in 32
 constexpr PartForm kNoForm{};
-constexpr std::int64_t kRounded = 1;                     // its key
+constexpr std::int64_t kRounded = 1, kOne = 3;           // their keys
 constexpr std::int64_t kBlocks = std::int64_t{1} << 62;  // in keys
 
 // Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
@@ -333,6 +333,12 @@ float rounded(float x, Dtype compute) {
   return x;
 }
 
+Bytes one() {
+  Bytes made(sizeof(float));
+  put_value(made.data(), 0, 1.0F);
+  return made;
+}
+
 Bytes all_rounded(std::span<const std::byte> bytes, Dtype compute) {
   Bytes made(bytes.begin(), bytes.end());
   const auto count = static_cast<std::int64_t>(bytes.size() / sizeof(float));
@@ -348,7 +354,9 @@ std::size_t bytes_of(const PartForm& form, const Frame& frame) {
 }  // namespace
 
 bool is_legal(const PartForm& form) noexcept {
-  if (form.in_file == 0) return form == PartForm{.rounded = form.rounded};
+  if (form.in_file == 0)
+    return form == PartForm{.rounded = form.rounded, .one = form.one} &&
+           !(form.rounded && form.one);
   if (is_block(form)) return is_legal_block(form);
   const auto is_width = [](int bits) { return bits == 4 || bits == 8 || bits == 16; };
   const bool widths = is_width(form.in_file) && is_width(form.in_part) &&
@@ -382,6 +390,7 @@ Shape tensor_shape(const PartForm& form, const Shape& part) {
 Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Shape& part,
                      Dtype compute) {
   if (form.rounded) return all_rounded(tensor.bytes, compute);
+  if (form.one) return one();
   if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
   if (part.elements() == 0 && tensor.bytes.empty()) return {};  // however many rows of nothing
   if (is_block(form)) return part_of_blocks(form, tensor, part);
@@ -404,6 +413,9 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
   if (form.rounded)
     throw Error(Code::invalid_argument, "a part must not be rounded to become a tensor again");
   if (form.is_whole()) return {bytes.begin(), bytes.end()};
+  if (form.one && !std::ranges::equal(bytes, one()))
+    throw Error(Code::invalid_argument, "a number over scales must be 1, its tensor has no other");
+  if (form.one) return {};
   if (part.elements() == 0 && bytes.empty()) return {};
   if (is_block(form)) return blocks_of_part(form, bytes, part);
   const Frame frame(form, part);
@@ -421,17 +433,19 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
 
 // bit    0 rounded | 1-6 in_file | 7-12 in_part | 13-18 word | 19 rows | 20 transposed | 21 tiled
 // 22-29 bias | 30-37 less | 38-61 order, three bits each; of blocks, whose numbers are in order:
-// 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 62 set
+// 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 54-61 most | 62 set
 std::int64_t form_key(const PartForm& form) noexcept {
   if (form.is_whole()) return 0;
   if (form.rounded) return kRounded;
+  if (form.one) return kOne;
   std::int64_t key = std::int64_t{form.in_file} << 1 | std::int64_t{form.in_part} << 7 |
                      std::int64_t{form.word} << 13 |
                      std::int64_t{static_cast<int>(form.axis)} << 19 |
                      std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21;
   if (is_block(form))
     return key | std::int64_t{form.record} << 22 | std::int64_t{form.at} << 30 |
-           std::int64_t{form.span} << 38 | std::int64_t{form.halves} << 46 | kBlocks;
+           std::int64_t{form.span} << 38 | std::int64_t{form.halves} << 46 |
+           std::int64_t{form.most} << 54 | kBlocks;
   key |= std::int64_t{form.bias} << 22 | std::int64_t{form.less} << 30;
   for (std::size_t j = 0; j < form.order.size(); ++j)
     key |= std::int64_t{form.order[j]} << (38 + 3 * j);
@@ -443,20 +457,20 @@ PartForm form_from_key(std::int64_t key) {
   const auto field = [&](int bit, int bits) {
     return static_cast<std::uint8_t>(key >> bit & ((1 << bits) - 1));
   };
-  if (key != 0 && key != kRounded) {
+  if (key != 0 && key != kRounded && key != kOne) {
     form = {.in_file = field(1, 6), .in_part = field(7, 6), .word = field(13, 6)};
     form.axis = static_cast<PartForm::Axis>(field(19, 1));
     form.transposed = field(20, 1) != 0, form.tiled = field(21, 1) != 0;
     if ((key & kBlocks) != 0) {
       form.record = field(22, 8), form.at = field(30, 8);
-      form.span = field(38, 8), form.halves = field(46, 8);
+      form.span = field(38, 8), form.halves = field(46, 8), form.most = field(54, 8);
     } else {
       form.bias = field(22, 8), form.less = field(30, 8);
     }
     for (int j = 0; j < 8 && (key & kBlocks) == 0; ++j)
       form.order[static_cast<std::size_t>(j)] = field(38 + 3 * j, 3);
   }
-  form.rounded = key == kRounded;
+  form.rounded = key == kRounded, form.one = key == kOne;
   if (!is_legal(form) || form_key(form) != key)
     throw Error(Code::invalid_argument,
                 formatted("form key: must come from form_key(), got {}", key));

@@ -56,6 +56,7 @@ const std::vector<Golden> kGolden{
     {"gguf-q8-0", "gguf", "int8:block32:f16"},
     {"gguf-q4-0", "gguf", "int4:block32:f16"},
     {"gguf-mxfp4", "gguf", "mxfp4"},
+    {"gguf-nvfp4", "gguf", "nvfp4"},
 };
 
 std::string path_of(const std::string& folder) {

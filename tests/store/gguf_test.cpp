@@ -6,6 +6,7 @@
 #include "scratch.h"
 #include "store/made_gguf.h"
 #include "stowage/file.h"
+#include "stowage/quantize.h"
 #include "stowage/writer.h"
 
 namespace stowage::test {
@@ -60,6 +61,35 @@ TEST(Gguf, OpensWithItsValues) {
   ASSERT_EQ(file.weights().size(), 1U);
   EXPECT_EQ(file.weights()[0].shape, (Shape{1, 2}));
   EXPECT_EQ(std::memcmp(file.bytes(*file.find("w")).data(), values, sizeof values), 0);
+}
+
+// Of experts, too; E4M3 0x38 and F16 0x3c00 are 1.
+TEST(Gguf, BlocksOpenWithTheirValues) {
+  std::string data, scaled;
+  for (int block = 0; block < 12; ++block) {
+    data += std::string("\0\x3c", 2);
+    for (int i = 0; i < 32; ++i) data += static_cast<char>(block * 32 + i);
+  }
+  data.append((32 - data.size() % 32) % 32, '\0');
+  const std::uint64_t second = data.size();
+  for (int i = 0; i < 4; ++i) data += '\x38';
+  data += std::string(32, '\x21') + std::string(28, '\0');
+  data += gguf_number(3.0F);
+  const Scratch folder;
+  folder.write("m.gguf", gguf({},
+                              {{"e", {64, 3, 2}, 8},
+                               {"a.weight", {64, 1}, 40, second},
+                               {"a.scale", {1}, 0, second + 64}},
+                              data));
+  const File file = File::open(folder.path());
+  ASSERT_EQ(file.weights().size(), 2U);
+  std::vector<float> found(384);
+  dequantize(file.weight("e"), {0, 2}, found.data(), Dtype::f32);
+  for (int i = 0; i < 384; ++i)
+    EXPECT_EQ(found[static_cast<std::size_t>(i)], static_cast<std::int8_t>(i)) << i;
+  dequantize(file.weight("a.weight"), {0, 1}, found.data(), Dtype::f32);
+  for (std::size_t i = 0; i < 64; ++i)  // codes 1 and 2 of E2M1, by halves of 16
+    EXPECT_EQ(found[i], i % 16 < 8 ? 1.5F : 3.0F) << i;
 }
 
 // The frame is as it was, byte for byte; the data is what is written.

@@ -39,6 +39,8 @@ constexpr PartForm kQ40Codes{
 constexpr PartForm kQ40Scales{.in_file = 16, .in_part = 16, .word = 16, .record = 18, .span = 2};
 constexpr PartForm kNvfp4Codes{
     .in_file = 4, .in_part = 4, .word = 8, .record = 36, .at = 4, .span = 32, .halves = 16};
+constexpr PartForm kNvfp4Scales{
+    .in_file = 8, .in_part = 8, .word = 8, .record = 36, .span = 4, .most = 0x7e};
 constexpr PartForm kAwq{.in_file = 4,
                         .in_part = 4,
                         .word = 32,
@@ -300,6 +302,32 @@ TEST(PartForm, PartsShareRecords) {
   }
   EXPECT_EQ(part_of_tensor(kQ40Codes, {{"f", "t", 0}, both}, codes_shape, Dtype::bf16), codes);
   EXPECT_EQ(part_of_tensor(kQ40Scales, {{"f", "t", 0}, both}, scales_shape, Dtype::bf16), scales);
+}
+
+TEST(PartForm, HasNoNumberBeyondTheMost) {
+  Bytes part(16, std::byte{0x7e});
+  Bytes tensor = tensor_of_part(kNvfp4Scales, part, {2, 8});
+  EXPECT_EQ(part_of_tensor(kNvfp4Scales, {{"f", "t", 0}, tensor}, {2, 8}, Dtype::bf16), part);
+  part[9] = std::byte{0x7f};
+  tensor[36 * 2 + 1] = std::byte{0x7f};
+  EXPECT_THROW(tensor_of_part(kNvfp4Scales, part, {2, 8}), Error);
+  try {
+    part_of_tensor(kNvfp4Scales, {{"f", "t", 100}, tensor}, {2, 8}, Dtype::bf16);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("byte 173:"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("127 for at most 126"));
+  }
+}
+
+TEST(PartForm, IsANumberThatNoTensorHas) {
+  const float one = 1, other = 1.5;
+  const auto bytes_of = [](const float& x) { return std::as_bytes(std::span(&x, 1)); };
+  const Bytes made = part_of_tensor({.one = true}, {{"f", "t", 0}, {}}, {}, Dtype::bf16);
+  EXPECT_TRUE(std::ranges::equal(made, bytes_of(one)));
+  EXPECT_TRUE(tensor_of_part({.one = true}, bytes_of(one), {}).empty());
+  EXPECT_THROW(tensor_of_part({.one = true}, bytes_of(other), {}), Error);
+  EXPECT_EQ(form_from_key(form_key({.one = true})), PartForm{.one = true});
 }
 
 TEST(PartForm, RefusesWhatFillsNoBlocks) {

@@ -172,7 +172,8 @@ def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str,
         if name in parts:
             made, *others = (_tensor(template, name, *part) for part in parts[name])
             for other in others:  # of records that have several parts, each 0 where others are
-                made |= other
+                if other.numel() > 0:  # a number that is 1 has no bytes
+                    made |= other
             yield name, made
         else:
             yield name, template.kept[name]
