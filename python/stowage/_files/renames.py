@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from stowage._files.names import Entry
 from stowage._ops.errors import InvalidArgument
 
-Rename = Callable[[str], str | None] | Mapping[str | re.Pattern[str], str | None]
+Rename = (
+    Callable[[str], str | None]
+    | Mapping[str, str]
+    | Mapping[str, str | None]
+    | Mapping[str | re.Pattern[str], str | None]
+)
 
 
 class Renaming:

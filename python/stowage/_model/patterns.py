@@ -5,9 +5,10 @@ a predicate. What matches, how a pattern is called in messages, and what it may 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from torch import nn
 
@@ -16,6 +17,15 @@ from stowage._ops.errors import InvalidArgument
 
 Predicate = Callable[[str, nn.Module], bool]
 Pattern = str | re.Pattern[str] | type[nn.Module] | Predicate
+_Value = TypeVar("_Value")
+# What is said by patterns, of one kind or of several.
+ByPattern = (
+    Mapping[str, _Value]
+    | Mapping[re.Pattern[str], _Value]
+    | Mapping[type[nn.Module], _Value]
+    | Mapping[Predicate, _Value]
+    | Mapping[Pattern, _Value]
+)
 
 KINDS = "a glob, a regular expression (re.compile), a module type or a predicate(name, module)"
 

@@ -20,7 +20,7 @@ from stowage._model.declared import (
     is_narrow,
     too_narrow,
 )
-from stowage._model.patterns import Pattern, check, label, matches, near_misses
+from stowage._model.patterns import ByPattern, Pattern, check, label, matches, near_misses
 from stowage._model.weights import Candidates, Choice, Held, Inventory, Site
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, StowageError
@@ -28,7 +28,7 @@ from stowage._ops.storage import Storage
 
 # What a weight may rest as: one storage, None (plain), or several of them to choose from.
 Wish = str | Storage | None | Sequence["str | Storage | None"]
-Rules = Mapping[Pattern, Wish]
+Rules = ByPattern[Wish]
 
 # Parts that PEFT adds to the path of what it wraps.
 _WRAPPERS = frozenset({"base_layer", "original_module"})
@@ -79,11 +79,13 @@ class Policy:
         Raises:
             InvalidArgument: every misspelt storage at once, with the legal ones.
         """
+        wishes: dict[Pattern, Wish] = dict((rules or {}).items())
         if isinstance(storage, Mapping):
-            rules, storage = {**(rules or {}), **storage}, None
-        for key in rules or {}:
+            wishes |= storage.items()
+            storage = None
+        for key in wishes:
             check(key, "a rule")
-        skips, given = Skips.parse(skip), list((rules or {}).items())
+        skips, given = Skips.parse(skip), list(wishes.items())
         parsed, errors = [], []
         for value in [*(value for _, value in given), storage]:
             try:

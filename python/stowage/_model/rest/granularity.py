@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stowage._model.patterns import Pattern, check, label, matches_module, near_misses
+from stowage._model.patterns import ByPattern, Pattern, check, label, matches_module, near_misses
 from stowage._model.weights import Choice, Held, Inventory
 from stowage._ops import _torch
 from stowage._ops._torch import tree_leaves, tree_map_only
@@ -23,7 +23,7 @@ from stowage._tensor.stowed import StowedTensor
 from stowage._tensor.views import PACKED
 
 Blocks = Pattern | Sequence[Pattern] | None
-InputCast = str | Mapping[Pattern, str] | None
+InputCast = str | ByPattern[str] | None
 MODES = ("tile", "layer", "block")
 INPUT_CASTS = ("never", "compute", "restore")
 _HOOK = "stowage.input_cast"  # as in _tensor/products/blocks.py
