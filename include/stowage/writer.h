@@ -36,6 +36,7 @@ struct WriterOptions {
   bool checksums = true;                        // XXH3 of every tensor, in the manifest
   std::vector<FileImage> like{};                // these files again: nothing else of this counts
   std::string index{};                          // the text of the index beside `like`, or none
+  bool manifest = true;  // false: files of a peer's dialect alone, without weights and checksums
 };
 
 /// Declares, checks and reserves the space, then takes tensors in any order, then publishes. Until

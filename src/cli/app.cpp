@@ -9,6 +9,7 @@
 #include "cli/compare.h"
 #include "cli/plan_arguments.h"
 #include "cli/text.h"
+#include "stowage/dialect.h"
 #include "stowage/info.h"
 
 namespace stowage::cli {
@@ -20,6 +21,7 @@ constexpr const char* kExamples = R"(Examples:
   stowage pack model/ packed/ --storage nf4            every Linear, Embedding and Conv weight
   stowage pack model/ packed/ --storage f8_e4m3:row --rule '*.mlp.*=nf4' --compute bf16
   stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes
+  stowage convert llama-gptq/ llama-ct/ --to compressed-tensors
   stowage verify packed/
   stowage unpack packed/ plain/ --compute bf16
   stowage plan packed/ --ram 4GiB --accelerator 8GiB   which weight rests where, before loading
@@ -37,6 +39,9 @@ Examples:
   stowage pack model/ packed/ --storage nf4:block64:nested --rule '*embed*=int8:row'
   stowage pack model/ packed/ --rule '*.experts.*=nf4' --rule '*=plain'
   stowage pack llama/ llama-nf4/ --storage nf4 --for bitsandbytes --compute bf16)";
+constexpr const char* kConvertExamples = R"(Examples:
+  stowage convert llama-gptq/ llama-ct/ --to compressed-tensors
+  stowage convert llama/ llama-fp8/ --to fp8 --storage f8_e4m3:block128x128)";
 constexpr const char* kUnpackExamples = R"(Examples:
   stowage unpack packed/ plain/ --compute bf16
   stowage unpack small.safetensors model.safetensors)";
@@ -70,6 +75,15 @@ struct Texts {  // options as they were typed
   std::vector<std::string> rules;
 };
 
+void read_rules(const Texts& texts, PackOptions& options) {
+  usage([&] {
+    if (!texts.storage.empty()) options.policy.storage = parse_storage(texts.storage);
+    for (const std::string& rule : texts.rules) options.policy.rules.push_back(parse_rule(rule));
+    if (!texts.shard.empty()) options.shard_bytes = parse_size(texts.shard);
+    return true;
+  });
+}
+
 void read_pack(const Texts& texts, PackOptions& options) {
   if (texts.storage.empty() && texts.rules.empty())
     throw UsageError("pack: must be given --storage or --rule, got neither (stowage pack --help)");
@@ -78,12 +92,7 @@ void read_pack(const Texts& texts, PackOptions& options) {
     throw UsageError("--for: must be bitsandbytes, got '" + texts.peer + "'");
   options.policy.linears_only = options.for_bitsandbytes;
   options.compute = compute_dtype(texts.compute, false);
-  usage([&] {
-    if (!texts.storage.empty()) options.policy.storage = parse_storage(texts.storage);
-    for (const std::string& rule : texts.rules) options.policy.rules.push_back(parse_rule(rule));
-    if (!texts.shard.empty()) options.shard_bytes = parse_size(texts.shard);
-    return true;
-  });
+  read_rules(texts, options);
 }
 
 void add_inspect(CLI::App& app, std::function<void()>& chosen, Texts& texts,
@@ -130,6 +139,42 @@ void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOp
     chosen = [&] {
       read_pack(texts, options);
       pack(options);
+    };
+  });
+}
+
+void read_convert(const Texts& texts, PackOptions& options) {
+  options.policy.linears_only = true;
+  options.dialect = texts.peer;
+  const std::vector<std::string> all = written_dialects();
+  if (std::ranges::count(all, texts.peer) == 0) {
+    std::string known;
+    for (const std::string& one : all) known += (known.empty() ? "" : ", ") + one;
+    throw UsageError("--to: must be one of " + known + ", got '" + texts.peer + "'");
+  }
+  read_rules(texts, options);
+}
+
+void add_convert(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOptions& options) {
+  auto* command = app.add_subcommand("convert", "Write a model in a dialect that others read");
+  command->add_option("IN", options.in)->required();
+  command->add_option("OUT", options.out, "a new folder, or a new .safetensors file")->required();
+  command->add_option("--to", texts.peer, "The dialect (listed below)")->required();
+  command->add_option("--storage", texts.storage,
+                      "Quantize the weights of linear modules anew; else what rests stays");
+  command->add_option("--rule", texts.rules, "GLOB=STORAGE or GLOB=plain; may be repeated")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--shard-size", texts.shard, "Split into files of at most this size: 5GB");
+  command->add_flag("--force", options.force, "Replace OUT where it is a file");
+  command->add_flag("--json", options.json, "The error report as JSON");
+  std::string dialects;
+  for (const std::string& one : written_dialects()) dialects += "\n  " + one;
+  command->footer("Dialects:" + dialects + "\n\n" + kConvertExamples);
+  command->callback([&] {
+    chosen = [&] {
+      read_convert(texts, options);
+      convert(options);
     };
   });
 }
@@ -212,16 +257,17 @@ int run(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);
   std::function<void()> chosen;
   InspectOptions inspecting;
-  PackOptions packing;
+  PackOptions packing, converting;
   UnpackOptions unpacking;
   VerifyOptions verifying;
   BenchOptions benching;
   PlanCommand planning;
   PlanTexts plan_texts;
   ReportCommand reporting;
-  Texts inspect_texts, pack_texts, unpack_texts;
+  Texts inspect_texts, pack_texts, convert_texts, unpack_texts;
   add_inspect(app, chosen, inspect_texts, inspecting);
   add_pack(app, chosen, pack_texts, packing);
+  add_convert(app, chosen, convert_texts, converting);
   add_unpack(app, chosen, unpack_texts, unpacking);
   add_verify(app, chosen, verifying);
   add_plan(app, chosen, plan_texts, planning);
@@ -241,8 +287,8 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, unpack, verify, plan, report or bench (see "
-        "stowage --help)");
+        "must be given a command: inspect, pack, convert, unpack, verify, plan, report or bench "
+        "(see stowage --help)");
   return kExitOk;
 }
 

@@ -45,8 +45,6 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
-std::string_view module_name(const PackTask& packing) { return module_path(packing.item.name); }
-
 void check_storages(const std::vector<PackTask>& packings) {
   const PackTask* first = nullptr;
   for (const PackTask& packing : packings) {
@@ -63,58 +61,16 @@ void check_storages(const std::vector<PackTask>& packings) {
   if (first == nullptr) throw UsageError("--for bitsandbytes: must pack a weight, got none");
 }
 
-// Modules that stay plain although transformers would take them for 4-bit ones. lm_head always: it
-// may be tied, and then no tensor of the file shows it.
-std::vector<std::string> skipped_modules(const std::vector<PackTask>& packings) {
-  std::vector<std::string> skipped{"lm_head"};
-  for (const PackTask& packing : packings) {
-    const std::string& name = packing.item.name;
-    if (packing.packed() || packing.item.shape.rank() != 2 || !name.ends_with(".weight")) continue;
-    if (!is_embedding(name) && module_name(packing) != "lm_head")
-      skipped.emplace_back(module_name(packing));
-  }
-  return skipped;
-}
-
-// transformers skips every module whose path starts or ends with a listed name.
-void check_skips(const std::vector<std::string>& skipped, const std::vector<PackTask>& packings) {
-  for (const PackTask& packing : packings)
-    for (const std::string& name : skipped)
-      if (packing.packed() &&
-          (module_name(packing).ends_with(name) || module_name(packing).starts_with(name + ".")))
-        throw Error(Code::unsupported,
-                    formatted("--for bitsandbytes: llm_int8_skip_modules cannot name '{}' "
-                              "without '{}', which is packed",
-                              name, module_name(packing)));
-}
-
-Json quantization_config(const std::vector<PackTask>& packings,
-                         const std::vector<std::string>& skipped) {
-  const auto packed = std::ranges::find_if(packings, &PackTask::packed);
-  const bool nested = std::ranges::any_of(packings, [](const PackTask& packing) {
-    return packing.packed() && packing.storage.scaling.nested;
-  });
-  return {{"_load_in_4bit", true},
-          {"_load_in_8bit", false},
-          {"bnb_4bit_compute_dtype", torch_name(packed->compute.value_or(Dtype::bf16))},
-          {"bnb_4bit_quant_storage", "uint8"},
-          {"bnb_4bit_quant_type", std::string(trait(packed->storage.codes).name)},
-          {"bnb_4bit_use_double_quant", nested},
-          {"llm_int8_enable_fp32_cpu_offload", false},
-          {"llm_int8_has_fp16_weight", false},
-          {"llm_int8_skip_modules", skipped},
-          {"llm_int8_threshold", 6.0},
-          {"load_in_4bit", true},
-          {"load_in_8bit", false},
-          {"quant_method", "bitsandbytes"}};
-}
-
 // transformers 5 writes "dtype", older ones "torch_dtype".
 void set_dtype(Json& config, std::optional<Dtype> compute) {
   if (!compute) return;
   const bool older = config.contains("torch_dtype") || !config.contains("dtype");
   if (older) config["torch_dtype"] = torch_name(*compute);
   if (config.contains("dtype")) config["dtype"] = torch_name(*compute);
+}
+
+void set_keys(Json& config, const std::map<std::string, std::string>& keys) {
+  for (const auto& [key, value] : keys) config[key] = Json::parse(value);
 }
 
 std::string text_of(const Json& config) { return config.dump(2) + "\n"; }
@@ -133,10 +89,16 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Pack
                                        ": model_type must be one whose layers "
                                        "are Linear, got " +
                                        type.get<std::string>());
-  const std::vector<std::string> skipped = skipped_modules(packings);
-  check_skips(skipped, packings);
+  DialectModel model;
+  for (const PackTask& packing : packings) {
+    const Item& item = packing.item;
+    if (packing.packed())
+      model.weights.push_back({item.name, packing.storage, item.shape, {}, packing.compute});
+    else
+      for (const Declaration& plain : declarations(packing)) model.others.push_back(plain);
+  }
   set_dtype(config, options.compute);
-  config["quantization_config"] = quantization_config(packings, skipped);
+  set_keys(config, in_dialect("bitsandbytes", model).config);
   return text_of(config);
 }
 
@@ -162,6 +124,25 @@ std::optional<std::string> packed_config(const Output& output,
   set_dtype(config, options.compute);
   config["quantization_config"] = Json::parse(said);
   return text_of(config);
+}
+
+SideFiles converted_configs(const Output& output, const DialectFiles& files,
+                            const PackOptions& options) {
+  SideFiles made{.made = files.files, .says_quantized = true};
+  if (files.config.empty()) {
+    made.config = plain_config(output, std::nullopt);
+    return made;
+  }
+  if (!output.is_folder())
+    throw UsageError(formatted("--to {}: OUT must be a folder, whose config.json says it, got '{}'",
+                               options.dialect, options.out));
+  const auto text = output.config();
+  Json config = text ? parse_config(output, *text) : Json::object();
+  for (const char* of_others : {"quantization_config", "compression_config", "expert_dtype"})
+    config.erase(of_others);
+  set_keys(config, files.config);
+  made.config = text_of(config);
+  return made;
 }
 
 std::optional<std::string> plain_config(const Output& output, std::optional<Dtype> compute) {

@@ -19,6 +19,11 @@ std::optional<std::string> packed_config(const Output& output,
                                          const std::vector<PackTask>& packings,
                                          const PackOptions& options);
 
+/// Of what convert writes: config.json with the keys of the dialect, and its further files. Throws
+/// UsageError where they need a folder, bad_file as packed_config().
+SideFiles converted_configs(const Output& output, const DialectFiles& files,
+                            const PackOptions& options);
+
 /// The same text without quantization_config: of a model that is plain again.
 std::optional<std::string> plain_config(const Output& output, std::optional<Dtype> compute);
 

@@ -32,12 +32,17 @@ struct PackOptions {
   Policy policy;
   std::optional<Dtype> compute;  // f32, bf16 or f16
   bool for_bitsandbytes = false;
+  std::string dialect;  // of convert: what OUT is written in; "": files of ours
   bool keep_nonfinite = false;
   bool force = false;
   std::uint64_t shard_bytes = 0;
   bool json = false;
 };
 void pack(const PackOptions& options);
+
+/// The same, but into the files of a dialect: what rests stays as it is unless a storage is asked
+/// for.
+void convert(const PackOptions& options);
 
 struct UnpackOptions {
   std::string in, out;

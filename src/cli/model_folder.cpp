@@ -21,6 +21,9 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 6> kSideEndings{".json",  ".txt",      ".model",
                                                        ".jinja", ".tiktoken", ".py"};
 constexpr std::string_view kConfig = "config.json";
+// Of which nothing else is said than how weights are quantized: ModelOpt's, and AutoGPTQ's.
+constexpr std::array<std::string_view, 2> kQuantized{"hf_quant_config.json",
+                                                     "quantize_config.json"};
 
 bool is_side_file(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename();
@@ -98,18 +101,23 @@ std::optional<std::string> Output::config() const {
   return read_text(config_path());
 }
 
-void Output::copy_side_files(const std::optional<std::string>& config) const {
-  if (!folder_ || !fs::is_directory(in_)) return;
+void Output::copy_side_files(const SideFiles& side) const {
+  if (!folder_) return;
+  std::map<std::string, std::string> made = side.made;
+  if (side.config && (side.says_quantized || config())) made[std::string(kConfig)] = *side.config;
   try {
-    for (const auto& entry : fs::directory_iterator(in_)) {
-      if (!is_side_file(entry)) continue;
-      const fs::path name = entry.path().filename();
-      const bool changed = name == kConfig && config;
-      write_text(fs::path(out_) / name, changed ? *config : read_text(entry.path()));
+    if (fs::is_directory(in_)) {
+      for (const auto& entry : fs::directory_iterator(in_)) {
+        const std::string name = entry.path().filename();
+        const bool stale = side.says_quantized && std::ranges::count(kQuantized, name) != 0;
+        if (!is_side_file(entry) || stale || made.contains(name)) continue;
+        write_text(fs::path(out_) / name, read_text(entry.path()));
+      }
     }
   } catch (const fs::filesystem_error& error) {
     throw Error(Code::io, in_ + ": must be readable, got " + error.code().message());
   }
+  for (const auto& [name, text] : made) write_text(fs::path(out_) / name, text);
 }
 
 }  // namespace stowage::cli

@@ -2,12 +2,20 @@
 // Where a command writes: one file, or a folder with the weights and the small files that a model
 // needs beside them. What is not committed is taken away again.
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
 
 #include "cli/folder_claim.h"
 
 namespace stowage::cli {
+
+/// What OUT gets instead of a copy.
+struct SideFiles {
+  std::optional<std::string> config{};        // of config.json
+  std::map<std::string, std::string> made{};  // further files by their names
+  bool says_quantized = false;  // those of IN that only say how its weights are quantized stay away
+};
 
 class Output {
  public:
@@ -24,9 +32,9 @@ class Output {
   /// The text of the model's config.json, where IN is a folder that has one.
   std::optional<std::string> config() const;
   std::string config_path() const;
-  /// Copies configuration and tokenizer files from IN to OUT, where both are folders; config.json
-  /// with the given text.
-  void copy_side_files(const std::optional<std::string>& config) const;
+  /// Copies configuration and tokenizer files from IN to OUT, where both are folders, and writes
+  /// what is made; a config.json is made anew where IN has none.
+  void copy_side_files(const SideFiles& side) const;
   void commit() noexcept;
 
  private:

@@ -105,6 +105,11 @@ std::vector<PackTask> plan_pack(const File& file, const PackOptions& options) {
 
 std::vector<Declaration> declarations(const PackTask& packing) {
   const Item& item = packing.item;
+  if (!packing.said.empty()) {
+    std::vector<Declaration> made;
+    for (const DialectTensor& tensor : packing.said) made.push_back(tensor.declaration);
+    return made;
+  }
   switch (packing.action) {
     case PackTask::Action::quantize:
       return disk_layout(item.name, packing.storage, item.shape);

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/items.h"
+#include "stowage/dialect.h"
 
 namespace stowage::cli {
 
@@ -17,7 +18,14 @@ struct PackTask {
   Storage storage{};             // of cast and quantize
   std::string reason;            // why it stays plain, or which rule chose
   std::optional<Dtype> compute;  // of quantized weights
+  // Of what rests in the files of a dialect: as which storage of the same values, in which tensors.
+  std::optional<Storage> written{};
+  std::vector<DialectTensor> said{};
 
+  /// Whether it rests afterwards, as which storage, and what it then computes in.
+  bool rests() const noexcept { return packed() || (action == Action::copy && item.rests()); }
+  const Storage& resting() const noexcept { return packed() ? storage : item.weight->storage; }
+  std::optional<Dtype> computes() const { return packed() ? compute : item.weight->compute; }
   bool packed() const noexcept { return action == Action::quantize; }
 };
 

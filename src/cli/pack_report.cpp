@@ -66,7 +66,8 @@ std::string reasons(const std::vector<Outcome>& outcomes) {
 
 }  // namespace
 
-std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes) {
+std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes,
+                        const std::vector<std::string>& left_out) {
   const Totals sums = sum(outcomes);
   std::string text =
       formatted("{}: {} of {} tensors packed, {} -> {}; all tensors {} -> {}\n",
@@ -85,22 +86,28 @@ std::string report_text(const PackOptions& options, const std::vector<Outcome>& 
                       loss.saturated);
   if (loss.nonfinite != 0)
     text += formatted("not finite: {} elements, left out of the errors\n", loss.nonfinite);
+  if (!left_out.empty())
+    text += formatted("left out: {} numbers for activations, which {} does not name: {}{}\n",
+                      left_out.size(), options.dialect, printable(left_out.front()),
+                      left_out.size() == 1 ? "" : ", ...");
   const std::string plain = reasons(outcomes);
   return plain.empty() ? text : text + "not packed:\n" + plain;
 }
 
-std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes) {
+std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes,
+                        const std::vector<std::string>& left_out) {
   const Totals sums = sum(outcomes);
   Json weights = Json::array(), plain = Json::array();
   for (const Outcome& outcome : outcomes)
     (outcome.packing.packed() ? weights : plain).push_back(row(outcome));
   Json total{{"bytes_before", sums.before}, {"bytes", sums.after}};
   total.update(errors_json(sums.losses));
-  const Json json{{"in", options.in},
-                  {"out", options.out},
-                  {"weights", weights},
-                  {"not_packed", plain},
-                  {"total", total}};
+  Json json{{"in", options.in},
+            {"out", options.out},
+            {"weights", weights},
+            {"not_packed", plain},
+            {"total", total}};
+  if (!options.dialect.empty()) json["left_out"] = left_out;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

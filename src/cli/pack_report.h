@@ -15,8 +15,11 @@ struct Outcome {
   Loss loss{};              // of packed weights
 };
 
-std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes);
+/// `left_out`: of convert, the tensors that OUT does not get.
+std::string report_text(const PackOptions& options, const std::vector<Outcome>& outcomes,
+                        const std::vector<std::string>& left_out = {});
 /// The keys are documented in docs/cli.md.
-std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes);
+std::string report_json(const PackOptions& options, const std::vector<Outcome>& outcomes,
+                        const std::vector<std::string>& left_out = {});
 
 }  // namespace stowage::cli

@@ -90,7 +90,7 @@ void unpack(const UnpackOptions& options) {
   made.shard_bytes = options.shard_bytes;
   Writer writer(output.weights_path(), std::move(tensors), made);
   write_all(file, all, options, writer);
-  output.copy_side_files(config);
+  output.copy_side_files({config});
   check_interrupt();
   writer.finish();
   output.commit();

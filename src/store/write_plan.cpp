@@ -180,8 +180,9 @@ std::vector<PlannedShard> plan_shards(const std::string& path, std::vector<Decla
                      ? path
                      : formatted("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), kFileEnding);
     lay_out(shard);
-    if (shards.size() > 1) shard.manifest.set = hex(0);
-    if (!options.checksums) continue;
+    shard.ours = options.manifest;
+    if (shards.size() > 1 && shard.ours) shard.manifest.set = hex(0);
+    if (!options.checksums || !shard.ours) continue;
     for (const PlannedTensor& t : shard.tensors) shard.manifest.checksums[t.declaration.name] = 0;
   }
   return shards;
@@ -217,7 +218,8 @@ std::string header_text(const PlannedShard& shard,
   if (!shard.header.empty()) return shard.header;
   std::map<std::string, std::string> all = metadata;
   all.emplace("format", "pt");
-  all[std::string(kManifestKey)] = manifest_text(shard.manifest);
+  all.erase(std::string(kManifestKey));
+  if (shard.ours) all[std::string(kManifestKey)] = manifest_text(shard.manifest);
   std::string json = formatted("{{\"{}\":{{", kMetadataKey);
   const char* comma = "";
   for (const auto& [key, value] : all) {

@@ -32,6 +32,7 @@ struct PlannedShard {
   std::vector<PlannedTensor> tensors;  // in the order of their data
   Manifest manifest;                   // checksums all 0 until they are known
   std::uint64_t data_bytes = 0;
+  bool ours = true;      // its header has the manifest
   std::string header{};  // of another tool, byte for byte; none: as header_text() makes it
 };
 

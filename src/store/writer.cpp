@@ -120,7 +120,8 @@ std::string Writer::State::set_id() const {
 void Writer::State::seal() {
   if (sharded()) {
     const std::string set = set_id();
-    for (OpenShard& output : outputs) output.plan.manifest.set = set;
+    for (OpenShard& output : outputs)
+      if (output.plan.ours) output.plan.manifest.set = set;
   }
   for (OpenShard& output : outputs) {
     output.file.write(0, bytes_of(header_text(output.plan, metadata)));
@@ -182,7 +183,7 @@ Writer::Writer(const std::string& path, std::vector<Declaration> tensors,
     : state_(std::make_unique<State>()) {
   state_->path = path;
   state_->metadata = options.metadata;
-  state_->checksums = options.checksums && options.like.empty();
+  state_->checksums = options.checksums && options.manifest && options.like.empty();
   for (const WeightInfo& weight : options.weights) {
     if (weight.compute) state_->computes.emplace(weight.name, *weight.compute);
   }

@@ -177,7 +177,7 @@ def test_python_loads_what_is_packed(tmp_path: Path) -> None:
 def test_the_page_names_every_option_of_every_command() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
     every = {"--version"}
-    for command in ("inspect", "pack", "unpack", "verify", "plan", "report", "bench"):
+    for command in ("inspect", "pack", "convert", "unpack", "verify", "plan", "report", "bench"):
         assert f"\nstowage {command} " in page
         options = set(re.findall(r"--[a-z][a-z-]*", run(command, "--help")))
         unnamed = [o for o in options if not re.search(rf"{o}(?![a-z-])", page)]

@@ -44,11 +44,25 @@ void read(Claims& claims) {
       check_not_listed(claims, form.add(claims, words), "modules_to_not_convert");
 }
 
+bool write(Wording& wording, const WeightInfo& weight) {
+  return Int4Words{.codes = kCodes, .zeros = kZeros, .packed = 1}.write(wording, weight);
+}
+
+void finish(Wording& wording) {
+  check_one_group(wording);
+  wording.set_config({{"quant_method", "awq"},
+                      {"bits", 4},
+                      {"group_size", int4_group_said(wording.weights().front().storage)},
+                      {"zero_point", true},
+                      {"version", "gemm"},
+                      {"modules_to_not_convert", wording.plain_modules()}});
+}
+
 std::string recognise(const TensorSource&) { return ""; }  // GPTQ has the same names
 
 }  // namespace
 }  // namespace awq
 
-const FileDialect kAwq{"awq", "awq", awq::recognise, awq::read};
+const FileDialect kAwq{"awq", "awq", awq::recognise, awq::read, awq::write, awq::finish};
 
 }  // namespace stowage::dialects

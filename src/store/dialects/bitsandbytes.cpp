@@ -5,11 +5,13 @@
 //   W.absmax, W.quant_map                   one scale a block; the table of values
 //   W.quant_state.bitsandbytes__nf4         the state (or __fp4), U8
 //   W.nested_absmax, W.nested_quant_map     where the scales are codes themselves
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
+#include "store/dialects/scaled_codes.h"
 #include "store/quant_state.h"
 
 namespace stowage::dialects {
@@ -73,6 +75,57 @@ void read_quant_state(Claims& claims, const TensorInfo& tensor, const std::strin
   if (!nested) claims.add_beside(made, tensor.name);
 }
 
+bool write(Wording& wording, const WeightInfo& weight) {
+  if (!has_quant_state(weight.storage) || weight.shape.rank() != 2) return false;
+  if (!weight.name.ends_with(".weight")) return false;
+  const std::vector<Declaration> declared = disk_layout(weight.name, weight.storage, weight.shape);
+  const std::size_t state = declared.size() - 2;
+  for (std::size_t i = 0; i < state; ++i)
+    wording.add_part(declared[i].name, declared[i].dtype, declared[i].shape, static_cast<int>(i));
+  const Dtype compute = weight.compute.value_or(Dtype::bf16);
+  wording.add_quant_state(declared[state].name, declared[state].dtype, declared[state].shape,
+                          quant_state(weight.storage, weight.shape, compute));
+  const std::span<const float> map = trait(weight.storage.codes).values;
+  wording.add_text(declared.back().name, declared.back().dtype, declared.back().shape,
+                   bytes_of_numbers(std::vector<float>(map.begin(), map.end())));
+  return true;
+}
+
+// Its config names one type for all. transformers skips every module whose path starts or ends with
+// a listed name.
+void finish(Wording& wording) {
+  wording.check_same("bnb_4bit_quant_type",
+                     [](const Storage& storage) { return std::string(trait(storage.codes).name); });
+  const std::vector<std::string> skipped = wording.plain_modules();
+  for (const WeightInfo& weight : wording.weights()) {
+    const std::string_view module = module_of(weight.name);
+    for (const std::string& name : skipped)
+      if (module.ends_with(name) || module.starts_with(name + "."))
+        throw Error(Code::unsupported,
+                    formatted("dialect bitsandbytes: llm_int8_skip_modules cannot name '{}' "
+                              "without '{}', which is packed",
+                              name, module));
+  }
+  const WeightInfo& first = wording.weights().front();
+  const Dtype compute = first.compute.value_or(Dtype::bf16);
+  wording.set_config(
+      {{"_load_in_4bit", true},
+       {"_load_in_8bit", false},
+       {"bnb_4bit_compute_dtype", torch_name(compute)},
+       {"bnb_4bit_quant_storage", "uint8"},
+       {"bnb_4bit_quant_type", std::string(trait(first.storage.codes).name)},
+       {"bnb_4bit_use_double_quant",
+        std::ranges::any_of(wording.weights(),
+                            [](const auto& one) { return one.storage.scaling.nested; })},
+       {"llm_int8_enable_fp32_cpu_offload", false},
+       {"llm_int8_has_fp16_weight", false},
+       {"llm_int8_skip_modules", skipped},
+       {"llm_int8_threshold", 6.0},
+       {"load_in_4bit", true},
+       {"load_in_8bit", false},
+       {"quant_method", "bitsandbytes"}});
+}
+
 std::string recognise(const TensorSource& source) {
   for (const TensorInfo& tensor : source.tensors)
     if (tensor.name.find(kQuantStatePrefix) != std::string::npos)
@@ -86,8 +139,8 @@ void read(Claims& claims) { read_scaled(claims); }
 }  // namespace
 }  // namespace bitsandbytes
 
-const FileDialect kBitsandbytes{"bitsandbytes", "bitsandbytes", bitsandbytes::recognise,
-                                bitsandbytes::read};
+const FileDialect kBitsandbytes{"bitsandbytes",     "bitsandbytes",      bitsandbytes::recognise,
+                                bitsandbytes::read, bitsandbytes::write, bitsandbytes::finish};
 
 void read_quant_states(Claims& claims) {
   std::map<std::string, const TensorInfo*> states;

@@ -12,6 +12,7 @@
 //   LAYER.weight_scale_2                  nvfp4: F32 [], which its decoder multiplies in bf16
 //   LAYER.input_scale                     a number for activations
 // The shape of a layer of mxfp8 or nvfp4 before it was padded is not said.
+#include <algorithm>
 #include <array>
 
 #include "base/formatted.h"
@@ -90,24 +91,46 @@ void read_tensors(const Claims& claims, Layers& layers) {
   }
 }
 
+ScaledCodes coded(const std::string& layer, const Format& format) {
+  ScaledCodes weight{.name = layer + ".weight"};
+  weight.codes = weight.name;
+  weight.scale = weight.name + "_scale";
+  weight.storage = parse_storage(format.storage);
+  weight.third = weight.name + "_scale_2";
+  weight.bytes_are_exponents = weight.storage.scaling.type == ScaleType::e8m0;
+  weight.codes_form = format.codes, weight.scale_form = format.scales;
+  return weight;
+}
+
 void read(Claims& claims) {
   Layers layers;
   read_header(claims.source(), layers);
   read_tensors(claims, layers);
   for (const auto& [name, said] : layers) {
-    ScaledCodes weight{.name = name + ".weight"};
-    weight.codes = weight.name;
-    weight.scale = weight.name + "_scale";
-    weight.storage = parse_storage(said.format->storage);
-    weight.third = weight.name + "_scale_2";
-    weight.bytes_are_exponents = weight.storage.scaling.type == ScaleType::e8m0;
-    weight.codes_form = said.format->codes, weight.scale_form = said.format->scales;
-    WeightInfo& made = weight.add(claims, said.place);
+    WeightInfo& made = coded(name, *said.format).add(claims, said.place);
     add_activation_scale(claims, made, "input_scale");
     const std::string beside = name + std::string(kQuant);
     if (claims.find(beside) != nullptr) claims.add_beside(made, beside);
   }
 }
+
+// Layers of both sizes a multiple of what its kernels pad them to: the true shape is said nowhere.
+bool write(Wording& wording, const WeightInfo& weight) {
+  const auto format = std::ranges::find_if(
+      kFormats, [&](const Format& one) { return parse_storage(one.storage) == weight.storage; });
+  if (format == kFormats.end() || weight.shape.rank() != 2 || !weight.name.ends_with(".weight"))
+    return false;
+  const std::int32_t block = weight.storage.scaling.block;
+  if (block != 0 && (weight.shape[0] % block != 0 || weight.shape[1] % block != 0)) return false;
+  const std::string layer(module_of(weight.name));
+  coded(layer, *format).write(wording, weight);
+  std::string said = Json{{"format", format->name}}.dump();
+  const auto length = static_cast<std::int64_t>(said.size());
+  wording.add_text(layer + std::string(kQuant), Dtype::u8, Shape{length}, std::move(said));
+  return true;
+}
+
+void finish(Wording&) {}
 
 std::string recognise(const TensorSource& source) {
   for (const auto* metadata : source.metadata)
@@ -121,6 +144,7 @@ std::string recognise(const TensorSource& source) {
 }  // namespace
 }  // namespace comfyui
 
-const FileDialect kComfyUi{"comfyui", "", comfyui::recognise, comfyui::read};
+const FileDialect kComfyUi{"comfyui",      "", comfyui::recognise, comfyui::read, comfyui::write,
+                           comfyui::finish};
 
 }  // namespace stowage::dialects

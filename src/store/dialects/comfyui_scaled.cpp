@@ -41,16 +41,37 @@ Storage read_markers(Claims& claims) {
   return {.codes = codes.value_or(Codes::f8_e4m3), .scaling = {.kind = Scaling::Kind::tensor}};
 }
 
+ScaledCodes coded(const std::string& layer, const Storage& storage) {
+  return {.name = layer + ".weight",
+          .codes = layer + ".weight",
+          .scale = layer + std::string(kScaleWeight),
+          .storage = storage,
+          .scale_form = {.rounded = true}};
+}
+
 void read(Claims& claims) {
   const Storage storage = read_markers(claims);
   for (const TensorInfo& scale : claims.tensors()) {
     if (!scale.name.ends_with(kScaleWeight)) continue;
     const std::string layer = scale.name.substr(0, scale.name.size() - kScaleWeight.size());
-    ScaledCodes weight{.name = layer + ".weight", .codes = layer + ".weight", .scale = scale.name};
-    weight.storage = storage;
-    weight.scale_form.rounded = true;
+    const ScaledCodes weight = coded(layer, storage);
     add_activation_scale(claims, weight.add(claims, claims.place(scale)), "scale_input");
   }
+}
+
+bool write(Wording& wording, const WeightInfo& weight) {
+  const Storage& storage = weight.storage;
+  const bool codes =
+      storage == parse_storage("f8_e4m3:tensor") || storage == parse_storage("f8_e5m2:tensor");
+  if (!codes || weight.shape.rank() != 2 || !weight.name.ends_with(".weight")) return false;
+  coded(std::string(module_of(weight.name)), storage).write(wording, weight);
+  return true;
+}
+
+void finish(Wording& wording) {
+  wording.check_same("marker", [](const Storage& storage) { return to_string(storage); });
+  wording.add_marker(std::string(kMarker), trait(wording.weights().front().storage.codes).disk,
+                     Shape{0}, "");
 }
 
 std::string recognise(const TensorSource& source) {
@@ -62,7 +83,8 @@ std::string recognise(const TensorSource& source) {
 }  // namespace
 }  // namespace comfyui_scaled
 
-const FileDialect kComfyUiScaled{"comfyui-scaled", "", comfyui_scaled::recognise,
-                                 comfyui_scaled::read};
+const FileDialect kComfyUiScaled{"comfyui-scaled",          "",
+                                 comfyui_scaled::recognise, comfyui_scaled::read,
+                                 comfyui_scaled::write,     comfyui_scaled::finish};
 
 }  // namespace stowage::dialects

@@ -25,7 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
-constexpr std::string_view kOuter = "_global_scale", kUnder = ":e4m3_quotient";
+constexpr std::string_view kOuter = "_global_scale", kZeroPoint = "_zero_point",
+                           kUnder = ":e4m3_quotient";
 constexpr std::string_view kPacked = "_packed";         // behind the name of a weight
 constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
 
@@ -180,16 +181,24 @@ const Scheme& scheme_for(const QuantConfig& config, const std::vector<Scheme>& a
   return *rest;
 }
 
-// The shape that W_shape says, which the words of the codes must have room for and no more.
-void set_words(const Claims& claims, ScaledCodes& weight) {
+void set_forms(ScaledCodes& weight, std::int64_t columns) {
   const bool pairs = weight.storage.codes == Codes::int4;
   weight.codes_in = Dtype::i32;
   weight.third_form = pairs ? kPairsZeros : kBytesZeros;
+  if (!pairs)
+    weight.codes_form = kBytes;
+  else if (columns % 8 != 0)
+    weight.codes_form = kPairs;
+}
+
+// The shape that W_shape says, which the words of the codes must have room for and no more.
+void set_words(const Claims& claims, ScaledCodes& weight) {
+  set_forms(weight, 0);
   const TensorInfo* const codes = claims.find(weight.codes);
   if (codes == nullptr) return;  // which add() refuses
   if (codes->shape.rank() != 2)
     refuse(Refusal::dialect_part, claims.place(*codes), described(*codes) + " for two dimensions");
-  const std::int64_t run = pairs ? 8 : 4;
+  const std::int64_t run = weight.storage.codes == Codes::int4 ? 8 : 4;
   size_of(claims, *codes, 1, run);
   const TensorInfo& said = claims.part(Refusal::dialect_part, *codes,
                                        {weight.name + "_shape", Dtype::i64, Shape{2}, {}});
@@ -204,10 +213,16 @@ void set_words(const Claims& claims, ScaledCodes& weight) {
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(said), in_quotes(error.what()));
   }
-  if (!pairs)
-    weight.codes_form = kBytes;
-  else if (sizes[1] % run != 0)
-    weight.codes_form = kPairs;
+  set_forms(weight, sizes[1]);
+}
+
+ScaledCodes coded(const std::string& name, const Format& format) {
+  ScaledCodes weight{.name = name, .codes = name, .scale = name + std::string(kScale)};
+  weight.codes += format.codes;
+  weight.bytes_are_exponents = format.exponents;
+  weight.third = name + std::string(format.scales.empty() ? kZeroPoint : kOuter);
+  weight.number = Shape{1};
+  return weight;
 }
 
 void read(Claims& claims) {
@@ -217,12 +232,9 @@ void read(Claims& claims) {
     if (!scale.name.ends_with(kWeightScale) || claims.is_taken(scale.name)) continue;
     const std::string name = scale.name.substr(0, scale.name.size() - kScale.size());
     const Scheme& scheme = scheme_for(config, all, module_of(name));
-    ScaledCodes weight{.name = name, .codes = name, .scale = scale.name};
-    weight.codes += scheme.format->codes;
+    ScaledCodes weight = coded(name, *scheme.format);
     weight.storage = scheme.storage;
-    weight.bytes_are_exponents = scheme.format->exponents;
-    const std::string zero_points = name + "_zero_point", outer = name + std::string(kOuter);
-    weight.third = scheme.format->scales.empty() ? zero_points : outer;
+    const std::string zero_points = name + std::string(kZeroPoint);
     if (const TensorInfo* const order = claims.find(name + "_g_idx"))
       refuse(Refusal::dialect_part, claims.place(*order),
              described(*order) + ": columns in groups of another order");
@@ -252,12 +264,124 @@ void read(Claims& claims) {
                                           "_scale")));
 }
 
+bool has_codes(const Format& format, Codes codes) {
+  if (format.words) return codes == Codes::int4 || codes == Codes::int8;
+  if (format.num_bits == 4) return codes == Codes::f4_e2m1;
+  return codes == (format.name == "int-quantized" ? Codes::int8 : Codes::f8_e4m3);
+}
+
+bool has_scaling(const Format& format, const Storage& storage) {
+  const Scaling& scaling = storage.scaling;
+  const bool words_of_rows = format.words && scaling.kind != Scaling::Kind::tensor;
+  if (scaling.zero && !words_of_rows) return false;
+  if (format.exponents)
+    return scaling.type == ScaleType::e8m0 && scaling.kind == Scaling::Kind::block &&
+           scaling.block == 32;
+  if (!format.scales.empty()) return scaling.type == ScaleType::e4m3_quotient;
+  if (scaling.kind == Scaling::Kind::none || scaling.kind == Scaling::Kind::row2) return false;
+  if (scaling.kind == Scaling::Kind::block2 && format.words) return false;
+  return scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16 ||
+         scaling.type == ScaleType::f16;
+}
+
+// The first row that has the storage; its owner refuses groups that do not fill a row.
+const Format* format_for(const Wording& wording, const WeightInfo& weight) {
+  const Scaling& scaling = weight.storage.scaling;
+  if (weight.shape.rank() != 2 || !weight.name.ends_with(".weight")) return nullptr;
+  if (scaling.kind == Scaling::Kind::block && weight.shape[1] % scaling.block != 0) return nullptr;
+  const auto at = std::ranges::find_if(kFormats, [&](const Format& format) {
+    return wording.asks_for(format.name) && has_codes(format, weight.storage.codes) &&
+           has_scaling(format, weight.storage);
+  });
+  return at == kFormats.end() ? nullptr : &*at;
+}
+
+bool write(Wording& wording, const WeightInfo& weight) {
+  const Format* const format = format_for(wording, weight);
+  if (format == nullptr) return false;
+  ScaledCodes made = coded(weight.name, *format);
+  made.storage = weight.storage;
+  if (format->words) set_forms(made, weight.shape[1]);
+  made.write(wording, weight);
+  if (format->words)
+    wording.add_text(weight.name + "_shape", Dtype::i64, Shape{2},
+                     bytes_of_numbers(std::vector{weight.shape[0], weight.shape[1]}));
+  return true;
+}
+
+// What scheme_of() reads as the storage.
+Wording::Json group_of(const Format& format, const Storage& storage, bool input_scales) {
+  const Scaling& scaling = storage.scaling;
+  const bool integer = storage.codes == Codes::int8 || storage.codes == Codes::int4;
+  Wording::Json weights{{"num_bits", trait(storage.codes).bits},
+                        {"type", integer ? "int" : "float"},
+                        {"symmetric", !scaling.zero},
+                        {"group_size", nullptr},
+                        {"strategy", "tensor"},
+                        {"dynamic", false}};
+  if (scaling.kind == Scaling::Kind::row) weights["strategy"] = "channel";
+  if (scaling.kind == Scaling::Kind::block) {
+    weights["strategy"] = format.scales.empty() ? "group" : "tensor_group";
+    weights["group_size"] = scaling.block;
+  }
+  if (scaling.kind == Scaling::Kind::block2) {
+    weights["strategy"] = "block";
+    weights["block_structure"] = {scaling.rows, scaling.block};
+  }
+  if (format.exponents) weights["scale_dtype"] = "torch.uint8";
+  if (!format.scales.empty()) weights["scale_dtype"] = "torch.float8_e4m3fn";
+  Wording::Json inputs;
+  if (input_scales)
+    inputs = {{"num_bits", 8},        {"type", integer ? "int" : "float"},
+              {"symmetric", true},    {"group_size", nullptr},
+              {"strategy", "tensor"}, {"dynamic", false}};
+  return {{"weights", weights},
+          {"input_activations", inputs},
+          {"output_activations", nullptr},
+          {"format", format.name}};
+}
+
+// A group of all linear modules, or, of several, each with the modules that it names.
+void finish(Wording& wording) {
+  std::map<std::string, std::pair<Wording::Json, Wording::Json>> groups;
+  std::vector<std::string_view> formats;
+  for (const WeightInfo& weight : wording.weights()) {
+    const Format& format = *format_for(wording, weight);
+    Wording::Json group = group_of(format, weight.storage, wording.has_input_scales());
+    if (std::ranges::count(formats, format.name) == 0) formats.push_back(format.name);
+    auto& [of, modules] = groups[group.dump()];
+    of = std::move(group);
+    modules.push_back(module_of(weight.name));
+  }
+  Wording::Json said;
+  for (auto& [key, group] : groups) {
+    Wording::Json one{
+        {"targets", groups.size() == 1 ? Wording::Json::array({"Linear"}) : group.second}};
+    one.update(group.first);
+    said[formatted("group_{}", said.size())] = one;
+  }
+  wording.set_config({{"config_groups", said},
+                      {"quant_method", "compressed-tensors"},
+                      {"kv_cache_scheme", nullptr},
+                      {"format", formats.size() == 1 ? formats.front() : kMixed},
+                      {"quantization_status", "compressed"},
+                      {"ignore", wording.plain_modules()}});
+}
+
+constexpr auto kForms = [] {
+  std::array<std::string_view, kFormats.size()> names;
+  std::ranges::transform(kFormats, names.begin(), &Format::name);
+  return names;
+}();
+
 std::string recognise(const TensorSource&) { return ""; }
 
 }  // namespace
 }  // namespace compressed_tensors
 
-const FileDialect kCompressedTensors{"compressed-tensors", "compressed-tensors",
-                                     compressed_tensors::recognise, compressed_tensors::read};
+const FileDialect kCompressedTensors{"compressed-tensors",          "compressed-tensors",
+                                     compressed_tensors::recognise, compressed_tensors::read,
+                                     compressed_tensors::write,     compressed_tensors::finish,
+                                     compressed_tensors::kForms};
 
 }  // namespace stowage::dialects

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "store/claims.h"
+#include "store/dialects/wording.h"
 
 namespace stowage::dialects {
 
@@ -19,6 +20,12 @@ struct FileDialect {
   std::string (*recognise)(const TensorSource& source);
   /// Adds the weights; refuses tensors that contradict the dialect, its config or each other.
   void (*read)(Claims& claims);
+  /// Adds the tensors of a weight, from the rows that `read` reads; whether it has such weights.
+  /// Null where models of other files are not written in it.
+  bool (*write)(Wording& wording, const WeightInfo& weight) = nullptr;
+  /// Says what its readers must know of all weights; refuses what cannot stand in one model.
+  void (*finish)(Wording& wording) = nullptr;
+  std::span<const std::string_view> forms = {};  // ways to write the same storage
 };
 
 /// One row for each, in the order in which docs/dialects.md lists them.

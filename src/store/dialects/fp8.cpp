@@ -9,6 +9,8 @@
 // Those have experts of E2M1 where expert_dtype, outside of the quantization_config, is fp4:
 //   W             I8 [O, K / 2], the first of two columns in the low bits
 //   MODULE.scale  F8_E8M0 [O, K / 32]
+#include <algorithm>
+
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
@@ -91,11 +93,56 @@ void read(Claims& claims) {
   refuse_unscaled(claims, kScaleInv);
 }
 
+bool is_expert(const WeightInfo& weight) { return weight.storage == parse_storage("mxfp4"); }
+bool has_experts(const Wording& wording) {
+  return std::ranges::any_of(wording.weights(), is_expert);
+}
+
+// Where experts are of fp4 the names are those of DeepSeek's releases, which alone have them.
+bool write(Wording& wording, const WeightInfo& weight) {
+  const auto& [codes, dialect, scaling] = weight.storage;
+  const bool blocks =
+      scaling.kind == Scaling::Kind::block2 || scaling.kind == Scaling::Kind::tensor;
+  const bool dense = codes == Codes::f8_e4m3 && blocks && scaling.type != ScaleType::f16;
+  if (weight.shape.rank() != 2 || !weight.name.ends_with(".weight")) return false;
+  if (!dense && !is_expert(weight)) return false;
+  ScaledCodes made{.name = weight.name, .codes = weight.name};
+  made.scale = has_experts(wording) ? std::string(module_of(weight.name)) + std::string(kScale)
+                                    : weight.name + std::string(kScaleInv);
+  if (is_expert(weight)) made.codes_in = Dtype::i8;
+  made.write(wording, weight);
+  return true;
+}
+
+void finish(Wording& wording) {
+  const auto dense = [](const Storage& storage) {
+    return storage.codes == Codes::f8_e4m3 ? to_string(storage) : "";
+  };
+  const auto first = std::ranges::find_if_not(wording.weights(), is_expert);
+  if (first == wording.weights().end())
+    wording.refuse(wording.weights().front(), "experts alone, without a matrix of f8_e4m3");
+  for (const WeightInfo& weight : wording.weights())
+    if (!is_expert(weight) && dense(weight.storage) != dense(first->storage))
+      wording.refuse(weight,
+                     formatted("{} beside {} as {}: one weight_block_size is said of all",
+                               to_string(weight.storage), first->name, to_string(first->storage)));
+  const Scaling& scaling = first->storage.scaling;
+  Wording::Json size;  // null: of whole tensors
+  if (scaling.kind == Scaling::Kind::block2) size = {scaling.rows, scaling.block};
+  wording.set_config({{"quant_method", "fp8"},
+                      {"modules_to_not_convert", wording.plain_modules()},
+                      {"activation_scheme", "dynamic"},
+                      {"weight_block_size", size},
+                      {"scale_fmt", scaling.type == ScaleType::e8m0 ? "ue8m0" : "float"},
+                      {"fmt", "e4m3"}});
+  if (has_experts(wording)) wording.set_key("expert_dtype", "fp4");
+}
+
 std::string recognise(const TensorSource&) { return ""; }  // its configuration alone says it
 
 }  // namespace
 }  // namespace fp8
 
-const FileDialect kFp8{"fp8", "fp8", fp8::recognise, fp8::read};
+const FileDialect kFp8{"fp8", "fp8", fp8::recognise, fp8::read, fp8::write, fp8::finish};
 
 }  // namespace stowage::dialects

@@ -5,6 +5,8 @@
 //                   gptq_v2, 0x11111111 was taken from each word, borrows and all
 //   MODULE.scales   F16 or BF16 [K / group_size, O]
 //   MODULE.g_idx    I32 [K]: the group of each column, which must be in their order
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/formatted.h"
@@ -24,12 +26,19 @@ constexpr PartForm kZeros{.in_file = 4,
                           .transposed = true,
                           .bias = 8};
 
+constexpr std::array<std::string_view, 2> kFormats{"gptq", "gptq_v2"};
+
+PartForm zeros_of(std::string_view format) {
+  PartForm zeros = kZeros;
+  if (format == kFormats[0]) zeros.less = 1;
+  return zeros;
+}
+
 PartForm zeros_of(const QuantConfig& config) {
   const std::string said = config.text("checkpoint_format").value_or("gptq");
-  if (said != "gptq" && said != "gptq_v2") config.refuse("checkpoint_format " + in_quotes(said));
-  PartForm zeros = kZeros;
-  if (said == "gptq") zeros.less = 1;
-  return zeros;
+  if (std::ranges::count(kFormats, said) == 0)
+    config.refuse("checkpoint_format " + in_quotes(said));
+  return zeros_of(said);
 }
 
 void check(const QuantConfig& config) {
@@ -77,11 +86,46 @@ void read(Claims& claims) {
   }
 }
 
+std::string_view format_of(const Wording& wording) {
+  return wording.form().empty() ? kFormats[0] : wording.form();
+}
+
+bool write(Wording& wording, const WeightInfo& weight) {
+  const PartForm zeros = zeros_of(format_of(wording));
+  if (!Int4Words{.codes = kCodes, .zeros = zeros, .packed = 0}.write(wording, weight)) return false;
+  const std::int64_t columns = weight.shape[1], group = int4_group_said(weight.storage);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(columns));
+  for (std::int64_t k = 0; k < columns && group > 0; ++k)
+    order[static_cast<std::size_t>(k)] = static_cast<std::int32_t>(k / group);
+  wording.add_text(std::string(module_of(weight.name)) + ".g_idx", Dtype::i32, Shape{columns},
+                   bytes_of_numbers(order));
+  return true;
+}
+
+bool rests(const Wording& wording, std::string_view module) {
+  return std::ranges::any_of(wording.weights(),
+                             [&](const auto& one) { return module_of(one.name) == module; });
+}
+
+// Its readers take each linear module that has a qweight, and no other.
+void finish(Wording& wording) {
+  check_one_group(wording);
+  wording.set_config({{"bits", 4},
+                      {"group_size", int4_group_said(wording.weights().front().storage)},
+                      {"desc_act", false},
+                      {"sym", false},
+                      {"lm_head", rests(wording, "lm_head")},
+                      {"quant_method", "gptq"},
+                      {"checkpoint_format", format_of(wording)},
+                      {"pack_dtype", "int32"}});
+}
+
 std::string recognise(const TensorSource&) { return ""; }  // AWQ has the same names
 
 }  // namespace
 }  // namespace gptq
 
-const FileDialect kGptq{"gptq", "gptq", gptq::recognise, gptq::read};
+const FileDialect kGptq{"gptq",      "gptq",       gptq::recognise, gptq::read,
+                        gptq::write, gptq::finish, gptq::kFormats};
 
 }  // namespace stowage::dialects

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "store/dialects/scaled_codes.h"
+#include "store/part_form.h"
 
 namespace stowage::dialects {
 namespace {
@@ -58,6 +59,36 @@ WeightInfo& Int4Words::add(Claims& claims, const TensorInfo& words) const {
   WeightInfo& made = claims.add(name, storage, shape, std::move(parts), compute);
   made.forms = {codes, kScales, zeros};
   return made;
+}
+
+bool Int4Words::write(Wording& wording, const WeightInfo& weight) const {
+  const Scaling& scaling = weight.storage.scaling;
+  const bool grouped = scaling.kind == Scaling::Kind::row || scaling.kind == Scaling::Kind::block;
+  const bool halves = scaling.type == ScaleType::f16 || scaling.type == ScaleType::bf16;
+  const std::string_view module = module_of(weight.name);
+  if (weight.storage.codes != Codes::int4 || !scaling.zero || !grouped || !halves) return false;
+  if (weight.shape.rank() != 2 || !weight.name.ends_with(".weight")) return false;
+  if (weight.shape[0] % kInAWord != 0 || weight.shape[1] % kInAWord != 0) return false;
+  const Layout made = layout(weight.storage, weight.shape);
+  const Dtype type = scaling.type == ScaleType::f16 ? Dtype::f16 : Dtype::bf16;
+  const auto add = [&](std::string_view name, Dtype dtype, std::size_t part, const PartForm& form) {
+    wording.add_part(formatted("{}{}", module, name), dtype,
+                     tensor_shape(form, made.parts[part].shape), static_cast<int>(part), form);
+  };
+  add(kInt4Codes, Dtype::i32, 0, codes);
+  add(".scales", type, 1, kScales);
+  add(".qzeros", Dtype::i32, 2, zeros);
+  return true;
+}
+
+std::int64_t int4_group_said(const Storage& storage) {
+  return storage.scaling.kind == Scaling::Kind::row ? -1 : storage.scaling.block;
+}
+
+void check_one_group(const Wording& wording) {
+  wording.check_same("group_size", [](const Storage& storage) {
+    return std::to_string(int4_group_said(storage));
+  });
 }
 
 std::int64_t int4_group(const QuantConfig& config, const char* key) {

@@ -8,6 +8,7 @@
 // Its own decoder rounds the scale of FP8 to the compute dtype first; kernels that scale a product,
 // and everybody else, do not: neither do we (docs/dialects.md). It also reads code 8 of NVFP4 as
 // +0, which is -0.
+#include <algorithm>
 #include <array>
 
 #include "base/formatted.h"
@@ -56,6 +57,15 @@ void check_groups(const QuantConfig& config, const Storage& storage) {
   }
 }
 
+ScaledCodes coded(const std::string& name, const Algorithm& algorithm) {
+  return {.name = name,
+          .codes = name,
+          .scale = name + std::string(kScale),
+          .third = name + std::string(kOuter),
+          .storage = parse_storage(algorithm.storage),
+          .bytes_are_exponents = algorithm.exponents};
+}
+
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   const Algorithm& algorithm = algorithm_of(config);
@@ -64,11 +74,7 @@ void read(Claims& claims) {
   for (const TensorInfo& scale : claims.tensors()) {
     if (!scale.name.ends_with(kWeightScale) || claims.is_taken(scale.name)) continue;
     const std::string name = scale.name.substr(0, scale.name.size() - kScale.size());
-    ScaledCodes weight{.name = name, .codes = name, .scale = scale.name};
-    weight.storage = storage;
-    weight.third = name + std::string(kOuter);
-    weight.bytes_are_exponents = algorithm.exponents;
-    WeightInfo& made = weight.add(claims, claims.place(scale));
+    WeightInfo& made = coded(name, algorithm).add(claims, claims.place(scale));
     for (const char* other : {"input_scale", "output_scale", "k_scale", "v_scale"})
       add_activation_scale(claims, made, other);
     for (const char* key : {"ignore", "exclude_modules"}) check_not_listed(claims, made, key);
@@ -80,11 +86,52 @@ void read(Claims& claims) {
              described(tensor) + " over the scales of no weight");
 }
 
+const Algorithm* algorithm_for(const Storage& storage) {
+  const auto at = std::ranges::find_if(kAlgorithms, [&](const Algorithm& algorithm) {
+    Storage made = parse_storage(algorithm.storage);
+    if (algorithm.exponents) made.scaling.type = ScaleType::e8m0;
+    return made == storage;
+  });
+  return at == kAlgorithms.end() ? nullptr : &*at;
+}
+
+bool write(Wording& wording, const WeightInfo& weight) {
+  const Algorithm* const algorithm = algorithm_for(weight.storage);
+  if (algorithm == nullptr || weight.shape.rank() != 2 || !weight.name.ends_with(".weight"))
+    return false;
+  coded(weight.name, *algorithm).write(wording, weight);
+  return true;
+}
+
+// Both files say it: readers of either take it from there.
+void finish(Wording& wording) {
+  wording.check_same("quant_algo", [](const Storage& storage) { return to_string(storage); });
+  const Storage& storage = wording.weights().front().storage;
+  const Algorithm& algorithm = *algorithm_for(storage);
+  const std::vector<std::string> plain = wording.plain_modules();
+  Wording::Json weights{
+      {"dynamic", false}, {"num_bits", trait(storage.codes).bits}, {"type", "float"}};
+  Wording::Json own{{"quant_algo", algorithm.name}, {"kv_cache_quant_algo", nullptr}};
+  if (storage.scaling.kind == Scaling::Kind::block)
+    weights["group_size"] = own["group_size"] = storage.scaling.block;
+  own["exclude_modules"] = plain;
+  Wording::Json group{{"weights", weights}, {"targets", Wording::Json::array({"Linear"})}};
+  if (wording.has_input_scales()) group["input_activations"] = weights;
+  const Wording::Json producer{{"name", "modelopt"}};  // by which readers know the form
+  wording.set_config({{"config_groups", {{"group_0", group}}},
+                      {"ignore", plain},
+                      {"quant_algo", algorithm.name},
+                      {"producer", producer},
+                      {"quant_method", "modelopt"}});
+  wording.set_file("hf_quant_config.json", {{"producer", producer}, {"quantization", own}});
+}
+
 std::string recognise(const TensorSource&) { return ""; }
 
 }  // namespace
 }  // namespace modelopt
 
-const FileDialect kModelOpt{"modelopt", "modelopt", modelopt::recognise, modelopt::read};
+const FileDialect kModelOpt{"modelopt",     "modelopt",      modelopt::recognise,
+                            modelopt::read, modelopt::write, modelopt::finish};
 
 }  // namespace stowage::dialects

@@ -91,7 +91,8 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   if (form.rounded && scales->dtype != Dtype::f32) form = {};
   const bool lies = form.is_whole() || form.rounded;
   const Shape in_file = lies ? *wanted : tensor_shape(form, *wanted);
-  if (lies ? !fits(scales->shape, in_file) : scales->shape != in_file)
+  const bool one = wanted->rank() == 0 && scales->shape == number;
+  if (lies ? !one && !fits(scales->shape, in_file) : scales->shape != in_file)
     refuse(Refusal::dialect_part, claims.place(*scales),
            formatted("{} for {}, {} of {}", described(*scales), to_string(in_file), to_string(made),
                      to_string(shape)));
@@ -113,6 +114,25 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
   WeightInfo& info = claims.add(name, made, shape, std::move(parts), computes);
   if (!std::ranges::all_of(forms, &PartForm::is_whole)) info.forms = forms;
   return info;
+}
+
+void ScaledCodes::write(Wording& wording, const WeightInfo& weight) const {
+  const Layout made = layout(weight.storage, weight.shape);
+  const auto shape_in_file = [&](const PartForm& form, const Shape& part) {
+    if (part.elements() == 1 && part.rank() == 0) return number;
+    return form.is_whole() || form.rounded ? part : tensor_shape(form, part);
+  };
+  const Dtype packed = codes_in.value_or(trait(weight.storage.codes).disk);
+  Shape words = shape_in_file(codes_form, made.parts[0].shape);
+  if (codes_form.is_whole() && bits(packed) > 8)
+    words = Shape{words[0], words[1] * 8 / bits(packed)};
+  wording.add_part(codes, packed, words, 0, codes_form);
+  const Dtype type = describe(weight.storage).scale.type;
+  wording.add_part(scale, type == Dtype::f8_e8m0 && bytes_are_exponents ? Dtype::u8 : type,
+                   shape_in_file(scale_form, made.parts[1].shape), 1, scale_form);
+  if (made.count < 3) return;
+  wording.add_part(third, weight.storage.scaling.zero ? Dtype::i32 : Dtype::f32,
+                   shape_in_file(third_form, made.parts[2].shape), 2, third_form);
 }
 
 std::int64_t size_of(const Claims& claims, const TensorInfo& tensor, int dim, std::int64_t times) {

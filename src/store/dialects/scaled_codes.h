@@ -20,9 +20,12 @@ struct ScaledCodes {
   std::optional<Dtype> compute{};   // nothing: what the configuration says
   std::optional<Dtype> codes_in{};  // the type of packed codes, where it is not the storage's
   std::optional<Shape> logical{};   // where that of the codes does not tell it
+  Shape number{};                   // of one scale, beside [] and [1]; so it is written
 
   /// Refuses at `near` what is missing; whatever is not as the storage asks at its own place.
   WeightInfo& add(Claims& claims, const Place& near) const;
+  /// The tensors that add() reads as a weight of this storage and shape.
+  void write(Wording& wording, const WeightInfo& weight) const;
 };
 
 /// A size of a tensor, so many times; refuses at the tensor what no shape has.

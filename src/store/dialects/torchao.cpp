@@ -19,6 +19,7 @@ namespace torchao {
 namespace {
 
 using Json = nlohmann::json;
+const Shape kOneScale{1, 1};  // of a whole tensor
 constexpr std::string_view kNames = "tensor_names";
 
 // What the header says of a tensor.
@@ -80,6 +81,7 @@ void read_weight(Claims& claims, const std::string& name, const Said& said) {
   ScaledCodes weight{.name = name};
   weight.codes = tensor_name(name, "qdata");
   weight.scale = tensor_name(name, "scale");
+  weight.number = kOneScale;
   const TensorInfo* const codes = claims.find(weight.codes);
   if (codes == nullptr) refuse(Refusal::dialect_part, said.place, "no " + in_quotes(weight.codes));
   const std::string storage =
@@ -92,6 +94,93 @@ void read_weight(Claims& claims, const std::string& name, const Said& said) {
   weight.compute = said.compute();
   WeightInfo& made = weight.add(claims, said.place);
   add_zeros(claims, made, tensor_name(name, "zero_point"));
+}
+
+// The block that shares a scale, as read_weight() tells the scaling of it.
+std::vector<std::int64_t> block_size(const WeightInfo& weight) {
+  const Scaling& scaling = weight.storage.scaling;
+  if (scaling.kind == Scaling::Kind::tensor) return {weight.shape[0], weight.shape[1]};
+  if (scaling.kind == Scaling::Kind::row) return {1, weight.shape[1]};
+  return {1, scaling.block};
+}
+
+bool write(Wording& wording, const WeightInfo& weight) {
+  const Scaling& scaling = weight.storage.scaling;
+  const bool codes = weight.storage.codes == Codes::int8 || weight.storage.codes == Codes::f8_e4m3;
+  const bool numbers = scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16;
+  const bool groups = scaling.kind == Scaling::Kind::tensor || scaling.kind == Scaling::Kind::row ||
+                      (scaling.kind == Scaling::Kind::block && weight.storage.codes == Codes::int8);
+  if (!codes || !numbers || !groups || scaling.zero || weight.shape.rank() != 2) return false;
+  if (weight.shape[1] % block_size(weight)[1] != 0) return false;
+  ScaledCodes made{.name = weight.name};
+  made.codes = tensor_name(weight.name, "qdata");
+  made.scale = tensor_name(weight.name, "scale");
+  made.number = kOneScale;
+  made.write(wording, weight);
+  if (weight.storage.codes != Codes::int8) return true;
+  const Layout parts = layout(weight.storage, weight.shape);
+  const Shape shape = parts.parts[1].shape.rank() == 0 ? made.number : parts.parts[1].shape;
+  wording.add_text(tensor_name(weight.name, "zero_point"), Dtype::i8, shape,
+                   std::string(static_cast<std::size_t>(shape.elements()), '\0'));
+  return true;
+}
+
+Wording::Json said_of(const WeightInfo& weight) {
+  using Made = Wording::Json;
+  const bool integer = weight.storage.codes == Codes::int8;
+  const std::string dtype = torch_name(weight.compute.value_or(Dtype::bf16));
+  Made data{{"act_quant_kwargs", nullptr}, {"block_size", block_size(weight)}};
+  if (integer)
+    data["reduce_range"] = false;
+  else
+    data["mm_config"] = nullptr,
+    data["kernel_preference"] = {{"_type", "KernelPreference"}, {"_data", "AUTO"}};
+  data["dtype"] = {{"_type", "torch.dtype"}, {"_data", dtype}};
+  Made names = integer ? Made{"zero_point", "qdata", "scale"} : Made{"qdata", "scale"};
+  return {{"_type", integer ? "Int8Tensor" : "Float8Tensor"},
+          {"_data", data},
+          {"_tensor_data_names", names}};
+}
+
+// The names of all tensors, and what each is. config.json says of modules what transformers makes
+// of plain ones; what files hold is said by their header.
+void finish(Wording& wording) {
+  wording.check_same("config", [](const Storage& storage) { return to_string(storage); });
+  Wording::Json names = Wording::Json::array();
+  for (const WeightInfo& weight : wording.weights()) {
+    names.push_back(weight.name);
+    wording.set_metadata(weight.name, said_of(weight));
+  }
+  for (const Declaration& other : wording.model().others) {
+    names.push_back(other.name);
+    wording.set_metadata(other.name, {{"_type", "Tensor"}});
+  }
+  wording.set_metadata(std::string(kNames), names);
+  const Storage& storage = wording.weights().front().storage;
+  const bool integer = storage.codes == Codes::int8;
+  const Scaling& scaling = storage.scaling;
+  const auto typed = [](const char* type, Wording::Json data) {
+    return Wording::Json{{"_type", type}, {"_version", 1}, {"_data", std::move(data)}};
+  };
+  Wording::Json granularity = typed("PerRow", {{"dim", -1}});
+  if (scaling.kind == Scaling::Kind::tensor)
+    granularity = typed("PerTensor", Wording::Json::object());
+  if (scaling.kind == Scaling::Kind::block)
+    granularity = typed("PerGroup", {{"group_size", scaling.block}});
+  Wording::Json data{{"granularity", granularity}, {"set_inductor_config", true}};
+  if (integer)
+    data["group_size"] = nullptr;
+  else
+    data["weight_dtype"] = {{"_type", "torch.dtype"}, {"_data", "float8_e4m3fn"}};
+  wording.set_config({{"quant_method", "torchao"},
+                      {"quant_type",
+                       {{"default",
+                         {{"_type", integer ? "Int8WeightOnlyConfig" : "Float8WeightOnlyConfig"},
+                          {"_version", 2},
+                          {"_data", data}}}}},
+                      {"modules_to_not_convert", wording.plain_modules()},
+                      {"include_input_output_embeddings", false},
+                      {"untie_embedding_weights", false}});
 }
 
 std::string recognise(const TensorSource& source) {
@@ -130,6 +219,7 @@ void read(Claims& claims) {
 }  // namespace
 }  // namespace torchao
 
-const FileDialect kTorchao{"torchao", "torchao", torchao::recognise, torchao::read};
+const FileDialect kTorchao{"torchao",     "torchao",      torchao::recognise,
+                           torchao::read, torchao::write, torchao::finish};
 
 }  // namespace stowage::dialects
