@@ -2,7 +2,6 @@
 #include "store/part_blocks.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -31,65 +30,61 @@ bool fills_blocks(const PartForm& form, const Shape& part) {
          (form.halves == 0 || bytes % (form.halves / 2) == 0);
 }
 
-// So many bytes of each record, one after another; or back. Spans of blocks that exist are known
-// to the compiler.
-template <bool kBack>
-void copy_spans(const PartForm& form, const std::byte* from, std::byte* to, std::size_t records) {
-  const auto copy = [&](auto span) {
-    for (std::size_t i = 0; i < records; ++i) {
-      const std::size_t record = i * form.record + form.at, packed = i * span;
-      std::memcpy(to + (kBack ? record : packed), from + (kBack ? packed : record), span);
-    }
-  };
-  if (form.span == 1) return copy(std::integral_constant<std::size_t, 1>{});
-  if (form.span == 2) return copy(std::integral_constant<std::size_t, 2>{});
-  if (form.span == 16) return copy(std::integral_constant<std::size_t, 16>{});
-  if (form.span == 32) return copy(std::integral_constant<std::size_t, 32>{});
-  copy(std::size_t{form.span});
-}
-
-// The low halves of eight bytes in four, and back.
-std::uint32_t drawn_together(std::uint64_t x) {
-  x &= 0x0f0f0f0f0f0f0f0f;
-  x = (x | x >> 4) & 0x00ff00ff00ff00ff;
-  x = (x | x >> 8) & 0x0000ffff0000ffff;
-  return static_cast<std::uint32_t>(x | x >> 16);
-}
-std::uint64_t drawn_apart(std::uint64_t x) {
-  x = (x | x << 16) & 0x0000ffff0000ffff;
-  x = (x | x << 8) & 0x00ff00ff00ff00ff;
-  return (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
-}
-
 // byte j of a run in the file:   [ 7..4: number j + n/2 | 3..0: number j ]
 // byte j in the part:            [ 7..4: number 2j + 1 | 3..0: number 2j ]
-template <bool kBack>
-void join_halves(std::size_t numbers, Bytes& bytes) {
-  std::array<std::byte, 128> run;
-  const std::size_t size = numbers / 2, high = size / 2;
-  for (std::size_t begin = 0; begin < bytes.size(); begin += size) {
-    std::byte* const to = bytes.data() + begin;
-    std::memcpy(run.data(), to, size);
-    for (std::size_t i = 0; i < high; i += 4) {
-      if constexpr (kBack) {
-        std::uint32_t first = 0, second = 0;
-        std::memcpy(&first, run.data() + i, sizeof first);
-        std::memcpy(&second, run.data() + high + i, sizeof second);
-        const std::uint64_t both = drawn_apart(first) | drawn_apart(second) << 4;
-        std::memcpy(to + 2 * i, &both, sizeof both);
-      } else {
-        std::uint64_t both = 0;
-        std::memcpy(&both, run.data() + 2 * i, sizeof both);
-        const std::uint32_t first = drawn_together(both), second = drawn_together(both >> 4);
-        std::memcpy(to + i, &first, sizeof first);
-        std::memcpy(to + high + i, &second, sizeof second);
-      }
-    }
+void join_halves(const std::byte* from, std::byte* to, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes / 2; ++i) {
+    std::uint16_t both;
+    std::memcpy(&both, from + 2 * i, sizeof both);
+    const unsigned low = both & 0x0f0fu, high = both >> 4 & 0x0f0fu;
+    to[i] = static_cast<std::byte>(low | low >> 4);
+    to[bytes / 2 + i] = static_cast<std::byte>(high | high >> 4);
+  }
+}
+void split_halves(const std::byte* from, std::byte* to, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes / 2; ++i) {
+    const auto first = std::to_integer<unsigned>(from[i]);
+    const auto second = std::to_integer<unsigned>(from[bytes / 2 + i]);
+    const unsigned low = (first | first << 4) & 0x0f0fu, high = (second | second << 4) & 0x0f0fu;
+    const auto both = static_cast<std::uint16_t>(low | high << 4);
+    std::memcpy(to + 2 * i, &both, sizeof both);
   }
 }
 
+// Runs of each record, one after another; or back.
+template <bool kBack>
+void move_runs(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count,
+               auto bytes) {
+  const std::size_t span = form.record == 0 ? bytes : form.span;
+  const std::size_t record = form.record == 0 ? bytes : form.record;
+  for (std::size_t i = 0; i < count; i += span) {
+    for (std::size_t run = 0; run < span; run += bytes) {
+      const std::size_t packed = i + run, held = i / span * record + form.at + run;
+      if (form.halves == 0)
+        std::memcpy(to + (kBack ? held : packed), from + (kBack ? packed : held), bytes);
+      else if (kBack)
+        split_halves(from + packed, to + held, bytes);
+      else
+        join_halves(from + held, to + packed, bytes);
+    }
+  }
+}
+// The compiler knows the runs of blocks that exist. `count`: bytes of the part.
+template <bool kBack>
+void move_blocks(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count) {
+  const auto move = [&](auto bytes) { move_runs<kBack>(form, from, to, count, bytes); };
+  const std::size_t bytes = form.halves == 0 ? form.span : form.halves / 2u;
+  if (bytes == 1) return move(std::integral_constant<std::size_t, 1>{});
+  if (bytes == 2) return move(std::integral_constant<std::size_t, 2>{});
+  if (bytes == 4) return move(std::integral_constant<std::size_t, 4>{});
+  if (bytes == 8) return move(std::integral_constant<std::size_t, 8>{});
+  if (bytes == 16) return move(std::integral_constant<std::size_t, 16>{});
+  if (bytes == 32) return move(std::integral_constant<std::size_t, 32>{});
+  move(bytes);
+}
+
 // The first number that its tensor must not have; none: how many there are.
-std::size_t first_beyond(const PartForm& form, const Bytes& numbers) {
+std::size_t first_beyond(const PartForm& form, std::span<const std::byte> numbers) {
   if (form.most == 0) return numbers.size();
   const auto at =
       std::ranges::find_if(numbers, [&](std::byte b) { return b > std::byte{form.most}; });
@@ -111,7 +106,7 @@ bool is_legal_block(const PartForm& form) noexcept {
                                            form.at + form.span <= form.record;
   const bool is_width = form.in_file == 4 || form.in_file == 8 || form.in_file == 16;
   return plain == words && is_width && fits && form.halves % 16 == 0 &&
-         (form.halves == 0 || form.in_file == 4) &&
+         (form.halves == 0 || (form.in_file == 4 && form.span % (form.halves / 2) == 0)) &&
          (form.most == 0 || (form.record != 0 && form.in_file == 8));
 }
 
@@ -127,11 +122,7 @@ std::vector<std::byte> part_of_blocks(const PartForm& form, const FormedTensor& 
     refuse(Refusal::dialect_part, tensor.place,
            formatted("{} bytes for blocks of {}", tensor.bytes.size(), to_string(part)));
   Bytes made(bytes);
-  if (form.record == 0)
-    std::ranges::copy(tensor.bytes, made.begin());
-  else
-    copy_spans<false>(form, tensor.bytes.data(), made.data(), bytes / form.span);
-  if (form.halves != 0) join_halves<false>(form.halves, made);
+  move_blocks<false>(form, tensor.bytes.data(), made.data(), bytes);
   if (const std::size_t at = first_beyond(form, made); at < made.size()) {
     Place place = tensor.place;
     if (place.byte) *place.byte += at / form.span * form.record + form.at + at % form.span;
@@ -148,15 +139,12 @@ std::vector<std::byte> blocks_of_part(const PartForm& form, std::span<const std:
     throw Error(Code::invalid_argument,
                 formatted("a part must fill its blocks, got {} bytes for {}", bytes.size(),
                           to_string(part)));
-  Bytes made(bytes.begin(), bytes.end());
-  if (const std::size_t at = first_beyond(form, made); at < made.size())
+  if (const std::size_t at = first_beyond(form, bytes); at < bytes.size())
     throw Error(Code::invalid_argument, formatted("number {} of a part must be at most {}, got {}",
-                                                  at, form.most, std::to_integer<int>(made[at])));
-  if (form.halves != 0) join_halves<true>(form.halves, made);
-  if (form.record == 0) return made;
-  Bytes records(static_cast<std::size_t>(shape_of_blocks(form, part).elements()));
-  copy_spans<true>(form, made.data(), records.data(), made.size() / form.span);
-  return records;
+                                                  at, form.most, std::to_integer<int>(bytes[at])));
+  Bytes made(static_cast<std::size_t>(shape_of_blocks(form, part).elements()));
+  move_blocks<true>(form, bytes.data(), made.data(), bytes.size());
+  return made;
 }
 
 }  // namespace stowage

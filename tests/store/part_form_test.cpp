@@ -170,7 +170,8 @@ PartForm some_block(std::mt19937& random) {
   form.word = std::max<std::uint8_t>(bits, 8);
   if (bits == 4 && random() % 2 == 0) form.halves = static_cast<std::uint8_t>(16 << random() % 3);
   if (form.halves != 0 && random() % 2 == 0) return form;
-  form.span = static_cast<std::uint8_t>(form.word / 8 << random() % 5);
+  form.span = static_cast<std::uint8_t>(form.halves != 0 ? form.halves / 2 << random() % 2
+                                                         : form.word / 8 << random() % 5);
   form.at = static_cast<std::uint8_t>(random() % 9);
   form.record = static_cast<std::uint8_t>(form.at + form.span + random() % 9);
   return form;
@@ -179,7 +180,7 @@ PartForm some_block(std::mt19937& random) {
 // One that fills the blocks of the form, where it has any.
 Size filling(const PartForm& form, const Size& size) {
   if (form.record == 0 && form.halves == 0) return size;
-  constexpr std::int64_t kBoth = 64;  // numbers, of which all spans and halves are parts
+  constexpr std::int64_t kBoth = 128;  // numbers, of which all spans and halves are parts
   return {size.rows, (size.columns + kBoth - 1) / kBoth * kBoth};
 }
 
