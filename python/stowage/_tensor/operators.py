@@ -305,12 +305,7 @@ def _embedding(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 @op(aten.copy_.default)
 def _copy(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     into, values = args[:2]
-    if (
-        type(into) is StowedTensor
-        and type(values) is StowedTensor
-        and writes.same_form(into, values)
-        and not initialising(into)
-    ):
+    if writes.same_form(into, values) and not initialising(into):
         return writes.copy_parts(into, values)
     if not isinstance(into, PACKED):  # reading a stowed tensor is what a copy is for
         return called(into, values.dequantize(), *args[2:])

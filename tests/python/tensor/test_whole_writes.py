@@ -98,6 +98,22 @@ def test_a_weight_of_the_same_form_is_copied_byte_for_byte(storage: str) -> None
     assert bytes_of(w) == bytes_of(wanted)
 
 
+@pytest.mark.parametrize("other", ["nf4", "int8:tensor", "f8_e4m3:row", "bf16"])
+def test_a_weight_of_another_form_gives_its_values(other: str) -> None:
+    w = stowage.quantize(drawn("int8:row", 1, 1.0), "int8:row")
+    given = stowage.quantize(drawn("int8:row", 2, 3.0), other)
+    wanted = stowage.quantize(given.dequantize(), "int8:row")
+    w.copy_(given)
+    assert bytes_of(w) == bytes_of(wanted)
+    w.zero_()
+    w.T.copy_(given.T)
+    assert bytes_of(w) == bytes_of(wanted)
+    square = stowage.quantize(torch.randn(8, 8), "int8:row")
+    turned = stowage.quantize(square.dequantize().T.contiguous(), "int8:row")
+    square.T.copy_(stowage.quantize(square.dequantize(), "int8:row"))  # of that form, in a view
+    assert bytes_of(square) == bytes_of(turned)
+
+
 @pytest.mark.parametrize("storage", ["int8:tensor", "int8:row", "nf4:block64:nested"])
 def test_a_slice_takes_no_scales_of_the_same_form(storage: str) -> None:
     """They would be those of all rows."""

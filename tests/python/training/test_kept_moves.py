@@ -144,3 +144,14 @@ def test_a_stowed_tensor_that_is_read_as_before() -> None:
     layer = one()
     assert torch.equal(layer.weight.dequantize(), stowage.quantize(
         init_value(layer.weight), "f8_e4m3:tensor").dequantize())  # fmt: skip
+
+
+def test_values_that_are_given_as_data_end_what_was_kept() -> None:
+    """Also where they bring another compute type."""
+    for dtype in (torch.float32, torch.float16):
+        layer = one()
+        assert has_init_value(layer.weight)
+        layer.weight.data = torch.zeros(layer.weight.shape, dtype=dtype)
+        assert not has_init_value(layer.weight) and layer.weight.dtype is dtype
+        with pytest.raises(stowage.StowageError):
+            init_value(layer.weight)
