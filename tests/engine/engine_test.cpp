@@ -279,8 +279,12 @@ TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
     return "the child gave " + std::to_string(16 + static_cast<int>(reads));
   };
   for (const uid_t user : {0u, 65534u}) {
-    ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-    for (int again = 0; again < 3; ++again) EXPECT_EQ(reads_as(user), gave(Reads::direct)) << user;
+    for (int again = 0; again < 3; ++again) {
+      // Who asks for pages that are not there may make the kernel fetch these and those after them,
+      // which is much of a file as small as this one.
+      ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+      EXPECT_EQ(reads_as(user), gave(Reads::direct)) << user;
+    }
     std::ifstream(path, std::ios::binary).ignore(std::numeric_limits<std::streamsize>::max());
     EXPECT_EQ(reads_as(user), gave(Reads::mapped)) << user;
   }
