@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>
@@ -258,6 +260,18 @@ TEST(EngineReads, AutomaticMapsWhatThePageCacheHolds) {
 }
 
 // mincore() says to who may only read a file that all of it is in memory.
+// Of a file of ours.
+std::ptrdiff_t pages_cached(int descriptor) {
+  struct stat status {};
+  ::fstat(descriptor, &status);
+  const auto size = static_cast<std::size_t>(status.st_size);
+  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+  std::vector<unsigned char> there((size + 4095) / 4096);
+  EXPECT_EQ(::mincore(map, size, there.data()), 0);
+  ::munmap(map, size);
+  return std::ranges::count_if(there, [](unsigned char page) { return (page & 1u) != 0; });
+}
+
 TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
   if (::geteuid() != 0) GTEST_SKIP() << "only the superuser can become another user";
   Scratch scratch;
@@ -267,6 +281,7 @@ TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
   ::chmod(path.c_str(), 0644);
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   ::fdatasync(descriptor);
+  const auto all = pages_cached(descriptor);
   const auto reads_as = [&](uid_t user) {
     return in_child([&] {
       // From inside: the folder of temporary files may be closed to others.
@@ -279,12 +294,17 @@ TEST(EngineReads, AutomaticKnowsWhatIsCachedWithoutTheRightToWrite) {
     return "the child gave " + std::to_string(16 + static_cast<int>(reads));
   };
   for (const uid_t user : {0u, 65534u}) {
-    for (int again = 0; again < 3; ++again) {
-      // Who asks for pages that are not there may make the kernel fetch these and those after them,
-      // which is much of a file as small as this one.
+    // Who opens it reads its header, and the kernel as much after it as it likes: where that was
+    // nearly all, either answer is right.
+    int asked = 0;
+    for (int again = 0; again < 40 && asked < 3; ++again) {
       ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-      EXPECT_EQ(reads_as(user), gave(Reads::direct)) << user;
+      const std::string answer = reads_as(user);
+      if (pages_cached(descriptor) > all / 2) continue;
+      EXPECT_EQ(answer, gave(Reads::direct)) << user;
+      ++asked;
     }
+    EXPECT_EQ(asked, 3) << user;
     std::ifstream(path, std::ios::binary).ignore(std::numeric_limits<std::streamsize>::max());
     EXPECT_EQ(reads_as(user), gave(Reads::mapped)) << user;
   }
