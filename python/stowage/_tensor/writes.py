@@ -327,9 +327,7 @@ def set_data(into: Tensor, values: Tensor) -> Any:
     if into.shape != values.shape:
         return _adopt(into, _reshaped(into, values))
     if values.dtype is not into._dt:
-        other = into._like(dtype=values.dtype)
-        other._origin = into._origin
-        _adopt(into, other)
+        _adopt(into, into._like(dtype=values.dtype))
     with torch.no_grad():
         tables.dispatch(aten.copy_.default, (into, values), {})
     return None

@@ -140,3 +140,26 @@ def test_a_bar_on_a_terminal(progress: str, shown: bool, tmp_path: Path) -> None
         os.close(ours), os.close(theirs)
     assert ("loading: 100%" in text) == shown
     assert fresh.run(CHILD, tmp_path, progress).stderr == ""
+
+
+def mapped_here(path: Path) -> int:
+    """Bytes of a file's mapping that are in this process's memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and first == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_what_was_read_leaves_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(4 << 20)}, path)
+    source = FileSource(path)
+    assert source.read("a").sum() == 4 << 20
+    assert mapped_here(path) >= 16 << 20
+    source.drop(source.entries["a"])
+    assert mapped_here(path) <= 5 << 20  # a large page at either end
+    source.close()

@@ -120,9 +120,11 @@ def test_a_fused_projection_multiplies_and_hands_gradients_to_its_pieces() -> No
     torch.testing.assert_close(torch.cat([q.grad, k.grad]), wanted)
 
 
-def test_in_one_graph() -> None:
+@pytest.mark.parametrize("storage", ["nf4", "int8:tensor"])
+def test_in_one_graph(storage: str) -> None:
+    """Where nothing can be compared, not even scales."""
     torch._dynamo.reset()
-    q, k = (nn.Parameter(w, False) for w in pieces("nf4", 4, 6))
+    q, k = (nn.Parameter(w, False) for w in pieces(storage, 4, 6))
 
     def fused(x: Tensor) -> Tensor:
         return F.linear(x, torch.cat([q, k])) + F.linear(x, torch.stack([q, q])[1]).sum()

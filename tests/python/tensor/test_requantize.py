@@ -267,3 +267,26 @@ def test_a_short_last_block_has_a_scale_of_its_own_values(storage: str) -> None:
     (codes, absmax), fresh = w.parts.values(), [*stowage.quantize(wanted, storage).parts.values()]
     assert torch.equal(absmax[-1], fresh[1][-1])
     assert torch.equal(codes.view(-1)[-16:], fresh[0].view(-1)[-16:])
+
+
+def test_a_short_last_block_is_divided_as_a_whole_write_divides_it() -> None:
+    """bitsandbytes divides there, and multiplies by the reciprocal in full blocks: values between
+    two codes, for which that is not the same."""
+    table = stowage.quantize(torch.linspace(-1, 1, 64), "nf4").dequantize().unique()
+    between = (table[1:] + table[:-1]) / 2
+    largest = torch.rand(20_000, generator=torch.Generator().manual_seed(7)) + 0.5
+    found = 0
+    for ulps in range(-2, 3):
+        x = largest[:, None] * between * (1 + ulps * 2.0**-24)
+        quotient, product = x / largest[:, None], x * (1 / largest)[:, None]
+        for i, j in ((quotient > between) != (product > between)).nonzero().tolist()[:100]:
+            w = weight("nf4", 3, 96)
+            wanted = w.dequantize()
+            row = torch.zeros(96)
+            row[64], row[65] = largest[i], x[i, j]
+            w[2] = wanted[2] = row
+            codes = stowage.quantize(wanted, "nf4").parts["codes"].view(-1)[-16:]
+            assert torch.equal(w.parts["codes"].view(-1)[-16:], codes)
+            full = stowage.quantize(row[64:].repeat(2), "nf4").parts["codes"].view(-1)[:16]
+            found += not torch.equal(full, codes)
+    assert found

@@ -23,6 +23,7 @@ from stowage.training import (
     has_init_value,
     init_value,
     init_values,
+    quantized_init,
     take_init_value,
 )
 
@@ -155,3 +156,14 @@ def test_values_that_are_given_as_data_end_what_was_kept() -> None:
         assert not has_init_value(layer.weight) and layer.weight.dtype is dtype
         with pytest.raises(stowage.StowageError):
             init_value(layer.weight)
+
+
+def test_values_that_are_given_as_data_by_a_constructor_are_kept() -> None:
+    """In the compute type that they bring."""
+    given = torch.randn(8, 64).half()
+    with quantized_init("int8:row", preserve_init=True):
+        layer = nn.Linear(64, 8)
+        layer.weight.data = given
+    assert layer.weight.dtype is torch.float16 and torch.equal(init_value(layer.weight), given)
+    wanted = stowage.quantize(given, "int8:row").dequantize()
+    assert torch.equal(layer.weight.dequantize(), wanted)
