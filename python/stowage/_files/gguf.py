@@ -92,21 +92,34 @@ def _as_converted(source: FileSource, entry: Entry) -> Entry:
     does = _ARCHITECTURES.get(architecture, _Architecture())
     attention = _ATTENTION.fullmatch(entry.name)
     if does.turns_heads and attention:
-        key = f"{architecture}.attention.head_count"
-        heads = _count(source, key, 0)
-        if attention[1] == "k":
-            heads = _count(source, key := f"{key}_kv", heads)
-        if heads < 1 or not entry.shape or entry.shape[0] % (2 * heads) != 0:
-            raise BadFile(
-                f"{source.where}: tensor '{entry.name}': rows must be pairs of {key} heads, got "
-                f"{list(entry.shape)} for {heads}"
-            )
+        heads = _heads(source, entry, f"{architecture}.attention.head_count", attention[1])
         return replace(entry, heads=heads)
     if does.norms_have_one_more and entry.name.endswith(_NORM):
         if entry.storage is not None:
             raise BadFile(f"{source.where}: tensor '{entry.name}': a norm must be plain values")
         return replace(entry, more=1.0)
     return entry
+
+
+def _heads(source: FileSource, entry: Entry, key: str, which: str) -> int:
+    """Of how many heads the rows of q or of k are. k has those of q where the metadata have no
+    number for it; that they have a list is seen by heads of another width."""
+    heads = queries = _count(source, key, 0)
+    if which == "k":
+        heads = _count(source, key := f"{key}_kv", heads)
+    rows = entry.shape[0] if entry.shape else 1
+    if heads < 1 or rows % (2 * heads) != 0:
+        raise BadFile(
+            f"{source.where}: tensor '{entry.name}': rows must be pairs of {key} heads, got "
+            f"{list(entry.shape)} for {heads}"
+        )
+    of_q = source.entries.get(entry.name.replace("attn_k", "attn_q"))
+    if of_q is not None and of_q.shape[0] * heads != rows * queries:
+        raise BadFile(
+            f"{source.where}: tensor '{entry.name}': {key} must give heads as wide as those of "
+            f"'{of_q.name}', got {rows} rows for {heads}, {of_q.shape[0]} for {queries}"
+        )
+    return heads
 
 
 def _count(source: FileSource, key: str, default: int) -> int:

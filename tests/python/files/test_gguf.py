@@ -177,16 +177,23 @@ def test_needs_the_package_for_names_alone(tmp_path: Path, monkeypatch: Any) -> 
         ({"llama.block_count": 10**6}, "block_count must be of blocks in the file, got 1000000"),
         ({"llama.attention.head_count": 3}, "'blk.0.attn_[qk].weight': rows must be pairs of .* 3"),
         ({"llama.attention.head_count_kv": 0}, "'blk.0.attn_k.weight': rows .*_kv heads"),
+        (
+            {"llama.attention.head_count_kv": 2},
+            "head_count_kv must give heads as wide .* for 2, 64",
+        ),
+        ({"llama.attention.head_count_kv": [2, 2]}, "head_count_kv must .*, got 32 rows for 4, 64"),
         ({"llama.attention.head_count": "four"}, "head_count must be a count, got 'four'"),
     ],
 )
 def test_refuses_metadata_that_contradict(keys: dict[str, Any], told: str, tmp_path: Path) -> None:
     said = {"llama.block_count": 2, "llama.attention.head_count": 4} | keys
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", said.pop("general.architecture", "llama"))
+    add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
     for key, value in said.items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
-    for part in ("q", "k"):
-        writer.add_tensor(f"blk.0.attn_{part}.weight", torch.zeros(64, 64).numpy())
+        add[type(value)](key, value)
+    grouped = any(isinstance(value, list) for value in said.values())  # as many for each block
+    for part, rows in (("q", 64), ("k", 32 if grouped else 64)):
+        writer.add_tensor(f"blk.0.attn_{part}.weight", torch.zeros(rows, 64).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
