@@ -16,6 +16,43 @@ from stowage._files.sources import FileSource
 
 GOLDEN = Path(__file__).parents[1] / "golden/dialects"
 
+# The golden folders that are opened, and what each is.
+DIALECTS = {
+    "comfy-fp8": "comfyui",
+    "comfy-mxfp8": "comfyui",
+    "comfy-nvfp4": "comfyui",
+    "comfy-nvfp4-header": "comfyui",
+    "comfy-fp8-scaled": "comfyui-scaled",
+    "torchao-int8": "torchao",
+    "torchao-float8": "torchao",
+    "fp8-block-f32": "fp8",
+    "fp8-block-e8m0": "fp8",
+    "ct-fp8-block": "compressed-tensors",
+    "ct-fp8-tensor": "compressed-tensors",
+    "ct-fp8-channel": "compressed-tensors",
+    "ct-int8": "compressed-tensors",
+    "ct-int4-g128": "compressed-tensors",
+    "ct-int4-channel-ragged": "compressed-tensors",
+    "ct-int8-pack": "compressed-tensors",
+    "ct-int4-asym-g32": "compressed-tensors",
+    "gptq-v1": "gptq",
+    "gptq-v2": "gptq",
+    "awq-gemm": "awq",
+    "ct-mxfp4": "compressed-tensors",
+    "deepseek-v4": "fp8",
+    "ct-nvfp4": "compressed-tensors",
+    "modelopt-nvfp4": "modelopt",
+    "ct-mxfp8": "compressed-tensors",
+    "modelopt-fp8": "modelopt",
+    "modelopt-mxfp8": "modelopt",
+    "bnb-nf4": "bitsandbytes",
+    "bnb-nf4-nested": "bitsandbytes",
+    "gguf-q8-0": "gguf",
+    "gguf-q4-0": "gguf",
+    "gguf-mxfp4": "gguf",
+    "gguf-nvfp4": "gguf",
+}
+
 
 def expected(folder: str) -> dict[str, torch.Tensor]:
     """The values that its owner's decoder gives, by the name of the weight; `NAME::WHO` are those
