@@ -65,8 +65,8 @@ std::optional<Dtype> compute_dtype(const std::string& name, bool f64_too) {
   if (name.empty()) return std::nullopt;
   const auto dtype = value_dtype_from_name(name);
   if (!dtype || (*dtype == Dtype::f64 && !f64_too))
-    throw UsageError("--compute: must be f32, bf16 or f16" +
-                     std::string(f64_too ? ", or f64" : "") + ", got '" + name + "'");
+    throw UsageError("--compute: must be " + std::string(f64_too ? "f64, " : "") +
+                     "f32, bf16 or f16, got '" + name + "'");
   return dtype;
 }
 

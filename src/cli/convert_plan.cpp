@@ -86,10 +86,6 @@ Conversion plan_conversion(const File& file, std::vector<PackTask>& packings,
         Code::unsupported,
         formatted("{}: must be a weight that is read here, got codes with {}", name, beside));
   }
-  const auto is_marker = [&](const PackTask& packing) {
-    return std::ranges::count(file.markers(), packing.item.name) != 0;
-  };
-  std::erase_if(packings, is_marker);
   keep_activations(file, packings, dialect, made);
   DialectModel model;
   for (PackTask& packing : packings) {

@@ -16,7 +16,8 @@ bool Item::is_plain_float() const noexcept {
 
 std::vector<Item> items_of(const File& file) {
   std::vector<Item> found;
-  std::set<std::string, std::less<>> taken;
+  // Markers say what this file is, and would say it of any file that they are copied to.
+  std::set<std::string, std::less<>> taken(file.markers().begin(), file.markers().end());
   for (const WeightInfo& weight : file.weights()) {
     Item item{weight.name, weight.shape, &weight, file.find(weight.parts.front()), 0};
     std::set<std::string> names(weight.parts.begin(), weight.parts.end());
