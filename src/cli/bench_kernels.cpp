@@ -13,6 +13,11 @@ namespace {
 
 constexpr Dtype kDtype = Dtype::bf16;
 
+/// Storages of groups and of blocks, as published models have them.
+constexpr std::array kPublished{
+    "mxfp4",        "f8_e4m3:block32:e8m0",   "mxint8",           "nvfp4",
+    "int4:block64", "int4:block128:f16:zero", "int8:block32:f16", "f8_e4m3:block128x128"};
+
 /// Weights of one storage and shape, one after the other in the pools, so that each is out of the
 /// caches when its turn comes again.
 class Weights {
@@ -159,6 +164,8 @@ std::vector<BenchCase> dequantize_cases(BenchMemory& memory, Executor& executor)
   for (const char* storage :
        {"f8_e4m3", "f8_e4m3:row", "f8_e5m2", "int8:row", "nf4", "nf4:block64:nested"})
     cases.push_back(dequantize_case(storage, memory, executor));
+  for (const char* storage : kPublished)
+    cases.push_back(dequantize_case(storage, memory, executor));
   return cases;
 }
 
@@ -166,6 +173,7 @@ std::vector<BenchCase> quantize_cases(BenchMemory& memory, Executor& executor) {
   std::vector<BenchCase> cases;
   for (const char* storage : {"f8_e4m3", "f8_e4m3:row", "int8:row", "nf4"})
     cases.push_back(quantize_case(storage, memory, executor));
+  for (const char* storage : kPublished) cases.push_back(quantize_case(storage, memory, executor));
   cases.push_back(amax_case(memory, executor));
   return cases;
 }
@@ -178,6 +186,9 @@ std::vector<BenchCase> linear_cases(BenchMemory& memory, Executor& executor) {
     for (const std::int64_t m : {1, 16, 512})
       cases.push_back(linear_case(weights, storage, m, memory, executor));
   }
+  for (const char* storage : kPublished)
+    cases.push_back(linear_case(std::make_shared<Weights>(storage, shape, memory), storage, 1,
+                                memory, executor));
   return cases;
 }
 
