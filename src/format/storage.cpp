@@ -88,7 +88,10 @@ std::optional<ScaleType> type_from(std::string_view field) {
   return static_cast<ScaleType>(name - kTypeNames.begin());
 }
 
-std::string_view spell(ScaleType type) { return kTypeNames[static_cast<std::size_t>(type)]; }
+std::string_view spell(ScaleType type) {
+  const auto at = static_cast<std::size_t>(type);
+  return at < kTypeNames.size() ? kTypeNames[at] : "?";  // errors show what no storage has
+}
 
 std::string spell(const Scaling& scaling) {
   switch (scaling.kind) {
@@ -186,7 +189,8 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
-  if (s.type >= ScaleType::e4m3) return legal.product && s.kind == Kind::block;
+  if (s.type >= ScaleType::e4m3)
+    return s.type <= ScaleType::e4m3_quotient && legal.product && s.kind == Kind::block;
   if (s.type == ScaleType::bf16 || s.type == ScaleType::f16)
     return legal.typed && s.kind != Kind::none;
   return s.type == ScaleType::f32;

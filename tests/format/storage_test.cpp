@@ -236,9 +236,20 @@ TEST(Storage, RefusesKeysThatStandForNothing) {
        {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 22,
         row | std::int64_t{1} << 60, row | 3 << 16, row | 1 << 24})
     EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
+  // Every type of scales that a key has room for and that no storage has.
+  const std::int64_t block = storage_key(parse_storage("f4_e2m1:block16"));
+  for (std::int64_t type = 1 + static_cast<int>(ScaleType::e4m3_quotient); type < 16; ++type)
+    EXPECT_STOWAGE_ERROR(storage_from_key(block | type << 16), invalid_argument,
+                         "storage key: must come from");
 }
 
 TEST(Storage, HandMadeOnesAreChecked) {
+  EXPECT_STOWAGE_ERROR(
+      check_legal({Codes::f4_e2m1,
+                   Dialect::standard,
+                   {.kind = Kind::block, .block = 16, .type = static_cast<ScaleType>(9)}},
+                  "layout"),
+      invalid_argument, "got 'f4_e2m1:block16:?'");
   EXPECT_STOWAGE_ERROR(check_legal({Codes::nf4, Dialect::standard, {.kind = Kind::row}}, "layout"),
                        invalid_argument, "layout: storage: must be one of f32");
   EXPECT_STOWAGE_ERROR(check_legal({static_cast<Codes>(99)}, "layout"), invalid_argument,
