@@ -132,6 +132,10 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "storage_key": lambda s: (s.storage().name,),
     "storage_describe": lambda s: (s.storage().key,),
     "storage_on_disk": lambda s: ("w", s.storage().key, [4, 64]),
+    "dialect_files": lambda s: (
+        "fp8",
+        json.dumps({"weights": [_fact(Storage("f8_e4m3:tensor"))], "others": []}),
+    ),
     "storage_label": lambda s: ("w", s.storage().key, [64, 64]),
     "quantization_config": lambda s: (json.dumps([_fact(s.storage())]),),
     "state_describe": _state,

@@ -34,6 +34,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       " float nested_offset=0.0) -> Tensor");
   m.def("storage_label(str name, int storage, int[] shape) -> Tensor");
   m.def("quantization_config(str weights) -> Tensor");
+  m.def("dialect_files(str dialect, str model) -> Tensor");
   m.def("state_describe(str where, str tensors, Tensor[] values) -> Tensor");
   m.def("info() -> Tensor");
 }

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "stowage/dialect.h"
 #include "stowage/quantization_config.h"
 #include "torch/arguments.h"
 #include "torch/handles.h"
@@ -79,6 +80,7 @@ WriterOptions writer_options_of(const json& declaration) {
   made.shard_bytes = declaration.value("shard_bytes", made.shard_bytes);
   made.checksums = declaration.value("checksums", made.checksums);
   made.index = declaration.value("index", made.index);
+  made.manifest = declaration.value("manifest", made.manifest);
   for (const json& form : declaration.value("like", json::array()))
     made.like.push_back({form.at("name").get<std::string>(),
                          octets_of_hex(form.at("header").get<std::string>()),
@@ -89,8 +91,8 @@ WriterOptions writer_options_of(const json& declaration) {
 // {"tensors": [{name, dtype, shape[, bytes]}], "metadata": {..}, "shard_bytes": 0, "checksums":
 // true,
 //  "weights": [{name, storage, shape, parts[, compute]}],
-//  "like": [{name, header in hexadecimal digits, bytes}], "index": ".."}; only "tensors" must be
-//  there.
+//  "like": [{name, header in hexadecimal digits, bytes}], "index": "..", "manifest": true}; only
+//  "tensors" must be there.
 std::int64_t writer_open(const std::string& path, const std::string& text) {
   std::vector<Declaration> tensors;
   WriterOptions options;
@@ -173,6 +175,49 @@ Tensor quantization_config_op(const std::string& text) {
   return text_bytes(quantization_config(weights));
 }
 
+json dialect_json(const DialectTensor& tensor) {
+  using From = DialectTensor::From;
+  const Declaration& d = tensor.declaration;
+  json made{{"name", d.name}, {"dtype", disk_name(d.dtype)}, {"shape", d.shape.sizes()}};
+  if (tensor.from == From::part) {
+    made["part"] = tensor.part;
+    made["form"] = form_key(tensor.form);
+  } else if (tensor.from == From::text) {  // of any bytes, which JSON does not have
+    made["octets"] = json::array();
+    for (const char byte : tensor.text) made["octets"].push_back(static_cast<unsigned char>(byte));
+  }
+  return made;
+}
+
+// Of {"weights": [{name, storage, shape, parts, compute}], "others": [{name, dtype, shape}]}:
+// {"weights": [[{name, dtype, shape, and "part" with "form", or "octets", or neither: the quant
+// state}]], "markers": [..], "metadata": {..}, "config": {key: JSON}, "files": {name: text}}.
+Tensor dialect_files(const std::string& dialect, const std::string& text) {
+  DialectModel model;
+  try {
+    const json given = json::parse(text);
+    for (const json& weight : given.at("weights")) model.weights.push_back(weight_of(weight));
+    for (const json& other : given.at("others")) model.others.push_back(declaration_of(other));
+  } catch (const json::exception& e) {
+    fail(Code::invalid_argument, std::string("stowage::dialect_files: the model must be JSON of "
+                                             "the documented form, got: ") +
+                                     e.what());
+  }
+  const DialectFiles files = in_dialect(dialect, model);
+  json weights = json::array(), markers = json::array();
+  for (const auto& weight : files.weights) {
+    json& tensors = weights.emplace_back(json::array());
+    for (const DialectTensor& tensor : weight) tensors.push_back(dialect_json(tensor));
+  }
+  for (const DialectTensor& marker : files.markers) markers.push_back(dialect_json(marker));
+  return text_bytes(json({{"weights", std::move(weights)},
+                          {"markers", std::move(markers)},
+                          {"metadata", files.metadata},
+                          {"config", files.config},
+                          {"files", files.files}})
+                        .dump());
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
@@ -181,6 +226,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("storage_on_disk", TORCH_BOX(&Door<&storage_on_disk>::call));
   m.impl("quantization_config", TORCH_BOX(&Door<&quantization_config_op>::call));
+  m.impl("dialect_files", TORCH_BOX(&Door<&dialect_files>::call));
   m.impl("storage_label", TORCH_BOX(&Door<&storage_label>::call));
   m.impl("writer_open", TORCH_BOX(&Door<&writer_open>::call));
   m.impl("writer_finish", TORCH_BOX(&Door<&writer_finish>::call));

@@ -15,6 +15,10 @@ from stowage._tensor.products import convolution, grouped
 
 NIGHTLY = [pytest.param(s, marks=pytest.mark.nightly) for s in ("f8_e4m3", "nf4")]
 _FORM = 4 << 1 | 8 << 7 | 32 << 13 | 1 << 19 | 8 << 22 | 0o76543210 << 38  # zero points
+_DIALECT_MODEL = (
+    '{"weights": [{"name": "a.weight", "storage": "f8_e4m3:tensor", "shape": [4, 4], "parts": []}],'
+    ' "others": []}'
+)
 SAMPLED = ("bf16", "int8:block5", "fp4:block32:nested", *NIGHTLY)
 
 
@@ -106,6 +110,7 @@ def test_the_direct_spelling(device) -> None:
         (library.storage_label, ("w", Storage("int8").key, [4, 4])),
         (library.state_describe, ("the state", "[]", [])),
         (library.quantization_config, ("[]",)),
+        (library.dialect_files, ("fp8", _DIALECT_MODEL)),
         (library.tensor_of_part, (torch.zeros(8, 2, dtype=torch.int8), _FORM)),
         (library.info, ()),
     ],
@@ -170,65 +175,66 @@ def test_plans(tmp_path, monkeypatch) -> None:
         opcheck(op, args, test_utils=("test_schema",))
 
 
+_OPS = (
+    "_convolution",
+    "_convolution_grad_input",
+    "_grouped_linear",
+    "_linear",
+    "amax",
+    "dequantize",
+    "dialect_files",
+    "embedding",
+    "engine_close",
+    "engine_counts",
+    "engine_describe",
+    "engine_expect",
+    "engine_keep",
+    "engine_open",
+    "engine_signature",
+    "file_check",
+    "file_close",
+    "file_describe",
+    "file_drop",
+    "file_header",
+    "file_map",
+    "file_open",
+    "file_part",
+    "file_populate",
+    "file_read",
+    "file_verify",
+    "info",
+    "linear",
+    "linear_grad_input",
+    "links_measure",
+    "machine_key",
+    "measure",
+    "plan_check",
+    "plan_compare",
+    "plan_html",
+    "plan_make",
+    "plan_read",
+    "plan_text",
+    "quantization_config",
+    "quantize",
+    "report_html",
+    "state_describe",
+    "storage_describe",
+    "storage_key",
+    "storage_label",
+    "storage_on_disk",
+    "tensor_of_part",
+    "trace_start",
+    "trace_stop",
+    "writer_discard",
+    "writer_finish",
+    "writer_open",
+    "writer_write",
+)
+
+
 def test_every_op_is_checked_here() -> None:
     """Those of the library. Ops that training writes in Python are nodes of graphs, checked there
     (tests/python/training/test_compile_matrix.py)."""
     known = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("stowage::")}
     known -= set(OPDEFS)
-    assert known == {
-        f"stowage::{name}"
-        for name in (
-            "_convolution",
-            "_convolution_grad_input",
-            "_grouped_linear",
-            "_linear",
-            "amax",
-            "dequantize",
-            "embedding",
-            "engine_close",
-            "engine_counts",
-            "engine_describe",
-            "engine_expect",
-            "engine_keep",
-            "engine_open",
-            "engine_signature",
-            "file_check",
-            "file_close",
-            "file_describe",
-            "file_drop",
-            "file_header",
-            "file_map",
-            "file_open",
-            "file_part",
-            "file_populate",
-            "file_read",
-            "file_verify",
-            "info",
-            "linear",
-            "linear_grad_input",
-            "links_measure",
-            "machine_key",
-            "measure",
-            "plan_check",
-            "plan_compare",
-            "plan_html",
-            "plan_make",
-            "plan_read",
-            "plan_text",
-            "report_html",
-            "quantization_config",
-            "quantize",
-            "state_describe",
-            "storage_describe",
-            "storage_key",
-            "storage_label",
-            "storage_on_disk",
-            "tensor_of_part",
-            "trace_start",
-            "trace_stop",
-            "writer_discard",
-            "writer_finish",
-            "writer_open",
-            "writer_write",
-        )
-    }
+    assert known == {f"stowage::{name}" for name in _OPS}

@@ -32,11 +32,13 @@ def write(
     checksums: bool = True,
     like: list[dict[str, Any]] | None = None,
     index: str = "",
+    manifest: bool = True,
 ) -> None:
     """Declares `tensors`, reserves the space, takes each from `stream` in turn, and publishes.
 
     What goes wrong leaves nothing behind. `like`: the files of another tool, whose headers are
-    written again and declare everything, with the text of their `index`. Raises FileError (no
+    written again and declare everything, with the text of their `index`.
+    Without `manifest` the files are of a peer's dialect alone. Raises FileError (no
     space, not writable) before a byte is written, and InvalidArgument for names that are not
     declared."""
     declaration = {
@@ -47,6 +49,7 @@ def write(
         "checksums": checksums,
         "like": [form | {"header": form["header"].hex()} for form in like or []],
         "index": index,
+        "manifest": manifest,
     }
     try:
         writer = library.writer_open(os.fspath(path), json.dumps(declaration))

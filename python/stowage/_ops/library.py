@@ -86,6 +86,7 @@ storage_key = _ops.storage_key.default
 storage_describe = _ops.storage_describe.default
 storage_on_disk = _ops.storage_on_disk.default
 quantization_config = _ops.quantization_config.default
+dialect_files = _ops.dialect_files.default
 storage_label = _ops.storage_label.default
 info = _ops.info.default
 state_describe = _ops.state_describe.default

@@ -17,6 +17,7 @@ from torch import nn
 
 from stowage._files.names import DISK_NAMES, flatten, label_all
 from stowage._model.files.configs import replaced
+from stowage._model.files.dialect import files_of, write_anew
 from stowage._model.files.real_values import (
     RealValues,
     check_dtype,
@@ -99,7 +100,9 @@ def save(
             largest of them.
         dialect: "fp8", "modelopt", ...: a model that was loaded from files of that dialect is
             written as such files again, with the same names, order and bytes, its config.json too,
-            but for the weights that were changed, each in the form that it had (docs/dialects.md).
+            but for the weights that were changed, each in the form that it had. Any other model is
+            written as files of that dialect, or of one form of it ("gptq:gptq_v2"), if it has the
+            storage of every weight that rests (docs/dialects.md).
         shard_bytes: the most bytes of a file; 0 is one file.
         metadata: more texts for the header of the file.
         checksums: writes one for each tensor, which `load(verify=True)` compares.
@@ -108,8 +111,8 @@ def save(
         The path of the file or of the index.
 
     Raises:
-        InvalidArgument: tensors that have no values or no place in a safetensors file; another
-            dialect than that of the files the model came from.
+        InvalidArgument: tensors that have no values or no place in a safetensors file; a dialect
+            that lacks the storage of a weight, which is named with the dialects that have it.
         FileError: the disk is full or not writable.
 
     Example:
@@ -154,8 +157,14 @@ def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[st
     template = template_of(model, dialect)
     inventory = in_rows(model)
     every = gathered(inventory)
+    spread = is_spread_out(inventory)
+    if template is None:
+        raise_problems("stowage.save", _unsavable(model, every))
+        files = files_of(every, dialect)
+        by_the_first(spread, lambda: write_anew(model, files, every, where / FILE))
+        return _written_path(where, FILE)
     raise_problems("stowage.save", _unheld(model, every) or differences(template, every))
-    by_the_first(is_spread_out(inventory), lambda: write_again(template, every, where))
+    by_the_first(spread, lambda: write_again(template, every, where))
     return _written_path(where, template.file)
 
 

@@ -108,16 +108,10 @@ def remember_template(model: nn.Module, template: Template) -> None:
     _templates[model] = template
 
 
-def template_of(model: nn.Module, dialect: str) -> Template:
-    """Raises InvalidArgument for a model that was not loaded from files of this dialect."""
+def template_of(model: nn.Module, dialect: str) -> Template | None:
+    """None for a model that was not loaded from files of this dialect."""
     found = _templates.get(model)
-    if found is not None and found.dialect == dialect:
-        return found
-    was = "no file of a dialect" if found is None else f"files of {found.dialect!r}"
-    raise InvalidArgument(
-        f"stowage.save: dialect must be that of the files the model was loaded from, got "
-        f"{dialect!r} for a model from {was}"
-    )
+    return found if found is not None and found.dialect == dialect else None
 
 
 def differences(template: Template, every: Iterable[Held]) -> list[str]:
@@ -194,10 +188,10 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
     form = entry.forms[i] if entry.forms else WHOLE
     if form == ROUNDED:
         return _unchanged(template, name, entry, part, tensor.dtype)
-    return part if form == WHOLE else _formed(name, part, form)
+    return part if form == WHOLE else formed(name, part, form)
 
 
-def _formed(name: str, part: torch.Tensor, form: int) -> torch.Tensor:
+def formed(name: str, part: torch.Tensor, form: int) -> torch.Tensor:
     try:
         return library.tensor_of_part(part.cpu(), form)
     except RuntimeError as error:
