@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/map_guard.h"
@@ -71,22 +73,45 @@ std::uint32_t quantize_nested(const QuantizeJob& job) {
   return largest;
 }
 
-/// Elements that share a scale: groups of `group` in lines of `line`, restarting at each line.
+/// Elements that share a scale: `rows` times `group` of them in lines of `line`, restarting at each
+/// line. Those of a line that are read again from a near cache are taken together.
 struct Groups {
-  std::int64_t group, line, per_line, count;
+  std::int64_t group, rows, line, lines, per_line, count, together;
   Groups(const QuantizeJob& job, const Shape& shape)
       : group(group_elements(job.storage, shape)),
-        line(job.form.scale.group.kind == Group::Kind::along ? shape.row_elements() : job.n),
+        rows(std::max(job.form.scale.group.m, 1)),
+        line(goes_on(job, shape, group) ? job.n : shape.row_elements()),
+        lines(job.n / line),
         per_line(ceil_div(line, group)),
-        count(job.n / line * per_line) {}
-  std::int64_t begin(std::int64_t g) const { return g / per_line * line + g % per_line * group; }
-  std::int64_t size(std::int64_t g) const { return std::min(group, line - g % per_line * group); }
+        count(ceil_div(lines, rows) * per_line),
+        together(std::clamp(kNear / (rows * group), std::int64_t{1}, kTogether)) {}
+  static constexpr std::int64_t kNear = 4096, kTogether = 256;
+
+  /// Groups from g on, of one line.
+  struct Some {
+    std::int64_t g, n, begin, size, rows;
+  };
+  Some from(std::int64_t g, std::int64_t end) const {
+    const std::int64_t row = g / per_line * rows, first = g % per_line;
+    const std::int64_t n = std::min({together, end - g, per_line - first});
+    return {g, n, row * line + first * group, std::min(n * group, line - first * group),
+            std::min(rows, lines - row)};
+  }
+
+ private:
+  // Whether no group restarts before it is whole.
+  static bool goes_on(const QuantizeJob& job, const Shape& shape, std::int64_t group) {
+    const Group::Kind kind = job.form.scale.group.kind;
+    return kind != Group::Kind::block2 &&
+           (kind != Group::Kind::along || shape.row_elements() % group == 0);
+  }
 };
 
-/// How the codes of a group are made of its values.
-struct Coding {
-  float r;  // multiplies them, or divides them
-  float zero;
+/// What the codes of groups are made with, for each of them.
+template <bool kZero>
+struct Codings {
+  float r[Groups::kTogether];  // multiplies values, or divides them
+  float zero[kZero ? Groups::kTogether : 1];
 };
 
 /// The groups of a weight: their scales, as the storage keeps them, and their codes; with a zero
@@ -94,84 +119,124 @@ struct Coding {
 template <bool kZero>
 class Coder {
  public:
+  /// Bits of the largest magnitude, of either side where there are zeros.
+  using Reach = std::conditional_t<kZero, Extremes, std::uint32_t>;
+
   explicit Coder(const QuantizeJob& job)
       : job_(job),
         range_(code_range(job.storage)),
-        type_(job.form.scale.type),
-        rule_(job.form.powers),
-        under_(job.form.scale.code),
-        divides_(stands_under_one(job.form)),
-        encode_((divides_ ? job.kernels.quantize.divide
-                          : job.kernels.quantize.encode)[job.codes()][job.in()]),
+        most_(job.form.scale.type == Dtype::f16 ? 65504.0f : std::numeric_limits<float>::max()),
         scales_(job.parts[1]),
-        outer_(divides_ ? *static_cast<const float*>(job.parts[2]) : 1.0f) {}
+        outer_(stands_under_one(job.form) ? *static_cast<const float*>(job.parts[2]) : 1.0f) {
+    const QuantizeKernels& kernels = job.kernels.quantize;
+    const auto& encode = kZero                        ? kernels.encode_from
+                         : stands_under_one(job.form) ? kernels.divide  // no reciprocal of products
+                                                      : kernels.encode;
+    encode_ = encode[job.codes()][job.in()];
+  }
 
-  /// Of elements from i on. Without zeros both sides are the largest magnitude.
-  Extremes reach(std::int64_t i, std::int64_t n) const {
-    if constexpr (kZero) return job_.kernels.quantize.reach[job_.in()](job_.at(i), n);
-    const std::uint32_t most = job_.kernels.quantize.amax[job_.in()](job_.at(i), n);
-    return {most, most};
-  }
-  /// Whether the type has a scale for such values, which may be no finite numbers.
-  bool holds(const Extremes& reach) const {
-    if (std::max(reach.below, reach.above) >= kInfinityBits) return false;
-    const float scale = ratio(reach);
-    return type_ == Dtype::f16 ? scale <= 65504.0f : scale <= std::numeric_limits<float>::max();
-  }
-  /// Keeps the scale of group g, which is read as the type has it.
-  Coding put(std::int64_t g, const Extremes& reach) const {
-    if (divides_) return {put_product(g, __builtin_bit_cast(float, reach.above)), 0};
-    const bool has_values = (reach.below | reach.above) != 0;
-    const float scale = has_values ? std::max(ratio(reach), 0x1p-126f) : 1.0f;
-    const float r = 1.0f / put_scale(g, scale, reach.above);
-    if constexpr (!kZero) return {r, 0};
-    const float least = -__builtin_bit_cast(float, reach.below) / scale;
-    const float zero = std::nearbyint(std::clamp(range_.least - least, range_.least, range_.most));
-    static_cast<std::int8_t*>(job_.parts[2])[g] = static_cast<std::int8_t>(zero);
-    return {r, zero};
-  }
-  void encode(std::int64_t i, std::int64_t n, const Coding& coding) const {
+  /// Of n elements from i on, for each group of `group`.
+  void reach(std::int64_t i, std::int64_t n, std::int64_t group, Reach* out) const {
     if constexpr (kZero)
-      job_.kernels.quantize.encode_from[job_.codes()][job_.in()](job_.at(i), n, coding.r,
-                                                                 coding.zero, job_.code(i));
+      job_.kernels.quantize.reach[job_.in()](job_.at(i), n, group, out);
     else
-      encode_(job_.at(i), n, coding.r, job_.code(i));
+      job_.kernels.quantize.amaxes[job_.in()](job_.at(i), n, group, out);
+  }
+  static void take(Reach& most, const Reach& more) {
+    if constexpr (kZero)
+      most = {std::max(most.below, more.below), std::max(most.above, more.above)};
+    else
+      most = std::max(most, more);
+  }
+
+  /// Keeps the scales of n groups from g on, which are read as the type has them. Whether it has
+  /// scales for such values, which may be no finite numbers.
+  bool put(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out) const {
+    switch (job_.form.scale.code) {
+      case ScaleCode::product:
+        return put_products<ScaleCode::product>(g, n, reach, out);
+      case ScaleCode::product_bf16:
+        return put_products<ScaleCode::product_bf16>(g, n, reach, out);
+      case ScaleCode::quotient:
+        return put_products<ScaleCode::quotient>(g, n, reach, out);
+      default:
+        break;
+    }
+    switch (job_.form.scale.type) {
+      case Dtype::bf16:
+        return put_scales<std::uint16_t>(g, n, reach, out, [](float scale, float) {
+          const std::uint16_t kept = f32_to_bf16(scale);
+          return std::pair{kept, bf16_to_f32(kept)};
+        });
+      case Dtype::f16:
+        return put_scales<std::uint16_t>(g, n, reach, out, [](float scale, float) {
+          const std::uint16_t kept = f16_of(scale);
+          return std::pair{kept, f16_to_f32(kept)};
+        });
+      case Dtype::f8_e8m0:
+        return job_.form.powers == PowerRule::ceil ? put_powers<PowerRule::ceil>(g, n, reach, out)
+                                                   : put_powers<PowerRule::floor>(g, n, reach, out);
+      default:
+        return put_scales<float>(g, n, reach, out, [](float scale, float) {
+          return std::pair{scale, scale};
+        });
+    }
+  }
+
+  void encode(std::int64_t i, std::int64_t n, std::int64_t group,
+              const Codings<kZero>& codings) const {
+    encode_({job_.at(i), n, group, codings.r, codings.zero, job_.code(i)});
   }
 
  private:
-  float ratio(const Extremes& reach) const {
-    const auto above = __builtin_bit_cast(float, reach.above);
-    if constexpr (kZero) return (above + __builtin_bit_cast(float, reach.below)) / range_.divisor;
-    return above / range_.divisor;
-  }
-  float put_scale(std::int64_t g, float scale, std::uint32_t amax) const {
-    switch (type_) {
-      case Dtype::bf16:
-        return bf16_to_f32(static_cast<std::uint16_t*>(scales_)[g] = f32_to_bf16(scale));
-      case Dtype::f16:
-        return f16_to_f32(static_cast<std::uint16_t*>(scales_)[g] = f16_of(scale));
-      case Dtype::f8_e8m0:
-        return put_power(g, scale, amax);
-      default:
-        return static_cast<float*>(scales_)[g] = scale;
+  // `keep` makes of a scale what is kept and what that is read as.
+  template <class Kept, class Keep>
+  bool put_scales(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out,
+                  Keep keep) const {
+    auto* const scales = static_cast<Kept*>(scales_) + g;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float width = width_of(reach[i]), exact = width / range_.divisor;
+      if (!(exact <= most_)) return false;
+      const float scale = width != 0 ? std::max(exact, 0x1p-126f) : 1.0f;
+      const auto [kept, read] = keep(scale, width);
+      scales[i] = kept;
+      out.r[i] = 1.0f / read;
+      if constexpr (kZero) {
+        const float least = -__builtin_bit_cast(float, reach[i].below) / scale;
+        out.zero[i] = std::nearbyint(std::clamp(range_.least - least, range_.least, range_.most));
+        static_cast<std::int8_t*>(job_.parts[2])[g + i] = static_cast<std::int8_t>(out.zero[i]);
+      }
     }
+    return true;
   }
-  // A power of two; no scale is below 2^-126.
-  float put_power(std::int64_t g, float scale, std::uint32_t amax) const {
-    const std::uint32_t exponent = rule_ == PowerRule::ceil || amax == 0
-                                       ? (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23
-                                       : floor_exponent(amax);
-    static_cast<std::uint8_t*>(scales_)[g] = static_cast<std::uint8_t>(exponent);
-    return __builtin_bit_cast(float, exponent << 23);
+  // Powers of two; none is below 2^-126.
+  template <PowerRule kRule>
+  bool put_powers(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out) const {
+    const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, range_.most) >> 23) - 127;
+    return put_scales<std::uint8_t>(g, n, reach, out, [=](float scale, float width) {
+      std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, scale) + 0x7FFFFF) >> 23;
+      if constexpr (kRule == PowerRule::floor) {
+        const std::uint32_t own = __builtin_bit_cast(std::uint32_t, width) >> 23;
+        if (width != 0) exponent = std::max(own - std::min(own, less), 1u);
+      }
+      return std::pair{static_cast<std::uint8_t>(exponent),
+                       __builtin_bit_cast(float, exponent << 23)};
+    });
   }
-  // A number of e4m3 but 0, and what it is under the one of all.
-  float put_product(std::int64_t g, float amax) const {
-    const float exact = under_ == ScaleCode::quotient ? amax * outer_ / range_.divisor
-                                                      : amax / (range_.divisor * outer_);
-    const std::uint8_t code =
-        f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
-    static_cast<std::uint8_t*>(scales_)[g] = code;
-    return under_one(under_, trait(Codes::f8_e4m3).values[code], outer_);
+  // Numbers of e4m3 but 0, and what they are under the one of all. Values are finite: put_outer().
+  template <ScaleCode kCode>
+  bool put_products(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out) const {
+    auto* const scales = static_cast<std::uint8_t*>(scales_) + g;
+    const float* const values = trait(Codes::f8_e4m3).values.data();
+    const float under = range_.divisor * outer_;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float amax = width_of(reach[i]);
+      const float exact =
+          kCode == ScaleCode::quotient ? amax * outer_ / range_.divisor : amax / under;
+      scales[i] = f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
+      out.r[i] = under_one(kCode, values[scales[i]], outer_);
+    }
+    return true;
   }
   // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
   // that codes stay next to the largest.
@@ -180,34 +245,44 @@ class Coder {
     return static_cast<std::uint16_t>(std::ceil(scale * 0x1p24f));
   }
 
-  std::uint32_t floor_exponent(std::uint32_t amax) const {
-    const std::uint32_t less = (__builtin_bit_cast(std::uint32_t, range_.most) >> 23) - 127;
-    return std::max((amax >> 23) - std::min(amax >> 23, less), 1u);
+  static float width_of(const Reach& reach) {
+    if constexpr (kZero)
+      return __builtin_bit_cast(float, reach.above) + __builtin_bit_cast(float, reach.below);
+    else
+      return __builtin_bit_cast(float, reach);
   }
 
   const QuantizeJob& job_;
   CodeRange range_;
-  Dtype type_;
-  PowerRule rule_;
-  ScaleCode under_;
-  bool divides_;  // values by scales: those are products, of which reciprocals would round again
+  float most_;  // scale that the type has
   EncodeKernel encode_;
   void* scales_;
   float outer_;  // over all scales, where they stand under one
 };
 
-/// Small groups: a task takes several and reads each twice, the second time from a cache.
+/// Groups of at most a chunk, or of rows: a task takes several and reads each twice, the second
+/// time from a cache.
 template <bool kZero>
-std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups) {
+std::uint32_t quantize_groups(const QuantizeJob& job, const Groups& groups) {
+  using Reach = typename Coder<kZero>::Reach;
   const Coder<kZero> coder(job);
   Largest refused;
-  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / groups.group);
+  const std::int64_t chunk =
+      std::max<std::int64_t>(1, kChunkElements / (groups.rows * groups.group));
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t g = from; g < to; ++g) {
-      const std::int64_t begin = groups.begin(g), size = groups.size(g);
-      const Extremes reach = coder.reach(begin, size);
-      if (!coder.holds(reach)) return refused.take(kInfinityBits);
-      coder.encode(begin, size, coder.put(g, reach));
+    Reach all[Groups::kTogether], more[Groups::kTogether];
+    Codings<kZero> codings;
+    while (from < to) {
+      const Groups::Some some = groups.from(from, to);
+      coder.reach(some.begin, some.size, groups.group, all);
+      for (std::int64_t row = 1; row < some.rows; ++row) {
+        coder.reach(some.begin + row * groups.line, some.size, groups.group, more);
+        for (std::int64_t i = 0; i < some.n; ++i) coder.take(all[i], more[i]);
+      }
+      if (!coder.put(from, some.n, all, codings)) return refused.take(kInfinityBits);
+      for (std::int64_t row = 0; row < some.rows; ++row)
+        coder.encode(some.begin + row * groups.line, some.size, groups.group, codings);
+      from += some.n;
     }
   });
   return refused.bits();
@@ -215,53 +290,26 @@ std::uint32_t quantize_small_groups(const QuantizeJob& job, const Groups& groups
 
 /// One group of more than a chunk: all tasks look for its reach, then all encode.
 template <bool kZero>
-std::uint32_t quantize_large_group(const QuantizeJob& job, std::int64_t first, std::int64_t size,
-                                   std::int64_t g) {
+std::uint32_t quantize_large_group(const QuantizeJob& job, const Groups::Some& one) {
+  using Reach = typename Coder<kZero>::Reach;
   const Coder<kZero> coder(job);
   Largest below, above;
-  for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    const Extremes reach = coder.reach(first + begin, end - begin);
-    below.take(reach.below);
-    above.take(reach.above);
+  for_each_chunk(job.executor, one.size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    Reach reach;
+    coder.reach(one.begin + begin, end - begin, end - begin, &reach);
+    if constexpr (kZero) below.take(reach.below), above.take(reach.above);
+    if constexpr (!kZero) above.take(reach);
   });
-  const Extremes reach{below.bits(), above.bits()};
-  if (!coder.holds(reach)) return kInfinityBits;
+  Reach reach;
+  if constexpr (kZero) reach = {below.bits(), above.bits()};
+  if constexpr (!kZero) reach = above.bits();
   const ExactFloats exact;
-  const Coding coding = coder.put(g, reach);
-  for_each_chunk(job.executor, size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
-    coder.encode(first + begin, end - begin, coding);
+  Codings<kZero> coding;
+  if (!coder.put(one.g, 1, &reach, coding)) return kInfinityBits;
+  for_each_chunk(job.executor, one.size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
+    coder.encode(one.begin + begin, end - begin, end - begin, coding);
   });
   return 0;
-}
-
-/// Blocks of `group.m` rows by `group.n` columns: a task takes some rows of blocks, and reads each
-/// twice.
-template <bool kZero>
-std::uint32_t quantize_blocks2(const QuantizeJob& job, const Group& group, std::int64_t columns) {
-  const Coder<kZero> coder(job);
-  const std::int64_t rows = job.n / columns, across = ceil_div<std::int64_t>(columns, group.n);
-  Largest refused;
-  const auto quantize_block = [&](std::int64_t row, std::int64_t last, std::int64_t g,
-                                  std::int64_t column) {
-    const std::int64_t width = std::min<std::int64_t>(group.n, columns - column);
-    Extremes all{0, 0};
-    for (std::int64_t i = row; i < last; ++i) {
-      const Extremes reach = coder.reach(i * columns + column, width);
-      all = {std::max(all.below, reach.below), std::max(all.above, reach.above)};
-    }
-    if (!coder.holds(all)) return refused.take(kInfinityBits);
-    const Coding coding = coder.put(g, all);
-    for (std::int64_t i = row; i < last; ++i) coder.encode(i * columns + column, width, coding);
-  };
-  const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / (group.m * columns));
-  for_each_chunk(job.executor, ceil_div<std::int64_t>(rows, group.m), chunk,
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t b = from * across; b < to * across; ++b)
-                     quantize_block(b / across * group.m,
-                                    std::min(rows, (b / across + 1) * group.m), b,
-                                    b % across * group.n);
-                 });
-  return refused.bits();
 }
 
 /// The number over the scales of all groups, from the largest magnitude of all: the largest scale
@@ -285,17 +333,17 @@ std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
   if (stands_under_one(job.form) && !put_outer(job)) return kInfinityBits;
   if (job.n == 0) {  // groups without elements still have their scale
     const Coder<kZero> coder(job);
+    Codings<kZero> coding;
+    const typename Coder<kZero>::Reach none{};
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)
-      coder.put(g, {0, 0});
+      coder.put(g, 1, &none, coding);
     return 0;
   }
-  const Group& group = job.form.scale.group;
-  if (group.kind == Group::Kind::block2) return quantize_blocks2<kZero>(job, group, shape[1]);
   const Groups groups(job, shape);
-  if (groups.group <= kChunkElements) return quantize_small_groups<kZero>(job, groups);
+  if (groups.group <= kChunkElements || groups.rows > 1) return quantize_groups<kZero>(job, groups);
   std::uint32_t refused = 0;
   for (std::int64_t g = 0; g < groups.count && refused == 0; ++g)
-    refused = quantize_large_group<kZero>(job, groups.begin(g), groups.size(g), g);
+    refused = quantize_large_group<kZero>(job, groups.from(g, g + 1));
   return refused;
 }
 

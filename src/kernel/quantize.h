@@ -12,18 +12,30 @@ inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
 
 /// The largest |x| of n values. f64 is rounded to fp32 first.
 using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
-/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x and r > 0 that make |x r|, for codes of
-/// 8 bits, at most next to F: r = fl(1 / fl(amax / F)). f64 is rounded to fp32 first. Two codes in
-/// a byte: the first in the low half, and a half without a code is 0.
-using EncodeKernel = void (*)(const void* x, std::int64_t n, float r, void* codes) noexcept;
+/// The largest |x| of each group of `group` values of n; the last group may be short.
+using AmaxesKernel = void (*)(const void* x, std::int64_t n, std::int64_t group,
+                              std::uint32_t* out) noexcept;
 /// How far values lie below and above 0, as AmaxKernel has it: bits of -min(x, 0) and of max(x, 0).
 struct Extremes {
   std::uint32_t below, above;
 };
-using ExtremesKernel = Extremes (*)(const void* x, std::int64_t n) noexcept;
-/// codes[i] = RNE(clamp(fl(fl(x[i] * r) + zero))), all codes of the format, for finite x r.
-using EncodeFromKernel = void (*)(const void* x, std::int64_t n, float r, float zero,
-                                  void* codes) noexcept;
+using ExtremesKernel = void (*)(const void* x, std::int64_t n, std::int64_t group,
+                                Extremes* out) noexcept;
+/// n values in groups of `group`, even where two codes are in a byte; the last may be short. r and
+/// zero: one for each group. f64 is rounded to fp32 first. Two codes in a byte: the first in the
+/// low half, and a half without a code is 0.
+struct ScaledGroups {
+  const void* x;
+  std::int64_t n;
+  std::int64_t group;
+  const float* r;
+  const float* zero;
+  void* codes;
+};
+/// codes[i] = RNE(clamp(fl(x[i] * r), -F, F)), for finite x and r > 0 that make |x r|, for codes of
+/// 8 bits, at most next to F: r = fl(1 / fl(amax / F)). Or RNE(clamp(fl(fl(x[i] * r) + zero))), all
+/// codes of the format, for finite x r.
+using EncodeKernel = void (*)(const ScaledGroups& groups) noexcept;
 /// codes[i] = x[i] rounded once, to nearest even, saturating; NaN and inf pass as the format has
 /// them. Returns the largest |x|; a finite f64 too large for fp32 counts as finite.
 using CastKernel = std::uint32_t (*)(const void* x, std::int64_t n, void* codes) noexcept;
@@ -45,10 +57,11 @@ using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thres
 
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
+  AmaxesKernel amaxes[kValueDtypes];
   ExtremesKernel reach[kValueDtypes];
-  EncodeKernel encode[kCodesCount][kValueDtypes];           // of Codec::amax; else null
-  EncodeKernel divide[kCodesCount][kValueDtypes];           // of fl(x[i] / r): f4_e2m1; else null
-  EncodeFromKernel encode_from[kCodesCount][kValueDtypes];  // int8, int4; else null
+  EncodeKernel encode[kCodesCount][kValueDtypes];       // of Codec::amax; else null
+  EncodeKernel divide[kCodesCount][kValueDtypes];       // of fl(x[i] / r): f4_e2m1; else null
+  EncodeKernel encode_from[kCodesCount][kValueDtypes];  // with zeros: int8, int4; else null
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
   TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null

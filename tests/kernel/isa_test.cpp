@@ -29,9 +29,13 @@ std::vector<const void*> functions(const QuantizeKernels& kernels) {
     if (kernel != nullptr) all.push_back(reinterpret_cast<const void*>(kernel));
   };
   for (const AmaxKernel kernel : kernels.amax) add(kernel);
+  for (const AmaxesKernel kernel : kernels.amaxes) add(kernel);
+  for (const ExtremesKernel kernel : kernels.reach) add(kernel);
   for (int codes = 0; codes < kCodesCount; ++codes) {
     for (int in = 0; in < kValueDtypes; ++in) {
       add(kernels.encode[codes][in]);
+      add(kernels.divide[codes][in]);
+      add(kernels.encode_from[codes][in]);
       add(kernels.cast[codes][in]);
       add(kernels.blocks[codes][in]);
     }
@@ -90,11 +94,13 @@ TEST(Isa, OtherNamesAreRefused) {
 
 TEST(Isa, NoTwoTablesShareAFunction) {
   std::set<const void*> dequantize, quantize;
-  std::size_t dequantize_count = 0, quantize_count = 0, expected = 1;  // amax
+  std::size_t dequantize_count = 0, quantize_count = 0, expected = 3;  // amax, amaxes, reach
   for (const FormRow& row : form_rows()) {
     if (row.dialect != Dialect::standard) continue;
     expected += (row.legal.kinds & 1 << static_cast<int>(Scaling::Kind::none)) != 0 ? 1 : 0;
     expected += row.codec == Codec::cast ? 0 : 1;  // encode or blocks
+    expected += row.legal.product ? 1 : 0;         // divide
+    expected += row.legal.zero ? 1 : 0;            // encode_from
   }
   for (const NamedKernels& table : runnable_kernels()) {
     if (table.name == "avx512bf16") continue;  // adds products to those of avx512+vbmi

@@ -122,6 +122,21 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryStorageShapeAndTypeOfInput) {
   }
 }
 
+// Groups of more than a task, of a task and less, that restart inside of a row of them.
+STOWAGE_ON_EACH_ISA(Quantize, LongRowsOfGroups) {
+  const Shape shape{3, 140002};
+  const Bytes values =
+      as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
+  for (const char* name : {"int8:block2", "f8_e4m3:block1000", "int8:block139000:zero",
+                           "f4_e2m1:block34:e8m0", "int4:block6:bf16:zero", "nvfp4", "int8:row",
+                           "f8_e4m3:block2x200000", "f8_e4m3:block2x139999", "int8:block2x3"}) {
+    const Storage storage = parse_storage(name);
+    EXPECT_TRUE(quantized(table, values, Dtype::bf16, shape, storage).bytes ==
+                reference_parts(values, Dtype::bf16, shape, storage).bytes)
+        << name;
+  }
+}
+
 // Scaled inputs on each threshold, next to it and at both ends: absmax is 1.
 STOWAGE_ON_EACH_ISA(Quantize, FourBitCodesAtEveryThreshold) {
   for (const Codes codes : {Codes::nf4, Codes::fp4}) {
@@ -265,14 +280,26 @@ STOWAGE_ON_EACH_ISA(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
   for (const Dtype in : kValueTypes) {
     const int i = value_index(in);
     check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) { kernels.amax[i](x, n); });
+    check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) {
+      std::uint32_t most[100];
+      kernels.amaxes[i](x, n, 38, most);
+      Extremes ends[100];
+      kernels.reach[i](x, n, 38, ends);
+    });
     for (int codes = 0; codes < kCodesCount; ++codes) {
       const int bits = formats()[static_cast<std::size_t>(codes)].bits;
-      if (const auto encode = kernels.encode[codes][i])
-        check_lengths(in, bits,
-                      [&](const void* x, std::int64_t n, void* out) { encode(x, n, 0.7f, out); });
-      if (const auto divide = kernels.divide[codes][i])
-        check_lengths(in, bits,
-                      [&](const void* x, std::int64_t n, void* out) { divide(x, n, 0.7f, out); });
+      for (const auto encode :
+           {kernels.encode[codes][i], kernels.divide[codes][i], kernels.encode_from[codes][i]}) {
+        if (encode == nullptr) continue;
+        check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) {
+          const float r = 0.7f, zero = 1;
+          if (n != 0) encode({x, n, n, &r, &zero, out});
+        });
+        check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) {
+          const std::vector<float> r(100, 0.7f), zeros(100, 1);
+          encode({x, n, 38, r.data(), zeros.data(), out});
+        });
+      }
       if (const auto cast = kernels.cast[codes][i])
         check_lengths(in, bits, [&](const void* x, std::int64_t n, void* out) { cast(x, n, out); });
       if (const auto blocks = kernels.blocks[codes][i])

@@ -2,6 +2,7 @@
 // Quantizing, once for each instruction set: the largest magnitude, scaled 8-bit codes, plain casts
 // and 4-bit blocks, over the four types of input.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -55,41 +56,114 @@ std::int64_t for_each_quad(const void* x, std::int64_t n, std::int64_t ahead, Bo
   }
   return i;
 }
+constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
+inline F lower(I pair) { return as_float(pair << 16); }
+inline F upper(I pair) { return as_float(pair & kUpper); }
 inline H magnitudes(I pair) { return as_halves(pair & 0x7FFF7FFF); }
-inline std::uint32_t largest(H bf16) {
+/// The larger of each pair, as fp32 numbers.
+inline I larger(H bf16) {
   const I pairs = as_pairs(bf16);
-  return Lanes::largest(max(pairs << 16, pairs & static_cast<std::int32_t>(0xFFFF0000)));
+  return max(pairs << 16, pairs & kUpper);
 }
 
 template <Dtype kIn>
 std::uint32_t amax(const void* x, std::int64_t n) noexcept {
   std::int64_t done = 0;
-  std::uint32_t whole = 0;
-  if constexpr (kIn == Dtype::bf16) {
-    H most{};
-    done = for_each_quad<2>(x, n, kAhead, [&](const I(&pairs)[2], std::int64_t) {
-      most = max(most, max(magnitudes(pairs[0]), magnitudes(pairs[1])));
-    });
-    whole = largest(most);
-  }
   I most{};
+  if constexpr (kIn == Dtype::bf16) {
+    H halves{};
+    done = for_each_quad<2>(x, n, kAhead, [&](const I(&pairs)[2], std::int64_t) {
+      halves = max(halves, max(magnitudes(pairs[0]), magnitudes(pairs[1])));
+    });
+    most = larger(halves);
+  }
   for_each_step<kIn>(
       static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
       [&](const char* from, int, std::int64_t) { most = max(most, magnitude(load<kIn>(from))); });
-  const std::uint32_t rest = Lanes::largest(most);
-  return rest > whole ? rest : whole;
+  return Lanes::largest(most);
+}
+
+/// n values in groups of `group`, the last of which may be short.
+struct Grouped {
+  const void* x;
+  std::int64_t n;
+  std::int64_t group;
+  std::int64_t ahead = kAhead;
+};
+/// For each group: begin(), step<elements>(input, elements that count, i) for all of it, end().
+/// kSteps descend to kWidth. Groups of whole steps of one size have a loop of their own, whose
+/// constants stay in registers; as above, short input is a copy padded with zeros.
+template <Dtype kIn, int... kSteps, class Begin, class Step, class End>
+void for_each_group(const Grouped& all, Begin&& begin, Step&& step, End&& end) {
+  const auto* const x = static_cast<const char*>(all.x);
+  const auto take = [&]<int kStep>(std::int64_t i) {
+    const char* from = x + i * bytes_of(kIn);
+    for (int line = 0; line < (kStep * bytes_of(kIn) + 63) / 64; ++line)
+      __builtin_prefetch(from + 64 * line + all.ahead);
+    step.template operator()<kStep>(from, kStep, i);
+  };
+  std::int64_t i = 0;
+  const auto take_whole = [&]<int kStep>() {
+    if (all.group % kStep != 0) return false;
+    for (; i + all.group <= all.n; i += all.group) {
+      begin();
+      for (std::int64_t k = i; k < i + all.group; k += kStep) take.template operator()<kStep>(k);
+      end();
+    }
+    return true;
+  };
+  (void)(take_whole.template operator()<kSteps>() || ...);
+  while (i < all.n) {
+    const std::int64_t stop = i + all.group < all.n ? i + all.group : all.n;
+    begin();
+    const auto take_some = [&]<int kStep>() {
+      for (; i + kStep <= stop; i += kStep) take.template operator()<kStep>(i);
+    };
+    (take_some.template operator()<kSteps>(), ...);
+    if (i < stop) {
+      char padded[kWidth * bytes_of(kIn)] = {};
+      __builtin_memcpy(padded, x + i * bytes_of(kIn),
+                       static_cast<std::size_t>(stop - i) * bytes_of(kIn));
+      step.template operator()<kWidth>(padded, static_cast<int>(stop - i), i);
+    }
+    end();
+    i = stop;
+  }
+}
+
+template <Dtype kIn>
+void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* out) noexcept {
+  I most{};
+  H halves{};  // of bf16
+  const auto begin = [&] { most = I{}, halves = H{}; };
+  const auto step = [&]<int kStep>(const char* from, int, std::int64_t) {
+    if constexpr (kStep == kWidth)
+      most = max(most, magnitude(load<kIn>(from)));
+    else
+      for (int i = 0; i < kStep; i += 2 * kWidth)
+        halves = max(halves, magnitudes(load_as<I>(from + 2 * i)));
+  };
+  if constexpr (kIn == Dtype::bf16)
+    for_each_group<kIn, 4 * kWidth, 2 * kWidth, kWidth>(
+        {x, n, group}, begin, step, [&] { *out++ = Lanes::largest(max(most, larger(halves))); });
+  else
+    for_each_group<kIn, kWidth>({x, n, group}, begin, step, [&] { *out++ = Lanes::largest(most); });
 }
 
 /// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0.
 template <Dtype kIn>
-Extremes reach(const void* x, std::int64_t n) noexcept {
+void reach(const void* x, std::int64_t n, std::int64_t group, Extremes* out) noexcept {
   I below{}, above{};
-  for_each_step<kIn>(x, n, [&](const char* from, int, std::int64_t) {
-    const I bits = as_int(load<kIn>(from));
-    above = max(above, bits);
-    below = max(below, bits ^ static_cast<std::int32_t>(kSign));
-  });
-  return {Lanes::largest(below), Lanes::largest(above)};
+  for_each_group<kIn, kWidth>(
+      {x, n, group}, [&] { below = above = I{}; },
+      [&]<int>(const char* from, int, std::int64_t) {
+        const I bits = as_int(load<kIn>(from));
+        above = max(above, bits);
+        below = max(below, bits ^ static_cast<std::int32_t>(kSign));
+      },
+      [&] {
+        *out++ = {Lanes::largest(below), Lanes::largest(above)};
+      });
 }
 
 /// RNE of a magnitude to a sign, an exponent and kMantissa bits of mantissa.
@@ -187,8 +261,6 @@ void store_codes(void* to, I codes, int n) {
   __builtin_memcpy(to, all, static_cast<std::size_t>(bytes));
 }
 
-constexpr std::int32_t kUpper = static_cast<std::int32_t>(0xFFFF0000);
-
 /// fp8 codes of bf16 numbers, a pair a lane, whose magnitudes times r are at most next to the
 /// largest value: a code in the low byte of each half.
 template <Codes kCodes>
@@ -204,8 +276,8 @@ I float8_pair(I pair, I magnitudes, F r) {
 }
 /// The same for int8: next to 1.5 x 2^23 the grid of fp32 is 1.
 inline I int8_pair(I pair, F r) {
-  const I low = as_int(as_float(pair << 16) * r + 0x1.8p23f);
-  const I high = as_int(as_float(pair & kUpper) * r + 0x1.8p23f);
+  const I low = as_int(lower(pair) * r + 0x1.8p23f);
+  const I high = as_int(upper(pair) * r + 0x1.8p23f);
   return Lanes::select<0x0000FFFF>(low, high << 16) & 0x00FF00FF;
 }
 template <Codes kCodes>
@@ -223,47 +295,67 @@ I cast_pair(I pair, H magnitudes) {
   return float8_pair<kCodes>(pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
 }
 
-template <Codes kCodes, Dtype kIn>
-void encode(const void* x, std::int64_t n, float r, void* codes) noexcept {
-  // A group that was just read for its amax is near; what comes after it is not.
+/// begin() takes the numbers of the next group, code(v) makes the codes of a vector of its values
+/// and code_pair(pair), if formats of 8 bits have it, those of two bf16 a lane, a code a half.
+template <Codes kCodes, Dtype kIn, class Begin, class Code, class CodePair = std::nullptr_t>
+void encode_by(const ScaledGroups& all, Begin&& begin, Code&& code, CodePair code_pair = {}) {
+  constexpr bool kPairs = !std::is_same_v<CodePair, std::nullptr_t>;
+  constexpr bool kShares = packing_of(kCodes) == Packing::low_first;  // a byte, as pairs a lane
+  // Values that were just read for their scales are near; what comes after them is not.
   constexpr std::int64_t kNear = 16384;
-  const std::int64_t bytes = n * bytes_of(kIn);
-  const std::int64_t ahead = kAhead < bytes && bytes <= kNear ? bytes : kAhead;
-  auto* to = static_cast<char*>(codes);
-  const Encoder<kCodes> encoder;
-  std::int64_t done = 0;
-  if constexpr (kIn == Dtype::bf16 && bits_of(kCodes) == 8)
-    done = for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
-      Lanes::store_low_bytes(to + i, encode_pair<kCodes>(pairs[0], splat(r)),
-                             encode_pair<kCodes>(pairs[1], splat(r)));
-    });
-  for_each_step<kIn>(
-      static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
-      [&](const char* from, int count, std::int64_t i) {
-        store_codes<kCodes>(to + (done + i) * bits_of(kCodes) / 8,
-                            encoder(load<kIn>(from) * splat(r)), count);
-      },
-      ahead);
+  const std::int64_t bytes = all.n * bytes_of(kIn);
+  const Grouped groups{all.x, all.n, all.group, kAhead < bytes && bytes <= kNear ? bytes : kAhead};
+  const auto step = [&]<int kStep>(const char* from, int count, std::int64_t i) {
+    char* to = static_cast<char*>(all.codes) + i * bits_of(kCodes) / 8;
+    if constexpr (kStep == kWidth) {
+      store_codes<kCodes>(to, code(load<kIn>(from)), count);
+    } else if constexpr (kShares) {
+      const auto pair = load_as<I>(from);
+      Lanes::store_u8(to, code(lower(pair)) | code(upper(pair)) << 4);
+    } else {
+      Lanes::store_low_bytes(to, code_pair(load_as<I>(from)),
+                             code_pair(load_as<I>(from + 4 * kWidth)));
+    }
+  };
+  const auto end = [] {};
+  if constexpr (kIn == Dtype::bf16 && kShares)
+    for_each_group<kIn, 2 * kWidth, kWidth>(groups, begin, step, end);
+  else if constexpr (kIn == Dtype::bf16 && kPairs)
+    for_each_group<kIn, 4 * kWidth, kWidth>(groups, begin, step, end);
+  else
+    for_each_group<kIn, kWidth>(groups, begin, step, end);
 }
 
 template <Codes kCodes, Dtype kIn>
-void divide(const void* x, std::int64_t n, float s, void* codes) noexcept {
-  auto* to = static_cast<char*>(codes);
+void encode(const ScaledGroups& all) noexcept {
   const Encoder<kCodes> encoder;
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, encoder(load<kIn>(from) / splat(s)), count);
-  });
+  const float* next = all.r;
+  F r{};
+  const auto begin = [&] { r = splat(*next++); };
+  const auto code = [&](F v) { return encoder(v * r); };
+  if constexpr (bits_of(kCodes) == 8)
+    encode_by<kCodes, kIn>(all, begin, code, [&](I pair) { return encode_pair<kCodes>(pair, r); });
+  else
+    encode_by<kCodes, kIn>(all, begin, code);
 }
 
 template <Codes kCodes, Dtype kIn>
-void encode_from(const void* x, std::int64_t n, float r, float zero, void* codes) noexcept {
+void divide(const ScaledGroups& all) noexcept {
+  const Encoder<kCodes> encoder;
+  const float* next = all.r;
+  F s{};
+  encode_by<kCodes, kIn>(
+      all, [&] { s = splat(*next++); }, [&](F v) { return encoder(v / s); });
+}
+
+template <Codes kCodes, Dtype kIn>
+void encode_from(const ScaledGroups& all) noexcept {
   constexpr int kHalf = 1 << (bits_of(kCodes) - 1);  // of all codes
-  auto* to = static_cast<char*>(codes);
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    const F v = load<kIn>(from) * splat(r) + splat(zero);
-    store_codes<kCodes>(to + i * bits_of(kCodes) / 8, integer_code<kCodes, -kHalf, kHalf - 1>(v),
-                        count);
-  });
+  const float *next = all.r, *next_zero = all.zero;
+  F r{}, zero{};
+  encode_by<kCodes, kIn>(
+      all, [&] { r = splat(*next++), zero = splat(*next_zero++); },
+      [&](F v) { return integer_code<kCodes, -kHalf, kHalf - 1>(v * r + zero); });
 }
 
 /// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
@@ -280,7 +372,7 @@ std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
       Lanes::store_low_bytes(to + i, cast_pair<kCodes>(pairs[0], a),
                              cast_pair<kCodes>(pairs[1], b));
     });
-    whole = largest(most);
+    whole = Lanes::largest(larger(most));
   }
   I most{};
   const auto* from_rest = static_cast<const char*>(x) + done * bytes_of(kIn);
@@ -398,6 +490,7 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
 template <Dtype kIn>
 constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
+  kernels.amaxes[in] = &amaxes<kIn>;
   kernels.reach[in] = &reach<kIn>;
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
