@@ -93,13 +93,13 @@ struct Grouped {
 /// For each group: begin(), step<elements>(input, elements that count, i) for all of it, end().
 /// kSteps descend to kWidth. Groups of whole steps of one size have a loop of their own, whose
 /// constants stay in registers; as above, short input is a copy padded with zeros.
-template <Dtype kIn, int... kSteps, class Begin, class Step, class End>
+template <Dtype kIn, int kLocality, int... kSteps, class Begin, class Step, class End>
 void for_each_group(const Grouped& all, Begin&& begin, Step&& step, End&& end) {
   const auto* const x = static_cast<const char*>(all.x);
   const auto take = [&]<int kStep>(std::int64_t i) {
     const char* from = x + i * bytes_of(kIn);
     for (int line = 0; line < (kStep * bytes_of(kIn) + 63) / 64; ++line)
-      __builtin_prefetch(from + 64 * line + all.ahead);
+      __builtin_prefetch(from + 64 * line + all.ahead, 0, kLocality);
     step.template operator()<kStep>(from, kStep, i);
   };
   std::int64_t i = 0;
@@ -131,8 +131,17 @@ void for_each_group(const Grouped& all, Begin&& begin, Step&& step, End&& end) {
   }
 }
 
+/// Groups of so many values pay for a call of their own.
+constexpr std::int64_t kLong = 128;
+
 template <Dtype kIn>
 void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* out) noexcept {
+  if (group >= kLong) {
+    for (std::int64_t i = 0; i < n; i += group)
+      *out++ =
+          amax<kIn>(static_cast<const char*>(x) + i * bytes_of(kIn), n - i < group ? n - i : group);
+    return;
+  }
   I most{};
   H halves{};  // of bf16
   const auto begin = [&] { most = I{}, halves = H{}; };
@@ -144,17 +153,18 @@ void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* ou
         halves = max(halves, magnitudes(load_as<I>(from + 2 * i)));
   };
   if constexpr (kIn == Dtype::bf16)
-    for_each_group<kIn, 4 * kWidth, 2 * kWidth, kWidth>(
+    for_each_group<kIn, 2, 4 * kWidth, 2 * kWidth, kWidth>(
         {x, n, group}, begin, step, [&] { *out++ = Lanes::largest(max(most, larger(halves))); });
   else
-    for_each_group<kIn, kWidth>({x, n, group}, begin, step, [&] { *out++ = Lanes::largest(most); });
+    for_each_group<kIn, 3, kWidth>({x, n, group}, begin, step,
+                                   [&] { *out++ = Lanes::largest(most); });
 }
 
 /// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0.
 template <Dtype kIn>
 void reach(const void* x, std::int64_t n, std::int64_t group, Extremes* out) noexcept {
   I below{}, above{};
-  for_each_group<kIn, kWidth>(
+  for_each_group<kIn, 3, kWidth>(
       {x, n, group}, [&] { below = above = I{}; },
       [&]<int>(const char* from, int, std::int64_t) {
         const I bits = as_int(load<kIn>(from));
@@ -295,16 +305,19 @@ I cast_pair(I pair, H magnitudes) {
   return float8_pair<kCodes>(pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
 }
 
+/// Bytes that were just read for their scales are near; what comes after them is not.
+inline std::int64_t ahead_of(std::int64_t bytes) {
+  constexpr std::int64_t kNear = 16384;
+  return kAhead < bytes && bytes <= kNear ? bytes : kAhead;
+}
+
 /// begin() takes the numbers of the next group, code(v) makes the codes of a vector of its values
 /// and code_pair(pair), if formats of 8 bits have it, those of two bf16 a lane, a code a half.
 template <Codes kCodes, Dtype kIn, class Begin, class Code, class CodePair = std::nullptr_t>
 void encode_by(const ScaledGroups& all, Begin&& begin, Code&& code, CodePair code_pair = {}) {
   constexpr bool kPairs = !std::is_same_v<CodePair, std::nullptr_t>;
   constexpr bool kShares = packing_of(kCodes) == Packing::low_first;  // a byte, as pairs a lane
-  // Values that were just read for their scales are near; what comes after them is not.
-  constexpr std::int64_t kNear = 16384;
-  const std::int64_t bytes = all.n * bytes_of(kIn);
-  const Grouped groups{all.x, all.n, all.group, kAhead < bytes && bytes <= kNear ? bytes : kAhead};
+  const Grouped groups{all.x, all.n, all.group, ahead_of(all.n * bytes_of(kIn))};
   const auto step = [&]<int kStep>(const char* from, int count, std::int64_t i) {
     char* to = static_cast<char*>(all.codes) + i * bits_of(kCodes) / 8;
     if constexpr (kStep == kWidth) {
@@ -319,11 +332,35 @@ void encode_by(const ScaledGroups& all, Begin&& begin, Code&& code, CodePair cod
   };
   const auto end = [] {};
   if constexpr (kIn == Dtype::bf16 && kShares)
-    for_each_group<kIn, 2 * kWidth, kWidth>(groups, begin, step, end);
+    for_each_group<kIn, 3, 2 * kWidth, kWidth>(groups, begin, step, end);
   else if constexpr (kIn == Dtype::bf16 && kPairs)
-    for_each_group<kIn, 4 * kWidth, kWidth>(groups, begin, step, end);
+    for_each_group<kIn, 3, 4 * kWidth, kWidth>(groups, begin, step, end);
   else
-    for_each_group<kIn, kWidth>(groups, begin, step, end);
+    for_each_group<kIn, 3, kWidth>(groups, begin, step, end);
+}
+
+/// Codes of 8 bits of long groups of bf16.
+template <Codes kCodes>
+void encode_long(const ScaledGroups& all) {
+  const float* next = all.r;
+  for (std::int64_t at = 0; at < all.n; at += all.group) {
+    const auto* x = static_cast<const char*>(all.x) + 2 * at;
+    auto* to = static_cast<char*>(all.codes) + at;
+    const std::int64_t n = all.n - at < all.group ? all.n - at : all.group;
+    const F r = splat(*next++);
+    const std::int64_t ahead = ahead_of(2 * n);
+    const std::int64_t done =
+        for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
+          Lanes::store_low_bytes(to + i, encode_pair<kCodes>(pairs[0], r),
+                                 encode_pair<kCodes>(pairs[1], r));
+        });
+    for_each_step<Dtype::bf16>(
+        x + 2 * done, n - done,
+        [&](const char* from, int count, std::int64_t i) {
+          store_codes<kCodes>(to + done + i, Encoder<kCodes>()(load<Dtype::bf16>(from) * r), count);
+        },
+        ahead);
+  }
 }
 
 template <Codes kCodes, Dtype kIn>
@@ -333,6 +370,8 @@ void encode(const ScaledGroups& all) noexcept {
   F r{};
   const auto begin = [&] { r = splat(*next++); };
   const auto code = [&](F v) { return encoder(v * r); };
+  if constexpr (bits_of(kCodes) == 8 && kIn == Dtype::bf16)
+    if (all.group >= kLong) return encode_long<kCodes>(all);
   if constexpr (bits_of(kCodes) == 8)
     encode_by<kCodes, kIn>(all, begin, code, [&](I pair) { return encode_pair<kCodes>(pair, r); });
   else
