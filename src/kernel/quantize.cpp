@@ -84,8 +84,11 @@ struct Groups {
         lines(job.n / line),
         per_line(ceil_div(line, group)),
         count(ceil_div(lines, rows) * per_line),
-        together(std::clamp(kNear / (rows * group), std::int64_t{1}, kTogether)) {}
-  static constexpr std::int64_t kNear = 4096, kTogether = 256;
+        together(std::clamp((rows == 1 ? kNear : kNearRows) / (rows * group), std::int64_t{1},
+                            kTogether)) {}
+  // Rows lie far apart, where a cache has few places for them and no line is asked for in time, so
+  // blocks are taken by so many of a line that a row of them is long.
+  static constexpr std::int64_t kNear = 4096, kNearRows = 65536, kTogether = 256;
 
   /// Groups from g on, of one line.
   struct Some {
