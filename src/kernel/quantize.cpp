@@ -95,7 +95,8 @@ struct Groups {
     std::int64_t g, n, begin, size, rows;
   };
   Some from(std::int64_t g, std::int64_t end) const {
-    const std::int64_t row = g / per_line * rows, first = g % per_line;
+    const std::int64_t at = lines == 1 ? 0 : g / per_line;  // no division a row
+    const std::int64_t row = at * rows, first = g - at * per_line;
     const std::int64_t n = std::min({together, end - g, per_line - first});
     return {g, n, row * line + first * group, std::min(n * group, line - first * group),
             std::min(rows, lines - row)};

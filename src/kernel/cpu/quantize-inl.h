@@ -181,12 +181,12 @@ void encode_by(const ScaledGroups& all, Begin&& begin, Code&& code, CodePair cod
 template <Codes kCodes>
 void encode_long(const ScaledGroups& all) {
   const float* next = all.r;
+  const std::int64_t ahead = ahead_of(2 * all.n);
   for (std::int64_t at = 0; at < all.n; at += all.group) {
     const auto* x = static_cast<const char*>(all.x) + 2 * at;
     auto* to = static_cast<char*>(all.codes) + at;
     const std::int64_t n = all.n - at < all.group ? all.n - at : all.group;
     const F r = splat(*next++);
-    const std::int64_t ahead = ahead_of(2 * n);
     const std::int64_t done =
         for_each_quad<3>(x, n, ahead, [&](const I(&pairs)[2], std::int64_t i) {
           Lanes::store_low_bytes(to + i, encode_pair<kCodes>(pairs[0], r),
