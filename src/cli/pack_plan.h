@@ -17,7 +17,7 @@ struct PackTask {
   Action action = Action::copy;
   Storage storage{};             // of cast and quantize
   std::string reason;            // why it stays plain, or which rule chose
-  std::optional<Dtype> compute;  // of quantized weights
+  std::optional<Dtype> compute{};  // of quantized weights
   // Of what rests in the files of a dialect: as which storage of the same values, in which tensors.
   std::optional<Storage> written{};
   std::vector<DialectTensor> said{};
