@@ -42,6 +42,8 @@ STOWAGE_API int bits(Dtype dtype) noexcept;
 /// The name in a safetensors header ("BF16", "F8_E4M3", ...); "" for `unknown`.
 STOWAGE_API std::string_view disk_name(Dtype dtype) noexcept;
 STOWAGE_API Dtype dtype_from_disk_name(std::string_view name) noexcept;
+/// "bfloat16", as torch calls a value dtype; empty for others.
+STOWAGE_API std::string_view torch_name(Dtype dtype) noexcept;
 /// f64, f32, bf16, f16: what values are given in and computed with.
 constexpr bool is_value_dtype(Dtype d) {
   return d == Dtype::f64 || d == Dtype::f32 || d == Dtype::bf16 || d == Dtype::f16;

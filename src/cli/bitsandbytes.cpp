@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Models of transformers' Conv1D, whose matrices lie [in, out]: bitsandbytes transposes them first.
+// Models of transformers' Conv1D, whose matrices lie [in, out].
 constexpr std::array<std::string_view, 5> kTransposed{"gpt2", "openai-gpt", "ctrl", "imagegpt",
                                                       "decision_transformer"};
 
@@ -32,17 +32,13 @@ Json parse_config(const Output& output, const std::string& text) {
   throw Error(Code::bad_file, output.config_path() + ": must be a JSON object");
 }
 
-std::string torch_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::bf16:
-      return "bfloat16";
-    case Dtype::f16:
-      return "float16";
-    case Dtype::f64:
-      return "float64";
-    default:
-      return "float32";
-  }
+// Readers of a dialect take a matrix for that of a Linear module, which lies [out, in].
+void check_linear(const Output& output, const Json& config) {
+  const Json type = config.contains("model_type") ? config["model_type"] : Json();
+  if (std::ranges::any_of(kTransposed, [&](std::string_view other) { return type == other; }))
+    throw Error(Code::unsupported,
+                formatted("{}: model_type must be one whose layers are Linear, got {}",
+                          output.config_path(), type.get<std::string>()));
 }
 
 void check_storages(const std::vector<PackTask>& packings) {
@@ -83,12 +79,7 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Pack
   const auto text = output.config();
   if (!text) throw Error(Code::io, output.config_path() + ": must exist, transformers reads it");
   Json config = parse_config(output, *text);
-  const Json type = config.contains("model_type") ? config["model_type"] : Json();
-  if (std::ranges::any_of(kTransposed, [&](std::string_view other) { return type == other; }))
-    throw Error(Code::unsupported, output.config_path() +
-                                       ": model_type must be one whose layers "
-                                       "are Linear, got " +
-                                       type.get<std::string>());
+  check_linear(output, config);
   DialectModel model;
   for (const PackTask& packing : packings) {
     const Item& item = packing.item;
@@ -129,6 +120,9 @@ std::optional<std::string> packed_config(const Output& output,
 SideFiles converted_configs(const Output& output, const DialectFiles& files,
                             const PackOptions& options) {
   SideFiles made{.made = files.files, .says_quantized = true};
+  const auto text = output.config();
+  Json config = text ? parse_config(output, *text) : Json::object();
+  check_linear(output, config);
   if (files.config.empty()) {
     made.config = plain_config(output, std::nullopt);
     return made;
@@ -136,8 +130,6 @@ SideFiles converted_configs(const Output& output, const DialectFiles& files,
   if (!output.is_folder())
     throw UsageError(formatted("--to {}: OUT must be a folder, whose config.json says it, got '{}'",
                                options.dialect, options.out));
-  const auto text = output.config();
-  Json config = text ? parse_config(output, *text) : Json::object();
   for (const char* of_others : {"quantization_config", "compression_config", "expert_dtype"})
     config.erase(of_others);
   set_keys(config, files.config);

@@ -14,13 +14,13 @@ namespace stowage::cli {
 /// The new config.json: with a quantization_config of what rests, under --for bitsandbytes in its
 /// form; nothing where the model has none. Throws UsageError where the plan holds what bitsandbytes
 /// cannot, io without a config.json, bad_file where it is no JSON object, unsupported for models
-/// whose weights bitsandbytes transposes.
+/// whose matrices lie [in, out].
 std::optional<std::string> packed_config(const Output& output,
                                          const std::vector<PackTask>& packings,
                                          const PackOptions& options);
 
 /// Of what convert writes: config.json with the keys of the dialect, and its further files. Throws
-/// UsageError where they need a folder, bad_file as packed_config().
+/// UsageError where they need a folder, bad_file and unsupported as packed_config().
 SideFiles converted_configs(const Output& output, const DialectFiles& files,
                             const PackOptions& options);
 

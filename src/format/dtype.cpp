@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types of safetensors: their widths and how a header spells them.
+// The element types of safetensors: their widths and how a header and torch spell them.
 #include <array>
 
 #include "stowage/storage.h"
@@ -12,6 +12,7 @@ struct Row {
   Dtype dtype;
   int bits;
   std::string_view disk;
+  std::string_view torch = {};  // of value dtypes
 };
 // Source: safetensors 0.8, src/tensor.rs, enum Dtype.
 constexpr std::array<Row, 19> kRows{{{Dtype::boolean, 8, "BOOL"},
@@ -27,10 +28,10 @@ constexpr std::array<Row, 19> kRows{{{Dtype::boolean, 8, "BOOL"},
                                      {Dtype::f8_e5m2, 8, "F8_E5M2"},
                                      {Dtype::f8_e8m0, 8, "F8_E8M0"},
                                      {Dtype::f4, 4, "F4"},
-                                     {Dtype::f16, 16, "F16"},
-                                     {Dtype::bf16, 16, "BF16"},
-                                     {Dtype::f32, 32, "F32"},
-                                     {Dtype::f64, 64, "F64"},
+                                     {Dtype::f16, 16, "F16", "float16"},
+                                     {Dtype::bf16, 16, "BF16", "bfloat16"},
+                                     {Dtype::f32, 32, "F32", "float32"},
+                                     {Dtype::f64, 64, "F64", "float64"},
                                      {Dtype::c64, 64, "C64"},
                                      {Dtype::unknown, 0, ""}}};
 
@@ -51,6 +52,8 @@ const Row& row(Dtype dtype) noexcept {
 int bits(Dtype dtype) noexcept { return row(dtype).bits; }
 
 std::string_view disk_name(Dtype dtype) noexcept { return row(dtype).disk; }
+
+std::string_view torch_name(Dtype dtype) noexcept { return row(dtype).torch; }
 
 Dtype dtype_from_disk_name(std::string_view name) noexcept {
   for (const Row& r : kRows)

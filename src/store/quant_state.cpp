@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/quant_state.h"
 
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -17,25 +16,6 @@ namespace stowage {
 namespace {
 
 constexpr std::uint64_t kNestedBlock = 256;
-
-struct TorchName {
-  Dtype dtype;
-  std::string_view name;
-};
-constexpr std::array<TorchName, 4> kTorchNames{{{Dtype::bf16, "bfloat16"},
-                                                {Dtype::f16, "float16"},
-                                                {Dtype::f32, "float32"},
-                                                {Dtype::f64, "float64"}}};
-
-std::string_view torch_name(Dtype dtype) {
-  for (const TorchName& row : kTorchNames) {
-    if (row.dtype == dtype) return row.name;
-  }
-  throw Error(Code::invalid_argument,
-              "quant_state: the compute dtype must be f64, f32, bf16 or "
-              "f16, got " +
-                  std::string(disk_name(dtype)));
-}
 
 class StateVisitor final : public JsonVisitor {
  public:
@@ -110,9 +90,9 @@ void StateVisitor::add_size(JsonPath path, const JsonLeaf& value) {
 
 void StateVisitor::set_dtype(JsonPath path, const JsonLeaf& value) {
   const std::string word = text(path, value);
-  for (const TorchName& row : kTorchNames) {
-    if (row.name == word) {
-      state_.compute = row.dtype;
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::f64}) {
+    if (torch_name(dtype) == word) {
+      state_.compute = dtype;
       has_dtype_ = true;
       return;
     }
@@ -183,6 +163,11 @@ std::string quant_state(const Storage& storage, const Shape& shape, Dtype comput
     throw Error(Code::invalid_argument,
                 "quant_state: the nested offset must be finite to be stored, got " +
                     std::to_string(nested_offset));
+  }
+  if (!is_value_dtype(compute)) {
+    throw Error(Code::invalid_argument,
+                formatted("quant_state: the compute dtype must be f64, f32, bf16 or f16, got {}",
+                          disk_name(compute)));
   }
   std::string offset = formatted("{}", static_cast<double>(nested_offset));
   if (offset.find_first_of(".e") == std::string::npos) offset += ".0";  // a float, as Python has it

@@ -231,6 +231,9 @@ TEST_F(Convert, RefusesBeforeAnythingIsWritten) {
   copy_golden("modelopt-fp8", "fp8");
   copy_golden("bnb-int8", "bnb");
   write_model(path("m.safetensors"), {f32_tensor("a.weight", {60, 100}, 1)});
+  fs::create_directory(path("gpt"));
+  write_model(path("gpt/model.safetensors"), {f32_tensor("a.weight", {60, 100}, 1)});
+  write_text(path("gpt/config.json"), R"({"model_type": "gpt2"})");
   struct Case {
     int code;
     std::vector<std::string> arguments;
@@ -256,6 +259,12 @@ TEST_F(Convert, RefusesBeforeAnythingIsWritten) {
       {1,
        {"m.safetensors", "out", "--to", "gptq", "--storage", "int4:block20:f16:zero"},
        "must rest in a storage that gptq has, got int4:block20:f16:zero [60, 100]"},
+      {1,
+       {"gpt", "out", "--to", "torchao", "--storage", "int8:row"},
+       "model_type must be one whose layers are Linear, got gpt2"},
+      {1,
+       {"gpt", "out", "--to", "comfyui", "--storage", "f8_e5m2:tensor"},
+       "model_type must be one whose layers are Linear, got gpt2"},
       {1, {"int4", "fp8", "--to", "compressed-tensors"}, "must be a new or empty folder"},
   };
   for (const auto& [code, arguments, text] : cases) {

@@ -231,8 +231,8 @@ TEST_F(Pack, StreamsTensorByTensor) {
   for (int i = 0; i < 10; ++i)
     tensors.push_back(f32_tensor("t" + std::to_string(i) + ".weight", {1024, 1024}, 1));
   write_model(path("m.safetensors"), tensors);
-  using Row = std::pair<const char*, rlim_t>;  // 20 and 10 MiB come out
-  for (const auto& [storage, limit] : {Row{"bf16", 16 * kMiB}, Row{"int8", 8 * kMiB}}) {
+  using Named = std::pair<const char*, rlim_t>;  // 20 and 10 MiB come out
+  for (const auto& [storage, limit] : {Named{"bf16", 16 * kMiB}, Named{"int8", 8 * kMiB}}) {
     const Result result = run({"pack", "m.safetensors", std::string(storage), "--storage", storage},
                               {.variables = {"STOWAGE_THREADS=1"}, .private_bytes = limit});
     EXPECT_EQ(result.code, 0) << result.err;

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,15 @@ def octets(weight: Any) -> list[bytes]:
     return [str(weight.storage).encode(), *(part.numpy().tobytes() for part in parts)]
 
 
-def spread(mesh: Any, folders: list[str], root: str) -> dict[str, str]:
-    """By folder, what went wrong on this rank, or `well`."""
-    found = {}
+def spread(mesh: Any, folders: list[str], root: str) -> list[str]:
+    """The folders that went through all of it on this rank; what goes wrong names its folder."""
     for folder in folders:
         try:
             _one(mesh, folder, Path(root))
-            found[folder] = "well"
-        except Exception:
-            found[folder] = traceback.format_exc()
-    return found
+        except Exception as error:
+            error.add_note(f"in {folder}")
+            raise
+    return folders
 
 
 def _one(mesh: Any, folder: str, root: Path) -> None:

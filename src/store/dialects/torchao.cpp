@@ -128,7 +128,7 @@ bool write(Wording& wording, const WeightInfo& weight) {
 Wording::Json said_of(const WeightInfo& weight) {
   using Made = Wording::Json;
   const bool integer = weight.storage.codes == Codes::int8;
-  const std::string dtype = torch_name(weight.compute.value_or(Dtype::bf16));
+  const std::string dtype{torch_name(weight.compute.value_or(Dtype::bf16))};
   Made data{{"act_quant_kwargs", nullptr}, {"block_size", block_size(weight)}};
   if (integer)
     data["reduce_range"] = false;

@@ -7,18 +7,6 @@
 #include "store/policy.h"
 
 namespace stowage::dialects {
-std::string torch_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::bf16:
-      return "bfloat16";
-    case Dtype::f16:
-      return "float16";
-    case Dtype::f64:
-      return "float64";
-    default:
-      return "float32";
-  }
-}
 
 std::vector<std::string> Wording::plain_modules() const {
   std::vector<std::string> found;

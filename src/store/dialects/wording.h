@@ -54,9 +54,6 @@ class Wording {
   DialectFiles files_;
 };
 
-/// "bfloat16", as torch calls a value dtype.
-std::string torch_name(Dtype dtype);
-
 /// The bytes of numbers, as a tensor has them.
 template <class T>
 std::string bytes_of_numbers(const std::vector<T>& numbers) {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from dialect_models import copied, opened, weights_of
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import stowage
 
@@ -81,6 +82,58 @@ def test_a_stowed_model_is_written_for_others(storage: str, dialect: str, tmp_pa
     said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == dialect
     assert (tmp_path / "hf_quant_config.json").exists() == (dialect == "modelopt")
+
+
+MODES = {
+    "a default device": lambda: torch.device("meta"),
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("storage", "dialect"),
+    [
+        ("nf4:nested", "bitsandbytes"),
+        ("int4:block32:bf16", "compressed-tensors"),
+        ("int4:block32:f16:zero", "gptq"),
+        ("f8_e4m3:block32:e8m0", "comfyui"),
+    ],
+)
+def test_modes_of_torch_change_no_byte(
+    storage: str, dialect: str, mode: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Layers()
+    stowage.stow(model, storage, skip=["last"])
+    stowage.save(model, tmp_path / "before", dialect=dialect)
+    with MODES[mode]():
+        stowage.save(model, tmp_path / "within", dialect=dialect)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "before").iterdir()}
+    assert files == {file.name: file.read_bytes() for file in (tmp_path / "within").iterdir()}
+
+
+class Others(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 32, dtype=torch.bfloat16)
+        self.turned = Conv1D(64, 32).to(torch.bfloat16)
+        self.linear = nn.Linear(32, 64, bias=False, dtype=torch.bfloat16)
+
+
+def test_refuses_matrices_of_other_modules(tmp_path: Path) -> None:
+    model = Others()
+    stowage.stow(model, "f8_e4m3:row", rules={"*.weight": "f8_e4m3:row"})
+    with pytest.raises(stowage.InvalidArgument, match="2 problems, nothing was changed") as error:
+        stowage.save(model, tmp_path / "out", dialect="modelopt")
+    for name, kind in (("table", "Embedding"), ("turned", "Conv1D")):
+        assert f"{name}.weight: must be of a Linear module" in str(error.value)
+        assert f"got {kind}" in str(error.value)
+    assert not list((tmp_path / "out").iterdir())
+    stowage.unstow(model)
+    stowage.stow(model, "f8_e4m3:row", skip=["table", "turned"])
+    stowage.save(model, tmp_path / "out", dialect="modelopt")
 
 
 def test_refuses_before_anything_is_written(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stowage._model.files.template import formed
 from stowage._model.weights import Held
 from stowage._model.writer import declared, write
 from stowage._ops import library
-from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.errors import InvalidArgument, raise_problems, translated
 from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
 
@@ -37,8 +37,11 @@ class DialectFiles:
 
 
 def files_of(every: Sequence[Held], dialect: str) -> DialectFiles:
-    """Raises InvalidArgument where the dialect has no form for a weight, or none for all."""
+    """Raises InvalidArgument where the dialect has no form for a weight, or none for all, and where
+    its readers would take one for the matrix of another module."""
     resting = {held.name: weight for held in every if (weight := _resting(held)) is not None}
+    problems = [_misread(held) for held in every if held.name in resting]
+    raise_problems("stowage.save", [problem for problem in problems if problem])
     model = {
         "weights": [
             {
@@ -75,6 +78,19 @@ def files_of(every: Sequence[Held], dialect: str) -> DialectFiles:
 def _resting(held: Held) -> StowedTensor | None:
     tensor = held.tensor
     return tensor if isinstance(tensor, StowedTensor) and not is_plain(tensor) else None
+
+
+def _misread(held: Held) -> str:
+    """Readers take each matrix for that of a Linear module: why this one is none, or ""."""
+    for site in held.sites:
+        for kind in type(site.module).__mro__:
+            # transformers' Conv1D, known by name as that package need not be there, lies [in, out].
+            if kind is nn.Embedding or kind.__name__ == "Conv1D":
+                return (
+                    f"{site.name}: must be of a Linear module, for which readers of dialects take "
+                    f"it, got {kind.__name__}"
+                )
+    return ""
 
 
 def _check_rounded(
@@ -143,5 +159,5 @@ def _weight(
 
 
 def _octets(tensor: dict[str, Any]) -> torch.Tensor:
-    made = torch.tensor(tensor["octets"], dtype=torch.uint8)
+    made = torch.tensor(tensor["octets"], dtype=torch.uint8, device="cpu")
     return made.view(DISK_DTYPES[tensor["dtype"]]) if made.numel() else made
