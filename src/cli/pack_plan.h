@@ -15,8 +15,8 @@ struct PackTask {
   enum class Action { copy, cast, quantize };  // cast: a plain tensor to the compute dtype
   Item item;
   Action action = Action::copy;
-  Storage storage{};             // of cast and quantize
-  std::string reason;            // why it stays plain, or which rule chose
+  Storage storage{};               // of cast and quantize
+  std::string reason;              // why it stays plain, or which rule chose
   std::optional<Dtype> compute{};  // of quantized weights
   // Of what rests in the files of a dialect: as which storage of the same values, in which tensors.
   std::optional<Storage> written{};
