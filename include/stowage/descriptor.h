@@ -30,9 +30,11 @@ struct Group {
     flat,    // N consecutive ones of the tensor, across rows; the last group may be short
     along,   // N consecutive ones of a row; the last group of each row may be short
     block2,  // M rows by N columns of a matrix; those at its edges may be smaller
+    named,   // of each row of a matrix those whose columns a part gives the same number; as many
+             // numbers as groups of N columns would be
   };
   Kind kind = Kind::none;
-  std::int32_t n = 0;  // of flat, along and block2
+  std::int32_t n = 0;  // of flat, along, block2 and named
   std::int32_t m = 0;  // of block2
 };
 
@@ -75,14 +77,15 @@ enum class FileForm : std::uint8_t {
 
 /// How large a part is.
 enum class Extent : std::uint8_t {
-  weight,  // the weight's shape
-  pairs,   // [(elements + 1) / 2, 1]
-  halves,  // [rows, elements of a row / 2]
-  scales,  // as the group of scales says
-  outers,  // one for each group of scales
-  one,     // []
-  values,  // [16]
-  map,     // [256]
+  weight,   // the weight's shape
+  pairs,    // [(elements + 1) / 2, 1]
+  halves,   // [rows, elements of a row / 2]
+  scales,   // as the group of scales says
+  outers,   // one for each group of scales
+  one,      // []
+  values,   // [16]
+  map,      // [256]
+  columns,  // [columns]
 };
 /// The suffix of a part that files have as a number in a quant state.
 inline constexpr std::string_view kNoTensor = "-";

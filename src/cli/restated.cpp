@@ -51,6 +51,8 @@ Weight assembled(const Storage& storage, std::shared_ptr<Owned> owned) {
     parts.push_back(owned->zeros.data());
   else if (storage.scaling.zero)
     parts.push_back(owned->from.part(2));
+  if (storage.scaling.actorder)
+    parts.push_back(owned->from.part(owned->from.storage().scaling.zero ? 3 : 2));
   const Shape shape = owned->from.shape();
   return {storage, shape, parts, std::move(owned)};
 }

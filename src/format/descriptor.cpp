@@ -20,6 +20,11 @@ constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
 constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
 constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
 constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
+constexpr PartRow kGroups{"g_idx", "_g_idx", columns, Dtype::i32};
+constexpr std::array kNamedParts{kWhole, kScale, kGroups};
+constexpr std::array kNamedZeroParts{kWhole, kScale, kZero, kGroups};
+constexpr std::array kPackedNamedParts{kHalves, kScale, kGroups};
+constexpr std::array kPackedNamedZeroParts{kHalves, kScale, kZero, kGroups};
 constexpr std::array kProductParts{kHalves, kScale,
                                    PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
 constexpr std::array kQuotientParts{kHalves, kScale,
@@ -75,12 +80,25 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
     case Kind::row2:
       return {Group::Kind::row2};
     case Kind::block:
+      if (scaling.actorder) return {Group::Kind::named, scaling.block};
       return {packing == Packing::high_first ? Group::Kind::flat : Group::Kind::along,
               scaling.block};
     case Kind::block2:
       return {Group::Kind::block2, scaling.block, scaling.rows};
   }
   return {};
+}
+
+// Of codes whose scales are numbers.
+std::span<const PartRow> scaled_parts(const Scaling& scaling, Packing packing) noexcept {
+  if (packing == Packing::whole) {
+    if (scaling.actorder)
+      return scaling.zero ? std::span<const PartRow>(kNamedZeroParts) : kNamedParts;
+    return scaling.zero ? std::span<const PartRow>(kZeroParts) : kScaledParts;
+  }
+  if (scaling.actorder)
+    return scaling.zero ? std::span<const PartRow>(kPackedNamedZeroParts) : kPackedNamedParts;
+  return scaling.zero ? std::span<const PartRow>(kPackedZeroParts) : kPackedParts;
 }
 
 }  // namespace
@@ -105,12 +123,7 @@ Descriptor describe(const Storage& storage) {
       break;
     case Codec::amax:
       made.zero = scaling.zero ? Zero::code : Zero::none;
-      made.parts = kScaledParts;
-      if (scaling.zero) made.parts = kZeroParts;
-      if (row.packing != Packing::whole) {
-        made.parts = kPackedParts;
-        if (scaling.zero) made.parts = kPackedZeroParts;
-      }
+      made.parts = scaled_parts(scaling, row.packing);
       if (scaling.type >= ScaleType::e4m3) {
         made.scale.code = code_under_one(scaling.type);
         made.outer.group = {Group::Kind::tensor};

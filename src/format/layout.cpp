@@ -27,6 +27,12 @@ void expect_rank(const Storage& storage, const Shape& shape, int least) {
                                           ", got shape " + to_string(shape));
 }
 
+void expect_matrix(const Storage& storage, const Shape& shape) {
+  if (shape.rank() == 2) return;
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                          " must have 2 dimensions, got shape " + to_string(shape));
+}
+
 // The first `kept` sizes, then 1 for every other dimension.
 Shape keep_leading(const Shape& shape, int kept) {
   std::array<std::int64_t, Shape::kMaxRank> sizes{};
@@ -60,11 +66,11 @@ Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape
       return {shape.rows(), ceil_div<std::int64_t>(shape.row_elements(), group.n)};
     case Group::Kind::flat:
       return {ceil_div<std::int64_t>(shape.elements(), group.n)};
+    case Group::Kind::named:
+      expect_matrix(storage, shape);
+      return {shape[0], ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::block2:
-      if (shape.rank() != 2)
-        throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
-                                                " must have 2 dimensions, got shape " +
-                                                to_string(shape));
+      expect_matrix(storage, shape);
       return {ceil_div<std::int64_t>(shape[0], group.m), ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::none:
     case Group::Kind::tensor:
@@ -93,6 +99,8 @@ Shape part_shape(const Descriptor& form, Extent extent, const Storage& storage,
       return {16};
     case Extent::map:
       return {256};
+    case Extent::columns:
+      return {shape.row_elements()};
   }
   return {};
 }
@@ -153,6 +161,7 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) {
     case Group::Kind::along:
     case Group::Kind::flat:
     case Group::Kind::block2:
+    case Group::Kind::named:
       return group.n;
     case Group::Kind::none:
     case Group::Kind::tensor:

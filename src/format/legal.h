@@ -30,6 +30,7 @@ struct Legal {
   bool nested = false;   // scales may be nested
   bool typed = false;    // scales may be bf16 or f16, and those of blocks powers of two
   bool zero = false;     // scales may have a code beside them that stands for 0
+  bool named = false;    // which columns are of a group of block<N> may stand in a part
   bool product = false;  // scales of block<N> may be e4m3, under one of all
   bool open = false;     // nf4:torchao: always nested, a dtype and a scaler block of its own
 };
@@ -50,6 +51,9 @@ bool is_legal(const Storage& storage) noexcept;
 /// Whether NaN and infinity have codes, or scales that show them: casts, and 4-bit codes with plain
 /// scales.
 bool can_keep_nonfinite(const Storage& storage);
+/// Throws invalid_argument where values alone do not make such a weight: the tool that found the
+/// order of its columns gives it.
+void check_quantizable(const Storage& storage);
 /// Throws invalid_argument "`where`: ..." with the legal storages unless is_legal().
 void check_legal(const Storage& storage, const char* where);
 

@@ -222,11 +222,19 @@ float number_under(ScaleType type, double scale, double outer) noexcept {
   return static_cast<float>(scale * outer);
 }
 
+std::int64_t scale_index(const Weight& weight, std::int64_t i) {
+  if (!weight.storage().scaling.actorder) return scale_index(weight.storage(), weight.shape(), i);
+  const std::int64_t columns = weight.shape()[1], k = i % columns;
+  const void* const groups = weight.part(weight.storage().scaling.zero ? 3 : 2);
+  return i / columns * ceil_div<std::int64_t>(columns, weight.storage().scaling.block) +
+         element<std::int32_t>(groups, k);
+}
+
 float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
   if (describe(weight.storage()).codec == Codec::torchao) return torchao_scale_at(weight, i);
-  const std::int64_t index = scale_index(weight.storage(), weight.shape(), i);
+  const std::int64_t index = scale_index(weight, i);
   if (scaling.type == ScaleType::e8m0) {
     const int exponent = element<std::uint8_t>(weight.part(1), index);
     return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
@@ -252,7 +260,7 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
 
 float zero_at(const Weight& weight, std::int64_t i) noexcept {
   if (!weight.storage().scaling.zero) return 0.0f;
-  const std::int64_t index = scale_index(weight.storage(), weight.shape(), i);
+  const std::int64_t index = scale_index(weight, i);
   return static_cast<float>(element<std::int8_t>(weight.part(2), index));
 }
 

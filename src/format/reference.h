@@ -30,8 +30,10 @@ std::uint32_t encode(Codes codes, double x) noexcept;
 /// The scale of a group: fl(amax / F), 1 for amax 0, at least 2^-126.
 float scale_of(float amax, float divisor) noexcept;
 
-/// Which of its scales element i of a weight has.
+/// Which of its scales element i of a weight has, where storage and shape say it.
 std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i);
+/// The same of any weight.
+std::int64_t scale_index(const Weight& weight, std::int64_t i);
 
 /// The code of x in [-1, 1] under nf4 or fp4: how many thresholds lie strictly below x, as a place
 /// in the order of the values. NaN lies above all.

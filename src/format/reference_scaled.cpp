@@ -323,6 +323,7 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
     throw Error(Code::invalid_argument, "quantize: values must be f64, f32, bf16 or f16, got " +
                                             std::string(disk_name(dtype)));
   const Storage storage = storage_for_values(given, dtype);
+  check_quantizable(storage);
   const Layout made = layout(storage, shape);
   if (parts.size() != static_cast<std::size_t>(made.count))
     throw Error(Code::invalid_argument, "quantize: " + to_string(storage) + " must have " +

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage strings, `codes[:dialect][:scaling][:type][:zero|:nested]`, the rules of what may be
-// combined, and the integer that stands for a storage across a language door.
+// Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested]`, the rules of what
+// may be combined, and the integer that stands for a storage across a language door.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -164,6 +164,10 @@ std::optional<Storage> read(std::string_view text) {
     storage.scaling.zero = true;
     field = next_field(rest);
   }
+  if (field == "actorder") {
+    storage.scaling.actorder = true;
+    field = next_field(rest);
+  }
   if (field == "nested") {
     storage.scaling.nested = true;
     field = next_field(rest);
@@ -209,6 +213,7 @@ std::string spelled(const FormRow& row) {
     text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
                               : "[:bf16|:f16|:e8m0]";
   if (row.legal.zero) text += "[:zero]";
+  if (row.legal.named) text += "[:actorder]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
   return text;
@@ -238,6 +243,8 @@ bool is_legal(const Storage& storage) noexcept {
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;
   if (s.zero && (!legal.zero || s.type == ScaleType::e8m0)) return false;
+  if (s.actorder && (!legal.named || s.kind != Kind::block || s.type == ScaleType::e8m0))
+    return false;
   if (legal.open)
     return s.nested && s.type <= ScaleType::of_values &&
            is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
@@ -249,6 +256,16 @@ bool can_keep_nonfinite(const Storage& storage) {
   const Descriptor form = describe(storage);
   return form.codec == Codec::cast ||
          (form.codec == Codec::bitsandbytes && form.scale.code == ScaleCode::plain);
+}
+
+void check_quantizable(const Storage& storage) {
+  if (!storage.scaling.actorder) return;
+  Storage plain = storage;
+  plain.scaling.actorder = false;
+  throw Error(Code::invalid_argument,
+              "quantize: storage must have groups that values alone make, such as " +
+                  to_string(plain) + ", got " + to_string(storage) +
+                  ", whose columns are in an order that comes with a file");
 }
 
 void check_legal(const Storage& storage, const char* where) {
@@ -275,6 +292,7 @@ std::string to_string(const Storage& storage) {
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
   if (storage.scaling.type != ScaleType::f32) text.append(":").append(spell(storage.scaling.type));
   if (storage.scaling.zero) text += ":zero";
+  if (storage.scaling.actorder) text += ":actorder";
   return storage.scaling.nested ? text + ":nested" : text;
 }
 
@@ -288,20 +306,21 @@ std::string legal_storages() {
          ", for " + names_with(&Legal::even) + " an even one; for " + names_with(&Legal::powers) +
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; e8m0: with blocks; e4m3: with block<N>; M: a power of two from " +
+         "; e8m0: with blocks; e4m3 and actorder: with block<N>; M: a power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }
 
 // bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 21 zero |
-// 24-54 block
+//        22 actorder | 24-54 block
 //        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
-         static_cast<std::int64_t>(s.zero) << 21 | static_cast<std::int64_t>(s.block) << 24 |
+         static_cast<std::int64_t>(s.zero) << 21 | static_cast<std::int64_t>(s.actorder) << 22 |
+         static_cast<std::int64_t>(s.block) << 24 |
          static_cast<std::int64_t>(
              std::bit_width(static_cast<std::uint32_t>(s.scaler_block | s.rows)))
              << 56;
@@ -315,6 +334,7 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;
   storage.scaling.zero = (key >> 21 & 1) != 0;
+  storage.scaling.actorder = (key >> 22 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
   Scaling& s = storage.scaling;
   if (const auto width = static_cast<int>(key >> 56 & 0xf); width != 0)

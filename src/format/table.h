@@ -144,9 +144,10 @@ consteval Legal with(Legal legal, std::initializer_list<bool Legal::*> more) {
   for (bool Legal::*const flag : more) legal.*flag = true;
   return legal;
 }
-constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero});
+constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero, &Legal::named});
 constexpr Legal kPackedLegal = with(kScaledLegal, {&Legal::even, &Legal::product});
-constexpr Legal kPackedIntegerLegal = with(kScaledLegal, {&Legal::even, &Legal::zero});
+constexpr Legal kPackedIntegerLegal =
+    with(kScaledLegal, {&Legal::even, &Legal::zero, &Legal::named});
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,

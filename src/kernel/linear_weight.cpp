@@ -61,7 +61,7 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   if (columns_ == 0) return 0;
   if (dot_ == nullptr) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
-  if (group.n % kLinearPad != 0) return 0;
+  if (group.n % kLinearPad != 0 || group.kind == Group::Kind::named) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(runs_.group(), columns_) : rows_;
   const bool restarts = group.kind == Group::Kind::block2 ||
                         (group.kind == Group::Kind::along && columns_ % group.n != 0);

@@ -36,7 +36,8 @@ class BlockPlaces {
     group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
     const Group& group = describe(storage).scale.group;
     rows_ = std::max(group.m, 1);
-    const bool restarts = group.kind == Group::Kind::along || group.kind == Group::Kind::block2;
+    const bool restarts = group.kind == Group::Kind::along || group.kind == Group::Kind::block2 ||
+                          group.kind == Group::Kind::named;  // of whose columns those side by side
     row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
   }
   /// Elements of whole rows of blocks, where blocks have several rows; else 0.

@@ -389,6 +389,8 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const Storage& given, std::span<void* const> parts,
                    const QuantizeOptions& options) {
   const Storage storage = storage_for_values(given, dtype);
+  check_quantizable(storage);
+  check_quantizable(storage);
   check(values, dtype, layout(storage, shape), storage, parts);
   const Descriptor form = describe(storage);
   const QuantizeJob job{

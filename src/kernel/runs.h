@@ -61,6 +61,7 @@ class Runs {
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (expand_ != nullptr) return cover_expanded(begin, end, body);
+    if (groups_ != nullptr) return cover_named(begin, end, body);
     if (row_ == 0) {  // all of it is one run
       if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_, zeros_});
       return;
@@ -74,6 +75,10 @@ class Runs {
   }
 
  private:
+  struct Gathered {  // of each column its own
+    float scales[kExpandedScales];
+    std::int8_t zeros[kExpandedScales];
+  };
   union Expanded {
     float scales[kExpandedScales];
     double values[16];
@@ -104,6 +109,15 @@ class Runs {
       begin += run.n;
     }
   }
+  template <class Body>
+  void cover_named(std::int64_t begin, std::int64_t end, Body&& body) const {
+    Gathered room;
+    while (begin < end) {
+      const Run run = next_gathered(begin, end, room);
+      body(run);
+      begin += run.n;
+    }
+  }
   // Inlined into the loop: rows of few groups are runs of few scales.
   Run next_expanded(const Line& line, float* scales) const noexcept {
     const std::int64_t from = line.first / group_, last = line.first + line.n;
@@ -122,6 +136,7 @@ class Runs {
             zeros_from(line.scale + from)};
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
+  Run next_gathered(std::int64_t begin, std::int64_t end, Gathered& room) const noexcept;
 
   Descriptor form_;
   const std::uint8_t* codes_ = nullptr;
@@ -129,6 +144,7 @@ class Runs {
   const float* scales_ = nullptr;  // where they are fp32 numbers
   KeptScales kept_;                // where they are not
   Expand expand_ = nullptr;
+  const std::int32_t* groups_ = nullptr;  // of each column, where a part names it
   std::int64_t group_ = 1;
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
   std::int64_t across_ = 0;        // groups of such a row

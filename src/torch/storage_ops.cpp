@@ -21,8 +21,8 @@ constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
 constexpr const char* kScaleCodes[] = {"plain",   "mapped",       "affine",
                                        "product", "product_bf16", "quotient"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
-constexpr const char* kExtents[] = {"weight", "pairs", "halves", "scales",
-                                    "outers", "one",   "values", "map"};
+constexpr const char* kExtents[] = {"weight", "pairs",  "halves", "scales", "outers",
+                                    "one",    "values", "map",    "columns"};
 
 // Of a part in memory: "codes" as the format has them, "own" as the storage says.
 const char* dtype_name(const PartRow& part, const Level& level) {
@@ -34,6 +34,8 @@ const char* dtype_name(const PartRow& part, const Level& level) {
       return "u8";
     case Dtype::i8:
       return "i8";
+    case Dtype::i32:
+      return "i32";
     case Dtype::f32:
       return "f32";
     default:
@@ -78,6 +80,7 @@ std::string storage_describe(std::int64_t key) {
               {"rows", storage.scaling.rows},
               {"nested", storage.scaling.nested},
               {"zero", storage.scaling.zero},
+              {"actorder", storage.scaling.actorder},
               {"outer", form.outer.group.n},
               {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"under_one", stands_under_one(form)},

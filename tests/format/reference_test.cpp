@@ -178,5 +178,29 @@ TEST(Dequantize, EachElementFindsItsScale) {
   EXPECT_EQ(at("int8:block4", 29), 8.0f);
 }
 
+TEST(Named, EachColumnHasTheScaleAndTheZeroOfItsGroup) {
+  const std::vector<std::uint8_t> codes{0x91, 0x2f, 0x80, 0x7c};  // 1 9 15 2, 0 8 12 7
+  const std::vector<float> scales{0.5f, 2.0f, 10.0f, 100.0f};
+  const std::vector<std::int8_t> zeros{-8, 1, 0, 7};
+  const std::vector<std::int32_t> groups{1, 0, 1, 0};
+  const Weight weight(
+      parse_storage("int4:block2:zero:actorder"), {2, 4},
+      std::vector<const void*>{codes.data(), scales.data(), zeros.data(), groups.data()});
+  const std::vector<float> values{-7 - 1, 1 + 8, 7 - 1, -6 + 8, -8 - 7, 0, 4 - 7, -1};
+  const std::vector<float> times{2, 0.5f, 2, 0.5f, 100, 10, 100, 10};
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_EQ(value_at(weight, static_cast<std::int64_t>(i)), values[i] * times[i]) << i;
+}
+
+TEST(Named, ValuesAloneDoNotMakeSuchAWeight) {
+  const std::vector<float> values(8);
+  const Storage storage = parse_storage("int8:block2:actorder");
+  std::vector<std::byte> room(64);
+  const std::vector<void*> parts(3, room.data());
+  EXPECT_STOWAGE_ERROR(quantize(values.data(), Dtype::f32, {2, 4}, storage, parts),
+                       invalid_argument, "such as int8:block2, got int8:block2:actorder");
+  EXPECT_STOWAGE_ERROR(layout(storage, {2, 4, 6}), invalid_argument, "must have 2 dimensions");
+}
+
 }  // namespace
 }  // namespace stowage::reference

@@ -21,11 +21,12 @@ std::vector<Storage> all_legal() {
             for (int type = 0; type <= static_cast<int>(ScaleType::e4m3_quotient); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
                 for (const int rows : {0, 1, 2, 3, 4096, 8192})
-                  for (const bool zero : {false, true}) {
-                    const Storage storage{static_cast<Codes>(codes),
-                                          static_cast<Dialect>(dialect),
-                                          {static_cast<Kind>(kind), block, nested,
-                                           static_cast<ScaleType>(type), scaler, rows, zero}};
+                  for (const int more : {0, 1, 2, 3}) {
+                    const Storage storage{
+                        static_cast<Codes>(codes),
+                        static_cast<Dialect>(dialect),
+                        {static_cast<Kind>(kind), block, nested, static_cast<ScaleType>(type),
+                         scaler, rows, more % 2 != 0, more >= 2}};
                     if (is_legal(storage)) found.push_back(storage);
                   }
   return found;
@@ -34,13 +35,15 @@ std::vector<Storage> all_legal() {
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks, of one row or of 2 sizes,
-  // x those types and e8m0, but for zeros; three of e4m3 with those of one row; bitsandbytes: 4
-  // blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
+  // x those types and e8m0, but for zeros; three of e4m3 with those of one row; columns in another
+  // order with those of one row, with zeros and without; bitsandbytes: 4 blocks x nested; torchao:
+  // 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
     const Legal& legal = row.legal;
     expected += (legal.kinds & 1 << static_cast<int>(Kind::none)) != 0 ? 1 : 0;
     expected += (legal.typed ? 9 + 8 * 3 * 4 : 0) + (legal.zero ? 9 + 8 * 3 * 3 : 0);
+    expected += legal.named ? 8 * 3 * 2 : 0;
     expected +=
         (legal.product ? 3 * 8 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
   }
@@ -95,6 +98,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"int4", "int4:block128"},
       {"int4:zero", "int4:block128:zero"},
       {"int4:block32:bf16:zero", "int4:block32:bf16:zero"},
+      {"int4:actorder", "int4:block128:actorder"},
+      {"int4:block32:f16:zero:actorder", "int4:block32:f16:zero:actorder"},
+      {"int8:block7:actorder", "int8:block7:actorder"},
       {"int4:tensor:f16", "int4:tensor:f16"},
       {"mxfp8_e4m3", "f8_e4m3:block32:e8m0"},
       {"mxfp8_e5m2", "f8_e5m2:block32:e8m0"},
@@ -202,6 +208,14 @@ TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
                            "int4:nested",
                            "int4:block33",
                            "int4:block32:e8m0:zero",
+                           "int4:row:actorder",
+                           "int4:block4x32:actorder",
+                           "int8:actorder",
+                           "int8:block32:e8m0:actorder",
+                           "f8_e4m3:block32:actorder",
+                           "f4_e2m1:block32:actorder",
+                           "nf4:actorder",
+                           "int4:block32:actorder:zero",
                            "int8:bf16:row",
                            "int8:row:of_values",
                            "nf4:bf16",

@@ -22,6 +22,15 @@ Make manifest_weight(const std::string& fields) {
 }
 
 const Rows kManifest{{
+    {Refusal::manifest_part,
+     "a column in a group that is not there",
+     header(R"({"__metadata__":{"stowage":"{\"version\":1,\"weights\":{\"w\":{\"storage\":)"
+            R"(\"int8:block2:actorder\",\"shape\":[2,4]}}}"},)" +
+                tensor("w_g_idx", "I32", "[4]", 0, 16) + "," +
+                tensor("w_scale", "F32", "[2,2]", 16, 32) + "," +
+                tensor("w", "I8", "[2,4]", 32, 40) + "}",
+            40),
+     {"tensor 'w_g_idx'", "of column 0, of 2 groups"}},
     {Refusal::manifest_version,
      "from the future",
      manifest("\"version\":2"),

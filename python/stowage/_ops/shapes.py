@@ -78,6 +78,8 @@ def check_quantize(x: Tensor, storage: Storage) -> None:
     where = "stowage::quantize"
     _check_dtype(where, "x", x.dtype, VALUES)
     _check_fit(where, storage.for_values(x.dtype), x.shape)
+    if storage.actorder:
+        _wrong(where, "storage must have groups that values alone make", storage)
 
 
 def _check_matrix_product(

@@ -14,7 +14,7 @@ from stowage._ops.errors import InvalidArgument, translated
 
 _WIDE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _TYPES = {**_WIDE, "f64": torch.float64}
-_PARTS = {"f32": torch.float32, "u8": torch.uint8, "i8": torch.int8}
+_PARTS = {"f32": torch.float32, "u8": torch.uint8, "i8": torch.int8, "i32": torch.int32}
 NESTED_BLOCK = 256  # block scales of bitsandbytes that share one scale of their own
 
 Part = tuple[str, torch.dtype, tuple[int, ...]]
@@ -74,6 +74,7 @@ class Storage:
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
     zero: bool = False  # each scale has a code beside it that stands for 0
+    actorder: bool = False  # the last part names the group of each column
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3; nf4:torchao: f64 and of_values too
     scale_code: str  # how scales are kept: plain, mapped, affine, or as below
@@ -188,7 +189,7 @@ class Storage:
 
     def misfit(self, shape: Sequence[int]) -> str:
         """The rule that this shape breaks, of those that few storages have; "" for none."""
-        if self.kind == "block2" and len(shape) != 2:
+        if (self.kind == "block2" or self.actorder) and len(shape) != 2:
             return f"a weight stored as {self.name} must have 2 dimensions"
         if self.packing == "low_first":
             least = 3 if self.kind == "row2" else 2
@@ -233,6 +234,8 @@ class Storage:
                 return self._scales(shape)
             case "outers":
                 return ((math.prod(self._scales(shape)) + self.outer - 1) // self.outer,)
+            case "columns":
+                return (math.prod(shape[1:]),)
         return {"one": (), "values": (16,), "map": (256,)}[extent]
 
     def _scales(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -49,6 +49,8 @@ def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | 
     """Why a weight cannot be cut into so many pieces of its columns; None where it can."""
     if len(shape) != 2 or shape[1] % parts:
         return f"it must be a matrix whose columns {parts} divides, got {list(shape)}"
+    if storage.actorder:
+        return "its columns are in an order that is not that of its groups; use Shard(0)"
     if storage.nested:
         return "scales of scales run on across rows; use Shard(0), or scales in fp32"
     columns = shape[1] // parts

@@ -21,12 +21,10 @@ from torch.nn.functional import pad
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, Unsupported, translated
 from stowage._ops.memory import ensure_writable
-from stowage._ops.numbers import four_bit, scaled, torchao
+from stowage._ops.numbers import four_bit, ordered, scaled, torchao
 from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, rows_and_columns
-
-_SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
 
 
 class Rows(NamedTuple):
@@ -188,8 +186,20 @@ class Change(NamedTuple):
 
 def afresh(weight: StowedTensor, values: Tensor) -> Change:
     """What turns `weight` into one with these values everywhere."""
-    parts = weight._parts() if weight.is_meta else first_parts(values, weight._storage)
-    return Change(weight, parts)
+    if weight.is_meta:
+        return Change(weight, weight._parts())
+    if weight._storage.actorder:
+        return Change(weight, quantized(values, weight._storage, weight._parts()))
+    return Change(weight, first_parts(values, weight._storage))
+
+
+def quantized(
+    values: Tensor, storage: Storage, parts: Sequence[Tensor], keep_nonfinite: bool = False
+) -> list[Tensor]:
+    """New parts of a weight that has `parts`, all of whose values are written."""
+    if storage.actorder:
+        return ordered.quantize(values, storage, parts[-1])
+    return library.quantize(values.contiguous(), storage.key, keep_nonfinite)
 
 
 def first_parts(values: Tensor, storage: Storage) -> list[Tensor]:
@@ -258,7 +268,7 @@ def _encode_whole(
     quantizing twice may round twice."""
     wide = new if new.dtype in VALUE_DTYPES else new.float()
     kept = not bool(wide.isfinite().all())  # it held them before, or plan() had refused
-    fresh = library.quantize(wide.contiguous(), weight._storage.key, kept)
+    fresh = quantized(wide, weight._storage, parts, kept)
     if changed:
         return fresh
     before, after = (_dense(weight, each).view(torch.int32) for each in (parts, fresh))
@@ -298,7 +308,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         return _encode_casts(weight, parts, lines)
     if not lines.rest:
         whole = lines.values.view(weight.shape)
-        return _quantize_rows(whole, lines.written, parts[1], storage)
+        return _quantize_rows(whole, lines.written, parts, parts[1], storage)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, *scales = (part.clone() for part in parts)
@@ -308,7 +318,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         which = torch.searchsorted(every, lines.rows)
         values[which] = lines.values
         written = torch.zeros_like(values, dtype=torch.bool).index_copy_(0, which, lines.written)
-        codes[every], *fresh = _quantize_rows(values, written, scales[0][blocks], storage)
+        codes[every], *fresh = _quantize_rows(values, written, parts, scales[0][blocks], storage)
         for scale, part in zip(scales, fresh, strict=True):
             scale[blocks] = part
         return [codes, *scales]
@@ -323,24 +333,30 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
             _check_reach(weight, values, parts)
             fresh = scaled.quantize_groups(values, storage, parts[2])
         else:
-            fresh = _quantize_rows(values, lines.written, parts[1][lines.rows], storage)
+            kept = parts[1][lines.rows]
+            fresh = _quantize_rows(values, lines.written, parts, kept, storage)
         for scale, part in zip(scales[: storage.in_rows - 1], fresh[1:], strict=False):
             scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
     return [codes, *scales]
 
 
-def _quantize_rows(values: Tensor, written: Tensor, kept: Tensor, storage: Storage) -> list[Tensor]:
-    """The parts of some rows whose scales were `kept`. Where the largest code is not what a scale
-    is made for, quantizing what was read moves the scale and every value, and one write after the
-    other would add that up: there groups that were written in part keep a scale that all fit."""
+def _quantize_rows(
+    values: Tensor, written: Tensor, parts: Sequence[Tensor], kept: Tensor, storage: Storage
+) -> list[Tensor]:
+    """The parts of some rows of a weight of `parts`, whose scales were `kept`. Where the largest
+    code is not what a scale is made for, quantizing what was read moves the scale and every value,
+    and one write after the other would add that up: there groups that were written in part keep a
+    scale that all fit."""
+    if storage.actorder:
+        return ordered.quantize(values, storage, parts[-1], ordered.Partly(written, kept))
     fresh = library.quantize(values, storage.key)
     if storage.zero or storage.divisor == storage.largest or written.all():
         return fresh
     v = _grouped(values.reshape(written.shape), storage, kept)
     partly = _grouped(~written, storage, kept).any(3).any(1)
     old, new = (scaled.numbers(s, storage).reshape(partly.shape) for s in (kept, fresh[1]))
-    lo, hi = storage.least * old * _SLACK, storage.divisor * old * _SLACK
+    lo, hi = storage.least * old * scaled.SLACK, storage.divisor * old * scaled.SLACK
     keeps = partly & (v.amin((1, 3)) >= lo) & (v.amax((1, 3)) <= hi)
     used = torch.where(keeps, old, new)[:, None, :, None]
     codes = scaled.encode(v, used, storage).reshape(v.shape[0] * v.shape[1], -1)
@@ -363,7 +379,7 @@ def _grouped(lines: Tensor, storage: Storage, scales: Tensor) -> Tensor:
 def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) -> None:
     """Values of some rows must fit what all rows share, which stays."""
     storage = weight._storage
-    scale = float(scaled.largest_shared(parts, storage)) * _SLACK
+    scale = float(scaled.largest_shared(parts, storage)) * scaled.SLACK
     least, most = storage.least, storage.divisor  # those that a scale is made for
     if storage.zero:
         zero = int(parts[2])

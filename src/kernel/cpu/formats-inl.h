@@ -29,6 +29,7 @@ consteval bool has_casts(Codes c) {
 }
 /// Whether weights of these codes may have zeros, or scales that are products.
 consteval bool may_have_zeros(Codes c) { return form_of(c).legal.zero; }
+consteval bool may_be_named(Codes c) { return form_of(c).legal.named; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 

@@ -184,6 +184,31 @@ requires(is_four_bit(kCodes)) struct WidenFrom<kCodes, kOut> : Widen<kCodes, kOu
       : Widen<kCodes, kOut>(values.less(zero), scale) {}
 };
 
+/// Codes that have a scale each, and, unless that is null, a zero.
+template <Codes kCodes, Dtype kOut>
+struct WidenEach {
+  explicit WidenEach(const CodeValues<kCodes>&) {}
+  void operator()(const std::uint8_t* codes, const float* scales, const std::int8_t* zeros,
+                  void* out) const {
+    F value = decode<kCodes>(codes);
+    if (zeros != nullptr) value -= __builtin_convertvector(Lanes::load_i8(zeros), F);
+    store<kOut>(out, value * Lanes::load_f32(scales));
+  }
+};
+template <Codes kCodes, Dtype kOut>
+requires(is_four_bit(kCodes)) struct WidenEach<kCodes, kOut> {
+  explicit WidenEach(const CodeValues<kCodes>& values) : table_(Lanes::load_table(values.all)) {}
+  void operator()(const std::uint8_t* codes, const float* scales, const std::int8_t* zeros,
+                  void* out) const {
+    F value = as_float(Lanes::look_up(table_, Lanes::load_nibbles<packing_of(kCodes)>(codes)));
+    if (zeros != nullptr) value -= __builtin_convertvector(Lanes::load_i8(zeros), F);
+    store<kOut>(out, value * Lanes::load_f32(scales));
+  }
+
+ private:
+  Lanes::Table16 table_;
+};
+
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,
 /// so a table by mantissa (normal ones, then subnormal ones) and a sum of exponents are enough.
 template <Codes kCodes, class L = Lanes>

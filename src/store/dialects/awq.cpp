@@ -45,6 +45,7 @@ void read(Claims& claims) {
 }
 
 bool write(Wording& wording, const WeightInfo& weight) {
+  if (weight.storage.scaling.actorder) return false;
   return Int4Words{.codes = kCodes, .zeros = kZeros, .packed = 1}.write(wording, weight);
 }
 

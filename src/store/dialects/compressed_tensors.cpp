@@ -9,7 +9,7 @@
 // And in pack-quantized, whose integers are of 4 or of 8 bits, of which there are 8 or 4 in a word:
 //   W_shape        I64 [2]: O, K, which need not fill the last word of a row
 //   W_zero_point   I32 [ceil(O / 8), K / group_size] where they are not symmetric: eight rows each
-//   W_g_idx        the group of each column: such weights are refused
+//   W_g_idx        I32 [K] where columns are in another order than their groups: that of each
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -17,6 +17,7 @@
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
+#include "store/dialects/groups.h"
 #include "store/dialects/scaled_codes.h"
 
 namespace stowage::dialects {
@@ -26,7 +27,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr std::string_view kWeightScale = ".weight_scale", kScale = "_scale";
 constexpr std::string_view kOuter = "_global_scale", kZeroPoint = "_zero_point",
-                           kUnder = ":e4m3_quotient";
+                           kUnder = ":e4m3_quotient", kGroups = "_g_idx";
 constexpr std::string_view kPacked = "_packed";         // behind the name of a weight
 constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
 
@@ -235,9 +236,10 @@ void read(Claims& claims) {
     ScaledCodes weight = coded(name, *scheme.format);
     weight.storage = scheme.storage;
     const std::string zero_points = name + std::string(kZeroPoint);
-    if (const TensorInfo* const order = claims.find(name + "_g_idx"))
-      refuse(Refusal::dialect_part, claims.place(*order),
-             described(*order) + ": columns in groups of another order");
+    const TensorInfo* const groups = claims.find(name + std::string(kGroups));
+    if (groups != nullptr && !scheme.format->words)
+      refuse(Refusal::dialect_part, claims.place(*groups),
+             described(*groups) + " for codes that are not in words");
     const TensorInfo* const zeros = claims.find(zero_points);
     if (zeros != nullptr && scheme.format->words && !scheme.storage.scaling.zero)
       refuse(Refusal::dialect_part, claims.place(*zeros),
@@ -248,6 +250,7 @@ void read(Claims& claims) {
       claims.add_beside(made, name + "_shape");
     else
       add_zeros(claims, made, zero_points);
+    if (groups != nullptr) add_groups(claims, made, groups->name);
     for (const char* other : {"input_scale", "output_scale", "input_global_scale"})
       add_activation_scale(claims, made, other);
     check_not_listed(claims, made, "ignore");
@@ -273,7 +276,7 @@ bool has_codes(const Format& format, Codes codes) {
 bool has_scaling(const Format& format, const Storage& storage) {
   const Scaling& scaling = storage.scaling;
   const bool words_of_rows = format.words && scaling.kind != Scaling::Kind::tensor;
-  if (scaling.zero && !words_of_rows) return false;
+  if ((scaling.zero || scaling.actorder) && !words_of_rows) return false;
   if (format.exponents)
     return scaling.type == ScaleType::e8m0 && scaling.kind == Scaling::Kind::block &&
            scaling.block == 32;
@@ -303,6 +306,9 @@ bool write(Wording& wording, const WeightInfo& weight) {
   made.storage = weight.storage;
   if (format->words) set_forms(made, weight.shape[1]);
   made.write(wording, weight);
+  if (weight.storage.scaling.actorder)
+    wording.add_part(weight.name + std::string(kGroups), Dtype::i32, Shape{weight.shape[1]},
+                     weight.storage.scaling.zero ? 3 : 2);
   if (format->words)
     wording.add_text(weight.name + "_shape", Dtype::i64, Shape{2},
                      bytes_of_numbers(std::vector{weight.shape[0], weight.shape[1]}));
@@ -324,6 +330,7 @@ Wording::Json group_of(const Format& format, const Storage& storage, bool input_
     weights["strategy"] = format.scales.empty() ? "group" : "tensor_group";
     weights["group_size"] = scaling.block;
   }
+  if (scaling.actorder) weights["actorder"] = "group";
   if (scaling.kind == Scaling::Kind::block2) {
     weights["strategy"] = "block";
     weights["block_structure"] = {scaling.rows, scaling.block};

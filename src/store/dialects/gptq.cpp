@@ -4,13 +4,13 @@
 //   MODULE.qzeros   I32 [K / group_size, O / 8], eight rows of a group; unless checkpoint_format is
 //                   gptq_v2, 0x11111111 was taken from each word, borrows and all
 //   MODULE.scales   F16 or BF16 [K / group_size, O]
-//   MODULE.g_idx    I32 [K]: the group of each column, which must be in their order
+//   MODULE.g_idx    I32 [K]: the group of each column
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
+#include "store/dialects/groups.h"
 #include "store/dialects/int4_words.h"
 #include "store/dialects/scaled_codes.h"
 
@@ -53,25 +53,6 @@ void check(const QuantConfig& config) {
   is("dynamic", nlohmann::json::object());
 }
 
-// Columns may be in another order of groups, which no storage has.
-void add_order(Claims& claims, WeightInfo& weight, const std::string& name, std::int64_t group) {
-  const TensorInfo* const order = claims.find(name);
-  if (order == nullptr) return;
-  const std::int64_t columns = weight.shape[1];
-  claims.part(Refusal::dialect_part, *order, {name, Dtype::i32, Shape{columns}, {}});
-  const std::string bytes = claims.read(*order);
-  for (std::int64_t k = 0; k < columns; ++k) {
-    std::int32_t said = 0;
-    std::memcpy(&said, bytes.data() + static_cast<std::size_t>(k) * sizeof said, sizeof said);
-    if (said == (group == 0 ? 0 : k / group)) continue;
-    Place place = claims.place(*order);
-    if (place.byte) *place.byte += static_cast<std::uint64_t>(k) * sizeof said;
-    refuse(Refusal::dialect_part, place,
-           formatted("group {} of column {}: columns in groups of another order", said, k));
-  }
-  claims.add_beside(weight, name);
-}
-
 void read(Claims& claims) {
   const QuantConfig& config = *claims.source().config;
   check(config);
@@ -82,7 +63,7 @@ void read(Claims& claims) {
   for (const TensorInfo& words : claims.tensors()) {
     if (!words.name.ends_with(kInt4Codes)) continue;
     WeightInfo& made = form.add(claims, words);
-    add_order(claims, made, std::string(module_of(made.name)) + ".g_idx", form.group);
+    add_groups(claims, made, std::string(module_of(made.name)) + ".g_idx");
   }
 }
 
@@ -94,11 +75,15 @@ bool write(Wording& wording, const WeightInfo& weight) {
   const PartForm zeros = zeros_of(format_of(wording));
   if (!Int4Words{.codes = kCodes, .zeros = zeros, .packed = 0}.write(wording, weight)) return false;
   const std::int64_t columns = weight.shape[1], group = int4_group_said(weight.storage);
+  const std::string name = std::string(module_of(weight.name)) + ".g_idx";
+  if (weight.storage.scaling.actorder) {
+    wording.add_part(name, Dtype::i32, Shape{columns}, 3);
+    return true;
+  }
   std::vector<std::int32_t> order(static_cast<std::size_t>(columns));
   for (std::int64_t k = 0; k < columns && group > 0; ++k)
     order[static_cast<std::size_t>(k)] = static_cast<std::int32_t>(k / group);
-  wording.add_text(std::string(module_of(weight.name)) + ".g_idx", Dtype::i32, Shape{columns},
-                   bytes_of_numbers(order));
+  wording.add_text(name, Dtype::i32, Shape{columns}, bytes_of_numbers(order));
   return true;
 }
 
@@ -112,7 +97,7 @@ void finish(Wording& wording) {
   check_one_group(wording);
   wording.set_config({{"bits", 4},
                       {"group_size", int4_group_said(wording.weights().front().storage)},
-                      {"desc_act", false},
+                      {"desc_act", has_groups(wording)},
                       {"sym", false},
                       {"lm_head", rests(wording, "lm_head")},
                       {"quant_method", "gptq"},

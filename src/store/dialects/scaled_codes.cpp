@@ -130,7 +130,7 @@ void ScaledCodes::write(Wording& wording, const WeightInfo& weight) const {
   const Dtype type = describe(weight.storage).scale.type;
   wording.add_part(scale, type == Dtype::f8_e8m0 && bytes_are_exponents ? Dtype::u8 : type,
                    shape_in_file(scale_form, made.parts[1].shape), 1, scale_form);
-  if (made.count < 3) return;
+  if (!weight.storage.scaling.zero && weight.storage.scaling.type < ScaleType::e4m3) return;
   wording.add_part(third, weight.storage.scaling.zero ? Dtype::i32 : Dtype::f32,
                    shape_in_file(third_form, made.parts[2].shape), 2, third_form);
 }

@@ -3,6 +3,7 @@
 // both say is checked against the tensors, never believed against them.
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
+#include "store/dialects/groups.h"
 #include "store/label.h"
 #include "store/quant_state.h"
 
@@ -29,6 +30,9 @@ void read_weight(Claims& claims, const std::string& name, const ManifestWeight& 
   for (const Declaration& expected : disk_layout(name, said.storage, said.shape)) {
     parts.push_back(claims.part(Refusal::manifest_part, *codes, expected).name);
   }
+  if (said.storage.scaling.actorder)
+    check_groups(claims, Refusal::manifest_part, *claims.find(parts.back()),
+                 layout(said.storage, said.shape).parts[1].shape[1]);
   if (has_quant_state(said.storage)) {
     refuse(Refusal::manifest_part, claims.place(*codes), "a 4-bit weight without a quant_state");
   }

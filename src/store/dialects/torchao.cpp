@@ -110,7 +110,8 @@ bool write(Wording& wording, const WeightInfo& weight) {
   const bool numbers = scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16;
   const bool groups = scaling.kind == Scaling::Kind::tensor || scaling.kind == Scaling::Kind::row ||
                       (scaling.kind == Scaling::Kind::block && weight.storage.codes == Codes::int8);
-  if (!codes || !numbers || !groups || scaling.zero || weight.shape.rank() != 2) return false;
+  if (!codes || !numbers || !groups || scaling.zero || scaling.actorder) return false;
+  if (weight.shape.rank() != 2) return false;
   if (weight.shape[1] % block_size(weight)[1] != 0) return false;
   ScaledCodes made{.name = weight.name};
   made.codes = tensor_name(weight.name, "qdata");

@@ -20,6 +20,8 @@ PAIRS = [
     ("gptq-v1", "awq"),
     ("gptq-v1", "gptq:gptq_v2"),
     ("gptq-v2", "compressed-tensors"),
+    ("gptq-v1-actorder", "compressed-tensors"),
+    ("gptq-v2-actorder", "gptq"),
     ("awq-gemm", "gptq"),
     ("ct-fp8-block", "fp8"),
     ("ct-int8", "torchao"),

@@ -123,7 +123,9 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
         "ct-mxfp4",
         "comfy-mxfp8",
         "deepseek-v4",
+        "ct-int4-g-idx",
         "gptq-v1",
+        "gptq-v1-actorder",
         "awq-gemm",
         "modelopt-nvfp4",
         "ct-nvfp4",
@@ -242,14 +244,54 @@ def test_zero_points_of_gptq_v1_are_undone_by_words(tmp_path: Path) -> None:
     assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
 
 
-def test_columns_of_gptq_in_another_order_are_refused(tmp_path: Path) -> None:
+def test_columns_of_gptq_have_the_groups_that_are_named(tmp_path: Path) -> None:
+    """Also where some groups have more columns than others."""
     path = copied("gptq-v2", tmp_path)
+    plain, tensors = opened("gptq-v2", path), load_file(file_of(path))
+    torch.manual_seed(0)
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        count = len(tensors[name.replace("g_idx", "scales")])
+        tensors[name] = torch.randint(count, tensors[name].shape, dtype=torch.int32)
+    save_file(tensors, file_of(path), {"format": "pt"})
+    model = opened("gptq-v2", path)
+    for name in weights_of("gptq-v2"):
+        weight, was = model.get_parameter(name), plain.get_parameter(name)
+        assert weight.storage == f"{was.storage}:actorder"
+        groups = tensors[f"{name.removesuffix('.weight')}.g_idx"].long()
+        codes, scale, zero, named = weight.parts.values()
+        assert torch.equal(named, groups.int()) and torch.equal(codes, was.parts["codes"])
+        numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(1).float() - 8
+        values = (numbers - zero[:, groups]) * scale[:, groups].float()
+        assert same_bits(weight.dequantize(), values.to(weight.dtype)), name
+    stowage.save(model, tmp_path / "again", dialect="gptq")
+    assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1])
+def test_a_group_that_is_not_there_is_refused_by_its_byte(wrong: int, tmp_path: Path) -> None:
+    path, name = copied("ct-int4-g-idx", tmp_path), "model.layers.0.self_attn.q_proj.weight_g_idx"
+    data = bytearray(file_of(path).read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    begin = 8 + size + json.loads(data[8 : 8 + size])[name]["data_offsets"][0] + 4 * 5
+    data[begin : begin + 4] = wrong.to_bytes(4, "little", signed=True)
+    file_of(path).write_bytes(data)
+    rule = f"{name}.* byte {begin}.*group {wrong} of column 5, of 4 groups"
+    with pytest.raises(stowage.BadFile, match=rule):
+        opened("ct-int4-g-idx", path)
+
+
+def test_columns_that_no_tool_has_put_in_order_are_in_order(tmp_path: Path) -> None:
+    """compressed-tensors begins with -1 throughout."""
+    path = copied("ct-int4-g-idx", tmp_path)
     tensors = load_file(file_of(path))
     for name in [name for name in tensors if name.endswith("g_idx")]:
-        tensors[name] = tensors[name].flip(0)
+        tensors[name].fill_(-1)
     save_file(tensors, file_of(path), {"format": "pt"})
-    with pytest.raises(stowage.BadFile, match="columns in groups of another order"):
-        opened("gptq-v2", path)
+    model = opened("ct-int4-g-idx", path)
+    for name in weights_of("ct-int4-g-idx"):
+        assert model.get_parameter(name).storage == "int4:block32:bf16"
+    stowage.save(model, tmp_path / "again", dialect="compressed-tensors")
+    assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
 
 
 @pytest.mark.parametrize("folder", ["gptq-v2", "comfy-nvfp4"])

@@ -24,6 +24,7 @@ from stowage._ops.numbers.rounding import (
 from stowage._ops.storage import Storage
 
 _TINY = 2.0**-126  # no scale is smaller
+SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
 _E4M3 = (2.0**-9, 448.0)  # its least number above 0, and its largest
 _FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2}
 _NAMES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, **_FLOAT8}
@@ -91,7 +92,7 @@ def _under_one(scale: Tensor, outer: Tensor, storage: Storage) -> Tensor:
     return scale * outer
 
 
-def _scales_and_zeros(
+def scales_and_zeros(
     lo: Tensor, hi: Tensor, storage: Storage, outer: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     """The parts beside the codes of groups whose values reach from `lo` <= 0 to `hi` >= 0; their
@@ -217,7 +218,7 @@ def _reach(flat: Tensor) -> tuple[Tensor, Tensor]:
 def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     flat = x.reshape(-1)
     lo, hi = _reach(flat)
-    parts, scale, zero = _scales_and_zeros(lo, hi, storage)
+    parts, scale, zero = scales_and_zeros(lo, hi, storage)
     codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
     pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
     for span in spans(len(out), storage.per_byte):
@@ -244,7 +245,7 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
     width = storage.block or length
     if not codes.numel():
         none = torch.zeros(rest[0].shape)
-        made, _, _ = _scales_and_zeros(none, none, storage, outer)
+        made, _, _ = scales_and_zeros(none, none, storage, outer)
         return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True)), *shared]
     flat, out = x.reshape(rows, length), codes.view(rows, length // storage.per_byte)
     grids = [part.view(-(-rows // each), -1) for part in rest]
@@ -255,7 +256,7 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
         grouped = padded.view(-1, each, padded.shape[1] // width, width)
         lo, hi = grouped.amin((1, 3)).clamp(max=0), grouped.amax((1, 3)).clamp(min=0)
-        made, used, zero = _scales_and_zeros(lo, hi, storage, outer)
+        made, used, zero = scales_and_zeros(lo, hi, storage, outer)
         for grid, part in zip(grids, made, strict=True):
             grid[span].copy_(part)
         from_zero = None if zero is None else zero[:, None, :, None]
@@ -313,6 +314,8 @@ def _scaled(
         """Of each element, from one of each group."""
         each = part if storage.rows else part.reshape(rows_of(shape), -1)
         own = each[which // storage.rows if storage.rows else which]
+        if storage.actorder:
+            return own.index_select(1, parts[-1])
         width = storage.block or v.shape[1] // own.shape[1]
         return own.repeat_interleave(width, 1)[:, : v.shape[1]]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.numbers import ordered
 from stowage._ops.numbers.packing import pack
 from stowage._ops.numbers.rounding import spans
 from stowage._ops.storage import Storage
@@ -81,14 +82,20 @@ def _table(storage: Storage) -> tuple[Tensor, Tensor]:
     return values[keep], codes[keep]
 
 
-def quantize(values: Tensor, storage: Storage, key: int, first: int = 0) -> list[Tensor]:
+def quantize(
+    values: Tensor, storage: Storage, key: int, first: int = 0, groups: Tensor | None = None
+) -> list[Tensor]:
     """The parts of a weight, in the order of its layout, from fp32 `values`; value 0 is element
-    `first` of the stream. The peak is one fp32 tensor of that size beyond input and result. Raises
-    InvalidArgument for NaN and infinity."""
+    `first` of the stream. `groups`: those of its columns, where a part names them. The peak is one
+    fp32 tensor of that size beyond input and result. Raises InvalidArgument for NaN and infinity.
+    """
     if values.dtype is not torch.float32:
         raise InvalidArgument(f"stowage: values to round must be float32, got {values.dtype}")
     try:
-        parts = library.quantize(values.contiguous(), storage.key)
+        if groups is None:
+            parts = library.quantize(values.contiguous(), storage.key)
+        else:
+            parts = ordered.quantize(values, storage, groups)
         if storage.codes == "f32":
             return parts
         if storage.zero:
@@ -110,11 +117,11 @@ def _quantize_from_zero(
     values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
 ) -> list[Tensor]:
     """u is then clamped to [least - z, largest - z], and codes are those of numbers z more."""
-    codes, scale, zero = parts
+    codes, scale, zero, *named = parts
     least, largest, args = storage.least, storage.largest, (storage.key, values.shape, values.dtype)
-    scales = _scales([codes, scale, torch.zeros_like(zero)], storage, values)
+    scales = _scales([codes, scale, torch.zeros_like(zero), *named], storage, values)
     none = _all_of(codes, storage, 0)
-    zeros = -library.dequantize(none, [torch.ones_like(scale), zero], *args)
+    zeros = -library.dequantize(none, [torch.ones_like(scale), zero, *named], *args)
     grid = torch.arange(-storage.divisor, storage.divisor + 1).to(values)
     numbers_of, codes_of = (t.to(values.device) for t in _table(storage))
     flat, out = values.reshape(-1), codes.new_empty(values.numel())
@@ -124,7 +131,7 @@ def _quantize_from_zero(
         x = uniform(key, first + span.start, first + span.stop, values.device)
         numbers = grid[_indices(u, None, grid, x)] + z
         out[span] = codes_of[(numbers - numbers_of[0]).long()]
-    return [_as_codes(out, codes, storage), scale, zero]
+    return [_as_codes(out, codes, storage), scale, zero, *named]
 
 
 def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor:

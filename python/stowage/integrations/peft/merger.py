@@ -5,7 +5,7 @@ stand-ins of the weights that rest, whose values are then quantized whole."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ from stowage._model.stamps import stamp
 from stowage._model.weights import Held
 from stowage._ops import library
 from stowage._ops.errors import translated
-from stowage._ops.numbers import stochastic
+from stowage._ops.numbers import ordered, stochastic
 from stowage._ops.storage import Storage
 from stowage._tensor.stowed import StowedTensor
 from stowage.integrations.peft.base import (
@@ -49,10 +49,16 @@ class How:
     place: str = "ram"
     folder: str | os.PathLike[str] | None = None
 
-    def parts(self, values: torch.Tensor, storage: Storage, name: str) -> list[torch.Tensor]:
+    def parts(
+        self, values: torch.Tensor, storage: Storage, name: str, old: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        groups = old[-1] if storage.actorder else None  # the order of columns stays
         if self.rounding == "stochastic":
-            return stochastic.quantize(values, storage, stochastic.key_of(self.seed, name))
+            key = stochastic.key_of(self.seed, name)
+            return stochastic.quantize(values, storage, key, groups=groups)
         try:
+            if groups is not None:
+                return ordered.quantize(values, storage, groups)
             return library.quantize(values.contiguous(), storage.key)
         except RuntimeError as error:
             raise translated(error) from None
@@ -121,7 +127,7 @@ def _merge(
                 if held.rests and not torch.equal(_there(held), values(held)):
                     full = f"{_without_wrappers(name)}.{held.name}"
                     wide, storage = _there(held).float(), _storage(held)
-                    new[held.name] = how.parts(wide, storage, full)
+                    new[held.name] = how.parts(wide, storage, full, tensors_of(held))
                     losses[held.name] = measured(wide.contiguous(), new[held.name], storage)
         for held in every:
             if held.name in new:
