@@ -33,6 +33,13 @@ void expect_matrix(const Storage& storage, const Shape& shape) {
                                           " must have 2 dimensions, got shape " + to_string(shape));
 }
 
+void expect_groups(const Storage& storage, const Shape& shape, std::int64_t groups) {
+  if (groups <= kMostNamed) return;
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                          " must have at most " + std::to_string(kMostNamed) +
+                                          " groups in each row, got shape " + to_string(shape));
+}
+
 // The first `kept` sizes, then 1 for every other dimension.
 Shape keep_leading(const Shape& shape, int kept) {
   std::array<std::int64_t, Shape::kMaxRank> sizes{};
@@ -68,6 +75,7 @@ Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape
       return {ceil_div<std::int64_t>(shape.elements(), group.n)};
     case Group::Kind::named:
       expect_matrix(storage, shape);
+      expect_groups(storage, shape, ceil_div<std::int64_t>(shape[1], group.n));
       return {shape[0], ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::block2:
       expect_matrix(storage, shape);

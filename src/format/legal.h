@@ -18,6 +18,8 @@ inline constexpr std::int32_t kMinBlockTorchao = 16;
 inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
 /// M of `block<M>x<N>`: the powers of two in this range.
 inline constexpr std::int32_t kMinRows = 2, kMaxRows = 4096;
+/// Groups of a row whose columns have them by name.
+inline constexpr std::int64_t kMostNamed = 4096;
 /// Block scales that share one fp32 in a nested storage.
 inline constexpr std::int64_t kNestedBlock = 256;
 

@@ -10,6 +10,14 @@ inline constexpr int kValueDtypes = 4;   // f64, f32, bf16, f16, in this order
 int value_index(Dtype dtype) noexcept;   // place of a value dtype in such tables
 Codes cast_codes(Dtype dtype) noexcept;  // of numbers of that dtype; f64 has none: f32
 
+/// Of a row whose columns have their groups by name: element first + i is of group groups[first +
+/// i], or of the nearest that there is, the last of which is number `last`. It has the scale
+/// scales[group], and stands for its distance from zeros[group]; null: from 0.
+struct NamedGroups {
+  const std::int32_t* groups;
+  std::int32_t last;
+  const float* zeros;
+};
 /// n elements of one weight, from element `first` of `codes`: element first + i has the code at
 /// that index and the scale scales[(first + i) / group]; null scales stand for 1. `values` are
 /// those that 4-bit codes name, 16 floats (doubles, for weights of f64); null stands for the
@@ -22,9 +30,10 @@ struct Run {
   std::int64_t n;
   const void* values = nullptr;
   const std::int8_t* zeros = nullptr;
+  const NamedGroups* named = nullptr;  // in the place of `group` and `zeros`
 
   Run part(std::int64_t begin, std::int64_t count) const noexcept {
-    return {codes, first + begin, scales, group, count, values, zeros};
+    return {codes, first + begin, scales, group, count, values, zeros, named};
   }
 };
 /// out[i] = round((value[code] - zero) * scale), an exact difference, one fp32 product and one

@@ -76,25 +76,6 @@ Expand expand_of(const Descriptor& form, const Scaling& scaling) {
   return nullptr;
 }
 
-// Where the scales of a row begin, and which of them each column has.
-struct Named {
-  std::int64_t row;
-  const std::int32_t* groups;
-  std::uint32_t last;  // whatever the part says, nothing behind it is read
-};
-template <class T, class Out, Out (*kWiden)(T)>
-void gather(const void* from, const Named& named, std::int64_t n, Out* out) noexcept {
-  const auto* const numbers = static_cast<const T*>(from) + named.row;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto group = static_cast<std::uint32_t>(named.groups[i]);
-    out[i] = kWiden(numbers[std::min(group, named.last)]);
-  }
-}
-template <class T>
-T as_it_is(T x) {
-  return x;
-}
-
 }  // namespace
 
 Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
@@ -110,17 +91,14 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   if (rows_ != 1 || (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0))
     row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
   if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
-  for (int i = 1; i < kMaxParts; ++i) kept_.parts[static_cast<std::size_t>(i - 1)] = weight.part(i);
+  expand_ = expand_of(form_, storage.scaling);
+  if (expand_ == nullptr) scales_ = static_cast<const float*>(weight.part(1));
   if (group.kind == Group::Kind::named) {
     groups_ = static_cast<const std::int32_t*>(weight.part(zeros_ == nullptr ? 2 : 3));
-    row_ = weight.row_elements(), across_ = ceil_div(row_, group_), group_ = 1;
-    return;
+    row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
   }
-  expand_ = expand_of(form_, storage.scaling);
-  if (expand_ == nullptr) {
-    scales_ = static_cast<const float*>(weight.part(1));
-    return;
-  }
+  if (expand_ == nullptr) return;
+  for (int i = 1; i < kMaxParts; ++i) kept_.parts[static_cast<std::size_t>(i - 1)] = weight.part(i);
   kept_.outer = std::max(form_.outer.group.n, 1);
   rounds_ = form_.rounds_to != Dtype::unknown;
   exact_ = form_.rounds_to == Dtype::f64;
@@ -142,25 +120,19 @@ Run Runs::next_doubles(std::int64_t begin, std::int64_t end, double* values) con
   return {codes_, begin, nullptr, group_, std::min(end, (b + 1) * group_) - begin, values};
 }
 
-// As many columns of one row as there is room for, and the one before an odd one, which shares its
-// byte; an even number, so that the next begins a byte.
-Run Runs::next_gathered(std::int64_t begin, std::int64_t end, Gathered& room) const noexcept {
-  const std::int64_t row = begin / row_, first = begin - row * row_;
-  const std::int64_t n = std::min({end - begin, row_ - first, kExpandedScales - 2});
-  const std::int64_t from = pairs_ == 0 ? first : first & ~std::int64_t{1};
-  const std::int64_t count = first + n - from;
-  const Named named{row * across_, groups_ + from, static_cast<std::uint32_t>(across_ - 1)};
-  const void* const scales = kept_.parts[0];
-  if (form_.scale.type == Dtype::bf16)
-    gather<std::uint16_t, float, &bf16_to_f32>(scales, named, count, room.scales);
-  else if (form_.scale.type == Dtype::f16)
-    gather<std::uint16_t, float, &f16_to_f32>(scales, named, count, room.scales);
-  else
-    gather<float, float, &as_it_is>(scales, named, count, room.scales);
-  if (zeros_ != nullptr)
-    gather<std::int8_t, std::int8_t, &as_it_is>(zeros_, named, count, room.zeros);
-  return {codes_ + ((row * row_ + from) >> pairs_), first - from, room.scales, group_, n, values_,
-          zeros_ == nullptr ? nullptr : room.zeros};
+// The columns of one row.
+Run Runs::next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept {
+  const std::int64_t row = begin / row_, first = begin - row * row_, from = row * across_;
+  const float* scales = scales_ + from;
+  if (expand_ != nullptr) {
+    expand_(kept_, from, across_, room.scales);
+    scales = room.scales;
+  }
+  if (zeros_ != nullptr) std::copy_n(zeros_ + from, across_, room.zeros);
+  room.named = {groups_, static_cast<std::int32_t>(across_ - 1),
+                zeros_ == nullptr ? nullptr : room.zeros};
+  return {codes_ + (row * row_ >> pairs_),     first,   scales,  group_,
+          std::min(end - begin, row_ - first), values_, nullptr, &room.named};
 }
 
 }  // namespace stowage

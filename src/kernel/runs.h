@@ -60,8 +60,8 @@ class Runs {
   /// as long as the call.
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
-    if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (groups_ != nullptr) return cover_named(begin, end, body);
+    if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (row_ == 0) {  // all of it is one run
       if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_, zeros_});
       return;
@@ -75,9 +75,10 @@ class Runs {
   }
 
  private:
-  struct Gathered {  // of each column its own
-    float scales[kExpandedScales];
-    std::int8_t zeros[kExpandedScales];
+  struct OfRow {  // scales and zeros of a row whose columns have their groups by name
+    float scales[kMostNamed];
+    float zeros[kMostNamed];
+    NamedGroups named;
   };
   union Expanded {
     float scales[kExpandedScales];
@@ -111,9 +112,9 @@ class Runs {
   }
   template <class Body>
   void cover_named(std::int64_t begin, std::int64_t end, Body&& body) const {
-    Gathered room;
+    OfRow room;
     while (begin < end) {
-      const Run run = next_gathered(begin, end, room);
+      const Run run = next_named(begin, end, room);
       body(run);
       begin += run.n;
     }
@@ -136,7 +137,7 @@ class Runs {
             zeros_from(line.scale + from)};
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
-  Run next_gathered(std::int64_t begin, std::int64_t end, Gathered& room) const noexcept;
+  Run next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept;
 
   Descriptor form_;
   const std::uint8_t* codes_ = nullptr;

@@ -200,6 +200,9 @@ TEST(Named, ValuesAloneDoNotMakeSuchAWeight) {
   EXPECT_STOWAGE_ERROR(quantize(values.data(), Dtype::f32, {2, 4}, storage, parts),
                        invalid_argument, "such as int8:block2, got int8:block2:actorder");
   EXPECT_STOWAGE_ERROR(layout(storage, {2, 4, 6}), invalid_argument, "must have 2 dimensions");
+  EXPECT_EQ(layout(storage, {2, 8192}).parts[1].shape, (Shape{2, 4096}));
+  EXPECT_STOWAGE_ERROR(layout(storage, {2, 8193}), invalid_argument,
+                       "at most 4096 groups in each row, got shape [2, 8193]");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace stowage {
 namespace {
 
 struct Lanes : PortableLanes {
+  static F gather(const float* from, I index) { return _mm256_i32gather_ps(from, to(index), 4); }
   static I load_i8(const void* p) { return from(_mm256_cvtepi8_epi32(eight_bytes(p))); }
   // One byte to a qword: the nibble that comes first to the low dword, the other to the high one.
   template <Packing kPacking>

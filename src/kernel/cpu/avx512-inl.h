@@ -14,6 +14,7 @@ namespace stowage {
 namespace {
 
 struct Lanes : PortableLanes {
+  static F gather(const float* from, I index) { return _mm512_i32gather_ps(to(index), from, 4); }
   static I load_i8(const void* p) { return from(_mm512_cvtepi8_epi32(load_as<__m128i>(p))); }
   // One byte to a qword: the nibble that comes first to the low dword, the other to the high one.
   template <Packing kPacking>

@@ -72,12 +72,12 @@ template <class Body>
   }
 }
 
-/// Elements that have a scale each. What is no whole step, or begins in the middle of a byte, goes
-/// through copies, as in ragged().
+/// Elements of groups that are named. What is no whole step, or begins in the middle of a byte,
+/// goes through copies, as in ragged().
 template <Codes kCodes, Dtype kOut>
-void dequantize_each(const CodeValues<kCodes>& values, const Run& run, char* out) {
+void dequantize_named(const CodeValues<kCodes>& values, const Run& run, char* out) {
   constexpr std::int64_t kBits = bits_of(kCodes);
-  const WidenEach<kCodes, kOut> step(values);
+  const WidenNamed<kCodes, kOut> step(values, run.scales, *run.named);
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
   std::int64_t n = 0;
   for (std::int64_t done = 0; done < run.n; done += n) {
@@ -85,20 +85,18 @@ void dequantize_each(const CodeValues<kCodes>& values, const Run& run, char* out
     const std::int64_t left = run.n - done, room = kWidth - odd;
     n = left < room ? left : room;
     char* const to = out + done * bytes_of(kOut);
-    const std::int8_t* const zeros = run.zeros == nullptr ? nullptr : run.zeros + at;
     if (n == kWidth) {
-      step(codes + at * kBits / 8, run.scales + at, zeros, to);
+      step(codes + at * kBits / 8, run.named->groups + at, to);
       continue;
     }
     std::uint8_t some[kWidth * kBits / 8] = {};
-    float scales[kWidth] = {};
-    std::int8_t some_zeros[kWidth] = {};
+    std::int32_t groups[kWidth] = {};
     char made[kWidth * bytes_of(kOut)];
     const std::int64_t begin = (at - odd) * kBits / 8, end = ((at + n) * kBits + 7) / 8;
     __builtin_memcpy(some, codes + begin, static_cast<std::size_t>(end - begin));
-    __builtin_memcpy(scales + odd, run.scales + at, static_cast<std::size_t>(n) * sizeof(float));
-    if (zeros != nullptr) __builtin_memcpy(some_zeros + odd, zeros, static_cast<std::size_t>(n));
-    step(some, scales, some_zeros, made);
+    __builtin_memcpy(groups + odd, run.named->groups + at,
+                     static_cast<std::size_t>(n) * sizeof(std::int32_t));
+    step(some, groups, made);
     __builtin_memcpy(to, made + odd * bytes_of(kOut), static_cast<std::size_t>(n * bytes_of(kOut)));
   }
 }
@@ -115,7 +113,7 @@ void dequantize(const Run& run, void* to) noexcept {
   const CodeValues<kCodes> values(run.values);
   if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
   if constexpr (may_be_named(kCodes))
-    if (run.group == 1) return dequantize_each<kCodes, kOut>(values, run, out);
+    if (run.named != nullptr) return dequantize_named<kCodes, kOut>(values, run, out);
   if constexpr (may_have_zeros(kCodes))
     if (run.zeros != nullptr)
       return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {

@@ -113,6 +113,12 @@ struct PortableLanes {
   static F load_e4m3(const void* p) { return float8_value<3>(widen<std::uint8_t>(p)); }
   static F load_e5m2(const void* p) { return float8_value<2>(widen<std::uint8_t>(p)); }
   static F load_f32(const void* p) { return load_as<F>(p); }
+  /// from[index], for each lane.
+  static F gather(const float* from, I index) {
+    F x;
+    for (int i = 0; i < kWidth; ++i) x[i] = from[index[i]];
+    return x;
+  }
   static F load_bf16(const void* p) { return as_float(widen<std::uint16_t>(p) << 16); }
   static F load_f16(const void* p) { return f16_value(widen<std::uint16_t>(p)); }
   /// Rounded to nearest even.

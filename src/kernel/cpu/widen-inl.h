@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernel/cpu/formats-inl.h"
+#include "kernel/dequantize.h"
 #include "kernel/tables.h"
 
 namespace stowage {
@@ -184,29 +185,39 @@ requires(is_four_bit(kCodes)) struct WidenFrom<kCodes, kOut> : Widen<kCodes, kOu
       : Widen<kCodes, kOut>(values.less(zero), scale) {}
 };
 
-/// Codes that have a scale each, and, unless that is null, a zero.
-template <Codes kCodes, Dtype kOut>
-struct WidenEach {
-  explicit WidenEach(const CodeValues<kCodes>&) {}
-  void operator()(const std::uint8_t* codes, const float* scales, const std::int8_t* zeros,
-                  void* out) const {
-    F value = decode<kCodes>(codes);
-    if (zeros != nullptr) value -= __builtin_convertvector(Lanes::load_i8(zeros), F);
-    store<kOut>(out, value * Lanes::load_f32(scales));
-  }
+/// The values of codes before they are scaled.
+template <Codes kCodes>
+struct Unscaled {
+  explicit Unscaled(const CodeValues<kCodes>&) {}
+  F operator()(const std::uint8_t* codes) const { return decode<kCodes>(codes); }
 };
-template <Codes kCodes, Dtype kOut>
-requires(is_four_bit(kCodes)) struct WidenEach<kCodes, kOut> {
-  explicit WidenEach(const CodeValues<kCodes>& values) : table_(Lanes::load_table(values.all)) {}
-  void operator()(const std::uint8_t* codes, const float* scales, const std::int8_t* zeros,
-                  void* out) const {
-    F value = as_float(Lanes::look_up(table_, Lanes::load_nibbles<packing_of(kCodes)>(codes)));
-    if (zeros != nullptr) value -= __builtin_convertvector(Lanes::load_i8(zeros), F);
-    store<kOut>(out, value * Lanes::load_f32(scales));
+template <Codes kCodes>
+requires(is_four_bit(kCodes)) struct Unscaled<kCodes> {
+  explicit Unscaled(const CodeValues<kCodes>& values) : table_(Lanes::load_table(values.all)) {}
+  F operator()(const std::uint8_t* codes) const {
+    return as_float(Lanes::look_up(table_, Lanes::load_nibbles<packing_of(kCodes)>(codes)));
   }
 
  private:
   Lanes::Table16 table_;
+};
+
+/// Codes each of which has the scale and the zero of the group that is named for it.
+template <Codes kCodes, Dtype kOut>
+struct WidenNamed {
+  WidenNamed(const CodeValues<kCodes>& values, const float* scales, const NamedGroups& named)
+      : value_(values), scales_(scales), zeros_(named.zeros), last_(splat(named.last)) {}
+  void operator()(const std::uint8_t* codes, const std::int32_t* groups, void* out) const {
+    const I group = max(min(load_as<I>(groups), last_), I{});
+    F value = value_(codes);
+    if (zeros_ != nullptr) value -= Lanes::gather(zeros_, group);
+    store<kOut>(out, value * Lanes::gather(scales_, group));
+  }
+
+ private:
+  Unscaled<kCodes> value_;
+  const float *scales_, *zeros_;
+  I last_;
 };
 
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,
