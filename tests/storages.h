@@ -28,8 +28,11 @@ inline const std::vector<Storage>& legal_samples() {
           storage.scaling.zero = extra == 1;
           storage.scaling.nested = extra >= 2;
           storage.scaling.scaler_block = dialect == Dialect::standard ? 0 : extra - 1;
-          if (is_legal(storage) && storage.scaling.type != ScaleType::of_values)
-            made.push_back(storage);
+          for (const bool transposed : {false, true}) {
+            storage.scaling.transposed = transposed;
+            if (is_legal(storage) && storage.scaling.type != ScaleType::of_values)
+              made.push_back(storage);
+          }
         }
     };
     using Kind = Scaling::Kind;
@@ -74,7 +77,7 @@ inline Features codec_features(const Storage& storage) {
   const auto number = [](auto of) { return std::to_string(static_cast<int>(of)) + " "; };
   const std::string name = number(storage.codes) + number(storage.dialect);
   const std::string form = number(row.packing) + number(row.codec);
-  return {"kind " + name + number(s.kind) + number(s.zero),
+  return {"kind " + name + number(s.kind) + number(s.zero) + number(s.transposed),
           "scales " + name + number(s.nested) + number(describe(storage).scale.code),
           "type " + form + number(s.type),
           "type " + form + number(s.kind) + number(s.type != ScaleType::f32),
@@ -101,7 +104,7 @@ inline Features form_features(const Storage& storage) {
   const auto number = [](auto of) { return std::to_string(static_cast<int>(of)) + " "; };
   const std::string codes = number(form.packing) + number(form.codec);
   return {codes + number(form.scale.code) + number(form.zero),
-          codes + number(form.scale.group.kind)};
+          codes + number(form.scale.group.kind) + number(form.transposed)};
 }
 
 /// Storages that every shape can have, but for a second dimension of row2.
@@ -111,7 +114,8 @@ inline bool has_every_shape(const Storage& storage) {
 }
 /// Those that matrices have.
 inline bool is_of_matrices(const Storage& storage) {
-  return storage.dialect == Dialect::standard && storage.scaling.kind != Scaling::Kind::row2;
+  return storage.dialect == Dialect::standard && storage.scaling.kind != Scaling::Kind::row2 &&
+         !storage.scaling.transposed;
 }
 inline bool is_any(const Storage& /*storage*/) { return true; }
 

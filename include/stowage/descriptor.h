@@ -107,11 +107,16 @@ struct Descriptor {
   Zero zero = Zero::none;
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
   Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
+  bool transposed = false;           // matrices of a stack lie so: parts are those of lying()
   std::span<const PartRow> parts;    // codes first
 };
 /// Throws invalid_argument where no row of the table has these codes in this dialect.
 STOWAGE_API Descriptor describe(const Storage& storage);
 
+/// How a weight that lies transposed lies: the storage of [E, O, K] for a shape of [E, K, O], and
+/// that shape; others as they are.
+STOWAGE_API Storage lying(const Storage& storage) noexcept;
+STOWAGE_API Shape lying(const Storage& storage, const Shape& shape);
 /// What codes reach: values over their scale are clamped to it, and a scale is amax / divisor; with
 /// zeros, which use all codes, the span of the values / divisor.
 struct CodeRange {

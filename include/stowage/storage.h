@@ -109,11 +109,12 @@ struct Scaling {
   std::int32_t rows = 0;          // M for Kind::block2, else 0
   bool zero = false;              // each scale has a code beside it that stands for 0
   bool actorder = false;          // of block: which columns are of a group stands in a part
+  bool transposed = false;        // matrices of a stack [E, K, O] lie as [E, O, K], blocks too
   bool operator==(const Scaling&) const = default;
 };
 
 /// What the codes of a weight mean. Written as one string,
-/// `codes[:dialect][:scaling][:type][:zero][:actorder|:nested]`.
+/// `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed]`.
 struct Storage {
   Codes codes = Codes::f32;
   Dialect dialect = Dialect::standard;
@@ -170,11 +171,11 @@ struct STOWAGE_API Layout {
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
 /// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
-/// global_scale f32 []. absmax f32 [blocks]; nested: absmax u8 [blocks],
-/// nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
-/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
-/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
-/// and for nf4:torchao without its dtype.
+/// global_scale f32 []. `transposed`: of [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested:
+/// absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
+/// f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler
+/// block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the
+/// shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

@@ -117,6 +117,7 @@ Descriptor describe(const Storage& storage) {
   made.powers = row.powers;
   made.file = row.file;
   made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
+  made.transposed = scaling.transposed;
   switch (row.codec) {
     case Codec::cast:
       made.parts = kCastParts;
@@ -151,6 +152,17 @@ Descriptor describe(const Storage& storage) {
       break;
   }
   return made;
+}
+
+Storage lying(const Storage& storage) noexcept {
+  Storage made = storage;
+  made.scaling.transposed = false;
+  return made;
+}
+
+Shape lying(const Storage& storage, const Shape& shape) {
+  if (!storage.scaling.transposed || shape.rank() != 3) return shape;
+  return {shape[0], shape[2], shape[1]};
 }
 
 CodeRange code_range(const Storage& storage) noexcept {

@@ -132,6 +132,16 @@ void check_torchao(const Descriptor& form, const Storage& storage, const Shape& 
                                             "), got shape " + to_string(shape));
 }
 
+// Of matrices that lie transposed, whose groups are whole.
+void check_transposed(const Storage& storage, const Shape& shape) {
+  const std::int64_t block = storage.scaling.block;
+  if (shape.rank() == 3 && shape[1] % block == 0) return;
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                          " must have 3 dimensions, the second a multiple of " +
+                                          std::to_string(block) + ", got shape " +
+                                          to_string(shape));
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -141,8 +151,10 @@ std::int64_t Layout::bytes() const noexcept {
                          [](std::int64_t sum, const Part& part) { return sum + part.bytes; });
 }
 
-Layout layout(const Storage& storage, const Shape& shape) {
+Layout layout(const Storage& storage, const Shape& given) {
   check_legal(storage, "layout");
+  if (storage.scaling.transposed) check_transposed(storage, given);
+  const Shape shape = lying(storage, given);
   const Descriptor form = describe(storage);
   if (form.codec == Codec::torchao) check_torchao(form, storage, shape);
   Layout made;

@@ -27,14 +27,15 @@ inline constexpr std::int64_t kNestedBlock = 256;
 struct Legal {
   std::uint8_t kinds;  // bits: 1 << Scaling::Kind
   std::int32_t least_block = 0, most_block = 0;
-  bool powers = false;   // blocks are powers of two
-  bool even = false;     // blocks are even
-  bool nested = false;   // scales may be nested
-  bool typed = false;    // scales may be bf16 or f16, and those of blocks powers of two
-  bool zero = false;     // scales may have a code beside them that stands for 0
-  bool named = false;    // which columns are of a group of block<N> may stand in a part
-  bool product = false;  // scales of block<N> may be e4m3, under one of all
-  bool open = false;     // nf4:torchao: always nested, a dtype and a scaler block of its own
+  bool powers = false;      // blocks are powers of two
+  bool even = false;        // blocks are even
+  bool nested = false;      // scales may be nested
+  bool typed = false;       // scales may be bf16 or f16, and those of blocks powers of two
+  bool zero = false;        // scales may have a code beside them that stands for 0
+  bool named = false;       // which columns are of a group of block<N> may stand in a part
+  bool product = false;     // scales of block<N> may be e4m3, under one of all
+  bool transposed = false;  // stacks of matrices may lie transposed, with blocks of plain scales
+  bool open = false;        // nf4:torchao: always nested, a dtype and a scaler block of its own
 };
 /// What codes and dialect have for all of their storages; null where no row has them.
 struct FormRow {

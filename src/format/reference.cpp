@@ -151,14 +151,23 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
   }
   const Packing packing = describe(weight.storage()).packing;
   if (packing == Packing::whole) return format.values[element<std::uint8_t>(codes, i)];
-  const unsigned pair = element<std::uint8_t>(codes, i / 2);
-  const bool high = (i % 2 == 0) == (packing == Packing::high_first);
+  const std::int64_t at = place_of(weight.storage(), weight.shape(), i);
+  const unsigned pair = element<std::uint8_t>(codes, at / 2);
+  const bool high = (at % 2 == 0) == (packing == Packing::high_first);
   return format.values[high ? pair >> 4 : pair & 15u];
 }
 
 }  // namespace
 
-std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i) {
+std::int64_t place_of(const Storage& storage, const Shape& shape, std::int64_t i) {
+  if (!storage.scaling.transposed) return i;
+  const std::int64_t rows = shape[1], columns = shape[2];
+  const std::int64_t matrix = i / (rows * columns), row = i / columns % rows, column = i % columns;
+  return (matrix * columns + column) * rows + row;
+}
+
+std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t element) {
+  const std::int64_t i = place_of(storage, shape, element);
   const Group kind = describe(storage).scale.group;
   const std::int64_t group = group_elements(storage, shape), row = shape.row_elements();
   if (kind.kind == Group::Kind::along || kind.kind == Group::Kind::block2)

@@ -30,6 +30,9 @@ std::uint32_t encode(Codes codes, double x) noexcept;
 /// The scale of a group: fl(amax / F), 1 for amax 0, at least 2^-126.
 float scale_of(float amax, float divisor) noexcept;
 
+/// The place of element i of a weight in the order in which codes lie: i, but where they lie
+/// transposed.
+std::int64_t place_of(const Storage& storage, const Shape& shape, std::int64_t i);
 /// Which of its scales element i of a weight has, where storage and shape say it.
 std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_t i);
 /// The same of any weight.

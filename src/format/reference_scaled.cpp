@@ -220,7 +220,7 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   const bool divides = stands_under_one(form);
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float s = scale[at(i)], x = input.single(i);
-    put_code(form.packing, parts[0], i,
+    put_code(form.packing, parts[0], place_of(storage, shape, i),
              scaled_code(form.codes, range, divides ? x / s : x * (1.0f / s)));
   }
 }

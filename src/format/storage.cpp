@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested]`, the rules of what
-// may be combined, and the integer that stands for a storage across a language door.
+// Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed]`, the
+// rules of what may be combined, and the integer that stands for a storage across a language door.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -23,6 +23,8 @@ constexpr Scaling kTorchao{.kind = Kind::block,
 // By ScaleType; one has no name.
 constexpr std::array<std::string_view, 9> kTypeNames{
     "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient"};
+
+constexpr std::string_view kTransposed = ":transposed";
 
 // What the field calls some storages. Those that strings of ours spelled before they had a name
 // keep that spelling, which files hold.
@@ -143,6 +145,12 @@ std::string spell_torchao(const Scaling& scaling) {
 }
 
 std::optional<Storage> read(std::string_view text) {
+  if (text.ends_with(kTransposed)) {
+    auto turned = read(text.substr(0, text.size() - kTransposed.size()));
+    if (!turned || turned->scaling.transposed) return std::nullopt;
+    turned->scaling.transposed = true;
+    return is_legal(*turned) ? turned : std::nullopt;
+  }
   if (const auto named = std::ranges::find(kNamed, text, &Named::name); named != kNamed.end())
     return named->storage;
   std::optional<std::string_view> rest = text;
@@ -215,6 +223,7 @@ std::string spelled(const FormRow& row) {
   if (row.legal.zero) text += "[:zero]";
   if (row.legal.named) text += "[:actorder]";
   if (row.legal.nested) text += "[:nested]";
+  if (row.legal.transposed) text.append("[").append(kTransposed).append("]");
   if (row.legal.open) text += "[:scaler<M>][:f32|:bf16|:f16|:f64]";
   return text;
 }
@@ -243,6 +252,8 @@ bool is_legal(const Storage& storage) noexcept {
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;
   if (s.zero && (!legal.zero || s.type == ScaleType::e8m0)) return false;
+  if (s.transposed && (!legal.transposed || s.kind != Kind::block || s.type >= ScaleType::e4m3))
+    return false;
   if (s.actorder && (!legal.named || s.kind != Kind::block || s.type == ScaleType::e8m0))
     return false;
   if (legal.open)
@@ -285,6 +296,7 @@ Storage parse_storage(std::string_view text) {
 }
 
 std::string to_string(const Storage& storage) {
+  if (storage.scaling.transposed) return to_string(lying(storage)).append(kTransposed);
   for (const Named& named : kNamed)
     if (named.canonical && named.storage == storage) return std::string(named.name);
   std::string text(trait(storage.codes).name);
@@ -306,13 +318,14 @@ std::string legal_storages() {
          ", for " + names_with(&Legal::even) + " an even one; for " + names_with(&Legal::powers) +
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; e8m0: with blocks; e4m3 and actorder: with block<N>; M: a power of two from " +
+         "; e8m0: with blocks; e4m3 and actorder: with block<N>; transposed: with block<N> but "
+         "e4m3; M: a power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }
 
 // bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 21 zero |
-//        22 actorder | 24-54 block
+//        22 actorder | 23 transposed | 24-54 block
 //        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
@@ -320,7 +333,7 @@ std::int64_t storage_key(const Storage& storage) noexcept {
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
          static_cast<std::int64_t>(s.zero) << 21 | static_cast<std::int64_t>(s.actorder) << 22 |
-         static_cast<std::int64_t>(s.block) << 24 |
+         static_cast<std::int64_t>(s.transposed) << 23 | static_cast<std::int64_t>(s.block) << 24 |
          static_cast<std::int64_t>(
              std::bit_width(static_cast<std::uint32_t>(s.scaler_block | s.rows)))
              << 56;
@@ -335,6 +348,7 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.nested = (key >> 20 & 1) != 0;
   storage.scaling.zero = (key >> 21 & 1) != 0;
   storage.scaling.actorder = (key >> 22 & 1) != 0;
+  storage.scaling.transposed = (key >> 23 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);
   Scaling& s = storage.scaling;
   if (const auto width = static_cast<int>(key >> 56 & 0xf); width != 0)

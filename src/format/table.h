@@ -145,7 +145,8 @@ consteval Legal with(Legal legal, std::initializer_list<bool Legal::*> more) {
   return legal;
 }
 constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero, &Legal::named});
-constexpr Legal kPackedLegal = with(kScaledLegal, {&Legal::even, &Legal::product});
+constexpr Legal kPackedLegal =
+    with(kScaledLegal, {&Legal::even, &Legal::product, &Legal::transposed});
 constexpr Legal kPackedIntegerLegal =
     with(kScaledLegal, {&Legal::even, &Legal::zero, &Legal::named});
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,

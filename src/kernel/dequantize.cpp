@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dequantizing rows of a weight, whole or in part.
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "kernel/check_read.h"
 #include "kernel/chunks.h"
@@ -8,6 +10,7 @@
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
 #include "kernel/stream.h"
+#include "kernel/transposed.h"
 
 namespace stowage {
 namespace {
@@ -40,11 +43,27 @@ void stream_run(const Decode& decode, const Run& run, std::int64_t width, int co
   });
 }
 
+// Some columns of matrices that are turned whole, one at a time.
+void cut_transposed(const Kernels& kernels, const Weight& weight, Range rows, Range columns,
+                    void* out, Dtype dtype, Executor& executor) {
+  const std::int64_t width = bits(dtype) / 8;
+  const auto bytes = static_cast<std::size_t>((columns.end - columns.begin) * width);
+  std::vector<char> whole(static_cast<std::size_t>(weight.row_elements() * width));
+  char* place = static_cast<char*>(out);
+  for (std::int64_t i = rows.begin; i < rows.end; ++i, place += bytes) {
+    decode_transposed(kernels, weight, nullptr, i, 1, whole.data(), dtype, executor);
+    std::memcpy(place, whole.data() + columns.begin * width, bytes);
+  }
+}
+
 }  // namespace
 
 void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, void* out,
                      Dtype dtype, Executor& executor) {
   check(weight, rows, {0, weight.row_elements()}, out, dtype);
+  if (is_transposed(weight))
+    return decode_transposed(kernels, weight, nullptr, rows.begin, rows.end - rows.begin, out,
+                             dtype, executor);
   const Runs runs(weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, begin = rows.begin * weight.row_elements(),
@@ -71,6 +90,8 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, R
     return dequantize_with(kernels, weight, rows, out, dtype, executor);
   check(weight, rows, columns, out, dtype);
   if (n == 0) return;
+  if (is_transposed(weight))
+    return cut_transposed(kernels, weight, rows, columns, out, dtype, executor);
   const Runs runs(weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8;

@@ -7,6 +7,7 @@
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
+#include "kernel/transposed.h"
 
 namespace stowage {
 namespace {
@@ -34,6 +35,8 @@ void check(const Weight& weight, const std::int64_t* ids, std::int64_t n, const 
 void embedding_with(const Kernels& kernels, const Weight& weight, const std::int64_t* ids,
                     std::int64_t n, void* out, Dtype dtype, Executor& executor) {
   check(weight, ids, n, out, dtype);
+  if (is_transposed(weight))
+    return decode_transposed(kernels, weight, ids, 0, n, out, dtype, executor);
   const Runs runs(weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, row = weight.row_elements();

@@ -13,6 +13,7 @@
 #include "kernel/decode.h"
 #include "kernel/drivers.h"
 #include "kernel/runs.h"
+#include "kernel/transposed.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
@@ -185,11 +186,25 @@ struct Comparison {
   }
 };
 
+// Against the values in the order in which codes lie: a copy of them.
+Loss measure_transposed(const Kernels& kernels, const void* values, Dtype dtype,
+                        const Weight& weight, Executor& executor) {
+  const Weight lies = lying(weight);
+  const Shape& shape = weight.shape();
+  const std::int64_t width = bits(dtype) / 8, bytes = weight.row_elements() * width;
+  std::vector<char> turned(static_cast<std::size_t>(shape[0] * bytes));
+  for (std::int64_t i = 0; i < shape[0]; ++i)
+    transpose_matrix(static_cast<const char*>(values) + i * bytes, shape[1], shape[2], width,
+                     turned.data() + i * bytes, executor);
+  return measure_with(kernels, turned.data(), dtype, lies, executor);
+}
+
 }  // namespace
 
 Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const Weight& weight,
                   Executor& executor) {
   check(values, dtype, weight);
+  if (is_transposed(weight)) return measure_transposed(kernels, values, dtype, weight, executor);
   const std::int64_t n = weight.shape().elements();
   const Storage& storage = weight.storage();
   const bool cast = is_cast(storage);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantizing: checks, and how each kind of scaling is cut into tasks. No temporary grows with the
-// weight, but for the block scales of nested storages.
+// weight, but for the block scales of nested storages and one matrix of those that lie transposed.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -16,6 +17,7 @@
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
 #include "kernel/quantize_torchao.h"
+#include "kernel/transposed.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
@@ -383,6 +385,28 @@ void check(const void* values, Dtype dtype, const Layout& made, const Storage& s
       refuse("part " + std::string(made.parts[i].name) + " must not be null");
 }
 
+// Each matrix as it lies. What is not finite stands where the caller has it: nothing is refused
+// here.
+std::uint32_t run_transposed(const QuantizeJob& job, const Shape& shape) {
+  const Storage storage = lying(job.storage);
+  const Descriptor form = describe(storage);
+  const Shape matrix{shape[2], shape[1]};
+  const Layout one = layout(storage, matrix);
+  const std::int64_t n = matrix.elements(), width = bits(job.dtype) / 8;
+  std::vector<char> turned(static_cast<std::size_t>(n * width));
+  Largest largest;
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    transpose_matrix(job.at(i * n), shape[1], shape[2], width, turned.data(), job.executor);
+    std::array<void*, kMaxParts> parts{};
+    for (std::size_t p = 0; p < job.parts.size(); ++p)
+      parts[p] = static_cast<char*>(job.parts[p]) + i * one.parts[p].bytes;
+    largest.take(run({job.kernels, turned.data(), job.dtype, n, storage, form,
+                      std::span(parts).first(job.parts.size()), job.executor},
+                     matrix));
+  }
+  return largest.bits();
+}
+
 }  // namespace
 
 void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, const Shape& shape,
@@ -396,7 +420,7 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
   const QuantizeJob job{
       kernels, static_cast<const char*>(values), dtype, shape.elements(), storage, form,
       parts,   or_default(options.executor)};
-  const std::uint32_t largest = run(job, shape);
+  const std::uint32_t largest = form.transposed ? run_transposed(job, shape) : run(job, shape);
   const bool keep = options.keep_nonfinite && can_keep_nonfinite(storage);
   if (largest >= kInfinityBits && !keep) refuse_nonfinite(job);
 }

@@ -81,6 +81,7 @@ std::string storage_describe(std::int64_t key) {
               {"nested", storage.scaling.nested},
               {"zero", storage.scaling.zero},
               {"actorder", storage.scaling.actorder},
+              {"transposed", storage.scaling.transposed},
               {"outer", form.outer.group.n},
               {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"under_one", stands_under_one(form)},

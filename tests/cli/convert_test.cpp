@@ -47,6 +47,7 @@ const std::vector<Row> kRows{
     {"modelopt-fp8", "modelopt", {"compressed-tensors", "fp8", "torchao"}},
     {"modelopt-mxfp8", "modelopt", {"compressed-tensors"}},
     {"modelopt-nvfp4", "modelopt", {}},
+    {"mxfp4-gpt-oss", "mxfp4", {}},
     {"torchao-float8", "torchao", {"compressed-tensors", "modelopt"}},
     {"torchao-int8", "torchao", {"compressed-tensors"}},
 };

@@ -90,6 +90,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f4_e2m1:block32:e8m0", "mxfp4"},
       {"f4_e2m1:block16:e8m0", "f4_e2m1:block16:e8m0"},
       {"mxfp4", "mxfp4"},
+      {"mxfp4:transposed", "mxfp4:transposed"},
+      {"f4_e2m1:transposed", "f4_e2m1:block32:transposed"},
+      {"f4_e2m1:block16:bf16:transposed", "f4_e2m1:block16:bf16:transposed"},
       {"f4_e2m1:block16:e4m3", "nvfp4"},
       {"f4_e2m1:block32:e4m3", "f4_e2m1:block32:e4m3"},
       {"nvfp4", "nvfp4"},
@@ -110,6 +113,18 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
   };
   for (const auto& [text, canonical] : rows)
     EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+}
+
+TEST(Storage, LiesTransposedInBlocksOfPlainScales) {
+  for (const char* text : {":transposed", "nf4:transposed", "nvfp4:transposed",
+                           "f4_e2m1:row:transposed", "mxfp4:transposed:transposed"})
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, "[:transposed]");
+  const Storage storage = parse_storage("mxfp4:transposed");
+  EXPECT_EQ(lying(storage), parse_storage("mxfp4"));
+  EXPECT_EQ(lying(storage, {2, 64, 3}), (Shape{2, 3, 64}));
+  EXPECT_EQ(layout(storage, {2, 64, 3}).parts[0].shape, (Shape{2, 96}));
+  for (const Shape& shape : {Shape{64, 3}, Shape{2, 3, 64}, Shape{2, 2, 32, 2}})
+    EXPECT_STOWAGE_ERROR(layout(storage, shape), invalid_argument, "a multiple of 32");
 }
 
 TEST(Storage, ReadsEveryField) {

@@ -13,6 +13,7 @@ TEST(Runs, CoverEveryElementOnceWithItsScale) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     if (storage.dialect != Dialect::standard) continue;
+    if (storage.scaling.transposed) continue;  // its runs are those of lying()
     const bool packed = describe(storage).packing == Packing::low_first;
     const std::int64_t columns = packed ? 998 : 997, all = 21 * columns;
     const Shape shape = holds(storage, {3, 7, columns}) ? Shape{3, 7, columns} : Shape{21, columns};

@@ -47,7 +47,10 @@ def test_experts_rest_by_a_rule(kind: str, storage: str) -> None:
 WAYS = ["eager", "grouped_mm", "batched_mm"]
 
 
-@pytest.mark.parametrize("storage", ["nf4", "mxfp4", "nvfp4", "int4:block32", "f8_e4m3:row2"])
+@pytest.mark.parametrize(
+    "storage",
+    ["nf4", "mxfp4", "mxfp4:transposed", "nvfp4", "int4:block32", "f8_e4m3:row2"],
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
 def test_no_way_through_the_experts_dequantizes_all_of_them(

@@ -42,6 +42,7 @@ DIALECTS = {
     "gptq-v2-actorder": "gptq",
     "awq-gemm": "awq",
     "ct-mxfp4": "compressed-tensors",
+    "mxfp4-gpt-oss": "mxfp4",
     "deepseek-v4": "fp8",
     "ct-nvfp4": "compressed-tensors",
     "modelopt-nvfp4": "modelopt",
@@ -70,7 +71,30 @@ def copied(folder: str, to: Path) -> Path:
     return to / folder
 
 
+class Stacks(nn.Module):
+    """Of stacks of matrices [E, K, O], each product of the first K columns of its input."""
+
+    @property
+    def stacks(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.dim() == 3]
+
+    @property
+    def in_features(self) -> int:
+        return max(stack.shape[1] for stack in self.stacks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        products = (x[:, : w.shape[1]] @ w[e] for w in self.stacks for e in range(len(w)))
+        return torch.cat([*products], 1)
+
+
+def module_of(name: str) -> str:
+    """The module of a weight; matrices of Linear modules are called `weight`."""
+    return name.rpartition(".")[0]
+
+
 def _module(like: torch.Tensor) -> nn.Module:
+    if like.dim() == 3:
+        return Stacks()
     if like.dim() != 2:
         return nn.Module()
     return nn.Linear(like.shape[1], like.shape[0], bias=False, dtype=like.dtype)
@@ -109,7 +133,7 @@ def plain_of(folder: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.T
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if name.endswith(".bias")
+        if name.endswith((".bias", "_bias"))
         or (name.endswith(".weight") and name.rpartition(".")[0] not in modules)
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dialect_models import DIALECTS, opened, weights_of
+from dialect_models import DIALECTS, module_of, opened, weights_of
 from torch.distributed.fsdp import fully_shard
 
 import stowage
@@ -36,10 +36,9 @@ def spread(mesh: Any, folders: list[str], root: str) -> list[str]:
 def _one(mesh: Any, folder: str, root: Path) -> None:
     path = root / folder
     model = opened(folder, path, compute_dtype=torch.bfloat16, mmap=True).requires_grad_(False)
-    layers = {
-        name: model.get_submodule(name.removesuffix(".weight")) for name in weights_of(folder)
-    }
-    before = {name: octets(model.get_parameter(name)) for name in layers}
+    names = list(weights_of(folder))
+    layers = {module: model.get_submodule(module) for module in map(module_of, names)}
+    before = {name: octets(model.get_parameter(name)) for name in names}
     wanted = {name: layer(_input(layer)) for name, layer in layers.items()}
     for layer in layers.values():
         fully_shard(layer, mesh=mesh)

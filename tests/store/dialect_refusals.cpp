@@ -60,6 +60,7 @@ std::string comfy(const std::string& format) {
   return R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":{\"format\":\")" + format +
          R"(\"}}}"})";
 }
+const char* const kGptOss = R"({"quant_method": "mxfp4"})";
 const char* const kTensorGroup =
     R"({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16})";
 
@@ -467,6 +468,28 @@ const Rows kDialects{{
            R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int8Tensor\",)"
            R"( \"_data\": {\"block_size\": [1, 4]}}"})"),
      {"tensor '_w_zero_point'", "not 0"}},
+    {Refusal::dialect_part,
+     "blocks of gpt-oss that are no blocks",
+     model(kGptOss, {{"a_blocks", "U8", "[1,2,16]", 32}, {"a_scales", "U8", "[1,2,1]", 2}}),
+     {"tensor 'a_blocks'", "U8 [1, 2, 16] for U8 blocks of 16 bytes, in four dimensions"}},
+    {Refusal::dialect_part,
+     "blocks of gpt-oss under fewer scales",
+     model(kGptOss, {{"a_blocks", "U8", "[1,2,2,16]", 64}, {"a_scales", "U8", "[1,2,1]", 2}}),
+     {"tensor 'a_scales'", "U8 [1, 2, 1] for U8 [1, 2, 2]"}},
+    {Refusal::dialect_part,
+     "blocks of gpt-oss without scales",
+     model(kGptOss, {{"a_blocks", "U8", "[1,2,1,16]", 32}}),
+     {"tensor 'a_blocks'", "no 'a_scales' (U8 [1, 2, 1])"}},
+    {Refusal::dialect_part,
+     "scales of gpt-oss without blocks",
+     model(kGptOss, {{"a_scales", "U8", "[1,2,1]", 2}}),
+     {"tensor 'a_scales'", "no 'a_blocks' (U8)"}},
+    {Refusal::dialect_part,
+     "blocks of gpt-oss in a module that has none",
+     model(R"({"quant_method": "mxfp4", "modules_to_not_convert": ["m.experts"]})",
+           {{"m.experts.a_blocks", "U8", "[1,2,1,16]", 32},
+            {"m.experts.a_scales", "U8", "[1,2,1]", 2}}),
+     {"tensor 'm.experts.a_blocks'", "modules_to_not_convert of"}},
     {Refusal::json_syntax,
      "a configuration that is cut",
      model(R"({"quant_method": )", {}),

@@ -49,6 +49,7 @@ const std::vector<Golden> kGolden{
     {"gptq-v2", "gptq", "int4:block64:f16:zero"},
     {"awq-gemm", "awq", "int4:block64:f16:zero"},
     {"ct-mxfp4", "compressed-tensors", "mxfp4"},
+    {"mxfp4-gpt-oss", "mxfp4", "mxfp4:transposed"},
     {"ct-mxfp8", "compressed-tensors", "f8_e4m3:block32:e8m0"},
     {"ct-nvfp4", "compressed-tensors", "f4_e2m1:block16:e4m3_quotient"},
     {"modelopt-nvfp4", "modelopt", "nvfp4"},

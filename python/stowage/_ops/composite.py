@@ -174,6 +174,8 @@ def measure(x: Tensor, codes: Tensor, scales: Sequence[Tensor], storage: int) ->
     kind = Storage.from_key(storage)
     check_measure(x, codes, scales, kind)
     _check_subnormals("stowage::measure")
+    if kind.transposed:  # blocks are those of what lies
+        return measure(x.transpose(1, 2).contiguous(), codes, scales, kind.lying.key)
     totals = torch.zeros(6, dtype=torch.float64)
     totals[0] = x.numel()
     rows, length = rounding.rows_of(x.shape), rounding.row_elements(x.shape)

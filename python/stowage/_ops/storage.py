@@ -75,6 +75,7 @@ class Storage:
     nested: bool
     zero: bool = False  # each scale has a code beside it that stands for 0
     actorder: bool = False  # the last part names the group of each column
+    transposed: bool = False  # matrices of a stack [E, K, O] lie as [E, O, K], blocks too
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3; nf4:torchao: f64 and of_values too
     scale_code: str  # how scales are kept: plain, mapped, affine, or as below
@@ -183,12 +184,22 @@ class Storage:
         """Whether a weight that rests as `resting` is what this storage asks for."""
         return resting is self or self.for_values(_TYPES.get(resting.scale_type)) is resting
 
+    @property
+    def lying(self) -> "Storage":
+        """Of [E, O, K], how a weight [E, K, O] lies that lies transposed; others as they are."""
+        return Storage(self.name.removesuffix(":transposed"))
+
     def of_kind(self, kind: str) -> "Storage":
         """The same with this scaling, which is no block."""
         return Storage(":".join([self.codes, kind, *self.name.split(":")[2:]]))
 
     def misfit(self, shape: Sequence[int]) -> str:
         """The rule that this shape breaks, of those that few storages have; "" for none."""
+        if self.transposed and (len(shape) != 3 or shape[1] % self.block):
+            return (
+                f"a weight stored as {self.name} must have 3 dimensions, the second a multiple of "
+                f"{self.block}"
+            )
         if (self.kind == "block2" or self.actorder) and len(shape) != 2:
             return f"a weight stored as {self.name} must have 2 dimensions"
         if self.packing == "low_first":

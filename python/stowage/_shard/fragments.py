@@ -84,6 +84,12 @@ def _groups(fragment: Fragment) -> tuple[int, int, int]:
             f"stowage: values of a part of a weight cannot rest as {storage}, whose blocks have "
             "rows of others; stow the weight whole and shard it then, or use block<N>"
         )
+    if storage.transposed:
+        raise Unsupported(
+            f"stowage: values of a part of a weight cannot rest as {storage}, whose matrices lie "
+            "transposed, unless it has whole indices of dim 0; stow the weight whole and shard it "
+            "then"
+        )
     if storage.zero:
         raise Unsupported(
             f"stowage: values of a part of a weight cannot rest as {storage}, whose zeros depend "

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stowage._ops import _torch
 from stowage._ops.storage import Storage
-from stowage._tensor.stowed import StowedTensor, rows_and_columns, wrap
-from stowage._tensor.views import Step, share
+from stowage._tensor.stowed import StowedTensor, lying, rows_and_columns, wrap
+from stowage._tensor.views import Packed, Step, share, view_of
 
 aten = torch.ops.aten
 _OF_ONE = {"row2": "row", "row": "tensor"}  # the scaling of one index of dim 0
@@ -28,14 +28,19 @@ def row_slice(t: StowedTensor, first: int, last: int) -> StowedTensor | None:
     return _slice_of(t, own, step, parts, t._storage, (last - first, *t.shape[1:]), first)
 
 
-def row(t: StowedTensor, index: int) -> StowedTensor | None:
+def row(t: StowedTensor, index: int) -> Packed | None:
     """One index of dim 0 of a weight of three or more dimensions, such as an expert, still stowed.
 
-    Its scales are those of a weight with a dimension less: row for row2, tensor for row.
+    Its scales are those of a weight with a dimension less: row for row2, tensor for row. Of a stack
+    that lies transposed, the transposed view of a matrix that is stowed.
     """
     own, storage = t._parts(), t._storage
     if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(own[0]):
         return None
+    if storage.transposed:
+        one = row(lying(t), index)
+        seen: Packed | None = None if one is None else view_of(aten.t.default, one, (), {})
+        return seen
     with _as_views(own[0]):
         if storage.flat:
             each = math.prod(t.shape[1:])

@@ -64,6 +64,12 @@ def wrap(
     return w
 
 
+def lying(w: "StowedTensor") -> "StowedTensor":
+    """The stack [E, O, K] that a weight [E, K, O] which lies transposed lies as: the same parts."""
+    e, k, o = w.shape
+    return wrap(w._parts(), w._storage.lying, (e, o, k), w._dt, w._exact)
+
+
 class StowedTensor(Tensor):
     """A weight at rest. Make one with `stowage.quantize`, or from parts that are at hand.
 

@@ -9,8 +9,8 @@
 namespace stowage::dialects {
 namespace {
 
-constexpr std::array<const FileDialect*, 10> kDialects{
-    &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kCompressedTensors,
+constexpr std::array<const FileDialect*, 11> kDialects{
+    &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kMxfp4, &kCompressedTensors,
     &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq, &kGguf};
 
 // Dialects without a method are never said by a configuration.

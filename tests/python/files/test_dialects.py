@@ -121,6 +121,7 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
         "ct-int4-channel-ragged",
         "ct-int8-pack",
         "ct-mxfp4",
+        "mxfp4-gpt-oss",
         "comfy-mxfp8",
         "deepseek-v4",
         "ct-int4-g-idx",

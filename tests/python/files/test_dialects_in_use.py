@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dialect_models import DIALECTS, copied, file_of_model, opened, plain_of, weights_of
+from dialect_models import (
+    DIALECTS,
+    copied,
+    file_of_model,
+    module_of,
+    opened,
+    plain_of,
+    weights_of,
+)
 from dialect_ranks import octets, spread
 from safetensors.torch import load_file
 from sharded import run
@@ -26,6 +34,7 @@ peft = pytest.importorskip("peft")
 from stowage.integrations import peft as stowed_peft  # noqa: E402
 
 FOLDERS = list(DIALECTS)
+ADAPTED = [f for f in FOLDERS if f != "mxfp4-gpt-oss"]  # whose experts are no Linear modules
 # Codes in an order that no kernel takes are put in another when they are read.
 FORMED = {
     folder
@@ -37,7 +46,7 @@ FORMED = {
 
 def modules_of(folder: str) -> dict[str, str]:
     """Of each weight, its module."""
-    return {name: name.removesuffix(".weight") for name in weights_of(folder)}
+    return {name: module_of(name) for name in weights_of(folder)}
 
 
 def loaded(folder: str, path: Path, **arguments: object) -> nn.Module:
@@ -54,8 +63,8 @@ def outputs_of(model: nn.Module, folder: str) -> dict[str, torch.Tensor]:
     found = {}
     for name, module in modules_of(folder).items():
         torch.manual_seed(2)
-        x = torch.randn(3, weights_of(folder)[name].shape[1])
-        found[name] = model.get_submodule(module)(x)
+        layer = model.get_submodule(module)
+        found[name] = layer(torch.randn(3, layer.in_features))
     return found
 
 
@@ -68,7 +77,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     return bool((apart <= 2**-14 * want[finite].abs().max()).all())
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", ADAPTED)
 def test_an_adapter_trains_beside_it(folder: str, tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
     model, dense = loaded(folder, path), loaded(folder, path)
@@ -93,7 +102,7 @@ def test_an_adapter_trains_beside_it(folder: str, tmp_path: Path) -> None:
         assert octets(model.get_parameter(f"{module}.base_layer.weight")) == before[name]
 
 
-@pytest.mark.parametrize("folder", [f for f in FOLDERS if f != "gguf-nvfp4"])
+@pytest.mark.parametrize("folder", [f for f in ADAPTED if f != "gguf-nvfp4"])
 def test_a_merge_writes_its_weight_alone(folder: str, tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
     model = loaded(folder, path)
@@ -190,6 +199,8 @@ def test_the_program_plans_packs_and_unpacks_it(folder: str, tmp_path: Path) -> 
         other, found = again.get_parameter(name), model.get_parameter(name).dequantize()
         assert isinstance(other, StowedTensor), name
         # bitsandbytes rests so already; comfyui's scales are rounded to the files' dtype there.
+        # Parameters of no Linear module rest as they did.
         same = DIALECTS[folder] != "bitsandbytes" and not folder.startswith("comfy-fp8")
+        same = same and folder in ADAPTED
         if same and found.isfinite().all():
             assert octets(other) == octets(stowage.quantize(found, "nf4")), name

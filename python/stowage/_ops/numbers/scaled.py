@@ -269,6 +269,11 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
 
 
 def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
+    if storage.transposed:
+        flat = x.reshape(-1)
+        for span in spans(flat.numel(), 1):  # what is not finite stands where the caller has it
+            check_finite(widen(flat[span]), span.start)
+        return quantize(x.transpose(1, 2).contiguous(), storage.lying, keep_nonfinite)
     match storage.codec:
         case "torchao":
             return torchao.quantize(x, storage)
@@ -282,9 +287,22 @@ def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
     raise AssertionError(f"no codec {storage.codec}")
 
 
+def _lying(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a stack of matrices, the shape in which it lies transposed."""
+    return (shape[0], shape[2], shape[1])
+
+
+def _turned(lines: Tensor, shape: Sequence[int]) -> Tensor:
+    """Matrices as the weight has them, each a line, from lines of them as they lie."""
+    matrices = lines.view(len(lines), shape[2], shape[1])
+    return matrices.transpose(1, 2).reshape(len(lines), row_elements(shape))
+
+
 def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows: slice) -> Tensor:
     """Rows of dim 0 as fp32 (nf4:torchao:f64: fp64), [rows, elements of a row], before the one
     rounding."""
+    if storage.transposed:
+        return _turned(values(parts, storage.lying, _lying(shape), rows), shape)
     length = row_elements(shape)
     count = rows.stop - rows.start
     if storage.codec == "torchao":
@@ -326,6 +344,8 @@ def _scaled(
 
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:
     """The rows `ids` as fp32, [ids, elements of a row]."""
+    if storage.transposed:
+        return _turned(pick(parts, storage.lying, _lying(shape), ids), shape)
     rows, length = rows_of(shape), row_elements(shape)
     if storage.flat:
         index = ids[:, None] * length + torch.arange(length, device=ids.device)

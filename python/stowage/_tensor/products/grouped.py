@@ -16,7 +16,7 @@ from stowage._ops.errors import InvalidArgument, fail
 from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
-from stowage._tensor.stowed import StowedTensor, wrap
+from stowage._tensor.stowed import StowedTensor, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView
 
@@ -98,14 +98,15 @@ def _product(
 
 def _experts(t: Any) -> tuple[StowedTensor, bool] | None:
     """The stowed [E, O, K] that `t` is, or whose matrices it shows transposed, and which."""
-    if type(t) is StowedTensor:
-        return (t, False) if t.dim() == 3 else None
-    if type(t) is not StowedView or t.dim() != 3:
+    if type(t) not in (StowedTensor, StowedView) or t.dim() != 3:
         return None
-    for step in t._chain:
+    weight, chain = (t._weight, t._chain) if type(t) is StowedView else (t, ())
+    for step in chain:
         if step.op is not aten.transpose.int or {d % 3 for d in step.args} != {1, 2}:
             return None
-    return t._weight, len(t._chain) % 2 == 1
+    if weight._storage.transposed:
+        return lying(weight), len(chain) % 2 == 0
+    return weight, len(chain) % 2 == 1
 
 
 def _found(
