@@ -79,7 +79,8 @@ def check_quantize(x: Tensor, storage: Storage) -> None:
     _check_dtype(where, "x", x.dtype, VALUES)
     _check_fit(where, storage.for_values(x.dtype), x.shape)
     if storage.actorder:
-        _wrong(where, "storage must have groups that values alone make", storage)
+        plain = storage.name.removesuffix(":actorder")
+        _wrong(where, f"storage must have groups that values alone make, such as {plain}", storage)
 
 
 def _check_matrix_product(
