@@ -21,7 +21,7 @@ inline const std::vector<Storage>& legal_samples() {
   static const std::vector<Storage> all = [] {
     std::vector<Storage> made;
     const auto add = [&](Codes codes, Dialect dialect, const Scaling& scaling) {
-      for (int type = 0; type <= static_cast<int>(ScaleType::e4m3_quotient); ++type)
+      for (int type = 0; type <= static_cast<int>(ScaleType::super); ++type)
         for (const int extra : {0, 1, 2, 3}) {
           Storage storage{codes, dialect, scaling};
           storage.scaling.type = static_cast<ScaleType>(type);
@@ -41,6 +41,7 @@ inline const std::vector<Storage>& legal_samples() {
         add(row.codes, row.dialect, {.kind = kind});
       for (const int n : {32, 64, 16, 6, 7, 48})
         add(row.codes, row.dialect, {.kind = Kind::block, .block = n});
+      if (row.legal.super) add(row.codes, row.dialect, {.kind = Kind::block, .block = 256});
       if (row.legal.nested) add(row.codes, row.dialect, {.kind = Kind::block, .block = 4096});
       for (const int n : {32, 6, 7})
         add(row.codes, row.dialect, {.kind = Kind::block2, .block = n, .rows = n == 7 ? 16 : 4});

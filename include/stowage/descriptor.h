@@ -46,20 +46,24 @@ enum class ScaleCode : std::uint8_t {
   product,       // e4m3 numbers, times one outer scale of all, in fp32
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
   quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
+  q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
 };
 /// What stands for 0, where that is not the code of value 0.
 enum class Zero : std::uint8_t {
   none,
-  code,  // one i8 for each group of scales; a code stands for its distance from it
+  code,    // one i8 for each group of scales; a code stands for its distance from it
+  offset,  // a number for each scale, which is taken off the product
 };
 struct Level {
   Group group;
   Dtype type = Dtype::f32;  // of its numbers; unknown where only values will tell it
   ScaleCode code = ScaleCode::plain;
+  std::int32_t record = 0;  // bytes of a group, where they are no number; else 0
+  std::int32_t inner = 0;   // elements that share one of the scales of a record; else 0
 };
 
 /// Whose arithmetic makes codes and scales of values (docs/numbers.md).
-enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao };
+enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao, ggml };
 
 /// Which power of two a scale that is kept as one takes.
 enum class PowerRule : std::uint8_t {
@@ -80,7 +84,7 @@ enum class Extent : std::uint8_t {
   weight,   // the weight's shape
   pairs,    // [(elements + 1) / 2, 1]
   halves,   // [rows, elements of a row / 2]
-  scales,   // as the group of scales says
+  scales,   // as the group of scales says, and behind that the bytes of a record
   outers,   // one for each group of scales
   one,      // []
   values,   // [16]

@@ -75,14 +75,26 @@ class STOWAGE_API Shape {
 };
 STOWAGE_API std::string to_string(const Shape& shape);  // "[4096, 11008]"
 
-enum class Codes : std::uint8_t { f32, bf16, f16, f8_e4m3, f8_e5m2, int8, nf4, fp4, f4_e2m1, int4 };
-inline constexpr int kCodesCount = 10;
+enum class Codes : std::uint8_t {
+  f32,
+  bf16,
+  f16,
+  f8_e4m3,
+  f8_e5m2,
+  int8,
+  nf4,
+  fp4,
+  f4_e2m1,
+  int4,
+  uint4
+};
+inline constexpr int kCodesCount = 11;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
 /// powers of two. e4m3 stand under one fp32 number, by which each of them is multiplied first;
 /// e4m3_bf16: both that number and the products are rounded to bf16; e4m3_quotient: each is divided
-/// by it.
+/// by it. `super`: a block has a record of the scales of its sub-blocks, as ggml's K-quants do.
 enum class ScaleType : std::uint8_t {
   f32,
   bf16,
@@ -92,7 +104,8 @@ enum class ScaleType : std::uint8_t {
   e8m0,
   e4m3,
   e4m3_bf16,
-  e4m3_quotient
+  e4m3_quotient,
+  super
 };
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
@@ -171,8 +184,8 @@ struct STOWAGE_API Layout {
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
 /// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
-/// global_scale f32 []. `transposed`: of [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested:
-/// absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
+/// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
+/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
 /// f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler
 /// block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the
 /// shape, and for nf4:torchao without its dtype.

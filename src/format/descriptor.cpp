@@ -57,6 +57,8 @@ Dtype dtype_of(ScaleType type) noexcept {
     case ScaleType::e4m3_bf16:
     case ScaleType::e4m3_quotient:
       return Dtype::f8_e4m3;
+    case ScaleType::super:
+      return Dtype::u8;
     case ScaleType::of_values:
       break;
   }
@@ -143,6 +145,13 @@ Descriptor describe(const Storage& storage) {
       made.scale.code = ScaleCode::mapped;
       made.outer.group = {Group::Kind::flat, static_cast<std::int32_t>(kNestedBlock)};
       made.parts = kNestedParts;
+      break;
+    case Codec::ggml:
+      made.scale.code = ScaleCode::q4_k;
+      made.scale.record = 16;
+      made.scale.inner = 32;
+      made.zero = Zero::offset;
+      made.parts = kPackedParts;
       break;
     case Codec::torchao:
       made.scale.code = ScaleCode::affine;

@@ -60,7 +60,8 @@ Shape halved(const Storage& storage, const Shape& shape) {
   return {shape.rows(), shape.row_elements() / 2};
 }
 
-Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape) {
+Shape scale_shape(const Level& level, const Storage& storage, const Shape& shape) {
+  const Group& group = level.group;
   switch (group.kind) {
     case Group::Kind::row:
       expect_rank(storage, shape, 1);
@@ -70,6 +71,8 @@ Shape scale_shape(const Group& group, const Storage& storage, const Shape& shape
       return keep_leading(shape, 2);
     case Group::Kind::along:
       expect_rank(storage, shape, 1);
+      if (level.record != 0)
+        return {shape.rows(), ceil_div<std::int64_t>(shape.row_elements(), group.n), level.record};
       return {shape.rows(), ceil_div<std::int64_t>(shape.row_elements(), group.n)};
     case Group::Kind::flat:
       return {ceil_div<std::int64_t>(shape.elements(), group.n)};
@@ -97,9 +100,9 @@ Shape part_shape(const Descriptor& form, Extent extent, const Storage& storage,
     case Extent::halves:
       return halved(storage, shape);
     case Extent::scales:
-      return scale_shape(form.scale.group, storage, shape);
+      return scale_shape(form.scale, storage, shape);
     case Extent::outers:
-      return {ceil_div<std::int64_t>(scale_shape(form.scale.group, storage, shape).elements(),
+      return {ceil_div<std::int64_t>(scale_shape(form.scale, storage, shape).elements(),
                                      form.outer.group.n)};
     case Extent::one:
       break;

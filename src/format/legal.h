@@ -34,6 +34,7 @@ struct Legal {
   bool zero = false;        // scales may have a code beside them that stands for 0
   bool named = false;       // which columns are of a group of block<N> may stand in a part
   bool product = false;     // scales of block<N> may be e4m3, under one of all
+  bool super = false;       // scales are records, of blocks of one size
   bool transposed = false;  // stacks of matrices may lie transposed, with blocks of plain scales
   bool open = false;        // nf4:torchao: always nested, a dtype and a scaler block of its own
 };

@@ -243,6 +243,7 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
   if (describe(weight.storage()).codec == Codec::torchao) return torchao_scale_at(weight, i);
+  if (describe(weight.storage()).codec == Codec::ggml) return ggml_step_at(weight, i).scale;
   const std::int64_t index = scale_index(weight, i);
   if (scaling.type == ScaleType::e8m0) {
     const int exponent = element<std::uint8_t>(weight.part(1), index);
@@ -273,10 +274,16 @@ float zero_at(const Weight& weight, std::int64_t i) noexcept {
   return static_cast<float>(element<std::int8_t>(weight.part(2), index));
 }
 
+float offset_at(const Weight& weight, std::int64_t i) noexcept {
+  return describe(weight.storage()).codec == Codec::ggml ? ggml_step_at(weight, i).offset : 0.0f;
+}
+
 float value_at(const Weight& weight, std::int64_t i) noexcept {
   if (describe(weight.storage()).codec == Codec::torchao)
     return static_cast<float>(torchao_value_at(weight, i));
-  return (table_value(weight, i) - zero_at(weight, i)) * scale_at(weight, i);  // exact, then once
+  const float distance = table_value(weight, i) - zero_at(weight, i);  // exact
+  const float product = distance * scale_at(weight, i);
+  return product - offset_at(weight, i);
 }
 
 void dequantize(const Weight& weight, void* out, Dtype dtype) {

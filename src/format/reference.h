@@ -52,14 +52,27 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
 float number_under(ScaleType type, double scale, double outer) noexcept;
 /// The scale that element i of a weight is multiplied with; 1 for plain casts.
 float scale_at(const Weight& weight, std::int64_t i) noexcept;
+/// What is taken off the product of a code and its scale, for element i: 0 but where a storage
+/// says.
+float offset_at(const Weight& weight, std::int64_t i) noexcept;
 /// The code that stands for 0 in the group of element i, as a number: 0 but where a storage says.
 float zero_at(const Weight& weight, std::int64_t i) noexcept;
-/// Element i: table value, less that of the zero, times scale, one fp32 product; of nf4:torchao the
+/// Element i: table value, less that of the zero, times scale, one fp32 product, less the offset,
+/// one fp32 difference; of nf4:torchao the
 /// product in its own dtype, and then as fp32.
 float value_at(const Weight& weight, std::int64_t i) noexcept;
 /// All elements, rounded once to f64, f32, bf16 or f16; NaN becomes the positive quiet NaN. A plain
 /// cast in its own type is copied.
 void dequantize(const Weight& weight, void* out, Dtype dtype);
+
+/// quantize() of superblocks: `parts` as layout(storage) has them; the values are finite.
+void quantize_ggml(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
+                   std::span<void* const> parts);
+/// The scale and the offset of element i of such a weight.
+struct Step {
+  float scale = 1, offset = 0;
+};
+Step ggml_step_at(const Weight& weight, std::int64_t i) noexcept;
 
 /// quantize() of nf4:torchao: `parts` as layout(storage) has them; the values are finite. Values of
 /// another dtype are first cast to that of the parts, as the plain cast does.

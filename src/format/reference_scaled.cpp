@@ -338,6 +338,8 @@ void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage
       return quantize_scaled(input, storage, shape, parts);
     case Codec::bitsandbytes:
       return quantize4(input, storage, parts);
+    case Codec::ggml:
+      return quantize_ggml(values, dtype, shape, storage, parts);
     case Codec::torchao:
       return quantize_torchao(values, dtype, input.n, storage, parts);
   }

@@ -21,8 +21,8 @@ constexpr Scaling kTorchao{.kind = Kind::block,
                            .type = ScaleType::of_values,
                            .scaler_block = 256};
 // By ScaleType; one has no name.
-constexpr std::array<std::string_view, 9> kTypeNames{
-    "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient"};
+constexpr std::array<std::string_view, 10> kTypeNames{
+    "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient", "super"};
 
 constexpr std::string_view kTransposed = ":transposed";
 
@@ -43,6 +43,11 @@ constexpr std::array kNamed{
           true},
     Named{"mxfp8_e4m3", {Codes::f8_e4m3, Dialect::standard, kMicroscaled}, false},
     Named{"mxfp8_e5m2", {Codes::f8_e5m2, Dialect::standard, kMicroscaled}, false},
+    Named{"q4_k",
+          {Codes::uint4,
+           Dialect::standard,
+           {.kind = Kind::block, .block = 256, .type = ScaleType::super}},
+          true},
     Named{"mxint8", {Codes::int8, Dialect::standard, kMicroscaled}, false},
 };
 
@@ -199,6 +204,7 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
 }
 
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
+  if (legal.super || s.type == ScaleType::super) return legal.super && s.type == ScaleType::super;
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
   if (s.type >= ScaleType::e4m3)
@@ -216,7 +222,7 @@ std::string spelled(const FormRow& row) {
   if (has(Kind::tensor))
     text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
   else if (has(Kind::block))
-    text += "[:block<N>]";
+    text += row.legal.super ? "[:block256][:super]" : "[:block<N>]";
   if (row.legal.typed)
     text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
                               : "[:bf16|:f16|:e8m0]";

@@ -63,6 +63,14 @@ consteval auto int4_values() {
 }
 constexpr auto kInt4 = int4_values();
 
+// What Q4_K of ggml has: 0 to 15, from the offset of their sub-block.
+consteval auto uint4_values() {
+  std::array<float, 16> values{};
+  for (std::size_t code = 0; code < 16; ++code) values[code] = static_cast<float>(code);
+  return values;
+}
+constexpr auto kUint4 = uint4_values();
+
 // Dettmers et al., "QLoRA" (2023), appendix E, with the digits of bitsandbytes' get_4bit_type: the
 // quantile formula gives them only to 1e-7, so the literals are the definition.
 constexpr std::array<float, 16> kNf4{
@@ -102,6 +110,7 @@ constexpr Scaling kRow{.kind = Scaling::Kind::row};
 constexpr Scaling kBlock32{.kind = Scaling::Kind::block, .block = 32};
 constexpr Scaling kBlock64{.kind = Scaling::Kind::block, .block = 64};
 constexpr Scaling kBlock128{.kind = Scaling::Kind::block, .block = 128};
+constexpr Scaling kSuperblock{.kind = Scaling::Kind::block, .block = 256, .type = ScaleType::super};
 constexpr float kLargestBf16 = 0x1.fep127f;
 constexpr float kLargestF32 = std::numeric_limits<float>::max();
 
@@ -116,6 +125,7 @@ constexpr std::array<FormatTrait, kCodesCount> kFormats{{
     {Codes::fp4, "fp4", 4, 1.0f, kFp4, Dtype::u8, kBlock64},
     {Codes::f4_e2m1, "f4_e2m1", 4, 6.0f, kE2m1, Dtype::u8, kBlock32},
     {Codes::int4, "int4", 4, 7.0f, kInt4, Dtype::u8, kBlock128, -8.0f, 7.5f},
+    {Codes::uint4, "uint4", 4, 15.0f, kUint4, Dtype::u8, kSuperblock, 0.0f},
 }};
 consteval bool formats_in_place() {
   for (std::size_t i = 0; i < kFormats.size(); ++i) {
@@ -158,6 +168,8 @@ constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .most_block = kMaxBlock4,
                          .powers = true,
                          .nested = true};
+constexpr Legal kSuperLegal{
+    .kinds = kinds({Kind::block}), .least_block = 256, .most_block = 256, .super = true};
 constexpr Legal kTorchaoLegal{.kinds = kinds({Kind::block}),
                               .least_block = kMinBlockTorchao,
                               .most_block = kMaxBlock4,
@@ -178,6 +190,7 @@ constexpr std::array kForms{
     FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,
             PowerRule::floor},
     FormRow{Codes::int4, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedIntegerLegal},
+    FormRow{Codes::uint4, kOwn, low_first, Codec::ggml, FileForm::manifest, kSuperLegal},
     FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
             kTorchaoLegal},
 };

@@ -16,6 +16,7 @@
 #include "format/under_one.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
+#include "kernel/quantize_superblocks.h"
 #include "kernel/quantize_torchao.h"
 #include "kernel/transposed.h"
 #include "stowage/descriptor.h"
@@ -363,6 +364,8 @@ std::uint32_t run(const QuantizeJob& job, const Shape& shape) {
     case Codec::bitsandbytes:
       if (job.form.scale.code == ScaleCode::mapped) return quantize_nested(job);
       return quantize_blocks(job, static_cast<float*>(job.parts[1]));
+    case Codec::ggml:
+      return quantize_superblocks(job, shape);
     case Codec::torchao:
       break;
   }

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "format/convert.h"
 #include "format/legal.h"
+#include "format/q4_k.h"
 #include "format/torchao.h"
 #include "format/under_one.h"
 #include "stowage/descriptor.h"
@@ -47,6 +48,19 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
   for (std::int64_t i = 0; i < n; ++i) out[i] = under_one(kCode, values[codes[i]], outer);
 }
 
+// Superblocks of ggml: sub-blocks, eight to a record.
+void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  const auto* records = static_cast<const std::uint8_t*>(kept.parts[0]);
+  for (std::int64_t b = first; b < first + n;) {
+    const q4_k::Steps steps = q4_k::steps_of(records + b / q4_k::kSteps * q4_k::kRecord);
+    const std::int64_t stop = std::min(first + n, (b / q4_k::kSteps + 1) * q4_k::kSteps);
+    for (; b < stop; ++b) {
+      out[b - first] = steps.scale[b % q4_k::kSteps];
+      out[kExpandedScales + b - first] = steps.offset[b % q4_k::kSteps];
+    }
+  }
+}
+
 template <float (*kWiden)(std::uint16_t)>
 void expand_halves(const KeptScales& kept, std::int64_t first, std::int64_t n,
                    float* out) noexcept {
@@ -69,6 +83,8 @@ Expand expand_of(const Descriptor& form, const Scaling& scaling) {
       return &expand_under_one<ScaleCode::product_bf16>;
     case ScaleCode::quotient:
       return &expand_under_one<ScaleCode::quotient>;
+    case ScaleCode::q4_k:
+      return &expand_q4_k;
     case ScaleCode::affine:
       return torchao::with_type(scaling.type,
                                 []<class D>(D) -> Expand { return &expand_affine<D>; });
@@ -90,6 +106,10 @@ Runs::Runs(const Weight& weight) : form_(describe(weight.storage())) {
   if (group.kind == Group::Kind::block2) rows_ = group.m;
   if (rows_ != 1 || (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0))
     row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
+  if (const std::int32_t inner = form_.scale.inner; inner != 0) {
+    if (row_ != 0) across_ *= group.n / inner;
+    group_ = inner;
+  }
   if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
   expand_ = expand_of(form_, storage.scaling);
   if (expand_ == nullptr) scales_ = static_cast<const float*>(weight.part(1));

@@ -22,7 +22,7 @@ struct KeptScales {
   std::array<const void*, kMaxParts - 1> parts{};
   std::int64_t outer = 1;  // scales that share a number of their own
 };
-/// out[i] = scale first + i in fp32, for i < n.
+/// out[i] = scale first + i in fp32, for i < n; out[kExpandedScales + i] its offset, if it has one.
 using Expand = void (*)(const KeptScales& kept, std::int64_t first, std::int64_t n,
                         float* out) noexcept;
 
@@ -81,7 +81,7 @@ class Runs {
     NamedGroups named;
   };
   union Expanded {
-    float scales[kExpandedScales];
+    float scales[2 * kExpandedScales];  // and offsets
     double values[16];
   };
   /// Elements [first, first + n) of `codes`, whose scales begin with number `scale`: those of one
@@ -134,7 +134,9 @@ class Runs {
             group_,
             std::min(last, to * group_) - line.first,
             rounds_ ? rounded_ : values_,
-            zeros_from(line.scale + from)};
+            zeros_from(line.scale + from),
+            nullptr,
+            form_.zero == Zero::offset ? scales + kExpandedScales : nullptr};
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
   Run next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept;
@@ -148,7 +150,7 @@ class Runs {
   const std::int32_t* groups_ = nullptr;  // of each column, where a part names it
   std::int64_t group_ = 1;
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
-  std::int64_t across_ = 0;        // groups of such a row
+  std::int64_t across_ = 0;        // groups of such a row, and those that its last record lacks
   std::int64_t rows_ = 1;          // so many rows have the same scales
   int pairs_ = 0;                  // 1: two codes are in a byte
   const float* values_ = nullptr;  // of 4-bit codes, as the format has them

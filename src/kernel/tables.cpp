@@ -86,7 +86,7 @@ const FourBitTables& four_bit_tables(Codes codes) noexcept {
     for (const FormatTrait& format : formats())
       if (format.values.size() == 16)
         made[static_cast<std::size_t>(format.codes)] =
-            derive(format, form_row(format.codes, Dialect::standard)->codec == Codec::amax);
+            derive(format, form_row(format.codes, Dialect::standard)->codec != Codec::bitsandbytes);
     return made;
   }();
   return tables[static_cast<std::size_t>(codes)];

@@ -13,13 +13,13 @@ namespace stowage::door {
 namespace {
 using nlohmann::json;
 
-constexpr const char* kTypes[] = {"f32",  "bf16", "f16",       "f64",          "of_values",
-                                  "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient"};
+constexpr const char* kTypes[] = {"f32",  "bf16", "f16",       "f64",           "of_values",
+                                  "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient", "super"};
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
-constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao"};
-constexpr const char* kScaleCodes[] = {"plain",   "mapped",       "affine",
-                                       "product", "product_bf16", "quotient"};
+constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
+constexpr const char* kScaleCodes[] = {"plain",        "mapped",   "affine", "product",
+                                       "product_bf16", "quotient", "q4_k"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
 constexpr const char* kExtents[] = {"weight", "pairs",  "halves", "scales", "outers",
                                     "one",    "values", "map",    "columns"};
@@ -82,6 +82,7 @@ std::string storage_describe(std::int64_t key) {
               {"zero", storage.scaling.zero},
               {"actorder", storage.scaling.actorder},
               {"transposed", storage.scaling.transposed},
+              {"record", form.scale.record},
               {"outer", form.outer.group.n},
               {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"under_one", stands_under_one(form)},

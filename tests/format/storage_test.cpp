@@ -276,7 +276,7 @@ TEST(Storage, HandMadeOnesAreChecked) {
   EXPECT_STOWAGE_ERROR(
       check_legal({Codes::f4_e2m1,
                    Dialect::standard,
-                   {.kind = Kind::block, .block = 16, .type = static_cast<ScaleType>(9)}},
+                   {.kind = Kind::block, .block = 16, .type = static_cast<ScaleType>(15)}},
                   "layout"),
       invalid_argument, "got 'f4_e2m1:block16:?'");
   EXPECT_STOWAGE_ERROR(check_legal({Codes::nf4, Dialect::standard, {.kind = Kind::row}}, "layout"),

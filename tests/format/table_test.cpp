@@ -77,6 +77,10 @@ TEST(Table, Int4IsEightLessThanItsCode) {
     expect_value(Codes::int4, code, static_cast<float>(code - 8));
 }
 
+TEST(Table, Uint4IsItsCode) {
+  for (int code = 0; code < 16; ++code) expect_value(Codes::uint4, code, static_cast<float>(code));
+}
+
 TEST(Table, LargestIsTheLargestFiniteValue) {
   for (const FormatTrait& format : formats()) {
     float largest = 0;

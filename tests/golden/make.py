@@ -41,6 +41,7 @@ STORAGES = [
 # Of two dimensions and whole scaler blocks: a folder of their own.
 TORCHAO = [f"nf4:torchao:block32:scaler2:{dtype}" for dtype in ("f32", "bf16", "f16", "f64")]
 # Rows of whole bytes of two codes: likewise.
+SUPERBLOCKS = ["q4_k"]
 INT4 = ["int4:block32", "int4:row:f16", "int4:block40:bf16:zero", "int4:tensor:zero"]
 PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
 # The other arithmetics of scales under one number.
@@ -99,7 +100,7 @@ def make(folder: Path, program: str, storages: list[str], tensors: dict[str, byt
 def main(folder: Path, program: str) -> None:
     weight, special = struct.pack("<576f", *values()), struct.pack("<10f", *SPECIAL)
     make(folder, program, STORAGES, {"weight": weight, "special.weight": special})
-    others = {"torchao": TORCHAO, "int4": INT4, "packed": PACKED, "nvfp4": NVFP4}
+    others = {"torchao": TORCHAO, "int4": INT4, "packed": PACKED, "nvfp4": NVFP4, "superblocks": SUPERBLOCKS}
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")
         make(beside, program, storages, {"matrix.weight": weight})

@@ -53,6 +53,7 @@ DIALECTS = {
     "bnb-nf4-nested": "bitsandbytes",
     "gguf-q8-0": "gguf",
     "gguf-q4-0": "gguf",
+    "gguf-q4-k": "gguf",
     "gguf-mxfp4": "gguf",
     "gguf-nvfp4": "gguf",
 }

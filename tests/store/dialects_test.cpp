@@ -59,6 +59,7 @@ const std::vector<Golden> kGolden{
     {"bnb-nf4-nested", "bitsandbytes", "nf4:block64:nested"},
     {"gguf-q8-0", "gguf", "int8:block32:f16"},
     {"gguf-q4-0", "gguf", "int4:block32:f16"},
+    {"gguf-q4-k", "gguf", "q4_k"},
     {"gguf-mxfp4", "gguf", "mxfp4"},
     {"gguf-nvfp4", "gguf", "nvfp4"},
 };

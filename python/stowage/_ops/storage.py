@@ -65,7 +65,7 @@ class Storage:
     key: int  # what ops take
     codes: str
     powers: str  # of scales that are powers of two: ceil, floor
-    codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao
+    codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao, ggml
     dialect: str
     kind: str  # none, tensor, row, row2, block, block2
     packing: str  # of codes in bytes: whole, high_first, low_first (two, the first in that half)
@@ -77,8 +77,9 @@ class Storage:
     actorder: bool = False  # the last part names the group of each column
     transposed: bool = False  # matrices of a stack [E, K, O] lie as [E, O, K], blocks too
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
-    scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3; nf4:torchao: f64 and of_values too
-    scale_code: str  # how scales are kept: plain, mapped, affine, or as below
+    scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3, super; nf4:torchao: f64 and of_values too
+    scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, or as below
+    record: int = 0  # bytes that a block has instead of a scale, in a dimension of their own
     under_one: bool  # e4m3 under one number: product, product_bf16 (both rounded), quotient
     least: float  # what codes reach: values over their scale are clamped to it
     largest: float
@@ -261,7 +262,8 @@ class Storage:
                 m, n = self.rows, self.block
                 return ((shape[0] + m - 1) // m, (shape[1] + n - 1) // n)
             case "block":
-                return (shape[0], (math.prod(shape[1:]) + self.block - 1) // self.block)
+                blocks = (math.prod(shape[1:]) + self.block - 1) // self.block
+                return (shape[0], blocks, *((self.record,) if self.record else ()))
         return ()
 
 

@@ -43,8 +43,9 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
         return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes)
     code_bytes = math.prod(layout[0][2][1:]) * layout[0][1].itemsize
     kept = layout[1 : storage.in_rows]  # a zero stands behind its scale
-    slots = math.prod(kept[0][2][1:]) if kept else 0
-    itemsize = sum(dtype.itemsize for _, dtype, _ in kept)
+    each = storage.record or 1
+    slots = math.prod(kept[0][2][1:]) // each if kept else 0
+    itemsize = sum(dtype.itemsize for _, dtype, _ in kept) * each
     return _geometry(rows, columns, slots, itemsize, code_bytes)
 
 
@@ -73,7 +74,7 @@ def encode(
         if g.slots:
             where = _scale_rows(storage, first, last, records.device)
             kept = parts[1 : storage.in_rows]
-            slots = [_bytes(part[where].reshape(last - first, g.slots, 1)) for part in kept]
+            slots = [_bytes(part[where].reshape(last - first, g.slots, -1)) for part in kept]
             records[:, : g.scale_bytes] = torch.cat(slots, 2).view(last - first, -1)
         return records
     if g.columns % 2 == 0:
@@ -103,7 +104,7 @@ def decode(
             slots = records[:, : g.scale_bytes].view(last - first, g.slots, -1)
             rows = _scale_rows(storage, first, last, records.device)
             kept = into[1 : storage.in_rows]
-            fields = slots.split([part.itemsize for part in kept], 2)
+            fields = slots.split([part.itemsize * (storage.record or 1) for part in kept], 2)
             for part, field in zip(kept, fields, strict=True):
                 own = field.contiguous().view(part.dtype)
                 part[rows] = own.view(last - first, *part.shape[1:])

@@ -50,7 +50,10 @@ def row(t: StowedTensor, index: int) -> Packed | None:
         elif storage.kind == "block":
             if math.prod(t.shape[2:]) % storage.block:
                 return None
-            groups = [part[index].view(t.shape[1], -1) for part in own[1 : storage.in_rows]]
+            groups = [
+                part[index].view(t.shape[1], -1, *part.shape[2:])
+                for part in own[1 : storage.in_rows]
+            ]
             parts = [own[0][index], *groups, *own[storage.in_rows :]]
         elif storage.kind in ("none", "tensor"):
             parts = [own[0][index], *own[1:]]

@@ -120,6 +120,12 @@ void dequantize(const Run& run, void* to) noexcept {
         const WidenFrom<kCodes, kOut> step(values, run.scales[g], run.zeros[g]);
         sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
       });
+  if constexpr (has_offsets(kCodes))
+    if (run.offsets != nullptr)
+      return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+        const WidenLess<kCodes, kOut> step(values, run.scales[g], run.offsets[g]);
+        sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
+      });
   for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
     group<kCodes, kOut>(values, run.scales[g], codes, first, n,
                         out + (first - run.first) * bytes_of(kOut));

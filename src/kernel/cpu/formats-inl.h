@@ -23,13 +23,17 @@ consteval Packing packing_of(Codes c) { return form_of(c).packing; }
 /// Codes of bitsandbytes, which blocks of its own rule make.
 consteval bool is_blockwise(Codes c) { return form_of(c).codec == Codec::bitsandbytes; }
 /// Whether values are scaled to a largest one.
-consteval bool is_scaled(Codes c) { return form_of(c).codec == Codec::amax; }
+consteval bool is_scaled(Codes c) {
+  return form_of(c).codec == Codec::amax || form_of(c).codec == Codec::ggml;
+}
 consteval bool has_casts(Codes c) {
   return (form_of(c).legal.kinds >> static_cast<int>(Scaling::Kind::none) & 1) != 0;
 }
 /// Whether weights of these codes may have zeros, or scales that are products.
 consteval bool may_have_zeros(Codes c) { return form_of(c).legal.zero; }
 consteval bool may_be_named(Codes c) { return form_of(c).legal.named; }
+/// Whether they have offsets, always.
+consteval bool has_offsets(Codes c) { return form_of(c).legal.super; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 
@@ -67,6 +71,12 @@ consteval bool is_integer(Codes c) {
     expected = value == format.largest ? value + 1 - count : value + 1;
   }
   return count != 0;
+}
+/// The least number that integers stand for.
+consteval int least_integer(Codes c) {
+  float least = 0;
+  for (const float value : format_of(c).values) least = value < least ? value : least;
+  return static_cast<int>(least);
 }
 /// What code 0 of integers stands for.
 consteval int first_integer(Codes c) { return static_cast<int>(format_of(c).values[0]); }

@@ -122,6 +122,15 @@ template <Codes kCodes, class SomeReader>
   return reader.read(padded);
 }
 
+/// The same, whose products are less by an offset.
+template <Codes kCodes>
+struct OffsetReader : NibbleReader<packing_of(kCodes)> {
+  using NibbleReader<packing_of(kCodes)>::NibbleReader;
+  void set_scale(float scale, float offset) {
+    this->set_table([=](F x) { return x * splat(scale) - splat(offset); });
+  }
+};
+
 /// nf4 whose values are rounded to kOwn before they multiply (nf4:torchao).
 template <Dtype kOwn>
 struct RoundedReader : CodeReader<Codes::nf4> {
@@ -130,23 +139,41 @@ struct RoundedReader : CodeReader<Codes::nf4> {
     set_table([=](F x) { return round_as<kOwn>(x * splat(scale)); });
   }
 };
-struct Nothing {};
-template <Codes kCodes, Dtype kOwn, bool kZero>
+template <Codes kCodes, Dtype kOwn, Zero kZero>
 struct ReaderFor {
   using Type = RoundedReader<kOwn>;
 };
 template <Codes kCodes>
-struct ReaderFor<kCodes, Dtype::f32, false> {
+struct ReaderFor<kCodes, Dtype::f32, Zero::none> {
   using Type = CodeReader<kCodes>;
 };
 template <Codes kCodes>
-struct ReaderFor<kCodes, Dtype::f32, true> {
+struct ReaderFor<kCodes, Dtype::f32, Zero::code> {
   using Type = ZeroReader<kCodes>;
+};
+template <Codes kCodes>
+struct ReaderFor<kCodes, Dtype::f32, Zero::offset> {
+  using Type = OffsetReader<kCodes>;
+};
+/// What stands beside the scales of the groups still to come.
+template <Zero kZero>
+struct Beside {
+  explicit Beside(const Run& /*run*/, std::int64_t /*g*/) {}
+};
+template <>
+struct Beside<Zero::code> {
+  const std::int8_t* next;
+  Beside(const Run& run, std::int64_t g) : next(run.zeros + g) {}
+};
+template <>
+struct Beside<Zero::offset> {
+  const float* next;
+  Beside(const Run& run, std::int64_t g) : next(run.offsets + g) {}
 };
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
-template <Codes kCodes, Dtype kOwn, bool kZero, int kM>
+template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
@@ -154,15 +181,18 @@ struct DotRow {
   std::int64_t at;  // its place in task
   const std::uint8_t* codes;
   const float* scales = &kOne;  // of the groups still to come
-  [[no_unique_address]] std::conditional_t<kZero, const std::int8_t*, Nothing> zeros{};
+  [[no_unique_address]] Beside<kZero> beside;
   typename ReaderFor<kCodes, kOwn, kZero>::Type reader;
   Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
 
-  DotRow(const DotTask& of, std::int64_t row) : task(of), at(row), reader(of.values) {
+  DotRow(const DotTask& of, std::int64_t row)
+      : task(of),
+        at(row),
+        beside(of.run, (of.run.first + row * of.row_stride) / of.run.group),
+        reader(of.values) {
     const std::int64_t first = task.run.first + row * task.row_stride;
     codes = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for<kCodes>(first);
     if (task.run.scales != nullptr) scales = task.run.scales + first / task.run.group;
-    if constexpr (kZero) zeros = task.run.zeros + first / task.run.group;
   }
   /// Elements to the end of the group that the row begins in.
   std::int64_t first_group() const {
@@ -172,8 +202,8 @@ struct DotRow {
   [[gnu::always_inline]] Sums<kM>& open() { return CodeReader<kCodes>::kScalesSum ? group : sums; }
   [[gnu::always_inline]] void begin_group() {
     if constexpr (CodeReader<kCodes>::kScalesSum) group = Sums<kM>{};
-    if constexpr (kZero)
-      reader.set_scale(*scales, *zeros);
+    if constexpr (kZero != Zero::none)
+      reader.set_scale(*scales, *beside.next);
     else if constexpr (!CodeReader<kCodes>::kScalesSum)
       reader.set_scale(*scales);
   }
@@ -184,7 +214,7 @@ struct DotRow {
           sums.of[j][c] =
               Lanes::multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
     ++scales;
-    if constexpr (kZero) ++zeros;
+    if constexpr (kZero != Zero::none) ++beside.next;
   }
   /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
   /// on their way, while few can be on their way to the L1 cache.
@@ -202,7 +232,7 @@ struct DotRow {
   [[gnu::always_inline]] void add_tail(std::int64_t k, const float* x, std::int64_t n) {
     const std::uint8_t* from = codes + bytes_for<kCodes>(k);
     std::int8_t zero = 0;
-    if constexpr (kZero) zero = *zeros;
+    if constexpr (kZero == Zero::code) zero = *beside.next;
     open().add(read_tail<kCodes>(reader, from, n, zero), 0, x + k, task.x_stride);
   }
 };
@@ -244,7 +274,7 @@ template <class... Rows>
 template <Codes kCodes, int kM>
 constexpr bool kInTwos = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScalesSum);
 
-template <Codes kCodes, Dtype kOwn, bool kZero, int kM>
+template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
   using Row = DotRow<kCodes, kOwn, kZero, kM>;
   const float* x = task.x + j * task.x_stride;
@@ -264,7 +294,7 @@ void dot_rows(const DotTask& task, std::int64_t j) {
 
 /// Four rows of x at a time: they stay in the L1 cache, and codes are decoded again for the next
 /// four, which costs less than keeping them would.
-template <Codes kCodes, Dtype kOwn, bool kZero>
+template <Codes kCodes, Dtype kOwn, Zero kZero>
 [[gnu::always_inline]] inline void dot_vectors(const DotTask& task) {
   std::int64_t j = 0;
   for (; j + 4 <= task.m; j += 4) dot_rows<kCodes, kOwn, kZero, 4>(task, j);
@@ -276,8 +306,10 @@ template <Codes kCodes, Dtype kOwn, bool kZero>
 template <Codes kCodes, Dtype kOwn = Dtype::f32>
 void dot(const DotTask& task) noexcept {
   if constexpr (may_have_zeros(kCodes))
-    if (task.run.zeros != nullptr) return dot_vectors<kCodes, kOwn, true>(task);
-  dot_vectors<kCodes, kOwn, false>(task);
+    if (task.run.zeros != nullptr) return dot_vectors<kCodes, kOwn, Zero::code>(task);
+  if constexpr (has_offsets(kCodes))
+    if (task.run.offsets != nullptr) return dot_vectors<kCodes, kOwn, Zero::offset>(task);
+  dot_vectors<kCodes, kOwn, Zero::none>(task);
 }
 
 /// kRows rows of w with kVectors rows of x. Each sum has chains as Sums does.

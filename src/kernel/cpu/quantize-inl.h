@@ -227,12 +227,12 @@ void divide(const ScaledGroups& all) noexcept {
 
 template <Codes kCodes, Dtype kIn>
 void encode_from(const ScaledGroups& all) noexcept {
-  constexpr int kHalf = 1 << (bits_of(kCodes) - 1);  // of all codes
+  constexpr int kLeast = least_integer(kCodes), kMost = kLeast + (1 << bits_of(kCodes)) - 1;
   const float *next = all.r, *next_zero = all.zero;
   F r{}, zero{};
   encode_by<kCodes, kIn>(
       all, [&] { r = splat(*next++), zero = splat(*next_zero++); },
-      [&](F v) { return integer_code<kCodes, -kHalf, kHalf - 1>(v * r + zero); });
+      [&](F v) { return integer_code<kCodes, kLeast, kMost>(v * r + zero); });
 }
 
 /// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
@@ -374,7 +374,8 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
     if constexpr (is_scaled(kCodes)) kernels.encode[kRow][in] = &encode<kCodes, kIn>;
     if constexpr (may_have_products(kCodes)) kernels.divide[kRow][in] = &divide<kCodes, kIn>;
-    if constexpr (may_have_zeros(kCodes)) kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
+    if constexpr (may_have_zeros(kCodes) || has_offsets(kCodes))
+      kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
     if constexpr (has_casts(kCodes)) kernels.cast[kRow][in] = &cast<kCodes, kIn>;
   });
 }

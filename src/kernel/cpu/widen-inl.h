@@ -70,6 +70,11 @@ requires(is_four_bit(kCodes)) struct CodeValues<kCodes> {
         given != nullptr ? static_cast<const float*>(given) : four_bit_tables(kCodes).values;
     for (int i = 0; i < 16 / kWidth; ++i) all[i] = Lanes::load_f32(values + i * kWidth);
   }
+  CodeValues times(float scale) const {
+    CodeValues made = *this;
+    for (F& some : made.all) some *= splat(scale);
+    return made;
+  }
   CodeValues less(float zero) const {
     CodeValues made = *this;
     for (F& some : made.all) some -= splat(zero);
@@ -218,6 +223,13 @@ struct WidenNamed {
   Unscaled<kCodes> value_;
   const float *scales_, *zeros_;
   I last_;
+};
+
+/// Products of their values, less `offset`.
+template <Codes kCodes, Dtype kOut>
+struct WidenLess : Widen<kCodes, kOut> {
+  WidenLess(const CodeValues<kCodes>& values, float scale, float offset)
+      : Widen<kCodes, kOut>(values.times(scale).less(offset), 1.0f) {}
 };
 
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,

@@ -2,6 +2,8 @@
 // GGUF: each tensor [O, K] has a type of its own. Those of blocks have the codes and the scales of
 // 32 neighbours of a row in one record, NVFP4 of 64:
 //   Q8_0    34 bytes   F16 scale, 32 I8 codes
+//   Q4_K    144 bytes, of 256 neighbours: the record of their scales (16), 128 of codes of which
+//           each 32 have 64 by halves
 //   Q4_0    18 bytes   F16 scale, 32 codes + 8 by halves
 //   MXFP4   17 bytes   E8M0 scale, 32 codes of E2M1 by halves
 //   NVFP4   36 bytes   four scales of E4M3, each of 16 codes of E2M1 by halves; no scale is
@@ -39,6 +41,11 @@ constexpr std::array kBlockTypes{
         {.in_file = 4, .in_part = 4, .word = 8, .record = 18, .at = 2, .span = 16, .halves = 32},
         {.in_file = 16, .in_part = 16, .word = 16, .record = 18, .span = 2}},
     BlockType{
+        "Q4_K",
+        "q4_k",
+        {.in_file = 4, .in_part = 4, .word = 8, .record = 144, .at = 16, .span = 128, .halves = 64},
+        {.in_file = 8, .in_part = 8, .word = 8, .record = 144, .span = 16}},
+    BlockType{
         "MXFP4",
         "mxfp4",
         {.in_file = 4, .in_part = 4, .word = 8, .record = 17, .at = 1, .span = 16, .halves = 32},
@@ -74,9 +81,9 @@ void add_outer(Claims& claims, WeightInfo& weight) {
 void add_blocks(Claims& claims, const TensorInfo& tensor) {
   const auto type = std::ranges::find(kBlockTypes, tensor.dtype_name, &BlockType::name);
   if (type == kBlockTypes.end())
-    refuse(
-        Refusal::dialect_part, claims.place(tensor),
-        formatted("{} for Q8_0, Q4_0, MXFP4, NVFP4 or a type without blocks", described(tensor)));
+    refuse(Refusal::dialect_part, claims.place(tensor),
+           formatted("{} for Q8_0, Q4_0, Q4_K, MXFP4, NVFP4 or a type without blocks",
+                     described(tensor)));
   if (tensor.shape.rank() < 2)
     refuse(Refusal::dialect_part, claims.place(tensor),
            described(tensor) + " for two dimensions or more");

@@ -133,6 +133,7 @@ def test_a_changed_weight_is_written_in_its_form(tmp_path: Path) -> None:
         "comfy-nvfp4",
         "gguf-q8-0",
         "gguf-q4-0",
+        "gguf-q4-k",
         "gguf-mxfp4",
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops.errors import fail
-from stowage._ops.numbers import packing, torchao
+from stowage._ops.numbers import packing, superblocks, torchao
 from stowage._ops.numbers.four_bit import block_scales, decode4, quantize4, thresholds
 from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.numbers.rounding import (
@@ -275,6 +275,8 @@ def quantize(x: Tensor, storage: Storage, keep_nonfinite: bool) -> list[Tensor]:
             check_finite(widen(flat[span]), span.start)
         return quantize(x.transpose(1, 2).contiguous(), storage.lying, keep_nonfinite)
     match storage.codec:
+        case "ggml":
+            return superblocks.quantize(x, storage)
         case "torchao":
             return torchao.quantize(x, storage)
         case "bitsandbytes":
@@ -325,6 +327,9 @@ def _scaled(
     v = _decode(codes, storage)
     if storage.kind == "none" or not v.numel():
         return v
+    if storage.record:
+        scale, offset = superblocks.spread(parts[1][which], v.shape[1])
+        return v * scale - offset  # an exact product
     if storage.kind == "tensor":
         return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage, parts[2:])
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
-from stowage._ops.numbers import ordered
+from stowage._ops.numbers import ordered, superblocks
 from stowage._ops.numbers.packing import pack
 from stowage._ops.numbers.rounding import spans
 from stowage._ops.storage import Storage
@@ -98,6 +98,8 @@ def quantize(
             parts = ordered.quantize(values, storage, groups)
         if storage.codes == "f32":
             return parts
+        if storage.record:
+            return _quantize_superblocks(values, storage, key, first, parts)
         if storage.zero:
             return _quantize_from_zero(values, storage, key, first, parts)
         scales = None if storage.kind == "none" else _scales(parts, storage, values)
@@ -132,6 +134,27 @@ def _quantize_from_zero(
         numbers = grid[_indices(u, None, grid, x)] + z
         out[span] = codes_of[(numbers - numbers_of[0]).long()]
     return [_as_codes(out, codes, storage), scale, zero, *named]
+
+
+def _quantize_superblocks(
+    values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
+) -> list[Tensor]:
+    """u is fl(fl(v * r) + fl(m * r)), m the offset, clamped to the codes; r is 0 for a scale of 0.
+    A u within 2^-22 of the sum's larger term of a code is that code."""
+    codes, records = parts
+    length = values.numel() // records.shape[0] if records.numel() else 0
+    scales, offsets = (t.reshape(-1) for t in superblocks.spread(records, length))
+    flat, out = values.reshape(-1), codes.new_empty(values.numel())
+    for span in spans(flat.numel(), 1):
+        s, m = scales[span], offsets[span]
+        r = torch.where(s == 0, 0.0, torch.ones_like(s) / s)
+        product, shift = flat[span] * r, m * r
+        u = (product + shift).clamp(storage.least, storage.largest)
+        near, close = u.round(), torch.maximum(product.abs(), shift) * _CLOSE
+        u = torch.where((u - near).abs() <= close, near, u)
+        x = uniform(key, first + span.start, first + span.stop, values.device)
+        out[span] = (u.floor() + (x < u - u.floor())).to(torch.uint8)
+    return [_as_codes(out, codes, storage), records]
 
 
 def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor:
