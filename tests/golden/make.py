@@ -100,7 +100,13 @@ def make(folder: Path, program: str, storages: list[str], tensors: dict[str, byt
 def main(folder: Path, program: str) -> None:
     weight, special = struct.pack("<576f", *values()), struct.pack("<10f", *SPECIAL)
     make(folder, program, STORAGES, {"weight": weight, "special.weight": special})
-    others = {"torchao": TORCHAO, "int4": INT4, "packed": PACKED, "nvfp4": NVFP4, "superblocks": SUPERBLOCKS}
+    others = {
+        "torchao": TORCHAO,
+        "int4": INT4,
+        "packed": PACKED,
+        "nvfp4": NVFP4,
+        "superblocks": SUPERBLOCKS,
+    }
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")
         make(beside, program, storages, {"matrix.weight": weight})
