@@ -43,10 +43,10 @@ enum class ScaleCode : std::uint8_t {
   plain,         // as numbers
   mapped,        // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
   affine,        // i8 codes, divided by an outer factor, plus one mean
+  q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
   product,       // e4m3 numbers, times one outer scale of all, in fp32
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
   quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
-  q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
 };
 /// What stands for 0, where that is not the code of value 0.
 enum class Zero : std::uint8_t {

@@ -185,10 +185,11 @@ struct STOWAGE_API Layout {
 /// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
 /// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
-/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
-/// f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler
-/// block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the
-/// shape, and for nf4:torchao without its dtype.
+/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32
+/// [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 []. nf4:torchao:<D>:
+/// quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block], scaler_mean D [],
+/// nf4 D [16]. Throws invalid_argument where the format cannot hold the shape, and for nf4:torchao
+/// without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

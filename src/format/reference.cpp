@@ -243,7 +243,7 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   const Scaling& scaling = weight.storage().scaling;
   if (scaling.kind == Scaling::Kind::none) return 1.0f;
   if (describe(weight.storage()).codec == Codec::torchao) return torchao_scale_at(weight, i);
-  if (describe(weight.storage()).codec == Codec::ggml) return ggml_step_at(weight, i).scale;
+  if (describe(weight.storage()).codec == Codec::ggml) return scale_and_offset_at(weight, i).scale;
   const std::int64_t index = scale_index(weight, i);
   if (scaling.type == ScaleType::e8m0) {
     const int exponent = element<std::uint8_t>(weight.part(1), index);
@@ -275,7 +275,8 @@ float zero_at(const Weight& weight, std::int64_t i) noexcept {
 }
 
 float offset_at(const Weight& weight, std::int64_t i) noexcept {
-  return describe(weight.storage()).codec == Codec::ggml ? ggml_step_at(weight, i).offset : 0.0f;
+  return describe(weight.storage()).codec == Codec::ggml ? scale_and_offset_at(weight, i).offset
+                                                         : 0.0f;
 }
 
 float value_at(const Weight& weight, std::int64_t i) noexcept {

@@ -69,10 +69,10 @@ void dequantize(const Weight& weight, void* out, Dtype dtype);
 void quantize_ggml(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
                    std::span<void* const> parts);
 /// The scale and the offset of element i of such a weight.
-struct Step {
+struct ScaleAndOffset {
   float scale = 1, offset = 0;
 };
-Step ggml_step_at(const Weight& weight, std::int64_t i) noexcept;
+ScaleAndOffset scale_and_offset_at(const Weight& weight, std::int64_t i) noexcept;
 
 /// quantize() of nf4:torchao: `parts` as layout(storage) has them; the values are finite. Values of
 /// another dtype are first cast to that of the parts, as the plain cast does.

@@ -122,7 +122,7 @@ void quantize_ggml(const void* values, Dtype dtype, const Shape& shape, const St
     }
 }
 
-Step ggml_step_at(const Weight& weight, std::int64_t i) noexcept {
+ScaleAndOffset scale_and_offset_at(const Weight& weight, std::int64_t i) noexcept {
   const std::int64_t g = scale_index(weight.storage(), weight.shape(), i);
   Record record;
   std::memcpy(record.data(), static_cast<const char*>(weight.part(1)) + g * 16, record.size());

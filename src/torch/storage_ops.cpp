@@ -18,8 +18,8 @@ constexpr const char* kTypes[] = {"f32",  "bf16", "f16",       "f64",           
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
-constexpr const char* kScaleCodes[] = {"plain",        "mapped",   "affine", "product",
-                                       "product_bf16", "quotient", "q4_k"};
+constexpr const char* kScaleCodes[] = {"plain",   "mapped",       "affine",  "q4_k",
+                                       "product", "product_bf16", "quotient"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
 constexpr const char* kExtents[] = {"weight", "pairs",  "halves", "scales", "outers",
                                     "one",    "values", "map",    "columns"};

@@ -33,7 +33,9 @@ def refused(text: str) -> bool:
 
 
 CODES = [*formats(), "nf4:torchao"]
-PACKED = [name for name in formats() if Storage(name).packing == "low_first"]
+LOW_FIRST = [Storage(name) for name in formats() if Storage(name).packing == "low_first"]
+PACKED = [storage.codes for storage in LOW_FIRST if not storage.record]
+RECORDS = [storage for storage in LOW_FIRST if storage.record]
 ZEROS = [name for name in formats() if not refused(f"{name}:zero")]
 KINDS = ("none", "tensor", "row", "row2", "block<N>")
 SHAPE = (256, 256)
@@ -157,6 +159,7 @@ FILES = {
     f"{' and '.join(ZEROS)} with zeros": [
         f"{name}{of}" for name in ZEROS for of in (":row:zero", ":block64:bf16:zero")
     ],
+    **{f"`{storage.codes}`": [str(storage)] for storage in RECORDS},
     ", ".join(f"`{name}`" for name in PACKED): [
         f"{name}{of}" for name in PACKED for of in ("", ":row:bf16")
     ],
