@@ -20,8 +20,6 @@ constexpr std::int64_t kTileRows = 128, kTileColumns = 4, kTile = kTileRows * kT
 constexpr std::int64_t kSquare = 32;  // words: what the nearest cache holds of two matrices
 constexpr std::int64_t kOctet = 8;    // codes of four bits in 32
 constexpr PartForm kNoForm{};
-constexpr std::int64_t kRounded = 1, kOne = 3;           // their keys
-constexpr std::int64_t kBlocks = std::int64_t{1} << 62;  // in keys
 
 // Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
 std::int64_t tiled(std::int64_t row, std::int64_t column, std::int64_t columns) {
@@ -117,6 +115,14 @@ void each_word(const Frame& frame, const Moved& moved, Visit visit) {
     for (std::int64_t i = o < moved.across ? moved.along : 0; i < frame.along; ++i) visit(i, o);
 }
 
+[[noreturn]] void refuse_wide(const PartForm& form, const FormedTensor& tensor, std::int64_t byte,
+                              std::uint32_t number) {
+  Place place = tensor.place;
+  if (place.byte) *place.byte += static_cast<std::uint64_t>(byte);
+  refuse(Refusal::dialect_part, place,
+         formatted("{} for a number of {} bits", static_cast<std::int8_t>(number), form.in_part));
+}
+
 // The definition of a form, number by number, and its way back.
 template <class Word>
 void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tensor, Bytes& part) {
@@ -124,6 +130,7 @@ void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tens
   const std::uint32_t more = taken(form), mask = (1u << form.in_file) - 1;
   const int bits = form.in_file, in_part = form.in_part, run = static_cast<int>(frame.run);
   const std::int64_t step = frame.step();
+  const bool is_narrow = in_part < bits;
   each_word(frame, moved, [&](std::int64_t i, std::int64_t o) {
     const std::int64_t at = frame.word(i, o);
     const std::uint32_t word = value_at<Word>(tensor.bytes.data(), at) + more;
@@ -138,10 +145,14 @@ void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tens
     for (int j = 0; j < run; ++j) {
       const std::uint32_t number = word >> (j * bits) & mask;
       const std::int64_t next = form.order[static_cast<std::size_t>(j)];
-      if (is_full || frame.has(i * frame.run + next, o))
-        put_number(part.data(), in_part, first + next * step, number - form.bias);
-      else if (number != 0)
-        refuse_stray(tensor, at * static_cast<std::int64_t>(sizeof(Word)) + j * bits / 8);
+      const std::int64_t byte = at * static_cast<std::int64_t>(sizeof(Word)) + j * bits / 8;
+      if (!is_full && !frame.has(i * frame.run + next, o)) {
+        if (number != 0) refuse_stray(tensor, byte);
+        continue;
+      }
+      const std::uint32_t held = number - form.bias;
+      if (is_narrow && (held & mask) >> in_part != 0) refuse_wide(form, tensor, byte, number);
+      put_number(part.data(), in_part, first + next * step, is_narrow ? held & mask : held);
     }
   });
 }
@@ -149,7 +160,7 @@ void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tens
 template <class Word>
 void write_words(const Frame& frame, const Moved& moved, const std::byte* part, Bytes& tensor) {
   const PartForm& form = frame.form;
-  const std::uint32_t more = taken(form), mask = (1u << form.in_part) - 1;
+  const std::uint32_t more = taken(form), mask = (1u << std::max(form.in_file, form.in_part)) - 1;
   each_word(frame, moved, [&](std::int64_t i, std::int64_t o) {
     std::uint32_t word = 0;
     for (int j = 0; j < frame.run; ++j) {
@@ -308,6 +319,33 @@ Moved move_tiles(const Frame& frame, const std::byte* from, std::byte* to) {
   return {wholes * kTileColumns, frame.rows};
 }
 
+// Codes of a byte each, two in a byte of the part.
+bool joins_bytes(const PartForm& form) {
+  return form.word == 8 && form.in_file == 8 && form.in_part == 4 &&
+         form.axis == PartForm::Axis::columns && !form.transposed && !form.tiled;
+}
+template <bool kBack>
+Moved join_bytes(const Frame& frame, const std::byte* from, std::byte* to) {
+  const auto bias = static_cast<std::uint8_t>(frame.form.bias);
+  const std::int64_t pairs = frame.rows * frame.columns / 2;
+  unsigned wide = 0;
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    if constexpr (kBack) {
+      const auto both = std::to_integer<unsigned>(from[i]);
+      to[2 * i] = static_cast<std::byte>((both & 15) + bias);
+      to[2 * i + 1] = static_cast<std::byte>((both >> 4) + bias);
+    } else {
+      const auto low = static_cast<std::uint8_t>(std::to_integer<unsigned>(from[2 * i]) - bias);
+      const auto high =
+          static_cast<std::uint8_t>(std::to_integer<unsigned>(from[2 * i + 1]) - bias);
+      wide |= static_cast<unsigned>(low | high) >> 4;
+      to[i] = static_cast<std::byte>(low | high << 4);
+    }
+  }
+  if (wide != 0) return {};  // numbers, one by one, find out which
+  return {frame.along, frame.across};
+}
+
 // What has size is moved by words; what is left, by numbers.
 template <class Word, bool kBack>
 Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
@@ -317,6 +355,7 @@ Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
                                    : turn_octets<kBack, std::uint64_t>(frame, from, to);
   if (moves_tiles(frame.form)) return move_tiles<kBack>(frame, from, to);
   if (swaps_halves(frame.form)) return swap_halves(frame, from, to);
+  if (joins_bytes(frame.form)) return join_bytes<kBack>(frame, from, to);
   return {};
 }
 
@@ -359,13 +398,14 @@ bool is_legal(const PartForm& form) noexcept {
            !(form.rounded && form.one);
   if (is_block(form)) return is_legal_block(form);
   const auto is_width = [](int bits) { return bits == 4 || bits == 8 || bits == 16; };
+  const bool is_narrow = form.in_file == 8 && form.in_part == 4 && form.less == 0;
   const bool widths = is_width(form.in_file) && is_width(form.in_part) &&
-                      form.in_file <= form.in_part &&
+                      (form.in_file <= form.in_part || is_narrow) &&
                       (form.word == 8 || form.word == 16 || form.word == 32) &&
                       (form.in_part != 16 || form.in_file == 16) && form.in_file <= form.word;
   if (!widths || form.rounded || form.axis > PartForm::Axis::rows) return false;
   if ((form.bias | form.less) >> std::min<int>(form.in_file, 8) != 0) return false;
-  if (form.bias != 0 && form.in_part != 8) return false;
+  if (form.bias != 0 && form.in_part != 8 && !is_narrow) return false;
   std::array<bool, 8> seen{};
   const auto run = static_cast<std::size_t>(form.word / form.in_file);
   for (std::size_t j = 0; j < seen.size(); ++j) {
@@ -429,52 +469,6 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
     write_words<Word>(frame, moved, bytes.data(), made);
   });
   return made;
-}
-
-// bit    0 rounded | 1-6 in_file | 7-12 in_part | 13-18 word | 19 rows | 20 transposed | 21 tiled
-// 22-29 bias | 30-37 less | 38-61 order, three bits each; of blocks, whose numbers are in order:
-// 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 54-61 most | 62 set
-std::int64_t form_key(const PartForm& form) noexcept {
-  if (form.is_whole()) return 0;
-  if (form.rounded) return kRounded;
-  if (form.one) return kOne;
-  std::int64_t key = std::int64_t{form.in_file} << 1 | std::int64_t{form.in_part} << 7 |
-                     std::int64_t{form.word} << 13 |
-                     std::int64_t{static_cast<int>(form.axis)} << 19 |
-                     std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21;
-  if (is_block(form))
-    return key | std::int64_t{form.record} << 22 | std::int64_t{form.at} << 30 |
-           std::int64_t{form.span} << 38 | std::int64_t{form.halves} << 46 |
-           std::int64_t{form.most} << 54 | kBlocks;
-  key |= std::int64_t{form.bias} << 22 | std::int64_t{form.less} << 30;
-  for (std::size_t j = 0; j < form.order.size(); ++j)
-    key |= std::int64_t{form.order[j]} << (38 + 3 * j);
-  return key;
-}
-
-PartForm form_from_key(std::int64_t key) {
-  PartForm form;
-  const auto field = [&](int bit, int bits) {
-    return static_cast<std::uint8_t>(key >> bit & ((1 << bits) - 1));
-  };
-  if (key != 0 && key != kRounded && key != kOne) {
-    form = {.in_file = field(1, 6), .in_part = field(7, 6), .word = field(13, 6)};
-    form.axis = static_cast<PartForm::Axis>(field(19, 1));
-    form.transposed = field(20, 1) != 0, form.tiled = field(21, 1) != 0;
-    if ((key & kBlocks) != 0) {
-      form.record = field(22, 8), form.at = field(30, 8);
-      form.span = field(38, 8), form.halves = field(46, 8), form.most = field(54, 8);
-    } else {
-      form.bias = field(22, 8), form.less = field(30, 8);
-    }
-    for (int j = 0; j < 8 && (key & kBlocks) == 0; ++j)
-      form.order[static_cast<std::size_t>(j)] = field(38 + 3 * j, 3);
-  }
-  form.rounded = key == kRounded, form.one = key == kOne;
-  if (!is_legal(form) || form_key(form) != key)
-    throw Error(Code::invalid_argument,
-                formatted("form key: must come from form_key(), got {}", key));
-  return form;
 }
 
 }  // namespace v0

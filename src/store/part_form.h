@@ -18,8 +18,9 @@ bool is_legal(const PartForm& form) noexcept;
 Shape tensor_shape(const PartForm& form, const Shape& part);
 
 /// The bytes of a part of that shape. `compute`: a value dtype, for numbers that are rounded.
-/// Throws bad_file where the tensor has another size than tensor_shape() gives, and where bits that
-/// belong to no number of the part are not 0: they could not be written again.
+/// Throws bad_file where the tensor has another size than tensor_shape() gives, where bits that
+/// belong to no number of the part are not 0, and where a number is wider than the part has them:
+/// they could not be written again.
 std::vector<std::byte> part_of_tensor(const PartForm& form, const FormedTensor& tensor,
                                       const Shape& part, Dtype compute);
 

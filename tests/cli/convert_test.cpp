@@ -15,7 +15,7 @@ struct Row {
   std::vector<std::string> others;
 };
 const std::vector<Row> kRows{
-    {"awq-gemm", "awq", {"compressed-tensors", "gptq", "gptq:gptq_v2"}},
+    {"awq-gemm", "awq", {"compressed-tensors", "gptq", "gptq:gptq_v2", "torchao"}},
     {"bnb-nf4", "bitsandbytes", {}},
     {"bnb-nf4-nested", "bitsandbytes", {}},
     {"comfy-fp8",
@@ -28,7 +28,7 @@ const std::vector<Row> kRows{
     {"ct-fp8-block", "compressed-tensors", {"fp8"}},
     {"ct-fp8-channel", "compressed-tensors", {"modelopt", "torchao"}},
     {"ct-fp8-tensor", "compressed-tensors", {"fp8", "modelopt", "comfyui", "torchao"}},
-    {"ct-int4-asym-g32", "compressed-tensors", {}},
+    {"ct-int4-asym-g32", "compressed-tensors", {"torchao"}},
     {"ct-int4-channel-ragged", "compressed-tensors", {}},
     {"ct-int4-g128", "compressed-tensors", {"gptq", "awq"}},
     {"ct-int4-g-idx", "compressed-tensors", {"gptq", "gptq:gptq_v2"}},
@@ -42,7 +42,7 @@ const std::vector<Row> kRows{
     {"fp8-block-f32", "fp8", {"compressed-tensors"}},
     {"gptq-v1", "gptq", {"compressed-tensors", "awq", "gptq:gptq_v2"}},
     {"gptq-v1-actorder", "gptq", {"compressed-tensors", "gptq:gptq_v2"}},
-    {"gptq-v2", "gptq:gptq_v2", {"compressed-tensors", "awq", "gptq"}},
+    {"gptq-v2", "gptq:gptq_v2", {"compressed-tensors", "awq", "gptq", "torchao"}},
     {"gptq-v2-actorder", "gptq:gptq_v2", {"compressed-tensors", "gptq"}},
     {"modelopt-fp8", "modelopt", {"compressed-tensors", "fp8", "torchao"}},
     {"modelopt-mxfp8", "modelopt", {"compressed-tensors"}},
@@ -50,6 +50,7 @@ const std::vector<Row> kRows{
     {"mxfp4-gpt-oss", "mxfp4", {}},
     {"torchao-float8", "torchao", {"compressed-tensors", "modelopt"}},
     {"torchao-int8", "torchao", {"compressed-tensors"}},
+    {"torchao-intx4", "torchao", {"compressed-tensors", "gptq", "gptq:gptq_v2", "awq"}},
 };
 
 std::vector<float> values_of(const File& file, const std::string& name) {
@@ -253,7 +254,7 @@ TEST_F(Convert, RefusesBeforeAnythingIsWritten) {
       {1,
        {"int4", "out", "--to", "bitsandbytes"},
        "model.layers.0.mlp.down_proj.weight: must rest in a storage that bitsandbytes has, got "
-       "int4:block32:bf16:zero [100, 96]; it is held by compressed-tensors"},
+       "int4:block32:bf16:zero [100, 96]; it is held by torchao, compressed-tensors"},
       {1,
        {"int4", "out", "--to", "compressed-tensors:int-quantized"},
        "must rest in a storage that compressed-tensors:int-quantized has"},

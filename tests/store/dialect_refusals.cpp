@@ -114,6 +114,19 @@ const Rows kDialects{{
            R"( \"_data\": {\"block_size\": [1, 4], \"dtype\": {\"_data\": 3}}}"})"),
      {"metadata 'a'", "dtype '3'"}},
     {Refusal::dialect_config,
+     "integers of torchao of another width",
+     model("", {{"_a_qdata", "I8", "[2,4]", 8}, {"_a_scale", "F32", "[2,1]", 8}},
+           R"("__metadata__":{"tensor_names":"[\"a\"]","a":"{\"_type\": )"
+           R"(\"IntxUnpackedToInt8Tensor\", \"_data\": {\"block_size\": [1, 4],)"
+           R"( \"target_dtype\": {\"_data\": \"int3\"}}}"})"),
+     {"metadata 'a'", "target_dtype '\"int3\"'"}},
+    {Refusal::dialect_config,
+     "integers of torchao of no width",
+     model("", {{"_a_qdata", "I8", "[2,4]", 8}, {"_a_scale", "F32", "[2,1]", 8}},
+           R"("__metadata__":{"tensor_names":"[\"a\"]","a":"{\"_type\": )"
+           R"(\"IntxUnpackedToInt8Tensor\", \"_data\": {\"block_size\": [1, 4]}}"})"),
+     {"metadata 'a'", "no target_dtype"}},
+    {Refusal::dialect_config,
      "names of torchao that are no list",
      model("", {}, R"("__metadata__":{"tensor_names":"{\"a\": \"a\"}"})"),
      {"metadata 'tensor_names'", "no list of names"}},
@@ -490,6 +503,13 @@ const Rows kDialects{{
            {{"m.experts.a_blocks", "U8", "[1,2,1,16]", 32},
             {"m.experts.a_scales", "U8", "[1,2,1]", 2}}),
      {"tensor 'm.experts.a_blocks'", "modules_to_not_convert of"}},
+    {Refusal::dialect_part,
+     "integers of torchao of four bits without zero points",
+     model("", {{"_w_qdata", "I8", "[2,4]", 8}, {"_w_scale", "F32", "[2,1]", 8}},
+           R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": )"
+           R"(\"IntxUnpackedToInt8Tensor\", \"_data\": {\"block_size\": [1, 4],)"
+           R"( \"target_dtype\": {\"_data\": \"int4\"}}}"})"),
+     {"tensor '_w_qdata'", "no '_w_zero_point' (I8 [2, 1])"}},
     {Refusal::json_syntax,
      "a configuration that is cut",
      model(R"({"quant_method": )", {}),

@@ -23,6 +23,7 @@ constexpr PartForm kHalves{
     .in_file = 4, .in_part = 4, .word = 8, .order = {1, 0, 2, 3, 4, 5, 6, 7}};
 constexpr PartForm kRagged{.in_file = 4, .in_part = 4, .word = 32};
 constexpr PartForm kBytesInWords{.in_file = 8, .in_part = 8, .word = 32, .bias = 128};
+constexpr PartForm kUnpacked{.in_file = 8, .in_part = 4, .word = 8, .bias = 248};
 constexpr PartForm kTurned{.in_file = 16, .in_part = 16, .word = 16, .transposed = true};
 constexpr PartForm kTurnedWords{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
 constexpr PartForm kZerosDown{
@@ -134,6 +135,8 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
         [](std::int64_t r, std::int64_t c) { return 32 * 13 * r + 4 * c; });
   check(kBytesInWords, {70, 102}, 70 * 104,
         [](std::int64_t r, std::int64_t c) { return 32 * 26 * r + 8 * c; });
+  // torchao: byte j is column j, q of -8 to 7, which rests as q + 8.
+  check(kUnpacked, {7, 50}, 350, [](std::int64_t r, std::int64_t c) { return 8 * (r * 50 + c); });
   check(kTurned, {40, 33}, 2640, [](std::int64_t r, std::int64_t c) { return 16 * (c * 40 + r); });
   // GPTQ, word r of column o: bits 4j to 4j + 3 are q[8r + j, o]; v1 has z - 1 of o = 8c + j.
   check(kTurnedWords, {40, 64}, 1280,
@@ -195,7 +198,7 @@ PartForm some_form(std::mt19937& random) {
         .in_file = one_of({4, 8, 16}), .in_part = one_of({4, 8, 16}), .word = one_of({8, 16, 32})};
     form.axis = static_cast<Axis>(random() % 2);
     form.transposed = random() % 2 == 0, form.tiled = random() % 4 == 0;
-    if (random() % 2 == 0) form.bias = one_of({1, 8, 128});
+    if (random() % 2 == 0) form.bias = one_of({1, 8, 128, 248});
     if (random() % 2 == 0 && form.in_file == 4 && form.word == 32) form.less = one_of({1, 5});
     if (random() % 2 == 0 && form.in_file != 0 && form.word >= form.in_file)
       std::shuffle(form.order.begin(), form.order.begin() + form.word / form.in_file, random);
@@ -257,7 +260,8 @@ TEST(PartForm, HasNoBitsThatBelongToNothing) {
   for (int trial = 0; trial < 100; ++trial) {
     PartForm form = some_form(random);
     form.less = 0;
-    if (form.record != 0) continue;  // what is beside a part there is of another
+    if (form.record != 0) continue;                  // what is beside a part there is of another
+    if (form.in_part < form.in_file) form.bias = 0;  // numbers that end between powers of two
     const Size size = filling(form, {1 + static_cast<std::int64_t>(random() % 30),
                                      2 * (1 + static_cast<std::int64_t>(random() % 12))});
     const Shape shape = part_shape(form, size);
@@ -321,6 +325,37 @@ TEST(PartForm, HasNoNumberBeyondTheMost) {
   }
 }
 
+// Every byte, among others that fit: one that four bits cannot say is refused, at its place.
+TEST(PartForm, HasNoCodeThatIsTooWide) {
+  const Shape shape{2, 16};
+  for (const std::size_t at : {0, 1, 30, 63}) {
+    for (int code = -128; code < 128; ++code) {
+      Bytes tensor(64, std::byte{0xfd});
+      tensor[at] = static_cast<std::byte>(code);
+      const auto read = [&] {
+        return part_of_tensor(kUnpacked, {{"f", "t", 100}, tensor}, shape, Dtype::bf16);
+      };
+      if (code >= -8 && code < 8) {
+        Bytes part(32, std::byte{0x55});
+        const int low = at % 2 == 0 ? code + 8 : 5, high = at % 2 == 0 ? 5 : code + 8;
+        part[at / 2] = static_cast<std::byte>(low | high << 4);
+        EXPECT_EQ(read(), part) << code;
+        EXPECT_EQ(tensor_of_part(kUnpacked, part, shape), tensor) << code;
+        continue;
+      }
+      try {
+        read();
+        ADD_FAILURE() << code << " at " << at;
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), ("f: tensor 't': byte " + std::to_string(100 + at) +
+                                    ": a tensor must be as its dialect says, got " +
+                                    std::to_string(code) + " for a number of 4 bits [dialect_part]")
+                                       .c_str());
+      }
+    }
+  }
+}
+
 TEST(PartForm, IsANumberThatNoTensorHas) {
   const float one = 1, other = 1.5;
   const auto bytes_of = [](const float& x) { return std::as_bytes(std::span(&x, 1)); };
@@ -342,7 +377,7 @@ TEST(PartForm, RefusesWhatFillsNoBlocks) {
 // A hostile file may have any number of rows without columns.
 TEST(PartForm, TakesNoTimeForRowsOfNothing) {
   constexpr std::int64_t kMany = std::int64_t{1} << 62;
-  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq, kQ40Codes}) {
+  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq, kUnpacked, kQ40Codes}) {
     for (const Shape& part : {Shape{kMany, 0}, Shape{0, kMany}}) {
       EXPECT_TRUE(part_of_tensor(form, {{"f", "t", 0}, {}}, part, Dtype::bf16).empty());
       EXPECT_TRUE(tensor_of_part(form, {}, part).empty());

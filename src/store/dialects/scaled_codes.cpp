@@ -102,8 +102,12 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
     if (wanted->rank() < 2)
       refuse(Refusal::dialect_part, claims.place(held),
              formatted("{} with zero points in words of rows", to_string(made)));
-    const Shape words = tensor_shape(third_form, *wanted);
-    claims.part(Refusal::dialect_part, held, {third, Dtype::i32, words, {}});
+    const bool whole = third_form.is_whole();
+    claims.part(Refusal::dialect_part, held,
+                {third,
+                 whole ? Dtype::i8 : Dtype::i32,
+                 whole ? *wanted : tensor_shape(third_form, *wanted),
+                 {}});
   } else if (made.scaling.type >= ScaleType::e4m3) {
     check_outer(claims, held, third);
   }
@@ -131,7 +135,8 @@ void ScaledCodes::write(Wording& wording, const WeightInfo& weight) const {
   wording.add_part(scale, type == Dtype::f8_e8m0 && bytes_are_exponents ? Dtype::u8 : type,
                    shape_in_file(scale_form, made.parts[1].shape), 1, scale_form);
   if (!weight.storage.scaling.zero && weight.storage.scaling.type < ScaleType::e4m3) return;
-  wording.add_part(third, weight.storage.scaling.zero ? Dtype::i32 : Dtype::f32,
+  const Dtype zeros = third_form.is_whole() ? Dtype::i8 : Dtype::i32;
+  wording.add_part(third, weight.storage.scaling.zero ? zeros : Dtype::f32,
                    shape_in_file(third_form, made.parts[2].shape), 2, third_form);
 }
 

@@ -12,7 +12,7 @@ namespace stowage::dialects {
 struct ScaledCodes {
   std::string name;                  // of the weight
   std::string codes{}, scale{};      // the tensors
-  std::string third{};               // zero points in words, or the number over scales of e4m3
+  std::string third{};               // zero points, or the number over scales of e4m3
   Storage storage{};                 // of scales of f32, which those in the file change; else so
   bool bytes_are_exponents = false;  // U8 scales are powers of two; else they are refused
   PartForm codes_form{}, third_form{};

@@ -3,10 +3,12 @@
 //   tensor_names      ["MODULE.weight", ...]
 //   MODULE.weight     {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], "dtype": ...},
 //                      "_tensor_data_names": ["qdata", "scale", ...]}; _type Tensor is plain
-//   MODULE._weight_qdata       I8 (Int8Tensor) or F8_E4M3 (Float8Tensor) [O, K]
-//   MODULE._weight_scale       F32 or BF16 [O / a, K / b], block_size [a, b]
-//   MODULE._weight_zero_point  I8, all zero
+//   MODULE._weight_qdata       I8 (Int8Tensor) or F8_E4M3 (Float8Tensor) [O, K]; of
+//                              IntxUnpackedToInt8Tensor with target_dtype int4 I8, -8 to 7
+//   MODULE._weight_scale       F32, BF16 or F16 [O / a, K / b], block_size [a, b]
+//   MODULE._weight_zero_point  I8 of the same shape; all zero, but of Intx any
 #include <algorithm>
+#include <array>
 
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
@@ -21,6 +23,20 @@ namespace {
 using Json = nlohmann::json;
 const Shape kOneScale{1, 1};  // of a whole tensor
 constexpr std::string_view kNames = "tensor_names";
+// Codes of four bits, which rest 8 more than they are, in a byte each.
+constexpr PartForm kUnpacked{.in_file = 8, .in_part = 4, .word = 8, .bias = 256 - 8};
+
+// A class of tensors, and what of the storages is one.
+struct Class {
+  std::string_view type, config;  // names in the header and in config.json
+  Codes codes;
+  std::string_view text;  // in the string of a storage
+  bool zero = false;      // with zero points
+};
+constexpr std::array<Class, 3> kClasses{
+    {{"Int8Tensor", "Int8WeightOnlyConfig", Codes::int8, "int8"},
+     {"Float8Tensor", "Float8WeightOnlyConfig", Codes::f8_e4m3, "f8_e4m3"},
+     {"IntxUnpackedToInt8Tensor", "IntxWeightOnlyConfig", Codes::int4, "int4", true}}};
 
 // What the header says of a tensor.
 struct Said {
@@ -40,17 +56,28 @@ struct Said {
     if (at == all.end() || !at->is_object()) refuse("no _data");
     return *at;
   }
-  // {"_type": "torch.dtype", "_data": "bfloat16"}
-  std::optional<Dtype> compute() const {
-    const auto at = data().find("dtype");
+  // {"_type": "torch.dtype", "_data": "bfloat16"}: the name; nothing where the key is absent.
+  std::optional<Json> dtype(const char* key) const {
+    const auto at = data().find(key);
     if (at == data().end()) return std::nullopt;
-    if (!at->is_object()) refuse("dtype " + in_quotes(at->dump()));
+    if (!at->is_object()) refuse(formatted("{} {}", key, in_quotes(at->dump())));
     const auto name = at->find("_data");
-    if (name == at->end()) refuse("a dtype without _data");
+    if (name == at->end()) refuse(formatted("a {} without _data", key));
+    return *name;
+  }
+  std::optional<Dtype> compute() const {
+    const std::optional<Json> name = dtype("dtype");
+    if (!name) return std::nullopt;
     if (*name == "bfloat16") return Dtype::bf16;
     if (*name == "float16") return Dtype::f16;
     if (*name == "float32") return Dtype::f32;
     refuse("dtype " + in_quotes(name->dump()));
+  }
+  // Of integers of fewer bits than a byte.
+  void check_target() const {
+    const std::optional<Json> name = dtype("target_dtype");
+    if (!name) refuse("no target_dtype");
+    if (*name != "int4") refuse("target_dtype " + in_quotes(name->dump()));
   }
   // Of codes [O, K]; blocks that hold whole rows, or everything, have names of their own.
   std::string scaling(const Shape& shape) const {
@@ -74,24 +101,38 @@ std::string tensor_name(const std::string& weight, std::string_view data) {
   return formatted("{}_{}_{}", weight.substr(0, last), weight.substr(last), data);
 }
 
+void set_unpacked(ScaledCodes& weight) {
+  weight.codes_in = Dtype::i8;
+  weight.codes_form = kUnpacked;
+  weight.third = tensor_name(weight.name, "zero_point");
+}
+
 void read_weight(Claims& claims, const std::string& name, const Said& said) {
   const std::string type = said.type();
   if (type == "Tensor") return;
-  if (type != "Int8Tensor" && type != "Float8Tensor") said.refuse("_type " + in_quotes(type));
+  const auto made_of = std::ranges::find(kClasses, type, &Class::type);
+  if (made_of == kClasses.end()) said.refuse("_type " + in_quotes(type));
   ScaledCodes weight{.name = name};
   weight.codes = tensor_name(name, "qdata");
   weight.scale = tensor_name(name, "scale");
   weight.number = kOneScale;
   const TensorInfo* const codes = claims.find(weight.codes);
   if (codes == nullptr) refuse(Refusal::dialect_part, said.place, "no " + in_quotes(weight.codes));
+  if (made_of->zero) said.check_target();
   const std::string storage =
-      formatted("{}:{}", type == "Int8Tensor" ? "int8" : "f8_e4m3", said.scaling(codes->shape));
+      formatted("{}:{}{}", made_of->text, said.scaling(codes->shape), made_of->zero ? ":zero" : "");
   try {
     weight.storage = parse_storage(storage);
   } catch (const Error&) {
     said.refuse("block_size of " + in_quotes(storage));
   }
   weight.compute = said.compute();
+  if (made_of->zero) {
+    set_unpacked(weight);
+    weight.logical = codes->shape;
+    weight.add(claims, said.place);
+    return;
+  }
   WeightInfo& made = weight.add(claims, said.place);
   add_zeros(claims, made, tensor_name(name, "zero_point"));
 }
@@ -104,19 +145,29 @@ std::vector<std::int64_t> block_size(const WeightInfo& weight) {
   return {1, scaling.block};
 }
 
+const Class* class_of(const Storage& storage) {
+  const auto at = std::ranges::find(kClasses, storage.codes, &Class::codes);
+  return at == kClasses.end() || at->zero != storage.scaling.zero ? nullptr : &*at;
+}
+
+bool has_scaling(const Class& made_of, const Scaling& scaling) {
+  const bool numbers = scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16 ||
+                       (scaling.type == ScaleType::f16 && made_of.zero);
+  if (scaling.actorder) return false;
+  if (scaling.kind == Scaling::Kind::tensor) return numbers && !made_of.zero;
+  if (scaling.kind == Scaling::Kind::block) return numbers && made_of.codes != Codes::f8_e4m3;
+  return numbers && scaling.kind == Scaling::Kind::row;
+}
+
 bool write(Wording& wording, const WeightInfo& weight) {
-  const Scaling& scaling = weight.storage.scaling;
-  const bool codes = weight.storage.codes == Codes::int8 || weight.storage.codes == Codes::f8_e4m3;
-  const bool numbers = scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16;
-  const bool groups = scaling.kind == Scaling::Kind::tensor || scaling.kind == Scaling::Kind::row ||
-                      (scaling.kind == Scaling::Kind::block && weight.storage.codes == Codes::int8);
-  if (!codes || !numbers || !groups || scaling.zero || scaling.actorder) return false;
-  if (weight.shape.rank() != 2) return false;
-  if (weight.shape[1] % block_size(weight)[1] != 0) return false;
+  const Class* const made_of = class_of(weight.storage);
+  if (made_of == nullptr || !has_scaling(*made_of, weight.storage.scaling)) return false;
+  if (weight.shape.rank() != 2 || weight.shape[1] % block_size(weight)[1] != 0) return false;
   ScaledCodes made{.name = weight.name};
   made.codes = tensor_name(weight.name, "qdata");
   made.scale = tensor_name(weight.name, "scale");
   made.number = kOneScale;
+  if (made_of->zero) set_unpacked(made);
   made.write(wording, weight);
   if (weight.storage.codes != Codes::int8) return true;
   const Layout parts = layout(weight.storage, weight.shape);
@@ -126,21 +177,42 @@ bool write(Wording& wording, const WeightInfo& weight) {
   return true;
 }
 
+Wording::Json torch_dtype(std::string_view name) {
+  return {{"_type", "torch.dtype"}, {"_data", name}};
+}
+
 Wording::Json said_of(const WeightInfo& weight) {
   using Made = Wording::Json;
-  const bool integer = weight.storage.codes == Codes::int8;
-  const std::string dtype{torch_name(weight.compute.value_or(Dtype::bf16))};
+  const Codes codes = weight.storage.codes;
+  const Made dtype = torch_dtype(torch_name(weight.compute.value_or(Dtype::bf16)));
   Made data{{"act_quant_kwargs", nullptr}, {"block_size", block_size(weight)}};
-  if (integer)
+  Made names{"zero_point", "qdata", "scale"};
+  if (codes == Codes::int4) {
+    data = {{"target_dtype", torch_dtype("int4")}, {"block_size", block_size(weight)}};
+    names = {"qdata", "scale", "zero_point"};
+  } else if (codes == Codes::int8) {
     data["reduce_range"] = false;
-  else
+  } else {
     data["mm_config"] = nullptr,
     data["kernel_preference"] = {{"_type", "KernelPreference"}, {"_data", "AUTO"}};
-  data["dtype"] = {{"_type", "torch.dtype"}, {"_data", dtype}};
-  Made names = integer ? Made{"zero_point", "qdata", "scale"} : Made{"qdata", "scale"};
-  return {{"_type", integer ? "Int8Tensor" : "Float8Tensor"},
-          {"_data", data},
-          {"_tensor_data_names", names}};
+    names = {"qdata", "scale"};
+  }
+  data["dtype"] = dtype;
+  if (codes == Codes::int4) data["activation_quantization"] = nullptr;
+  return {
+      {"_type", class_of(weight.storage)->type}, {"_data", data}, {"_tensor_data_names", names}};
+}
+
+Wording::Json intx_config(const Wording::Json& granularity) {
+  const auto choice = [](const char* type, const char* value) {
+    return Wording::Json{{"_type", type}, {"_data", value}};
+  };
+  return {{"weight_dtype", torch_dtype("int4")},
+          {"granularity", granularity},
+          {"mapping_type", choice("MappingType", "ASYMMETRIC")},
+          {"scale_dtype", nullptr},
+          {"intx_packing_format", choice("IntxPackingFormat", "UNPACKED_TO_INT8")},
+          {"intx_choose_qparams_algorithm", choice("IntxChooseQParamsAlgorithm", "AFFINE")}};
 }
 
 // The names of all tensors, and what each is. config.json says of modules what transformers makes
@@ -158,30 +230,30 @@ void finish(Wording& wording) {
   }
   wording.set_metadata(std::string(kNames), names);
   const Storage& storage = wording.weights().front().storage;
-  const bool integer = storage.codes == Codes::int8;
   const Scaling& scaling = storage.scaling;
   const auto typed = [](const char* type, Wording::Json data) {
     return Wording::Json{{"_type", type}, {"_version", 1}, {"_data", std::move(data)}};
   };
   Wording::Json granularity = typed("PerRow", {{"dim", -1}});
+  if (storage.codes == Codes::int4) granularity = typed("PerAxis", {{"axis", 0}});
   if (scaling.kind == Scaling::Kind::tensor)
     granularity = typed("PerTensor", Wording::Json::object());
   if (scaling.kind == Scaling::Kind::block)
     granularity = typed("PerGroup", {{"group_size", scaling.block}});
   Wording::Json data{{"granularity", granularity}, {"set_inductor_config", true}};
-  if (integer)
+  if (storage.codes == Codes::int4)
+    data = intx_config(granularity);
+  else if (storage.codes == Codes::int8)
     data["group_size"] = nullptr;
   else
-    data["weight_dtype"] = {{"_type", "torch.dtype"}, {"_data", "float8_e4m3fn"}};
-  wording.set_config({{"quant_method", "torchao"},
-                      {"quant_type",
-                       {{"default",
-                         {{"_type", integer ? "Int8WeightOnlyConfig" : "Float8WeightOnlyConfig"},
-                          {"_version", 2},
-                          {"_data", data}}}}},
-                      {"modules_to_not_convert", wording.plain_modules()},
-                      {"include_input_output_embeddings", false},
-                      {"untie_embedding_weights", false}});
+    data["weight_dtype"] = torch_dtype("float8_e4m3fn");
+  wording.set_config(
+      {{"quant_method", "torchao"},
+       {"quant_type",
+        {{"default", {{"_type", class_of(storage)->config}, {"_version", 2}, {"_data", data}}}}},
+       {"modules_to_not_convert", wording.plain_modules()},
+       {"include_input_output_embeddings", false},
+       {"untie_embedding_weights", false}});
 }
 
 std::string recognise(const TensorSource& source) {

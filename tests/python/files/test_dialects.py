@@ -296,7 +296,7 @@ def test_columns_that_no_tool_has_put_in_order_are_in_order(tmp_path: Path) -> N
     assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
 
 
-@pytest.mark.parametrize("folder", ["gptq-v2", "comfy-nvfp4"])
+@pytest.mark.parametrize("folder", ["gptq-v2", "comfy-nvfp4", "torchao-intx4"])
 def test_codes_in_another_order_stay_in_memory(folder: str, tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
     with pytest.raises(stowage.Unsupported, match=f"{DIALECTS[folder]} has them in another order"):
@@ -387,3 +387,16 @@ def test_what_is_one_in_the_model_has_one_scale_in_the_file(other: float, tmp_pa
     else:
         stowage.load(model, tmp_path)
         assert torch.equal(model["b"].weight.dequantize(), codes.float())
+
+
+def test_a_code_of_torchao_that_four_bits_cannot_say_is_refused(tmp_path: Path) -> None:
+    path = copied("torchao-intx4", tmp_path)
+    file, name = file_of(path), "model.layers.0.self_attn.q_proj._weight_qdata"
+    content = bytearray(file.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    at = 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0] + 77
+    content[at] = 8
+    file.write_bytes(content)
+    said = f"tensor '{name}': byte {at}: .*, got 8 for a number of 4 bits"
+    with pytest.raises(stowage.InvalidArgument, match=said):
+        opened("torchao-intx4", path)
