@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of GPTQ and AWQ that contradict their configuration.
+#include "store/refusal_models.h"
+
+namespace stowage::test {
+namespace {
+
+const Rows kWords{{
+    {Refusal::dialect_part,
+     "a column of GPTQ in a group that is not there",
+     configured(R"({"quant_method": "gptq", "bits": 4, "group_size": 8})",
+                {{"a.qweight", "I32", "[2,8]", 64},
+                 {"a.scales", "F16", "[2,8]", 32},
+                 {"a.qzeros", "I32", "[2,1]", 8},
+                 {"a.g_idx", "I32", "[16]", 64}}),
+     {"tensor 'a.g_idx'", "group 16843009 of column 0, of 2 groups"}},
+    {Refusal::dialect_part,
+     "a column of GPTQ in a group below the first",
+     configured(R"({"quant_method": "gptq", "bits": 4, "group_size": -1})",
+                {{"a.qweight", "I32", "[2,8]", 64},
+                 {"a.scales", "F16", "[1,8]", 16},
+                 {"a.qzeros", "I32", "[1,1]", 4},
+                 {"a.g_idx", "I32", "[16]", 64,
+                  words_of({0, 0, 0, 0xffffffff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})}}),
+     {"tensor 'a.g_idx'", "group -1 of column 3, of 1 groups"}},
+    {Refusal::dialect_part,
+     "groups of columns for another number of columns",
+     configured(R"({"quant_method": "gptq", "bits": 4, "group_size": 8})",
+                {{"a.qweight", "I32", "[2,8]", 64},
+                 {"a.scales", "F16", "[2,8]", 32},
+                 {"a.qzeros", "I32", "[2,1]", 8},
+                 {"a.g_idx", "I32", "[8]", 32}}),
+     {"tensor 'a.g_idx'", "I32 [8] for I32 [16]"}},
+    {Refusal::dialect_part,
+     "scales of GPTQ for another group size",
+     configured(R"({"quant_method": "gptq", "bits": 4, "group_size": 4})",
+                {{"a.qweight", "I32", "[2,8]", 64}, {"a.scales", "F16", "[2,8]", 32}}),
+     {"tensor 'a.scales'", "F16 [2, 8] for F16 [4, 8]"}},
+    {Refusal::dialect_config,
+     "GPTQ of three bits",
+     configured(R"({"quant_method": "gptq", "bits": 3, "group_size": 4})", {}),
+     {"bits '3'"}},
+    {Refusal::dialect_config,
+     "GPTQ with modules of their own bits",
+     configured(R"({"quant_method": "gptq", "bits": 4, "group_size": 4, "dynamic": {"a": {}}})",
+                {}),
+     {R"(dynamic '{"a":{}}')"}},
+    {Refusal::dialect_config,
+     "GPTQ for one vendor's kernel",
+     configured(R"({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"})", {}),
+     {"checkpoint_format 'marlin'"}},
+    {Refusal::dialect_config,
+     "AWQ in another version",
+     configured(R"({"quant_method": "awq", "bits": 4, "version": "gemv", "zero_point": true})", {}),
+     {"version 'gemv'"}},
+    {Refusal::dialect_config,
+     "AWQ without zero points",
+     configured(R"({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": false})",
+                {}),
+     {"without zero_point"}},
+    {Refusal::dialect_part,
+     "words of AWQ for columns that are no multiple of eight",
+     configured(R"({"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": true,)"
+                R"( "group_size": -1})",
+                {{"a.qweight", "I32", "[12,1]", 48},
+                 {"a.scales", "F16", "[1,8]", 16},
+                 {"a.qzeros", "I32", "[1,1]", 4}}),
+     {"tensor 'a.qweight'", "size 0 a multiple of 8"}},
+    {Refusal::dialect_part,
+     "more columns of GPTQ than a size can say",
+     configured(
+         R"({"quant_method": "gptq", "bits": 4, "group_size": -1})",
+         {{"a.qweight", "I32", "[2305843009213693952,0]", 0}, {"a.scales", "F16", "[1,0]", 0}}),
+     {"tensor 'a.qweight'", "8 times dimension 0"}},
+}};
+
+}  // namespace
+}  // namespace stowage::test
