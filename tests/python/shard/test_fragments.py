@@ -18,7 +18,10 @@ from stowage._shard import fragments
 from stowage._shard.fragments import Fragment, amaxes, row_parts, rows_fragment, whole_parts
 from stowage._shard.records import encode
 
-STORAGES = covering(form_of_each, lambda storage: of_parts(storage) and not storage.zero)
+STORAGES = covering(
+    form_of_each,
+    lambda storage: of_parts(storage) and not (storage.zero or storage.record),
+)
 SHAPES = [(7, 33), (5, 64), (6, 3, 32)]
 
 
@@ -77,3 +80,10 @@ def test_flat_parts(name: str, shape: tuple[int, ...]) -> None:
         span = slice(fragment.start // per, -(-fragment.stop // per))
         a, b = got.view(-1)[span], codes.view(-1)[span]
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def test_parts_of_rows_are_not_quantized_to_records() -> None:
+    values = torch.ones(300)
+    fragment = Fragment(Storage("q4_k"), (2, 512), 100, values)
+    with pytest.raises(stowage.Unsupported, match="offsets depend on the least and the largest"):
+        amaxes(fragment)
