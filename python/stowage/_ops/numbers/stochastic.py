@@ -142,11 +142,12 @@ def _quantize_superblocks(
     """u is fl(fl(v * r) + fl(m * r)), m the offset, clamped to the codes; r is 0 for a scale of 0.
     A u within 2^-22 of the sum's larger term of a code is that code."""
     codes, records = parts
-    length = values.numel() // records.shape[0] if records.numel() else 0
-    scales, offsets = (t.reshape(-1) for t in superblocks.spread(records, length))
     flat, out = values.reshape(-1), codes.new_empty(values.numel())
+    length = flat.numel() // records.shape[0] if flat.numel() else 0
+    scales, offsets = superblocks.steps(records)
     for span in spans(flat.numel(), 1):
-        s, m = scales[span], offsets[span]
+        where = superblocks.step_at(records, length, span)
+        s, m = scales.view(-1)[where], offsets.view(-1)[where]
         r = torch.where(s == 0, 0.0, torch.ones_like(s) / s)
         product, shift = flat[span] * r, m * r
         u = (product + shift).clamp(storage.least, storage.largest)

@@ -32,6 +32,12 @@ def spread(records: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return scale[:, :length], offset[:, :length]
 
 
+def step_at(records: Tensor, length: int, span: slice) -> Tensor:
+    """Which of all sub-blocks has each of these elements, counted over rows of `length`."""
+    element = torch.arange(span.start, span.stop, device=records.device)
+    return element // length * (records.shape[1] * STEPS) + element % length // INNER
+
+
 def _unit(most: Tensor, storage: Storage) -> Tensor:
     """The f16 numbers that count to `most`, fp32 `[..., 1]`."""
     exact = most.amax(-1, keepdim=True) / torch.full_like(most[..., :1], _MOST_COUNT)

@@ -96,8 +96,9 @@ def test_values_of_the_storage_stay_as_they_are(name: str) -> None:
         assert torch.equal(read(parts, storage, values.shape), read(again, storage, values.shape))
 
 
-def test_chunks_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, storage = torch.randn(300, 401), Storage("nf4")
+@pytest.mark.parametrize("name", ["nf4", "q4_k"])
+def test_chunks_and_threads_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, storage = torch.randn(300, 402), Storage(name)
     wanted = stochastic.quantize(values, storage, 5)
     monkeypatch.setattr("stowage._ops.numbers.rounding.CHUNK", 1000)
     threads = torch.get_num_threads()
