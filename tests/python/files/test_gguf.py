@@ -28,14 +28,15 @@ SIZES = {
     "vocab_size": 64,
     "max_position_embeddings": 64,
 }
-TYPES = {"Q8_0": "int8:block32:f16", "Q4_0": "int4:block32:f16", "F16": ""}
+TYPES = {"Q8_0": "int8:block32:f16", "Q4_0": "int4:block32:f16", "Q4_K": "q4_k", "F16": ""}
+SUPERBLOCKS = {"hidden_size": 256, "intermediate_size": 512}  # whole ones
 
 
 def built(family: str, **more: object) -> Any:
     """Seeded, with norms and biases that are not the ones of a new model."""
     head = {} if family == "llama" or family == "qwen2" else {"head_dim": 16}
     config = transformers.AutoConfig.for_model(
-        "gemma3_text" if family == "gemma3" else family, **SIZES, **head, **more
+        "gemma3_text" if family == "gemma3" else family, **{**SIZES, **head, **more}
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -44,6 +45,18 @@ def built(family: str, **more: object) -> Any:
             if parameter.dim() == 1:
                 parameter.normal_(0.5, 0.3)
     return model
+
+
+def quantized(values: torch.Tensor, type_: Any) -> Any:
+    """Rows of bytes. The package has no Q4_K: codes and records of ours, as ggml's blocks have
+    them, 16 bytes of record, then 32 for each 64 codes, the first half in the low halves."""
+    if type_.name != "Q4_K":
+        return gguf.quants.quantize(values.numpy(), type_)
+    parts = stowage.quantize(values, "q4_k").parts
+    pairs, records = parts["codes"], parts["scale"]
+    codes = torch.stack([pairs & 15, pairs >> 4], -1).view(*records.shape[:2], 4, 2, 32)
+    halves = (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(2)
+    return torch.cat([records, halves], 2).flatten(1).numpy()
 
 
 def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
@@ -64,7 +77,7 @@ def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
             parameter.data = torch.from_numpy(written) - 1 if is_norm else values
         else:
             type_ = gguf.GGMLQuantizationType[kind]
-            packed = gguf.quants.quantize(values.numpy(), type_)
+            packed = quantized(values, type_)
             parameter.data = torch.from_numpy(gguf.quants.dequantize(packed, type_).copy())
             written = packed
         if family == "llama" and (found := re.search(r"\.([qk])_proj\.", name)):
@@ -80,6 +93,7 @@ def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
 
 
 CASES = [("llama", "Q8_0"), ("llama", "Q4_0"), ("llama", "F16"), ("qwen2", "Q4_0")]
+CASES += [("llama", "Q4_K"), ("qwen2", "Q4_K")]
 CASES += [("qwen3", "Q8_0"), ("gemma", "Q8_0"), ("gemma2", "Q4_0"), ("gemma3", "Q8_0")]
 
 
@@ -88,7 +102,8 @@ CASES += [("qwen3", "Q8_0"), ("gemma", "Q8_0"), ("gemma2", "Q4_0"), ("gemma3", "
 def test_a_model_of_transformers_takes_its_values(
     family: str, kind: str, mmap: bool, tmp_path: Path
 ) -> None:
-    more = {"attention_bias": True} if family == "llama" else {}
+    more: dict[str, Any] = {"attention_bias": True} if family == "llama" else {}
+    more |= SUPERBLOCKS if kind == "Q4_K" else {}
     want, model = built(family, **more), built(family, **more)
     path = converted(family, want, tmp_path / "model.gguf", kind)
     stowage.load(model, path, mmap=mmap, compute_dtype=torch.float32)
