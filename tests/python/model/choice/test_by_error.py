@@ -61,6 +61,38 @@ def test_one_storage_and_a_bound() -> None:
     assert report["1.weight"].reason.endswith("with 2 clipped")
 
 
+PUBLISHED = [
+    "mxfp4", "mxfp8_e4m3", "nvfp4", "int4:block128", "int4:block128:bf16:zero", "int8:block32:f16",
+    "int4:block32:f16", "q4_k", "f8_e4m3:block128x128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("storage", PUBLISHED)
+def test_what_models_are_published_in_is_chosen_like_others(storage: str) -> None:
+    """By its error and by its bytes, the least of which are its own."""
+    name, wide = stowage._ops.storage.Storage(storage).name, [256, 512, 384]
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(4)
+        return nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(wide)))
+
+    errors = [error_of(layer, storage) for layer in made()]
+    low, high = sorted(errors)
+    report = stowage.stow(made(), [storage, "bf16"], max_error=(low + high) / 2)
+    for i, error in enumerate(errors):
+        row = report[f"{i}.weight"]
+        assert row.storage == (name if error == low else "bf16")
+        assert error == high or row.relative_error == pytest.approx(error, rel=1e-6)
+    resting = made()
+    stowage.stow(resting, storage)
+    model, budget = made(), bytes_of(resting)
+    report = stowage.stow(model, ["bf16", storage], budget=budget)
+    assert [row.storage for row in report.stowed] == [name] * 2
+    assert bytes_of(model) == budget < 2 * sum(p.numel() for p in model.parameters())
+    with pytest.raises(stowage.InvalidArgument, match="budget"):
+        stowage.stow(made(), ["bf16", storage], budget=budget - 1)
+
+
 def test_plain_weights_get_the_compute_dtype() -> None:
     model = model_of()
     stowage.stow(model, "nf4", max_error=0.0, compute_dtype=torch.bfloat16)
