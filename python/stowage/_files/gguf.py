@@ -35,6 +35,8 @@ _ARCHITECTURES = {
     "gemma": _Architecture(norms_have_one_more=True),
     "gemma2": _Architecture(norms_have_one_more=True),
     "gemma3": _Architecture(norms_have_one_more=True),
+    "t5": _Architecture(),
+    "t5encoder": _Architecture(),
 }
 
 
@@ -74,7 +76,8 @@ def _names(source: FileSource, model: set[str]) -> Callable[[str], str | None]:
             f"stowage.load: {source.where}: the names of a GGUF file must be given by rename=, or "
             f"by the package gguf, which is not installed (pip install gguf)"
         ) from None
-    blocks = _count(source, f"{architecture}.block_count", 0)
+    counts = (f"{architecture}.{which}block_count" for which in ("", "decoder_"))
+    blocks = max(_count(source, key, 0) for key in counts)
     if blocks > len(source.entries):
         raise BadFile(f"{source.where}: block_count must be of blocks in the file, got {blocks}")
     numbers = {name: number for number, name in package.MODEL_ARCH_NAMES.items()}

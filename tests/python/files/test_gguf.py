@@ -4,8 +4,10 @@ and come back. What they are compared with, the package gguf makes of the model'
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,30 @@ SIZES = {
 }
 TYPES = {"Q8_0": "int8:block32:f16", "Q4_0": "int4:block32:f16", "Q4_K": "q4_k", "F16": ""}
 SUPERBLOCKS = {"hidden_size": 256, "intermediate_size": 512}  # whole ones
+T5_SIZES = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 3}
+T5_SIZES |= {"num_heads": 4, "vocab_size": 64}
+T5_CLASSES = {"t5": "T5ForConditionalGeneration", "t5encoder": "T5EncoderModel"}
 
 
 def built(family: str, **more: object) -> Any:
     """Seeded, with norms and biases that are not the ones of a new model."""
+    if family in T5_CLASSES:
+        return seeded(lambda: getattr(transformers, T5_CLASSES[family])(t5_config()))
     head = {} if family == "llama" or family == "qwen2" else {"head_dim": 16}
     config = transformers.AutoConfig.for_model(
         "gemma3_text" if family == "gemma3" else family, **{**SIZES, **head, **more}
     )
+    return seeded(lambda: transformers.AutoModelForCausalLM.from_config(config))
+
+
+def t5_config() -> Any:
+    more = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return transformers.T5Config(**T5_SIZES, **more, decoder_start_token_id=0)
+
+
+def seeded(make: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = make().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -59,18 +75,25 @@ def quantized(values: torch.Tensor, type_: Any) -> Any:
     return torch.cat([records, halves], 2).flatten(1).numpy()
 
 
+def is_plain(values: torch.Tensor) -> bool:
+    """Norms, biases, and the table of T5 whose rows have a number for each head."""
+    return values.dim() == 1 or values.shape[1] < 32
+
+
 def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
     """What llama.cpp's converter writes of a model, and the model with the values that it wrote."""
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(SIZES["num_hidden_layers"])
+    if family == "t5":
+        writer.add_decoder_block_count(T5_SIZES["num_decoder_layers"])
     writer.add_head_count(SIZES["num_attention_heads"])
     writer.add_head_count_kv(SIZES["num_key_value_heads"])
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
-    names = gguf.get_tensor_name_map(arch, SIZES["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(arch, T5_SIZES["num_decoder_layers"])
     for name, parameter in model.named_parameters():
         stem, _, last = name.rpartition(".")
         values = parameter.detach().clone()
-        if parameter.dim() == 1:
+        if is_plain(parameter):
             is_norm = family.startswith("gemma") and name.endswith("norm.weight")
             written = (values + 1 if is_norm else values).numpy()
             type_ = gguf.GGMLQuantizationType.F32
@@ -92,9 +115,24 @@ def converted(family: str, model: nn.Module, path: Path, kind: str) -> Path:
     return path
 
 
+def answer(model: Any) -> torch.Tensor:
+    ids = torch.arange(12).reshape(2, 6)
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        return model(ids, decoder_input_ids=ids.flip(1)).logits
+    found = model(ids)
+    return found.logits if "logits" in found else found.last_hidden_state
+
+
 CASES = [("llama", "Q8_0"), ("llama", "Q4_0"), ("llama", "F16"), ("qwen2", "Q4_0")]
 CASES += [("llama", "Q4_K"), ("qwen2", "Q4_K")]
-CASES += [("qwen3", "Q8_0"), ("gemma", "Q8_0"), ("gemma2", "Q4_0"), ("gemma3", "Q8_0")]
+CASES += [
+    ("t5", "Q8_0"),
+    ("t5encoder", "Q4_0"),
+    ("qwen3", "Q8_0"),
+    ("gemma", "Q8_0"),
+    ("gemma2", "Q4_0"),
+    ("gemma3", "Q8_0"),
+]
 
 
 @pytest.mark.parametrize("mmap", [False, True])
@@ -108,13 +146,12 @@ def test_a_model_of_transformers_takes_its_values(
     path = converted(family, want, tmp_path / "model.gguf", kind)
     stowage.load(model, path, mmap=mmap, compute_dtype=torch.float32)
     for (name, value), found in zip(want.named_parameters(), model.parameters(), strict=True):
-        if kind != "F16" and value.dim() == 2:
+        if kind != "F16" and not is_plain(value):
             assert isinstance(found, stowage.StowedTensor) and found.storage == TYPES[kind], name
         held = found.dequantize() if isinstance(found, stowage.StowedTensor) else found
         assert torch.equal(held, value), name
-    ids = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, want(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer(model), answer(want), rtol=1e-4, atol=1e-4)
     stowage.save(model, tmp_path / "again", dialect="gguf")
     assert (tmp_path / "again/model.gguf").read_bytes() == path.read_bytes()
 
