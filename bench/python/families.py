@@ -16,6 +16,8 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
+import stowage
+
 Inputs = dict[str, Any]
 
 
@@ -43,6 +45,20 @@ def answer(model: nn.Module, batch: Inputs) -> torch.Tensor:
     """The first tensor that the model gives back."""
     found = model(**batch)
     return found if isinstance(found, torch.Tensor) else found[0]
+
+
+def unfit(storage: str) -> Callable[[str, nn.Module], bool]:
+    """A pattern of the weights that a storage cannot hold."""
+
+    def check(name: str, module: nn.Module) -> bool:
+        weight = module.get_parameter(name.rpartition(".")[2]).detach()
+        try:
+            stowage.quantize(weight, storage)
+        except stowage.InvalidArgument:
+            return True
+        return False
+
+    return check
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -249,4 +265,8 @@ STORAGES = (
     *("int8:row", "int8:tensor", "int8:block32"),
     *("nf4", "nf4:block128", "nf4:block64:nested", "fp4", "fp4:block64:nested"),
     *("bf16", "f16", "f32"),
+)
+PUBLISHED = (  # forms that checkpoints are published in
+    *("mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "int8:block32:f16", "f8_e4m3:block128x128"),
+    *("mxfp4", "nvfp4", "int4:block32:f16", "int4:block128:bf16", "int4:block128:f16:zero", "q4_k"),
 )
