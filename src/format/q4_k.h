@@ -36,15 +36,26 @@ struct Counts {
   return f16_to_f32(made);
 }
 
-[[maybe_unused]] static inline Steps steps_of(const std::uint8_t* record) noexcept {
+// What a record says: numbers of sub-blocks, and what one of either counts for.
+struct Counted {
+  Counts scales, offsets;
+  float scale, offset;
+};
+
+[[maybe_unused]] static inline Counted counted(const std::uint8_t* record) noexcept {
   const std::uint32_t a = word(record, 4), b = word(record, 8), c = word(record, 12);
-  const Counts scales{a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u)};
-  const Counts offsets{b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u)};
-  const float d = half(record, 0), e = half(record, 2);
+  return {{a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u)},
+          {b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u)},
+          half(record, 0),
+          half(record, 2)};
+}
+
+[[maybe_unused]] static inline Steps steps_of(const std::uint8_t* record) noexcept {
+  const Counted said = counted(record);
   Steps made;
   for (std::int64_t j = 0; j < kSteps; ++j) {
-    made.scale[j] = d * static_cast<float>(scales[j]);
-    made.offset[j] = e * static_cast<float>(offsets[j]);
+    made.scale[j] = said.scale * static_cast<float>(said.scales[j]);
+    made.offset[j] = said.offset * static_cast<float>(said.offsets[j]);
   }
   return made;
 }

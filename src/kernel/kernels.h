@@ -9,6 +9,7 @@
 #include "kernel/dequantize.h"
 #include "kernel/linear.h"
 #include "kernel/quantize.h"
+#include "kernel/scales.h"
 
 namespace stowage {
 enum class Isa : std::uint8_t { scalar, avx2, avx512, avx512bf16 };
@@ -19,6 +20,7 @@ struct Kernels {
   DequantizeKernels dequantize;
   QuantizeKernels quantize;
   LinearKernels linear;
+  ScaleKernels scales;
 };
 
 /// The best table that this CPU runs, or the one that STOWAGE_FORCE_ISA names. Chosen once, at

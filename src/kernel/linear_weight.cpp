@@ -43,7 +43,7 @@ std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
-    : runs_(matrix(weight, where)),
+    : runs_(kernels.scales, matrix(weight, where)),
       rows_(weight.shape()[0]),
       columns_(weight.shape()[1]),
       to_f32_(kernels.dequantize, runs_.form(), Dtype::f32) {

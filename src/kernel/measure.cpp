@@ -212,7 +212,7 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
       kernels.dequantize,
       static_cast<const char*>(values),
       dtype,
-      Runs(weight),
+      Runs(kernels.scales, weight),
       BlockPlaces(weight),
       Decode(kernels.dequantize, describe(storage), Dtype::f64),
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};

@@ -2,29 +2,16 @@
 // Turns elements of a weight into Runs, which are all that kernels know of a storage.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "base/checked.h"
 #include "format/legal.h"
 #include "kernel/dequantize.h"
+#include "kernel/scales.h"
 #include "stowage/descriptor.h"
 #include "stowage/weight.h"
 
 namespace stowage {
-
-/// How many scales that are not fp32 numbers are expanded at a time: four rows of 32,000 columns,
-/// in 8 KiB.
-inline constexpr std::int64_t kExpandedScales = 2048;
-
-/// Scales as a weight keeps them: its parts but the codes.
-struct KeptScales {
-  std::array<const void*, kMaxParts - 1> parts{};
-  std::int64_t outer = 1;  // scales that share a number of their own
-};
-/// out[i] = scale first + i in fp32, for i < n; out[kExpandedScales + i] its offset, if it has one.
-using Expand = void (*)(const KeptScales& kept, std::int64_t first, std::int64_t n,
-                        float* out) noexcept;
 
 /// bitsandbytes: absmax codes, the scales of their groups, the map, the offset.
 inline void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
@@ -46,7 +33,7 @@ inline void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64
 /// A view of a weight, which must outlive it.
 class Runs {
  public:
-  explicit Runs(const Weight& weight);
+  Runs(const ScaleKernels& kernels, const Weight& weight);
 
   /// What the weight's storage says.
   const Descriptor& form() const noexcept { return form_; }

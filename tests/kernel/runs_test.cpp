@@ -9,7 +9,7 @@ namespace {
 
 using namespace stowage::samples;
 
-TEST(Runs, CoverEveryElementOnceWithItsScale) {
+STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     if (storage.dialect != Dialect::standard) continue;
@@ -21,7 +21,7 @@ TEST(Runs, CoverEveryElementOnceWithItsScale) {
     const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
     const Weight weight = parts.weight(storage, shape);
     const auto* codes = static_cast<const std::uint8_t*>(weight.part(0));
-    const Runs runs(weight);
+    const Runs runs(table.scales, weight);
     for (const auto& [begin, end] :
          {std::pair<std::int64_t, std::int64_t>{0, all}, {997, 20000}, {5, 5}}) {
       std::int64_t at = begin;

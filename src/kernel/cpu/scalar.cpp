@@ -15,10 +15,11 @@ using Lanes = PortableLanes;
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/linear-inl.h"
 #include "kernel/cpu/quantize-inl.h"
+#include "kernel/cpu/scales-inl.h"
 #include "kernel/kernels.h"
 
 namespace stowage {
 extern const Kernels kScalarKernels;  // the one symbol of this file
 constexpr Kernels kScalarKernels{Isa::scalar, dequantize_kernels(), quantize_kernels(),
-                                 linear_kernels()};
+                                 linear_kernels(), scale_kernels()};
 }  // namespace stowage

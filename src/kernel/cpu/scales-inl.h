@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales to fp32, once for each instruction set. Runs of short groups have one for every few codes.
+#pragma once
+#include "format/q4_k.h"
+#include "kernel/cpu/widen-inl.h"
+#include "kernel/scales.h"
+
+namespace stowage {
+namespace {
+
+/// out[i] = read(code i) for n codes of kBytes; the last ones through copies, so that nothing
+/// outside the part is read.
+template <int kBytes, class Read>
+[[gnu::always_inline]] inline void expand(const void* part, std::int64_t first, std::int64_t n,
+                                          float* out, Read read) {
+  const auto* codes = static_cast<const std::uint8_t*>(part) + first * kBytes;
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) Lanes::store_f32(out + i, read(codes + i * kBytes));
+  if (i == n) return;
+  std::uint8_t some[kWidth * kBytes] = {};
+  __builtin_memcpy(some, codes + i * kBytes, static_cast<std::size_t>((n - i) * kBytes));
+  const F made = read(some);
+  __builtin_memcpy(out + i, &made, static_cast<std::size_t>(n - i) * sizeof(float));
+}
+
+/// Powers of two, by their exponents: 0 is a subnormal number, 255 is NaN.
+void expand_e8m0(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  expand<1>(kept.parts[0], first, n, out, [](const std::uint8_t* codes) {
+    const I exponents = Lanes::load_i8(codes) & 0xFF, bits = exponents << 23;
+    const I finite = exponents == 255 ? splat(static_cast<std::int32_t>(kQuietNan)) : bits;
+    return as_float(exponents == 0 ? splat(0x400000) : finite);
+  });
+}
+
+void expand_bf16(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  expand<2>(kept.parts[0], first, n, out,
+            [](const std::uint8_t* codes) { return Lanes::load_bf16(codes); });
+}
+
+void expand_f16(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  expand<2>(kept.parts[0], first, n, out,
+            [](const std::uint8_t* codes) { return Lanes::load_f16(codes); });
+}
+
+/// e4m3 numbers, and the one that stands over all (format/under_one.h).
+template <ScaleCode kCode>
+void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                      float* out) noexcept {
+  const F given = splat(*static_cast<const float*>(kept.parts[1]));
+  const F outer = kCode == ScaleCode::product_bf16 ? round_as<Dtype::bf16>(given) : given;
+  expand<1>(kept.parts[0], first, n, out, [&](const std::uint8_t* codes) {
+    const F scale = Lanes::load_e4m3(codes);
+    if constexpr (kCode == ScaleCode::quotient) return scale / outer;
+    if constexpr (kCode == ScaleCode::product_bf16)  // of at most 12 bits: rounded once
+      return round_as<Dtype::bf16>(scale * outer);
+    return scale * outer;
+  });
+}
+
+/// Superblocks of ggml: sub-blocks, eight to a record.
+void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  constexpr std::int64_t kSteps = q4_k::kSteps;
+  const auto* records = static_cast<const std::uint8_t*>(kept.parts[0]);
+  for (std::int64_t b = first; b < first + n;) {
+    const q4_k::Counted counted = q4_k::counted(records + b / kSteps * q4_k::kRecord);
+    const std::uint32_t counts[4] = {counted.scales.first, counted.scales.last,
+                                     counted.offsets.first, counted.offsets.last};
+    float made[2 * kSteps];
+    for (int i = 0; i < 2 * kSteps; ++i) made[i] = i < kSteps ? counted.scale : counted.offset;
+    for (int i = 0; i < 2 * kSteps; i += kWidth) {
+      const I some = Lanes::load_i8(reinterpret_cast<const char*>(counts) + i);
+      Lanes::store_f32(made + i, Lanes::load_f32(made + i) * __builtin_convertvector(some, F));
+    }
+    const std::int64_t next = (b / kSteps + 1) * kSteps, stop = next < first + n ? next : first + n;
+    const auto bytes = static_cast<std::size_t>(stop - b) * sizeof(float);
+    __builtin_memcpy(out + (b - first), made + b % kSteps, bytes);
+    __builtin_memcpy(out + kExpandedScales + (b - first), made + kSteps + b % kSteps, bytes);
+    b = stop;
+  }
+}
+
+constexpr ScaleKernels scale_kernels() {
+  return {&expand_e8m0,
+          &expand_bf16,
+          &expand_f16,
+          &expand_under_one<ScaleCode::product>,
+          &expand_under_one<ScaleCode::product_bf16>,
+          &expand_under_one<ScaleCode::quotient>,
+          &expand_q4_k};
+}
+
+}  // namespace
+}  // namespace stowage
