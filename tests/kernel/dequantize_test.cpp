@@ -134,7 +134,8 @@ void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t gr
 STOWAGE_ON_EACH_ISA(Dequantize, TouchesNothingOutsideItsRun) {
   for (const FormatTrait& format : formats())
     for (const Dtype out : kValueTypes)
-      for (const std::int64_t group : {32, 1 << 20}) check_lengths(table, format.codes, out, group);
+      for (const std::int64_t group : {16, 32, 1 << 20})
+        check_lengths(table, format.codes, out, group);
 }
 
 STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRangeOfRows) {

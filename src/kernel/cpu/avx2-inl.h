@@ -84,15 +84,19 @@ struct Lanes : PortableLanes {
   }
 
   static constexpr int kNibbleStep = 32;
-  struct WordTable {
-    __m256i low, high;  // bytes of the sixteen, twice
+  struct WordTable {  // their bytes; of each half of the nibbles those in a half
+    __m256i low, high;
   };
   static WordTable word_table(const I (&entries)[2]) {
-    const __m128i low = words(entries[0]), high = words(entries[1]);
-    const __m128i low_bytes = _mm_packus_epi16(_mm_and_si128(low, _mm_set1_epi16(0xFF)),
-                                               _mm_and_si128(high, _mm_set1_epi16(0xFF)));
-    const __m128i high_bytes = _mm_packus_epi16(_mm_srli_epi16(low, 8), _mm_srli_epi16(high, 8));
-    return {_mm256_broadcastsi128_si256(low_bytes), _mm256_broadcastsi128_si256(high_bytes)};
+    const __m256i bytes = split_bytes(entries);
+    return in_order(_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xDD));
+  }
+  static constexpr bool kHasTwoTables = true;
+  using TwoTables = WordTable;
+  static TwoTables two_tables(const I (&first)[2], const I (&second)[2]) {
+    const __m256i a = _mm256_permute4x64_epi64(split_bytes(first), 0xD8);
+    const __m256i b = _mm256_permute4x64_epi64(split_bytes(second), 0xD8);
+    return in_order(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
   }
   template <Packing kPacking>
   static void store_looked_up(void* p, const WordTable& table, const std::uint8_t* nibbles) {
@@ -140,6 +144,41 @@ struct Lanes : PortableLanes {
     store_as(static_cast<char*>(p) + 32,
              value(_mm256_unpackhi_epi8(low, high), _mm256_unpackhi_epi8(zero, code)));
     return true;
+  }
+
+  static constexpr bool kHasNumbers = true;
+  /// What load_numbers() gives are values over this.
+  template <int kMantissa>
+  static constexpr float kUnit = kMantissa == 3 ? 256.0f : 1.0f;
+  /// Whether 32 codes with so many bits of mantissa are finite numbers; without any: integers.
+  template <int kMantissa>
+  static bool are_numbers(const std::uint8_t* codes) {
+    if constexpr (kMantissa < 0) return true;
+    const __m256i size = _mm256_and_si256(load_as<__m256i>(codes), _mm256_set1_epi8(0x7F));
+    const __m256i above = _mm256_cmpgt_epi8(size, _mm256_set1_epi8(kMantissa == 3 ? 0x7E : 0x7B));
+    return _mm256_testz_si256(above, above) != 0;
+  }
+  template <int kMantissa>
+  static void load_numbers(const std::uint8_t* codes, F& a, F& b) {
+    if constexpr (kMantissa < 0) {
+      a = __builtin_convertvector(load_i8(codes), F);
+      b = __builtin_convertvector(load_i8(codes + kWidth), F);
+      return;
+    }
+    __m256i halves;  // numbers of fp16, as in load_e4m3() and load_e5m2()
+    if constexpr (kMantissa == 3) {
+      halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_as<__m128i>(codes)), 7);
+      halves = _mm256_and_si256(halves, _mm256_set1_epi16(static_cast<short>(0xBFFF)));
+    } else {
+      halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_as<__m128i>(codes)), 8);
+    }
+    a = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    b = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+  }
+  static void store_high_halves(void* p, F a, F b) {
+    const __m256i mixed = _mm256_packus_epi32(_mm256_srli_epi32(to(as_int(a)), 16),
+                                              _mm256_srli_epi32(to(as_int(b)), 16));
+    store_as(p, _mm256_permute4x64_epi64(mixed, 0xD8));
   }
 
   struct Table16 {
@@ -202,6 +241,15 @@ struct Lanes : PortableLanes {
   static I from(__m256i x) { return reinterpret_cast<I>(x); }
   static __m128i eight_bytes(const void* p) {
     return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  }
+  // Qwords: low bytes of entries 0 to 3 and 8 to 11, high ones; low bytes of the others, high ones.
+  static __m256i split_bytes(const I (&entries)[2]) {
+    const __m256i words = _mm256_packus_epi32(to(entries[0]), to(entries[1]));
+    return _mm256_packus_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0xFF)),
+                               _mm256_srli_epi16(words, 8));
+  }
+  static WordTable in_order(__m256i low, __m256i high) {
+    return {_mm256_shuffle_epi32(low, 0xD8), _mm256_shuffle_epi32(high, 0xD8)};
   }
   /// The low halves of the lanes.
   static __m128i words(I x) {

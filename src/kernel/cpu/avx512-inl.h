@@ -86,14 +86,34 @@ struct Lanes : PortableLanes {
   static WordTable word_table(const I (&words)[1]) {
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(to(words[0])));
   }
+  /// A nibble in the low bits of each word, and others above it.
+  template <Packing kPacking>
+  static __m512i word_nibbles(const std::uint8_t* nibbles) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
+    if constexpr (kPacking == Packing::low_first)
+      return _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
+    return _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+  }
   template <Packing kPacking>
   static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
-    const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
-    const __m512i index =
-        kPacking == Packing::low_first
-            ? _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12))
-            : _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
-    store_as(p, _mm512_permutexvar_epi16(index, table));
+    store_as(p, _mm512_permutexvar_epi16(word_nibbles<kPacking>(nibbles), table));
+  }
+
+  static constexpr bool kHasTwoTables = true;
+  struct TwoTables {  // one behind the other
+    __m512i both;
+  };
+  static TwoTables two_tables(const I (&first)[1], const I (&second)[1]) {
+    const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(to(first[0])));
+    return {_mm512_inserti64x4(low, _mm512_cvtepi32_epi16(to(second[0])), 1)};
+  }
+  template <Packing kPacking>
+  static void store_looked_up(void* p, TwoTables tables, const std::uint8_t* nibbles) {
+    const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    // 0xEA: what the first and the second have, or the third.
+    const __m512i index = _mm512_ternarylogic_epi32(word_nibbles<kPacking>(nibbles),
+                                                    _mm512_set1_epi16(15), second, 0xEA);
+    store_as(p, _mm512_permutexvar_epi16(index, tables.both));
   }
 
   static void store_bf16_pair(void* p, F a, F b) {  // packing works inside 16 bytes
@@ -122,6 +142,40 @@ struct Lanes : PortableLanes {
     const __m512i signs = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16(-0x8000));
     store_as(p, _mm512_xor_si512(value, signs));
     return true;
+  }
+
+  static constexpr bool kHasNumbers = true;
+  /// What load_numbers() gives are values over this.
+  template <int kMantissa>
+  static constexpr float kUnit = kMantissa == 3 ? 256.0f : 1.0f;
+  /// Whether 32 codes with so many bits of mantissa are finite numbers; without any: integers.
+  template <int kMantissa>
+  static bool are_numbers(const std::uint8_t* codes) {
+    if constexpr (kMantissa < 0) return true;
+    const __m256i size = _mm256_and_si256(load_as<__m256i>(codes), _mm256_set1_epi8(0x7F));
+    return _mm256_cmpgt_epi8_mask(size, _mm256_set1_epi8(kMantissa == 3 ? 0x7E : 0x7B)) == 0;
+  }
+  template <int kMantissa>
+  static void load_numbers(const std::uint8_t* codes, F& a, F& b) {
+    if constexpr (kMantissa < 0) {
+      a = __builtin_convertvector(load_i8(codes), F);
+      b = __builtin_convertvector(load_i8(codes + kWidth), F);
+      return;
+    }
+    __m512i halves;  // numbers of fp16, as in load_e4m3() and load_e5m2()
+    if constexpr (kMantissa == 3) {
+      halves = _mm512_slli_epi16(_mm512_cvtepi8_epi16(load_as<__m256i>(codes)), 7);
+      halves = _mm512_and_si512(halves, _mm512_set1_epi16(static_cast<short>(0xBFFF)));
+    } else {
+      halves = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_as<__m256i>(codes)), 8);
+    }
+    a = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  }
+  static void store_high_halves(void* p, F a, F b) {
+    store_as(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(to(as_int(a)), 16)));
+    store_as(static_cast<char*>(p) + 32,
+             _mm512_cvtepi32_epi16(_mm512_srli_epi32(to(as_int(b)), 16)));
   }
 
 #if defined(__AVX512VBMI__)

@@ -56,7 +56,11 @@ template <Codes kCodes, Dtype kOut>
     if (Float8::fits(scale))
       return sweep<kCodes, kOut>(Float8(values, scale), codes, first, n, out);
   }
-  sweep<kCodes, kOut>(Widen<kCodes, kOut>(values, scale), codes, first, n, out);
+  if constexpr (is_four_bit(kCodes))
+    sweep<kCodes, kOut>(Widen<kCodes, kOut>(Products<kCodes, Zero::none>(values, scale)), codes,
+                        first, n, out);
+  else
+    sweep<kCodes, kOut>(Widen<kCodes, kOut>(values, scale), codes, first, n, out);
 }
 
 /// Calls body(group, first, n) for the elements of a run, by their groups.
@@ -70,6 +74,56 @@ template <class Body>
     body(g, first, n);
     done += n;
   }
+}
+
+/// Codes of 8 bits to bf16 by their groups. Short ones whose results are all numbers go through
+/// fp32 in a loop that nothing interrupts, so that its constants stay in registers.
+template <Codes kCodes>
+void dequantize_bytes(const CodeValues<kCodes>& values, const Run& run, char* out) {
+  using Short = WidenNumbers<kCodes>;
+  const auto* codes = static_cast<const std::uint8_t*>(run.codes);
+  const bool is_short = run.group % Short::kStep == 0 && run.group < Short::kWorthwhile;
+  std::int64_t g = run.first / run.group, at = run.first;
+  const std::int64_t end = run.first + run.n;
+  while (at < end) {
+    if (is_short && at == g * run.group) {
+      for (; at + run.group <= end; at += run.group, ++g, out += 2 * run.group)
+        if (!Short::widen(codes + at, run.scales[g], run.group, out)) break;
+      if (at == end) return;
+    }
+    const std::int64_t next = (g + 1) * run.group, n = (next < end ? next : end) - at;
+    group<kCodes, Dtype::bf16>(values, run.scales[g], codes, at, n, out);
+    ++g, at += n, out += 2 * n;
+  }
+}
+
+/// Codes of 4 bits by their groups, of which two may make one step.
+template <Codes kCodes, Dtype kOut, Zero kZero>
+void dequantize_nibbles(const CodeValues<kCodes>& values, const Run& run, char* out) {
+  constexpr bool kTwos = Lanes::kHasTwoTables && bytes_of(kOut) == 2;
+  constexpr std::int64_t kStep = bytes_of(kOut) == 2 ? Lanes::kNibbleStep : kWidth;
+  using Group = Products<kCodes, kZero>;
+  const auto* codes = static_cast<const std::uint8_t*>(run.codes);
+  std::int64_t g = run.first / run.group, at = run.first;
+  const std::int64_t end = run.first + run.n;
+  const auto one = [&] {
+    const std::int64_t next = (g + 1) * run.group, n = (next < end ? next : end) - at;
+    sweep<kCodes, kOut>(Widen<kCodes, kOut>(Group(values, run, g)), codes, at, n, out);
+    ++g, at += n, out += n * bytes_of(kOut);
+  };
+  if (at != g * run.group && at < end) one();
+  if constexpr (kTwos)
+    if (2 * run.group == kStep)
+      for (; at + kStep <= end; at += kStep, g += 2, out += kStep * bytes_of(kOut))
+        WidenTwo<kCodes, kOut>(Group(values, run, g), Group(values, run, g + 1))(codes + at / 2,
+                                                                                 out);
+  if (run.group % kStep == 0)  // nothing ragged: constants stay in registers
+    for (; at + run.group <= end; at += run.group, ++g) {
+      const Widen<kCodes, kOut> step(Group(values, run, g));
+      for (std::int64_t i = 0; i < run.group; i += kStep, out += kStep * bytes_of(kOut))
+        step(codes + (at + i) / 2, out);
+    }
+  while (at < end) one();
 }
 
 /// Elements of groups that are named. What is no whole step, or begins in the middle of a byte,
@@ -114,22 +168,28 @@ void dequantize(const Run& run, void* to) noexcept {
   if (run.scales == nullptr) return group<kCodes, kOut>(values, 1.0f, codes, run.first, run.n, out);
   if constexpr (may_be_named(kCodes))
     if (run.named != nullptr) return dequantize_named<kCodes, kOut>(values, run, out);
-  if constexpr (may_have_zeros(kCodes))
-    if (run.zeros != nullptr)
-      return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
-        const WidenFrom<kCodes, kOut> step(values, run.scales[g], run.zeros[g]);
-        sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
-      });
-  if constexpr (has_offsets(kCodes))
-    if (run.offsets != nullptr)
-      return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
-        const WidenLess<kCodes, kOut> step(values, run.scales[g], run.offsets[g]);
-        sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
-      });
-  for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
-    group<kCodes, kOut>(values, run.scales[g], codes, first, n,
-                        out + (first - run.first) * bytes_of(kOut));
-  });
+  if constexpr (is_four_bit(kCodes)) {
+    if constexpr (may_have_zeros(kCodes))
+      if (run.zeros != nullptr)
+        return dequantize_nibbles<kCodes, kOut, Zero::code>(values, run, out);
+    if constexpr (has_offsets(kCodes))
+      if (run.offsets != nullptr)
+        return dequantize_nibbles<kCodes, kOut, Zero::offset>(values, run, out);
+    return dequantize_nibbles<kCodes, kOut, Zero::none>(values, run, out);
+  } else {
+    if constexpr (may_have_zeros(kCodes))
+      if (run.zeros != nullptr)
+        return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+          const WidenFrom<kCodes, kOut> step(values, run.scales[g], run.zeros[g]);
+          sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
+        });
+    if constexpr (Lanes::kHasNumbers && bits_of(kCodes) == 8 && kOut == Dtype::bf16)
+      return dequantize_bytes<kCodes>(values, run, out);
+    for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+      group<kCodes, kOut>(values, run.scales[g], codes, first, n,
+                          out + (first - run.first) * bytes_of(kOut));
+    });
+  }
 }
 
 template <Codes kCodes>

@@ -203,9 +203,15 @@ struct PortableLanes {
       store_as(out + 2, table.entries[nibbles[i] >> shift_of<kPacking>(1) & 15]);
     }
   }
+  /// Whether there are tables of two groups, each for half of the nibbles of a step
+  /// (two_tables()).
+  static constexpr bool kHasTwoTables = false;
   /// Whether there is store_float8(), 32 codes by a table of mantissas (WidenFloat8), and
   /// store_looked_up() of 64 codes by a table of all 256 (WidenByTable).
   static constexpr bool kHasFloat8 = false, kHasByteTable = false;
+  /// Whether there are load_numbers() and what else short groups of such codes need
+  /// (WidenNumbers).
+  static constexpr bool kHasNumbers = false;
 
   /// How many of 15 ascending thresholds lie strictly below each lane; NaN is above all.
   struct Ranks {

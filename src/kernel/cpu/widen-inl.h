@@ -21,6 +21,11 @@ template <Dtype kOut>
 I half_bits(F x) {
   return kOut == Dtype::bf16 ? bf16_bits(x) : f16_bits(x);
 }
+/// The same of numbers, infinite ones among them.
+template <Dtype kOut>
+I half_bits_of_numbers(F x) {
+  return kOut == Dtype::bf16 ? round_shift(as_int(x), 16) : f16_bits(x);
+}
 
 /// x, rounded to nearest even as kOut has it.
 template <Dtype kOut>
@@ -149,15 +154,56 @@ struct WidenFrom {
   F scale_, zero_;
 };
 
+/// What the codes of 4 bits of one group stand for, not rounded yet.
+template <Codes kCodes, Zero kZero>
+struct Products {
+  CodeValues<kCodes> of;
+  bool numbers;  // none is NaN
+  [[gnu::always_inline]] Products(const CodeValues<kCodes>& values, const Run& run, std::int64_t g)
+      : Products(values, run.scales[g], run, g) {}
+  [[gnu::always_inline]] Products(const CodeValues<kCodes>& values, float scale)
+      : of(values.times(scale)), numbers(__builtin_isfinite(scale)) {
+    static_assert(kZero == Zero::none);
+  }
+
+ private:
+  [[gnu::always_inline]] Products(const CodeValues<kCodes>& values, float scale, const Run& run,
+                                  std::int64_t g)
+      : of(values), numbers(__builtin_isfinite(scale)) {
+    if constexpr (kZero == Zero::code) of = values.less(run.zeros[g]).times(scale);
+    if constexpr (kZero == Zero::none) of = values.times(scale);
+    if constexpr (kZero == Zero::offset) {
+      of = values.times(scale).less(run.offsets[g]);
+      numbers = numbers && __builtin_isfinite(run.offsets[g]);
+    }
+  }
+};
+
+/// These rounded to 16 bits, in the low halves of lanes.
+template <Dtype kOut>
+struct Rounded {
+  I of[16 / kWidth];
+  template <Codes kCodes, Zero kZero>
+  [[gnu::always_inline]] explicit Rounded(const Products<kCodes, kZero>& products) {
+    constexpr int kHalf = kZero == Zero::none && has_sign(kCodes) ? 8 / kWidth : 0;  // vectors
+    for (int i = 0; i < 16 / kWidth; ++i) {
+      if (!products.numbers)
+        of[i] = half_bits<kOut>(products.of.all[i]);
+      else if (kHalf != 0 && i >= kHalf)
+        of[i] = of[i - kHalf] ^ 0x8000;
+      else
+        of[i] = half_bits_of_numbers<kOut>(products.of.all[i]);
+    }
+  }
+};
+
 /// Codes of 4 bits: multiply and round the sixteen values, then look up.
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = kWidth;
-  Widen(const CodeValues<kCodes>& values, float scale) {
-    F scaled[16 / kWidth];
-    for (int i = 0; i < 16 / kWidth; ++i) scaled[i] = values.all[i] * splat(scale);
-    table_ = Lanes::load_table(scaled);
-  }
+  template <Zero kZero>
+  explicit Widen(const Products<kCodes, kZero>& products)
+      : table_(Lanes::load_table(products.of.all)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     const I nibbles = Lanes::load_nibbles<packing_of(kCodes)>(codes);
     store<kOut>(out, as_float(Lanes::look_up(table_, nibbles)));
@@ -169,12 +215,9 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = Lanes::kNibbleStep;
-  Widen(const CodeValues<kCodes>& values, float scale) {
-    I rounded[16 / kWidth];
-    for (int i = 0; i < 16 / kWidth; ++i)
-      rounded[i] = half_bits<kOut>(values.all[i] * splat(scale));
-    table_ = Lanes::word_table(rounded);
-  }
+  template <Zero kZero>
+  explicit Widen(const Products<kCodes, kZero>& products)
+      : table_(Lanes::word_table(Rounded<kOut>(products).of)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     Lanes::store_looked_up<packing_of(kCodes)>(out, table_, codes);
   }
@@ -182,12 +225,19 @@ requires(is_four_bit(kCodes) && bytes_of(kOut) == 2) struct Widen<kCodes, kOut> 
  private:
   Lanes::WordTable table_;
 };
+/// Two groups of half a step each.
+template <Codes kCodes, Dtype kOut, class L = Lanes>
+struct WidenTwo {
+  static constexpr int kStep = L::kNibbleStep;
+  template <Zero kZero>
+  WidenTwo(const Products<kCodes, kZero>& a, const Products<kCodes, kZero>& b)
+      : tables_(L::two_tables(Rounded<kOut>(a).of, Rounded<kOut>(b).of)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    L::template store_looked_up<packing_of(kCodes)>(out, tables_, codes);
+  }
 
-/// The distance of their values from `zero` in their place.
-template <Codes kCodes, Dtype kOut>
-requires(is_four_bit(kCodes)) struct WidenFrom<kCodes, kOut> : Widen<kCodes, kOut> {
-  WidenFrom(const CodeValues<kCodes>& values, float scale, float zero)
-      : Widen<kCodes, kOut>(values.less(zero), scale) {}
+ private:
+  typename L::TwoTables tables_;
 };
 
 /// The values of codes before they are scaled.
@@ -225,13 +275,6 @@ struct WidenNamed {
   I last_;
 };
 
-/// Products of their values, less `offset`.
-template <Codes kCodes, Dtype kOut>
-struct WidenLess : Widen<kCodes, kOut> {
-  WidenLess(const CodeValues<kCodes>& values, float scale, float offset)
-      : Widen<kCodes, kOut>(values.times(scale).less(offset), 1.0f) {}
-};
-
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,
 /// so a table by mantissa (normal ones, then subnormal ones) and a sum of exponents are enough.
 template <Codes kCodes, class L = Lanes>
@@ -244,7 +287,8 @@ struct WidenFloat8 {
   WidenFloat8(const CodeValues<kCodes>& values, float scale) : plain_(values, scale) {
     I table[16 / kWidth];
     for (int i = 0; i < 16 / kWidth; ++i)
-      table[i] = bf16_bits(values.all[i] * splat(scale)) - values.exponents[i];
+      table[i] =
+          half_bits_of_numbers<Dtype::bf16>(values.all[i] * splat(scale)) - values.exponents[i];
     table_ = L::word_table(table);
   }
   void operator()(const std::uint8_t* codes, void* out) const {
@@ -256,6 +300,46 @@ struct WidenFloat8 {
  private:
   Widen<kCodes, Dtype::bf16> plain_;
   typename L::WordTable table_;
+};
+
+/// Codes of 8 bits to bf16 in short groups, for which no table pays: through fp32, if all results
+/// are numbers, and no subnormal ones.
+template <Codes kCodes, class L = Lanes>
+struct WidenNumbers {
+  static constexpr int kStep = 32, kMantissa = mantissa_of(kCodes);
+  static constexpr std::int64_t kWorthwhile = 128;  // elements that pay for a table
+  /// n codes, a multiple of kStep, under one scale; or false, and nothing is written.
+  [[gnu::always_inline]] static bool widen(const std::uint8_t* codes, float scale, std::int64_t n,
+                                           char* out) {
+    constexpr std::uint32_t kLeast = word_of(0x1p-100f), kMost = word_of(0x1p100f);
+    // Of the fraction of a scale with which products are numbers of bf16: under powers of two.
+    constexpr int kRoom = is_integer(kCodes) ? 0 : 6 - kMantissa;
+    constexpr std::uint32_t kBelow = (1u << (23 - kRoom)) - 1;
+    const auto word = __builtin_bit_cast(std::uint32_t, scale);
+    if ((word & ~kSign) - kLeast > kMost - kLeast) return false;
+    for (std::int64_t i = 0; i < n; i += kStep)
+      if (!L::template are_numbers<kMantissa>(codes + i)) return false;
+    const F factor = splat(scale * L::template kUnit<kMantissa>);
+    if ((word & kBelow) == 0)
+      for_each_pair(codes, n, out,
+                    [&](void* to, F a, F b) { L::store_high_halves(to, a * factor, b * factor); });
+    else
+      for_each_pair(codes, n, out,
+                    [&](void* to, F a, F b) { L::store_bf16_pair(to, a * factor, b * factor); });
+    return true;
+  }
+
+ private:
+  template <class Store>
+  [[gnu::always_inline]] static void for_each_pair(const std::uint8_t* codes, std::int64_t n,
+                                                   char* out, Store store) {
+    for (std::int64_t i = 0; i < n; i += kStep)
+      for (int v = 0; v < kStep; v += 2 * kWidth) {
+        F a, b;
+        L::template load_numbers<kMantissa>(codes + i + v, a, b);
+        store(out + 2 * (i + v), a, b);
+      }
+  }
 };
 
 /// Codes of 8 bits to 16: multiply and round all 256 values, then look up.
