@@ -29,7 +29,7 @@ struct Group {
     row2,    // one pair of indices of dims 0 and 1
     flat,    // N consecutive ones of the tensor, across rows; the last group may be short
     along,   // N consecutive ones of a row; the last group of each row may be short
-    block2,  // M rows by N columns of a matrix; those at its edges may be smaller
+    block2,  // M rows by N columns of a matrix, of a stack too; those at its edges may be smaller
     named,   // of each row of a matrix those whose columns a part gives the same number; as many
              // numbers as groups of N columns would be
   };

@@ -50,8 +50,8 @@ enum class ScaleType : std::uint8_t {
 
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row, but for the 4-bit codes of bitsandbytes and
-/// torchao, whose blocks are flat over the tensor; `block2`: M rows by N columns of a matrix, less
-/// at its edges.
+/// torchao, whose blocks are flat over the tensor; `block2`: M rows by N columns of a matrix, or of
+/// each matrix of a stack, less at its edges.
 struct Scaling {
   enum class Kind : std::uint8_t { none, tensor, row, row2, block, block2 };
   Kind kind = Kind::none;
@@ -122,14 +122,14 @@ struct STOWAGE_API Layout {
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
 /// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
-/// ceil(K / N)], block2 [ceil(rows / M), ceil(K / N)]; `zero`: zero i8 in the same shape;
-/// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
-/// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
-/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32
-/// [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 []. nf4:torchao:<D>:
-/// quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block], scaler_mean D [],
-/// nf4 D [16]. Throws invalid_argument where the format cannot hold the shape, and for nf4:torchao
-/// without its dtype.
+/// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K];
+/// `zero`: zero i8 in the same shape; `actorder`: g_idx i32 [K], the group of each column; e4m3 and
+/// its like: scale u8 and global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a
+/// record]. `transposed`: of [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8
+/// [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
+/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
+/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
+/// and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

@@ -33,6 +33,13 @@ void expect_matrix(const Storage& storage, const Shape& shape) {
                                           " must have 2 dimensions, got shape " + to_string(shape));
 }
 
+void expect_matrices(const Storage& storage, const Shape& shape) {
+  if (shape.rank() == 2 || shape.rank() == 3) return;
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                          " must have 2 or 3 dimensions, got shape " +
+                                          to_string(shape));
+}
+
 void expect_groups(const Storage& storage, const Shape& shape, std::int64_t groups) {
   if (groups <= kMostNamed) return;
   throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
@@ -48,11 +55,23 @@ Shape keep_leading(const Shape& shape, int kept) {
   return Shape(std::span<const std::int64_t>(sizes.data(), static_cast<std::size_t>(shape.rank())));
 }
 
+// Elements that lie side by side with scales of their own: of a row, of a pair of indices, or of a
+// row of a matrix.
+std::int64_t line_elements(const Storage& storage, const Shape& shape) {
+  switch (storage.scaling.kind) {
+    case Scaling::Kind::row2:
+      return group_elements(storage, shape);
+    case Scaling::Kind::block2:
+      return shape[shape.rank() - 1];
+    default:
+      return shape.row_elements();
+  }
+}
+
 // Rows of two codes in a byte. Neither has another row or another scale than the other.
 Shape halved(const Storage& storage, const Shape& shape) {
-  const bool row2 = storage.scaling.kind == Scaling::Kind::row2;
-  expect_rank(storage, shape, row2 ? 3 : 2);
-  if ((row2 ? group_elements(storage, shape) : shape.row_elements()) % 2 != 0)
+  expect_rank(storage, shape, storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2);
+  if (line_elements(storage, shape) % 2 != 0)
     throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
                                             " must have an even number of elements in each row, "
                                             "got shape " +
@@ -81,7 +100,10 @@ Shape scale_shape(const Level& level, const Storage& storage, const Shape& shape
       expect_groups(storage, shape, ceil_div<std::int64_t>(shape[1], group.n));
       return {shape[0], ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::block2:
-      expect_matrix(storage, shape);
+      expect_matrices(storage, shape);
+      if (shape.rank() == 3)
+        return {shape[0], ceil_div<std::int64_t>(shape[1], group.m),
+                ceil_div<std::int64_t>(shape[2], group.n)};
       return {ceil_div<std::int64_t>(shape[0], group.m), ceil_div<std::int64_t>(shape[1], group.n)};
     case Group::Kind::none:
     case Group::Kind::tensor:

@@ -170,8 +170,14 @@ std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_
   const std::int64_t i = place_of(storage, shape, element);
   const Group kind = describe(storage).scale.group;
   const std::int64_t group = group_elements(storage, shape), row = shape.row_elements();
-  if (kind.kind == Group::Kind::along || kind.kind == Group::Kind::block2)
-    return i / row / std::max(kind.m, 1) * ceil_div(row, group) + i % row / group;
+  if (kind.kind == Group::Kind::block2) {
+    const std::int64_t rows = shape[shape.rank() - 2], columns = shape[shape.rank() - 1];
+    const std::int64_t line = i / columns, matrix = line / rows;
+    return (matrix * ceil_div<std::int64_t>(rows, kind.m) + line % rows / kind.m) *
+               ceil_div(columns, group) +
+           i % columns / group;
+  }
+  if (kind.kind == Group::Kind::along) return i / row * ceil_div(row, group) + i % row / group;
   return i / group;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel/block_rows.h"
 #include "kernel/check_read.h"
 #include "kernel/chunks.h"
 #include "kernel/decode.h"
@@ -36,15 +37,18 @@ class BlockPlaces {
     const Storage& storage = weight.storage();
     group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
     const Group& group = describe(storage).scale.group;
-    rows_ = std::max(group.m, 1);
-    const bool restarts = group.kind == Group::Kind::along || group.kind == Group::Kind::block2 ||
+    if (group.kind == Group::Kind::block2) rows_ = BlockRows(group, weight.shape());
+    const bool restarts = group.kind == Group::Kind::along ||
                           group.kind == Group::Kind::named;  // of whose columns those side by side
     row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
+    if (group.kind == Group::Kind::block2) row_ = rows_.columns();
   }
   /// Elements of whole rows of blocks, where blocks have several rows; else 0.
-  std::int64_t elements_of_rows() const noexcept { return rows_ == 1 ? 0 : rows_ * row_; }
-  /// Blocks side by side in a row.
-  std::int64_t across() const noexcept { return ceil_div(row_, group_); }
+  std::int64_t elements_of_rows() const noexcept {
+    return rows_.each() == 1 ? 0 : rows_.period() * row_;
+  }
+  /// Blocks of these.
+  std::int64_t blocks_of_rows() const noexcept { return rows_.rows(rows_.period()) * across(); }
   /// Calls body(block, first, last) for stretches of elements [begin, end) in order, none of which
   /// leaves its block.
   template <class Body>
@@ -53,14 +57,17 @@ class BlockPlaces {
       const std::int64_t row = begin / row_, column = begin % row_, block = column / group_;
       const std::int64_t stop = std::min(row_, (block + 1) * group_);
       const std::int64_t last = std::min(end, begin + stop - column);
-      body(row / rows_ * across() + block, begin, last);
+      body(rows_.of(row) * across() + block, begin, last);
       begin = last;
     }
   }
 
  private:
+  /// Blocks side by side in a row.
+  std::int64_t across() const noexcept { return ceil_div(row_, group_); }
+
   std::int64_t group_, row_;  // elements; blocks start anew after each row_
-  std::int64_t rows_;         // so many rows have the same blocks
+  BlockRows rows_;            // which have the same blocks
 };
 
 struct BlockSums {
@@ -221,7 +228,7 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
   std::vector<ChunkLoss> chunks(static_cast<std::size_t>(ceil_div(n, step)));
   for_each_chunk(executor, n, step, [&](std::int64_t begin, std::int64_t end) {
     ChunkLoss& chunk = chunks[static_cast<std::size_t>(begin / step)];
-    if (rows != 0) chunk.open.resize(static_cast<std::size_t>(comparison.blocks.across()));
+    if (rows != 0) chunk.open.resize(static_cast<std::size_t>(comparison.blocks.blocks_of_rows()));
     for (std::int64_t at = begin; at < end; at += kPiece)
       comparison.add_piece(at, std::min(at + kPiece, end), chunk);
     chunk.finish();

@@ -61,9 +61,12 @@ Runs::Runs(const ScaleKernels& kernels, const Weight& weight) : form_(describe(w
   if (group.kind == Group::Kind::none) return;
   group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
   group_ = std::max<std::int64_t>(group_, 1);
-  if (group.kind == Group::Kind::block2) rows_ = group.m;
-  if (rows_ != 1 || (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0))
+  if (group.kind == Group::Kind::block2) {
+    rows_ = BlockRows(group, weight.shape());
+    row_ = rows_.columns(), across_ = ceil_div(row_, group_);
+  } else if (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0) {
     row_ = weight.row_elements(), across_ = ceil_div(row_, group_);
+  }
   if (const std::int32_t inner = form_.scale.inner; inner != 0) {
     if (row_ != 0) across_ *= group.n / inner;
     group_ = inner;

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "format/legal.h"
+#include "kernel/block_rows.h"
 #include "kernel/dequantize.h"
 #include "kernel/scales.h"
 #include "stowage/descriptor.h"
@@ -80,7 +81,7 @@ class Runs {
   Line line_of(std::int64_t begin, std::int64_t end) const noexcept {
     if (row_ == 0) return {codes_, begin, end - begin, 0};
     const std::int64_t row = begin / row_, first = begin - row * row_;
-    const std::int64_t above = rows_ == 1 ? row : row / rows_;
+    const std::int64_t above = rows_.each() == 1 ? row : rows_.of(row);
     return {codes_ + (row * row_ >> pairs_), first, std::min(end - begin, row_ - first),
             above * across_};
   }
@@ -138,7 +139,7 @@ class Runs {
   std::int64_t group_ = 1;
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
   std::int64_t across_ = 0;        // groups of such a row, and those that its last record lacks
-  std::int64_t rows_ = 1;          // so many rows have the same scales
+  BlockRows rows_;                 // which have the same scales
   int pairs_ = 0;                  // 1: two codes are in a byte
   const float* values_ = nullptr;  // of 4-bit codes, as the format has them
   bool rounds_ = false;            // the weight has its own:

@@ -83,6 +83,20 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
     EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
 }
 
+TEST(Layout, GivesBlocksToEachMatrixOfAStack) {
+  const std::vector<Row> rows{
+      {"f8_e4m3:block128x128",
+       {2, 192, 300},
+       "codes U8 [2, 192, 300] 115200; scale F32 [2, 2, 3] 48"},
+      {"int8:block2x8:bf16:zero",
+       {2, 3, 8},
+       "codes U8 [2, 3, 8] 48; scale BF16 [2, 2, 1] 8; zero I8 [2, 2, 1] 4"},
+      {"f4_e2m1:block2x4", {2, 3, 6}, "codes U8 [2, 9] 18; scale F32 [2, 2, 2] 32"},
+  };
+  for (const Row& row : rows)
+    EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
+}
+
 TEST(Layout, AddsUpItsBytes) {
   EXPECT_EQ(layout(parse_storage("int8"), {4, 8}).bytes(), 32 + 16);
   EXPECT_EQ(layout(parse_storage("nf4:nested"), {64}).bytes(), 32 + 1 + 4 + 1024 + 4);
@@ -108,6 +122,16 @@ TEST(Layout, RefusesRowsThatWouldBeginInsideOfAByte) {
                        "must have at least 2 dimensions, got shape [64]");
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:row2"), {4, 64}), invalid_argument,
                        "must have at least 3 dimensions, got shape [4, 64]");
+}
+
+TEST(Layout, RefusesBlocksOfRowsWithoutMatrices) {
+  for (const Shape& shape : {Shape{8}, Shape{2, 3, 4, 5}})
+    EXPECT_STOWAGE_ERROR(layout(parse_storage("int8:block2x4"), shape), invalid_argument,
+                         "layout: a weight stored as int8:block2x4 must have 2 or 3 dimensions, "
+                         "got shape " +
+                             to_string(shape));
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("f4_e2m1:block2x4"), {2, 2, 3}), invalid_argument,
+                       "an even number of elements in each row, got shape [2, 2, 3]");
 }
 
 TEST(Layout, RefusesBytesBeyond64Bits) {

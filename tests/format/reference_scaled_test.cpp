@@ -388,5 +388,21 @@ TEST(Quantize, RefusesTheWrongNumberOfParts) {
                        invalid_argument, "quantize: int8:row must have 2 parts, got 1");
 }
 
+// [2, 3, 3] in blocks of 2 x 2: two rows of two blocks in each matrix, all but the first smaller.
+TEST(Blocks, DoNotCrossTheMatricesOfAStack) {
+  const std::vector<float> values{1, 2, 3, 4, 5,  6,  7,  8,  9,  //
+                                  9, 8, 7, 6, 50, 40, 30, 20, 10};
+  const Packed packed = pack("int8:block2x2", {2, 3, 3}, values);
+  std::vector<float> wanted;
+  for (const float amax : {5.0f, 6.0f, 8.0f, 9.0f, 50.0f, 40.0f, 30.0f, 10.0f})
+    wanted.push_back(amax / 127);
+  EXPECT_EQ(packed.floats(1), wanted);
+  const std::vector<float> decoded = packed.decoded();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_NEAR(decoded[i], values[i], values[i] <= 9 && i < 9 ? 0.04 : 0.2) << i;
+  EXPECT_EQ(scale_index(packed.storage, packed.shape, 8), 3);
+  EXPECT_EQ(scale_index(packed.storage, packed.shape, 9), 4);
+}
+
 }  // namespace
 }  // namespace stowage::reference

@@ -46,6 +46,8 @@ INT4 = ["int4:block32", "int4:row:f16", "int4:block40:bf16:zero", "int4:tensor:z
 PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
 # The other arithmetics of scales under one number.
 NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
+# Blocks of rows of each matrix of a stack, whose last ones are short.
+STACKS = ["f8_e4m3:block2x40", "int8:block2x40:bf16:zero", "f4_e2m1:block2x32"]
 # A signed zero, subnormals, ties, and what the narrow casts saturate.
 SPECIAL = [-0.0, 1e-40, -1e-45, 0.1, 1.0625, 449.0, -600.0, 60000.0, -65520.0, 1e30]
 
@@ -110,6 +112,7 @@ def main(folder: Path, program: str) -> None:
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")
         make(beside, program, storages, {"matrix.weight": weight})
+    make(folder.with_name(f"{folder.name}-stacks"), program, STACKS, {"weight": weight})
 
 
 if __name__ == "__main__":

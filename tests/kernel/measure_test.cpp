@@ -26,8 +26,11 @@ std::int64_t block_of(const Weight& weight, std::int64_t i) {
       return flat ? i / block : i / row * blocks + i % row / block;
     }
     case Scaling::Kind::block2: {
-      const std::int64_t block = scaling.block, across = (row + block - 1) / block;
-      return i / row / scaling.rows * across + i % row / block;
+      const std::int64_t columns = shape[shape.rank() - 1], rows = shape[shape.rank() - 2];
+      const std::int64_t block = scaling.block, across = (columns + block - 1) / block;
+      const std::int64_t each = scaling.rows, line = i / columns;
+      const std::int64_t above = line / rows * ((rows + each - 1) / each) + line % rows / each;
+      return above * across + i % columns / block;
     }
     default:
       return 0;

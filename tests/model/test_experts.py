@@ -49,7 +49,10 @@ WAYS = ["eager", "grouped_mm", "batched_mm"]
 
 @pytest.mark.parametrize(
     "storage",
-    ["nf4", "mxfp4", "mxfp4:transposed", "nvfp4", "int4:block32", "f8_e4m3:row2"],
+    [
+        *("nf4", "mxfp4", "mxfp4:transposed", "nvfp4", "int4:block32", "f8_e4m3:row2"),
+        "f8_e4m3:block128x128",
+    ],
 )
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])

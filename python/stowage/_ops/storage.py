@@ -201,13 +201,15 @@ class Storage:
                 f"a weight stored as {self.name} must have 3 dimensions, the second a multiple of "
                 f"{self.block}"
             )
-        if (self.kind == "block2" or self.actorder) and len(shape) != 2:
+        if self.actorder and len(shape) != 2:
             return f"a weight stored as {self.name} must have 2 dimensions"
+        if self.kind == "block2" and len(shape) not in (2, 3):
+            return f"a weight stored as {self.name} must have 2 or 3 dimensions"
         if self.packing == "low_first":
             least = 3 if self.kind == "row2" else 2
             if len(shape) < least:
                 return f"a weight stored as {self.name} must have at least {least} dimensions"
-            if math.prod(shape[least - 1 :]) % 2:
+            if math.prod(shape[-1:] if self.kind == "block2" else shape[least - 1 :]) % 2:
                 return (
                     f"a weight stored as {self.name} must have an even number of elements in each "
                     "row"
@@ -221,6 +223,11 @@ class Storage:
             f"a weight stored as {self.name} must have at most 2 dimensions and a multiple of "
             f"{step} elements (block {self.block} x scaler block {self.scaler_block})"
         )
+
+    def rows_together(self, shape: Sequence[int]) -> int:
+        """So many indices of dim 0 have the same scales, where not all have: of a matrix in blocks
+        of rows those of a block. A stack of them has scales for each index."""
+        return self.rows if self.rows and len(shape) == 2 else 1
 
     def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
         """Name, dtype and shape of each part of a weight of this shape; sizes may be symbolic."""
@@ -260,7 +267,7 @@ class Storage:
                 return ((math.prod(shape) + self.block - 1) // self.block,)
             case "block2":
                 m, n = self.rows, self.block
-                return ((shape[0] + m - 1) // m, (shape[1] + n - 1) // n)
+                return (*shape[:-2], (shape[-2] + m - 1) // m, (shape[-1] + n - 1) // n)
             case "block":
                 blocks = (math.prod(shape[1:]) + self.block - 1) // self.block
                 return (shape[0], blocks, *((self.record,) if self.record else ()))

@@ -54,7 +54,9 @@ class Fragment(NamedTuple):
         storage = self.storage
         if storage.kind == "none":
             return True
-        if storage.kind in ("tensor", "block2") or not self.by_rows:
+        if storage.kind == "tensor" or not self.by_rows:
+            return False
+        if storage.rows_together(self.shape) > 1:
             return False
         if storage.under_one:
             return False

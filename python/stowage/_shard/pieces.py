@@ -26,8 +26,8 @@ _TAG = 8  # bytes at the end of a record that say which row it is, where rows tr
 
 def rows_misfit(storage: Storage, shape: Sequence[int], first: int, last: int) -> str | None:
     """Why rows [first, last) have no flat form of their own; None where they have."""
-    if storage.rows and first % storage.rows:
-        return f"its piece must begin with a block of {storage.rows} rows, got row {first}"
+    if first % (each := storage.rows_together(shape)):
+        return f"its piece must begin with a block of {each} rows, got row {first}"
     if not storage.flat:
         return None
     columns = math.prod(shape[1:])

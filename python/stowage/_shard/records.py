@@ -72,7 +72,7 @@ def encode(
     if not storage.flat:
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
         if g.slots:
-            where = _scale_rows(storage, first, last, records.device)
+            where = _scale_rows(storage.rows_together(shape), first, last, records.device)
             kept = parts[1 : storage.in_rows]
             slots = [_bytes(part[where].reshape(last - first, g.slots, -1)) for part in kept]
             records[:, : g.scale_bytes] = torch.cat(slots, 2).view(last - first, -1)
@@ -102,7 +102,7 @@ def decode(
         own.view(last - first, -1).view(torch.uint8).copy_(codes)
         if g.slots:
             slots = records[:, : g.scale_bytes].view(last - first, g.slots, -1)
-            rows = _scale_rows(storage, first, last, records.device)
+            rows = _scale_rows(storage.rows_together(shape), first, last, records.device)
             kept = into[1 : storage.in_rows]
             fields = slots.split([part.itemsize * (storage.record or 1) for part in kept], 2)
             for part, field in zip(kept, fields, strict=True):
@@ -121,11 +121,11 @@ def decode(
     into[1][blocks[used]] = scales[used]  # rows that share a block hold the same bits
 
 
-def _scale_rows(storage: Storage, first: int, last: int, device: torch.device) -> slice | Tensor:
-    """Where the scales of rows [first, last) lie. Rows that share them hold the same bits."""
-    if not storage.rows:
+def _scale_rows(each: int, first: int, last: int, device: torch.device) -> slice | Tensor:
+    """Where the scales of rows [first, last) lie, which `each` share. These hold the same bits."""
+    if each == 1:
         return slice(first, last)
-    return torch.arange(first, last, device=device) // storage.rows
+    return torch.arange(first, last, device=device) // each
 
 
 def _bytes(values: Tensor) -> Tensor:

@@ -382,7 +382,7 @@ def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 8-bit codes and casts; None where pieces have different scales for all."""
     storage, parts = pieces[0]._storage, _by_part(pieces)
     shared = _shared(parts[storage.in_rows :])
-    if shared is None or any(piece.shape[0] % (storage.rows or 1) for piece in pieces[:-1]):
+    if shared is None or any(p.shape[0] % storage.rows_together(p.shape) for p in pieces[:-1]):
         return None
     return [*map(torch.cat, parts[: storage.in_rows]), *shared]
 

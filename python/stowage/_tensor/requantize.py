@@ -312,8 +312,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, *scales = (part.clone() for part in parts)
-    if storage.kind == "block2":
-        blocks, every = _rows_of_blocks(storage.rows, lines.rows, weight.shape[0])
+    if (each := storage.rows_together(weight.shape)) > 1:
+        blocks, every = _rows_of_blocks(each, lines.rows, weight.shape[0])
         values = _values(weight, parts, every)
         which = torch.searchsorted(every, lines.rows)
         values[which] = lines.values
@@ -353,27 +353,34 @@ def _quantize_rows(
     fresh = library.quantize(values, storage.key)
     if storage.zero or storage.divisor == storage.largest or written.all():
         return fresh
-    v = _grouped(values.reshape(written.shape), storage, kept)
-    partly = _grouped(~written, storage, kept).any(3).any(1)
+    shape = values.shape if storage.rows else written.shape
+    v = _grouped(values.reshape(shape), storage, kept)
+    partly = _grouped(~written.reshape(shape), storage, kept).any(3).any(1)
     old, new = (scaled.numbers(s, storage).reshape(partly.shape) for s in (kept, fresh[1]))
     lo, hi = storage.least * old * scaled.SLACK, storage.divisor * old * scaled.SLACK
     keeps = partly & (v.amin((1, 3)) >= lo) & (v.amax((1, 3)) <= hi)
     used = torch.where(keeps, old, new)[:, None, :, None]
-    codes = scaled.encode(v, used, storage).reshape(v.shape[0] * v.shape[1], -1)
-    rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
-    cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
+    codes = scaled.encode(v, used, storage)
+    if storage.rows and len(shape) == 3:
+        of_each = codes.reshape(len(values), -1, codes.shape[2] * codes.shape[3])
+        cut = of_each[:, : shape[1], : shape[2] // storage.per_byte].reshape(fresh[0].shape)
+    else:
+        codes = codes.reshape(v.shape[0] * v.shape[1], -1)
+        rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
+        cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
     return [cut, torch.where(keeps.reshape(kept.shape), kept, fresh[1])]
 
 
 def _grouped(lines: Tensor, storage: Storage, scales: Tensor) -> Tensor:
-    """[groups of rows, rows of each, groups along them, columns of each], padded with zeros."""
+    """[groups of rows, rows of each, groups along them, columns of each], padded with zeros: each
+    matrix of a stack by itself."""
     if storage.kind == "row2":
         lines = lines.reshape(scales.numel(), -1)
-    rows, columns = lines.shape
+    rows, columns = lines.shape[-2:]
     each = rows if storage.kind == "tensor" else storage.rows or 1
     width = storage.block or columns
     padded = pad(lines, (0, -columns % width, 0, -rows % each))
-    return padded.view(-1, each, padded.shape[1] // width, width)
+    return padded.view(-1, each, padded.shape[-1] // width, width)
 
 
 def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) -> None:

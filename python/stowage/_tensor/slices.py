@@ -115,7 +115,7 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
         return None
     if t._storage.flat:
         return _flat_slices(t, own, first * columns, last * columns, last == rows)
-    each, in_rows = t._storage.rows or 1, t._storage.in_rows  # rows that share their scales
+    each, in_rows = t._storage.rows_together(t.shape), t._storage.in_rows
     if first % each or (last % each and last != rows):
         return None
     scales = [part[first // each : -(-last // each)] for part in own[1:in_rows]]

@@ -227,7 +227,8 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
 
 
 def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) -> list[Tensor]:
-    """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`.
+    """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`. In
+    blocks of rows a stack is quantized by matrices.
 
     `outer`: what stands over all scales, where something does; without, that of these values."""
     codes, *rest = (
@@ -243,6 +244,12 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
     rows = x.shape[0] if storage.block else rest[0].numel()
     length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
+    if storage.rows and x.dim() == 3 and codes.numel():
+        _reach(x.reshape(-1))  # what is not finite stands where the caller has it
+        for i, matrix in enumerate(x):
+            for into, part in zip([codes, *rest], quantize_groups(matrix, storage), strict=True):
+                into[i] = part.reshape(into[i].shape)
+        return [codes, *rest]
     if not codes.numel():
         none = torch.zeros(rest[0].shape)
         made, _, _ = scales_and_zeros(none, none, storage, outer)
@@ -333,10 +340,19 @@ def _scaled(
     if storage.kind == "tensor":
         return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage, parts[2:])
 
+    def spread_blocks(part: Tensor) -> Tensor:
+        each = storage.rows_together(shape)
+        if each == 1:  # of each matrix
+            own = part[which].repeat_interleave(storage.rows, 1)[:, : shape[-2]]
+        else:
+            own = part[which // each]
+        return own.repeat_interleave(storage.block, -1)[..., : shape[-1]].reshape(v.shape)
+
     def spread(part: Tensor) -> Tensor:
         """Of each element, from one of each group."""
-        each = part if storage.rows else part.reshape(rows_of(shape), -1)
-        own = each[which // storage.rows if storage.rows else which]
+        if storage.rows:
+            return spread_blocks(part)
+        own = part.reshape(rows_of(shape), -1)[which]
         if storage.actorder:
             return own.index_select(1, parts[-1])
         width = storage.block or v.shape[1] // own.shape[1]

@@ -18,8 +18,11 @@ class BlockErrors:
     def __init__(self, storage: Storage, shape: Sequence[int]) -> None:
         elements, length = max(math.prod(shape), 1), row_elements(shape)
         self._size = self._row = elements
-        self._rows = storage.rows or 1  # so many rows have the same blocks
-        if storage.kind == "row":
+        self._each = storage.rows or 1  # so many rows have the same blocks
+        self._rows = 1  # of a matrix
+        if storage.rows:
+            self._size, self._row, self._rows = storage.block, max(shape[-1], 1), max(shape[-2], 1)
+        elif storage.kind == "row":
             self._size = max(length, 1)
         elif storage.kind == "row2":
             self._size = max(math.prod(shape[2:]), 1)
@@ -27,7 +30,8 @@ class BlockErrors:
             self._size = storage.block
             if not storage.flat:  # blocks begin anew in each row
                 self._row = max(length, 1)
-        blocks = -(-self._row // self._size) * -(-(elements // self._row) // self._rows)
+        rows = elements // self._row
+        blocks = -(-self._row // self._size) * (rows // self._rows) * -(-self._rows // self._each)
         self._error2 = torch.zeros(blocks, dtype=torch.float64)
         self._value2 = torch.zeros_like(self._error2)
 
@@ -36,7 +40,8 @@ class BlockErrors:
         place = torch.arange(first, first + value.numel())
         row = torch.div(place, self._row, rounding_mode="floor")
         block = torch.div(place % self._row, self._size, rounding_mode="floor")
-        block += row // self._rows * -(-self._row // self._size)
+        above = row // self._rows * -(-self._rows // self._each) + row % self._rows // self._each
+        block += above * -(-self._row // self._size)
         self._error2.index_add_(0, block, error.reshape(-1).square())
         self._value2.index_add_(0, block, value.reshape(-1).square())
 
