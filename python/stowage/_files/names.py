@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stowage._files.stacks import StackPlace
 from stowage._ops import library
 from stowage._ops.errors import BadFile, translated
 from stowage._ops.storage import Storage
@@ -64,6 +65,8 @@ class Entry:
     heads: int = 0  # of so many, each: the file has its rows in pairs, one from either half
     more: float = 0.0  # the values in the file are so much more
     scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
+    place: StackPlace | None = None  # in a stack of the model
+    pieces: tuple[Entry, ...] = ()  # of such a stack, which the file has in pieces: those
 
     def is_formed(self, part: int) -> bool:
         """Whether a part is made of its tensor, and does not lie in the file as it is."""
@@ -72,7 +75,14 @@ class Entry:
     @property
     def is_converted(self) -> bool:
         """Whether a model has other values than the file, or has them in another order."""
-        return self.heads != 0 or self.more != 0
+        return self.heads != 0 or self.more != 0 or self.pieces != ()
+
+    @property
+    def in_model(self) -> tuple[Storage | None, tuple[int, ...]]:
+        """How it rests in a model, and in which shape: as the stack that it is a piece of."""
+        if self.place is not None:
+            return self.place.storage, self.place.shape
+        return self.storage, self.shape
 
     def as_in_model(self, tensor: torch.Tensor) -> torch.Tensor:
         """A part, or the plain values, from what the file has."""
@@ -92,6 +102,23 @@ class Entry:
     def members(self) -> tuple[str, ...]:
         """The names of all its tensors, the codes first."""
         return tuple(dict.fromkeys(self.parts + self.beside))
+
+
+def in_stacks(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Of entries by a model's names: those that have a place in a stack as one, which is it."""
+    found = {name: entry for name, entry in entries.items() if entry.place is None}
+    stacks: dict[str, list[Entry]] = {}
+    for entry in entries.values():
+        if entry.place is not None:
+            stacks.setdefault(entry.place.stack, []).append(entry)
+    for name, pieces in stacks.items():
+        first = pieces[0]
+        storage, shape = first.in_model
+        members = tuple(member for piece in pieces for member in piece.members)
+        found[name] = Entry(
+            name, shape, first.dtype, storage, first.compute, beside=members, pieces=tuple(pieces)
+        )
+    return found
 
 
 def flatten(name: str, weight: StowedTensor) -> dict[str, torch.Tensor]:

@@ -20,13 +20,15 @@ Rename = (
 class Renaming:
     """Names of a file as names of a model. The first pattern that matches decides; a glob is held
     against the whole name and gives its `*` to those of the new one, a regular expression replaces
-    what it finds. `problems`: patterns that match nothing, and names that would meet.
+    what it finds. `then`: what some of the new names become. `problems`: patterns that match
+    nothing, and names that would meet.
 
     Raises InvalidArgument for what is no pattern, and a new name that has not as many `*`.
     """
 
-    def __init__(self, given: Rename | None) -> None:
+    def __init__(self, given: Rename | None, then: Mapping[str, str] | None = None) -> None:
         self.problems: list[str] = []
+        self._then = then or {}
         self._used: set[str] = set()
         self._rules: list[tuple[str, re.Pattern[str], str | None]] = []
         self._function = given if callable(given) else None
@@ -38,6 +40,10 @@ class Renaming:
             )
 
     def __call__(self, name: str) -> str | None:
+        new = self._renamed(name)
+        return None if new is None else self._then.get(new, new)
+
+    def _renamed(self, name: str) -> str | None:
         if self._function is not None:
             return self._function(name)
         for label, pattern, new in self._rules:

@@ -69,6 +69,11 @@ class Fragment(NamedTuple):
         return self.storage.kind == "tensor" or whole_groups
 
 
+def stand_alone(storage: Storage, shape: Sequence[int]) -> bool:
+    """Whether codes and scales of each index of dim 0 depend on its own values only."""
+    return Fragment(storage, tuple(shape), 0, torch.empty(0), by_rows=True).stands_alone
+
+
 def rows_fragment(storage: Storage, shape: Sequence[int], first: int, values: Tensor) -> Fragment:
     """Of rows from `first` on."""
     start = first * math.prod(shape[1:])

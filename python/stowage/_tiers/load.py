@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stowage._files import gguf
+from stowage._files import experts, gguf
 from stowage._files.renames import Rename
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy, Rules
@@ -155,6 +155,8 @@ def _load(
         held = (target.named_parameters, target.named_buffers)
         names = {name for named in held for name, _ in named(remove_duplicate=False)}
         options = replace(options, rename=gguf.adopt(source, names, options.rename))
+    else:
+        options = replace(options, then=experts.adopt(source, target, options.rename))
     engine: list[Engine] = []
 
     def open_engine(filling: Filling) -> None:

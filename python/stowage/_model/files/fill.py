@@ -6,19 +6,27 @@ tensor; then changes the model in one step."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-from stowage._files.names import FLOAT8, Entry
+from stowage._files.names import FLOAT8, Entry, in_stacks
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import Source, is_aligned, reading
+from stowage._files.stacks import put
 from stowage._model.choice.policy import Policy
 from stowage._model.declared import WidePlaces
 from stowage._model.reports.report import remember
-from stowage._model.rest.formation import Loss, Making, from_parts, from_values, obstacle
+from stowage._model.rest.formation import (
+    Loss,
+    Making,
+    from_indices,
+    from_parts,
+    from_values,
+    obstacle,
+)
 from stowage._model.weights import (
     LAZY,
     Choice,
@@ -31,6 +39,7 @@ from stowage._model.weights import (
 from stowage._ops.errors import StowageError
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
+from stowage._shard.fragments import stand_alone
 from stowage._shard.local_shards import is_spread
 from stowage._tensor.casts import cast_storage, stands_for_plain
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
@@ -56,6 +65,7 @@ class Options:
     cast: bool = False  # big plain parameters rest as casts of themselves, mapped
     strict: bool = True
     rename: Rename | None = None
+    then: Mapping[str, str] = field(default_factory=dict)  # what some of the new names become
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
     fills: bool = False  # the model's tensors take the values; else new ones take their place
     progress: bool = False  # a bar, on a terminal
@@ -71,8 +81,8 @@ class Filling:
         self.problems: list[str] = []
         self.inventory, self._source, self._options = Inventory(model), source, options
         self._wide = WidePlaces(model)
-        names = Renaming(options.rename)
-        self._entries = names.entries(source.entries)
+        names = Renaming(options.rename, options.then)
+        self._entries = in_stacks(names.entries(source.entries))
         every = (name for held in self.inventory.every for name in held.names)
         self._kept_name = names.ties(source.ties, every)
         self.problems += names.problems
@@ -149,10 +159,42 @@ class Filling:
     def _tensors_of(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
         if entry.storage is None:
             return [self._values(entry)]
+        if entry.pieces:
+            return self._parts_of_pieces(entry, entry.storage, compute)
         return [entry.as_in_model(part) for part in self._source.parts(entry, compute)]
 
     def _values(self, entry: Entry) -> torch.Tensor:
-        return entry.as_in_model(self._source.read(entry.parts[0]))
+        if not entry.pieces:
+            return entry.as_in_model(self._source.read(entry.parts[0]))
+        assert entry.dtype is not None
+        made = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        for piece in entry.pieces:
+            assert piece.place is not None
+            put([piece.place.values(made, piece.shape)], [self._source.read(piece.parts[0])])
+            self._source.drop(piece)
+        return made
+
+    def _indices(self, entry: Entry) -> Iterator[torch.Tensor]:
+        """The values of a plain stack by index of dim 0."""
+        for index in range(entry.shape[0]):
+            pieces = [p for p in entry.pieces if p.place is not None and p.place.index == index]
+            pieces.sort(key=lambda piece: piece.place.first if piece.place else 0)
+            yield torch.cat([self._source.read(piece.parts[0]) for piece in pieces])
+            for piece in pieces:
+                self._source.drop(piece)
+
+    def _parts_of_pieces(
+        self, entry: Entry, storage: Storage, compute: torch.dtype
+    ) -> list[torch.Tensor]:
+        """Codes and scales of a stack, of each piece in their places: the one copy that is made."""
+        layout = storage.layout(entry.shape)
+        made = [torch.empty(sizes, dtype=dtype, device="cpu") for _, dtype, sizes in layout]
+        for piece in entry.pieces:
+            assert piece.place is not None and piece.storage is not None
+            places = piece.place.parts(made, piece.storage, piece.shape)
+            put(places, self._source.parts(piece, compute))
+            self._source.drop(piece)
+        return made
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         wanted = choice.storage if choice is not None else None
@@ -190,7 +232,13 @@ class Filling:
         ):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
-        if problem := bound(tensor, rests=wanted is not None):
+        problem = bound(tensor, rests=wanted is not None)
+        if entry.pieces and self._casts(held):
+            problem = (
+                "must be one tensor of the file to be read while a model works, is in pieces such "
+                f"as {entry.pieces[0].name}; save the model without dialect, and load that"
+            )
+        if problem:
             self.problems.append(f"{held.name}: {problem}")
             return
         self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
@@ -200,7 +248,8 @@ class Filling:
 
     def _is_mapped(self, step: _Step) -> bool:
         """Whether it is left where it is in the file."""
-        return self._options.mmap and step.as_it_is and not self._options.stays(step.held)
+        stays = self._options.stays(step.held) or step.entry.pieces != ()
+        return self._options.mmap and step.as_it_is and not stays
 
     def _stays_in_file(self, step: _Step) -> bool:
         """Whether its bytes are not read now. A plain tensor is mapped so that it may be written:
@@ -244,7 +293,8 @@ class Filling:
     def taken(self) -> dict[str, str]:
         """The model's name for each entry of the source that it takes."""
         names = ((s, name) for s in self._steps for name in s.held.names)
-        return {self._entries[n].name: s.held.name for s, n in names if n in self._entries}
+        found = ((self._entries[n], s.held) for s, n in names if n in self._entries)
+        return {e.name: held.name for entry, held in found for e in entry.pieces or (entry,)}
 
     def execute(self) -> Callable[[], None]:
         """Reads every tensor; returns what changes the model. Values that cannot be quantized add
@@ -297,13 +347,19 @@ class Filling:
             mapped = self._stays_in_file(step)
             values = self._source.private(entry.parts[0]) if mapped else None
             if values is None or not is_aligned(values):
-                values = new_copy(self._values(entry), compute)
+                values = self._values(entry)
+                own = entry.pieces and values.dtype == compute
+                values = values if own else new_copy(values, compute)
             return _as(values, held.tensor), None
+        if not step.as_it_is and entry.pieces and stand_alone(step.storage, entry.shape):
+            indices = self._indices(entry)
+            return from_indices(indices, entry.shape, step.storage, how, compute)
         if not step.as_it_is:
             return from_values(self._values(entry), step.storage, how, compute)
         parts = self._tensors_of(entry, compute)
         stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
-        parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
+        if not entry.pieces:
+            parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None

@@ -122,12 +122,12 @@ def differences(template: Template, every: Iterable[Held]) -> list[str]:
         one = held.get(template.names.get(entry.name, ""))
         if one is not None:
             storage, shape = _resting(one), tuple(one.tensor.shape)
-            if (storage, shape) != (entry.storage, entry.shape):
-                had, has = _kind(entry.storage, entry.shape), _kind(storage, shape)
+            if (storage, shape) != entry.in_model:
+                had, has = _kind(*entry.in_model), _kind(storage, shape)
                 problems.append(f"{one.name}: must be {had} as in its files, is {has}")
         elif not all(member in template.kept for member in entry.members):
             problems.append(f"{entry.name}: must be in the model, is only in its files")
-    return problems + [
+    return list(dict.fromkeys(problems)) + [
         f"{one.name}: must be in the files that the model came from, is only in the model"
         for one in dict.fromkeys(held.values())
         if not known & set(one.names)
@@ -178,9 +178,14 @@ def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> 
     tensor, dtype = held.tensor, template.dtypes[name]
     if entry.storage is None:
         values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
+        if entry.place is not None:
+            values = entry.place.values(values, entry.shape)
         return _unchanged(template, name, entry, values.detach(), values.dtype).to(dtype)
     assert isinstance(tensor, StowedTensor)
-    part = entry.as_in_file(list(tensor.parts.values())[i].detach())
+    parts = [part.detach() for part in tensor.parts.values()]
+    if entry.place is not None:
+        parts = entry.place.taken(entry.name, parts, entry.storage, entry.shape)
+    part = entry.as_in_file(parts[i])
     if name in _states(entry):
         if float(part) == entry.nested_offset:
             return template.kept[name]

@@ -5,7 +5,7 @@ rests, from values or from parts. The peak beyond inputs and result is a block o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -97,8 +97,53 @@ def from_values(
     return from_parts(parts, storage, values.shape, compute, how.exact), loss
 
 
+def from_indices(
+    indices: Iterable[torch.Tensor],
+    shape: Sequence[int],
+    storage: Storage,
+    how: Making,
+    compute: torch.dtype,
+) -> tuple[nn.Parameter, Loss | None]:
+    """The same of values that come by indices of dim 0, for a storage whose indices `stand_alone`:
+    those of one are held at a time."""
+    layout = storage.layout(tuple(shape))
+    parts = [torch.empty(sizes, dtype=dtype, device="cpu") for _, dtype, sizes in layout]
+    figures: list[float] | None = None
+    try:
+        for i, values in enumerate(indices):
+            one = library.quantize(values[None], storage.key, how.keep_nonfinite)
+            if how.measure:
+                found = _figures(values[None], one, storage)
+                if storage.kind != "none" and found[7] >= 0:
+                    found[7] += i * one[1].numel() // (storage.record or 1)
+                figures = found if figures is None else _together(figures, found)
+            for part, own in zip(parts, one, strict=True):
+                part.view(shape[0], -1)[i] = own.view(-1)
+    except RuntimeError as error:
+        raise translated(error) from None
+    if figures is not None and storage.kind == "none" and figures[5]:  # one block is all
+        figures[6:] = [math.sqrt(figures[4] / figures[5]), 0.0]
+    loss = None if figures is None else _loss(figures)
+    return from_parts(parts, storage, shape, compute, how.exact), loss
+
+
 def measured(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> Loss:
-    found = library.measure(values, parts[0], parts[1:], storage.key).tolist()
+    return _loss(_figures(values, parts, storage))
+
+
+def _figures(values: torch.Tensor, parts: list[torch.Tensor], storage: Storage) -> list[float]:
+    found: list[float] = library.measure(values, parts[0], parts[1:], storage.key).tolist()
+    return found
+
+
+def _together(one: list[float], two: list[float]) -> list[float]:
+    """Figures of two weights as of one; the worst block is the first of those that are as bad."""
+    sums = [a + b for a, b in zip(one, two, strict=True)]
+    sums[3] = max(one[3], two[3])
+    return sums[:6] + (two[6:] if two[6] > one[6] else one[6:])
+
+
+def _loss(found: list[float]) -> Loss:
     elements, saturated, nonfinite, largest, error2, value2, worst, block = found
     finite = elements - nonfinite
     return Loss(

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints with tensors for each expert, as they are published, in models of transformers, which
+have the experts of a layer in one parameter."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dialect_models import factory
+from safetensors.torch import load_file, save_file
+
+import stowage
+from stowage._ops.library import composite_forced
+
+transformers = pytest.importorskip("transformers")
+IDS = torch.arange(12).view(2, 6)
+WAYS = ["eager", "grouped_mm", "batched_mm"]
+
+_SIZES = {
+    "vocab_size": 64, "hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_experts_per_tok": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"num_experts": 4},
+    "Mixtral": {"num_local_experts": 4},
+    "DeepseekV3": {
+        "n_routed_experts": 4, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 2,
+        "topk_group": 1, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+
+# What the matrices of files rest as, and their stacks then; of these, the one of gate and up first.
+FORMS = {
+    "f8_e4m3:block128x128": ("fp8", "f8_e4m3:block128x128", "f8_e4m3:block128x128"),
+    "f8_e4m3:block128x128:e8m0": ("fp8", *["f8_e4m3:block128x128:e8m0"] * 2),
+    "f8_e4m3:row": ("compressed-tensors", "f8_e4m3:row2", "f8_e4m3:row2"),
+    "f8_e4m3:tensor:bf16": ("compressed-tensors", "f8_e4m3:row2:bf16", "f8_e4m3:row:bf16"),
+    "f8_e4m3:tensor": ("modelopt", "f8_e4m3:row2", "f8_e4m3:row"),
+    "int8:row": ("compressed-tensors", "int8:row2", "int8:row2"),
+    "int4:block32:bf16:zero": ("compressed-tensors", *["int4:block32:bf16:zero"] * 2),
+    "mxfp4": ("compressed-tensors", "mxfp4", "mxfp4"),
+    "int4:block32:f16:zero": ("gptq", *["int4:block32:f16:zero"] * 2),
+    "int4:block64:f16:zero": ("awq", *["int4:block64:f16:zero"] * 2),
+    "nf4": ("bitsandbytes", "nf4:block64", "nf4:block64"),
+    "int8:row:bf16": ("torchao", "int8:row2:bf16", "int8:row2:bf16"),
+    "nvfp4": ("modelopt", "", ""),  # refused
+}
+
+
+def build(family: str) -> Any:
+    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **FAMILIES[family]})
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def published(family: str, to: Path) -> Path:
+    """A plain model, by the owner's writer, which gives each expert tensors of its own."""
+    torch.manual_seed(0)
+    build(family).save_pretrained(to)
+    return to
+
+
+def quantized(plain: Path, storage: str, to: Path) -> tuple[Path, Path]:
+    """The same with its projections in a dialect, and with the values that they have there."""
+    tensors = load_file(plain / "model.safetensors")
+    names = [n for n in tensors if "_proj" in n or ".experts." in n]
+    assert sum(".experts." in n for n in names) >= 12
+    rules = {name: storage for name in names if name.endswith("_proj.weight")}
+    rules |= {name: storage for name in names if ".experts." in name}
+    model = stowage.load(factory(tensors), plain, rules=rules)
+    stowage.save(model, to / "packed", dialect=FORMS[storage][0])
+    config = json.loads((plain / "config.json").read_text())
+    said = to / "packed" / "config.json"
+    said.write_text(json.dumps(config | json.loads(said.read_text()) if said.exists() else config))
+    stowage.unstow(model)
+    (to / "values").mkdir()
+    save_file(model.state_dict(), to / "values/model.safetensors", {"format": "pt"})
+    shutil.copy(plain / "config.json", to / "values")
+    return to / "packed", to / "values"
+
+
+def logits(model: Any, way: str) -> torch.Tensor:
+    model.set_experts_implementation(way)
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+CASES = [("Qwen3Moe", storage) for storage, (_, rests, _) in FORMS.items() if rests]
+CASES += [("Mixtral", "f8_e4m3:tensor"), ("Mixtral", "int4:block64:f16:zero"), ("Mixtral", "nf4")]
+CASES += [("DeepseekV3", "f8_e4m3:block128x128"), ("DeepseekV3", "f8_e4m3:block128x128:e8m0")]
+
+
+@pytest.mark.parametrize(("family", "storage"), CASES)
+def test_experts_rest_as_their_files_have_them(family: str, storage: str, tmp_path: Path) -> None:
+    packed, values = quantized(published(family, tmp_path / "plain"), storage, tmp_path)
+    dense = transformers.AutoModelForCausalLM.from_pretrained(values, dtype=torch.bfloat16).eval()
+    model = stowage.load(lambda: build(family), packed, exact=True)
+    stacks = {n: p for n, p in model.named_parameters() if p.dim() == 3}
+    assert len(stacks) == (2 if family == "DeepseekV3" else 4)
+    for name, stack in stacks.items():
+        assert isinstance(stack, stowage.StowedTensor)
+        assert stack.storage == FORMS[storage][1 if "gate_up" in name else 2]
+        assert torch.equal(stack.dequantize(), dense.get_parameter(name))
+    if not composite_forced():  # torch's grouped products of plain bf16 sum in another order
+        assert torch.equal(logits(model, "eager"), logits(dense, "eager"))
+    for mmap in (False, True):
+        again = stowage.load(lambda: build(family), packed, mmap=mmap)
+        stowage.save(again, tmp_path / f"again{mmap}", dialect=FORMS[storage][0])
+        files = sorted(path.name for path in packed.iterdir())
+        assert files == sorted(path.name for path in (tmp_path / f"again{mmap}").iterdir())
+        for file in files:
+            same = (tmp_path / f"again{mmap}" / file).read_bytes() == (packed / file).read_bytes()
+            assert same, file
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_through_the_experts_keeps_them_resting(way: str, tmp_path: Path) -> None:
+    packed, _ = quantized(published("Qwen3Moe", tmp_path / "plain"), "f8_e4m3:row", tmp_path)
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, compute_dtype=torch.float32)
+    dense = copy.deepcopy(model)
+    stowage.unstow(dense)
+    stowage.fallbacks(clear=True)
+    got, wanted = logits(model, way), logits(dense, way)
+    assert stowage.fallbacks() == {}
+    assert float((got - wanted).norm()) <= 1e-4 * float(wanted.norm())
+
+
+def test_an_adapter_trains_beside_them(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    packed, values = quantized(published("Qwen3Moe", tmp_path / "plain"), "f8_e4m3:row", tmp_path)
+    dense = transformers.AutoModelForCausalLM.from_pretrained(values, dtype=torch.bfloat16).eval()
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, exact=True)
+    found = []
+    for each in (model, dense):
+        each.set_experts_implementation("eager")
+        torch.manual_seed(0)
+        lora = peft.get_peft_model(each, peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4))
+        lora(IDS, labels=IDS).loss.backward()
+        found.append([p.grad for n, p in lora.named_parameters() if "lora_" in n])
+    assert len(found[0]) == 8 and any(bool(grad.any()) for grad in found[0])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=1e-4)
+
+
+def test_a_changed_expert_changes_its_tensors_alone(tmp_path: Path) -> None:
+    packed, _ = quantized(published("Qwen3Moe", tmp_path / "plain"), "f8_e4m3:row", tmp_path)
+    model = stowage.load(lambda: build("Qwen3Moe"), packed)
+    stack = model.get_parameter("model.layers.1.mlp.experts.gate_up_proj")
+    with torch.no_grad():
+        stack[2, :128] = 0.25
+    stowage.save(model, tmp_path / "again", dialect="compressed-tensors")
+    one, two = (load_file(at / "model.safetensors") for at in (packed, tmp_path / "again"))
+    changed = {name for name in one if not torch.equal(one[name].float(), two[name].float())}
+    gate = "model.layers.1.mlp.experts.2.gate_proj"
+    assert changed == {f"{gate}.weight", f"{gate}.weight_scale"}
+    again = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "again")
+    assert torch.equal(
+        again.get_parameter("model.layers.1.mlp.experts.gate_up_proj").dequantize(),
+        stack.dequantize(),
+    )
+
+
+def test_rows_of_a_matrix_with_one_scale_keep_it_or_are_not_written(tmp_path: Path) -> None:
+    packed, _ = quantized(published("Mixtral", tmp_path / "plain"), "f8_e4m3:tensor", tmp_path)
+    model = stowage.load(lambda: build("Mixtral"), packed)
+    stack = model.get_parameter("model.layers.0.mlp.experts.gate_up_proj")
+    with torch.no_grad():
+        stack[1, 3] = 9.0
+    with pytest.raises(
+        stowage.InvalidArgument,
+        match=r"experts\.1\.w1\.weight: must have one scale, as in its file; a write to "
+        r"model\.layers\.0\.mlp\.experts\.gate_up_proj has made one for each row",
+    ):
+        stowage.save(model, tmp_path / "again", dialect="modelopt")
+    stowage.save(model, tmp_path / "ours")
+    again = stowage.load(lambda: build("Mixtral"), tmp_path / "ours", mmap=True)
+    found = again.get_parameter("model.layers.0.mlp.experts.gate_up_proj")
+    assert torch.equal(found.dequantize(), stack.dequantize())
+
+
+def test_plain_experts_are_stacked_and_rest_by_rules(tmp_path: Path) -> None:
+    plain = published("Mixtral", tmp_path / "plain")
+    dense = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16).eval()
+    for mmap in (False, True):
+        model = stowage.load(lambda: build("Mixtral"), plain, mmap=mmap)
+        for name, value in dense.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+    for storage in ("int8:row2", "nf4", "f8_e4m3", "nvfp4", "int8:tensor"):
+        rules = {"*.experts.*_proj": storage}
+        wanted = build("Mixtral")
+        wanted.load_state_dict(dense.state_dict())
+        told = stowage.stow(wanted, rules)
+        model = stowage.load(lambda: build("Mixtral"), plain, rules=rules)
+        for row in told.stowed:
+            stack, other = model.get_parameter(row.name), wanted.get_parameter(row.name)
+            assert stack.storage == other.storage
+            for part, theirs in zip(stack.parts.values(), other.parts.values(), strict=True):
+                assert torch.equal(part, theirs)
+            mine = stowage.report(model)[row.name]
+            assert (mine.worst_block, mine.max_error) == (row.worst_block, row.max_error)
+            assert mine.relative_error == pytest.approx(row.relative_error)
+
+
+def broken(tmp_path: Path, change: Any, storage: str = "f8_e4m3:row") -> str:
+    """What a load says of a folder whose tensors were changed; the model is as it was."""
+    packed, _ = quantized(published("Qwen3Moe", tmp_path / "plain"), storage, tmp_path)
+    tensors = load_file(packed / "model.safetensors")
+    change(tensors)
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    model = build("Qwen3Moe")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(stowage.StowageError) as caught:
+        stowage.load(model, packed)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    return str(caught.value)
+
+
+_ONE = "model.layers.1.mlp.experts.2.up_proj"
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[f"{_ONE}.weight"], tensors[f"{_ONE}.weight_scale"]
+
+    told = broken(tmp_path, change)
+    assert "model.layers.1.mlp.experts.gate_up_proj: must have all of its 4 experts" in told
+    assert "has no mlp.experts.2.up_proj.weight" in told
+
+
+def test_an_expert_of_more_than_the_model_has_is_named(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for end in (".weight", ".weight_scale"):
+            tensors[_ONE.replace("2", "4") + end] = tensors[_ONE + end].clone()
+
+    told = broken(tmp_path, change)
+    assert f"{_ONE.replace('2', '4')}.weight: must be of 4 experts" in told
+
+
+def test_experts_that_are_there_twice_are_named(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.down_proj"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.zeros(4, 256, 128, dtype=torch.bfloat16)
+
+    assert f"{name}: must be in the file once" in broken(tmp_path, change)
+
+
+def test_an_expert_that_rests_otherwise_is_named(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[f"{_ONE}.weight_scale"]
+        tensors[f"{_ONE}.weight"] = tensors[f"{_ONE}.weight"].to(torch.bfloat16)
+
+    told = broken(tmp_path, change)
+    assert f"{_ONE}.weight: must rest as model.layers.1.mlp.experts.0.gate_proj.weight does" in told
+    assert "f8_e4m3:row" in told and "is plain bfloat16" in told
+
+
+def test_what_a_stack_cannot_hold_is_refused_with_the_reason(tmp_path: Path) -> None:
+    told = broken(tmp_path, lambda tensors: None, "nvfp4")
+    assert "experts.0.gate_proj.weight: must rest so that it can lie in" in told
+    assert "scales of each matrix stand under a number of its own" in told
+
+
+def test_experts_in_pieces_are_not_read_while_a_model_works(tmp_path: Path) -> None:
+    packed, _ = quantized(published("Qwen3Moe", tmp_path / "plain"), "f8_e4m3:row", tmp_path)
+    with pytest.raises(stowage.InvalidArgument, match="save the model without dialect, and load"):
+        stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB")
+    model = stowage.load(lambda: build("Qwen3Moe"), packed)
+    stowage.save(model, tmp_path / "ours")
+    wide = {"compute_dtype": torch.float32}
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, **wide)
+    from_disk = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "ours", ram="1MiB", **wide)
+    torch.testing.assert_close(logits(from_disk, "eager"), logits(model, "eager"))
