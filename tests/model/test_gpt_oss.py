@@ -76,8 +76,7 @@ def test_logits_are_those_of_its_owners_values(folder: Path, mmap: bool) -> None
         stowage.fallbacks(clear=True)
         got, want = logits(model, way), logits(dense, way)
         assert float((got - want).norm()) <= 2**-8 * float(want.norm()), way
-        if not mmap:  # matrices of a mapped file are dequantized, one at a time
-            assert stowage.fallbacks() == {}
+        assert stowage.fallbacks() == {}
 
 
 def test_it_is_saved_again_byte_for_byte(folder: Path, tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from stowage._ops.errors import Unsupported, translated
 from stowage._tensor import autograd, writes
 from stowage._tensor.products import linear
 from stowage._tensor.products.linear import rounds_twice, strides_count
+from stowage._tensor.slices import matrix
 from stowage._tensor.stowed import MATRIX_DTYPES, Matrix, StowedTensor
 from stowage._tensor.tables import function, with_first_weight
-from stowage._tensor.views import StowedView, matrix
+from stowage._tensor.views import StowedView
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled

@@ -20,10 +20,10 @@ from stowage._ops.storage import Storage
 from stowage._tensor import writes
 from stowage._tensor.products import blocks, linear
 from stowage._tensor.products.linear import rounds_by_autocast
-from stowage._tensor.slices import row, row_slice
+from stowage._tensor.slices import matrix, row, row_slice
 from stowage._tensor.stowed import VALUE_DTYPES, Matrix, StowedTensor, initialising, wrap
 from stowage._tensor.tables import op
-from stowage._tensor.views import PACKED, alias, is_first, matrix, outside_inference, view_of
+from stowage._tensor.views import PACKED, alias, is_first, outside_inference, view_of
 
 aten = torch.ops.aten
 counted_fallbacks: Counter[str] = Counter()

@@ -2,18 +2,29 @@
 """Slices of rows that stay stowed, on slices of the parts, where blocks and scales allow."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stowage._ops import _torch
 from stowage._ops.storage import Storage
-from stowage._tensor.stowed import StowedTensor, lying, rows_and_columns, wrap
-from stowage._tensor.views import Packed, Step, share, view_of
+from stowage._tensor.stowed import StowedTensor, initialising, lying, rows_and_columns, wrap
+from stowage._tensor.views import (
+    TRANSPOSE,
+    Packed,
+    Step,
+    StowedView,
+    matrix_of,
+    outside_inference,
+    share,
+    view_of,
+)
 
 aten = torch.ops.aten
+Around = Callable[[Tensor], AbstractContextManager[object]]
 _OF_ONE = {"row2": "row", "row": "tensor"}  # the scaling of one index of dim 0
 
 
@@ -34,14 +45,37 @@ def row(t: StowedTensor, index: int) -> Packed | None:
     Its scales are those of a weight with a dimension less: row for row2, tensor for row. Of a stack
     that lies transposed, the transposed view of a matrix that is stowed.
     """
-    own, storage = t._parts(), t._storage
-    if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(own[0]):
+    if t.dim() < 3 or not 0 <= index < t.shape[0] or not _may_be_written(t._parts()[0]):
         return None
+    return _row(t, index, _as_views)
+
+
+def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
+    """The stowed matrix that `t` is, or whose transpose it is, and which of the two; else None. Of
+    a stack whose memory may be read-only, one that lies there, to be read at once."""
+    if type(t) is not StowedView or t._weight.dim() != 3:
+        return matrix_of(t)
+    (step, *rest), weight = t._chain, t._weight
+    if step.op is not aten.select.int or initialising(weight):
+        return None
+    if any(turn != TRANSPOSE for turn in rest):  # autograd turns what it has turned
+        return None
+    dim, index = step.args
+    if dim % 3 or type(index) is not int:
+        return None
+    one = outside_inference(lambda: _row(weight, index % weight.shape[0], nullcontext))
+    if one is None or (found := matrix_of(one)) is None:
+        return None
+    return found[0], found[1] != bool(len(rest) % 2)
+
+
+def _row(t: StowedTensor, index: int, around: Around) -> Packed | None:
+    own, storage = t._parts(), t._storage
     if storage.transposed:
-        one = row(lying(t), index)
+        one = _row(lying(t), index, around)
         seen: Packed | None = None if one is None else view_of(aten.t.default, one, (), {})
         return seen
-    with _as_views(own[0]):
+    with around(own[0]):
         if storage.flat:
             each = math.prod(t.shape[1:])
             parts = _flat_slices(t, own, index * each, (index + 1) * each, index + 1 == t.shape[0])

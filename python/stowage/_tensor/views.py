@@ -159,7 +159,7 @@ def source(t: Packed) -> tuple[StowedTensor, Chain]:
     return weight._root, (*weight._trail, *chain)
 
 
-def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
+def matrix_of(t: Any) -> tuple[StowedTensor, bool] | None:
     """The stowed matrix that `t` is, or whose transpose it is, and which of the two; else None."""
     if type(t) is StowedTensor:
         return (t, False) if t._matrix is not None else None
