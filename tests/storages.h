@@ -22,11 +22,14 @@ inline const std::vector<Storage>& legal_samples() {
     std::vector<Storage> made;
     const auto add = [&](Codes codes, Dialect dialect, const Scaling& scaling) {
       for (int type = 0; type <= static_cast<int>(ScaleType::super); ++type)
-        for (const int extra : {0, 1, 2, 3}) {
+        for (const int extra : {0, 1, 2, 3, 4, 5}) {
           Storage storage{codes, dialect, scaling};
           storage.scaling.type = static_cast<ScaleType>(type);
-          storage.scaling.zero = extra == 1;
-          storage.scaling.nested = extra >= 2;
+          storage.scaling.zero = extra == 1   ? Zero::code
+                                 : extra == 4 ? Zero::sum
+                                 : extra == 5 ? Zero::rounded
+                                              : Zero::none;
+          storage.scaling.nested = extra == 2 || extra == 3;
           storage.scaling.scaler_block = dialect == Dialect::standard ? 0 : extra - 1;
           for (const bool transposed : {false, true}) {
             storage.scaling.transposed = transposed;

@@ -48,12 +48,6 @@ enum class ScaleCode : std::uint8_t {
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
   quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
 };
-/// What stands for 0, where that is not the code of value 0.
-enum class Zero : std::uint8_t {
-  none,
-  code,    // one i8 for each group of scales; a code stands for its distance from it
-  offset,  // a number for each scale, which is taken off the product
-};
 struct Level {
   Group group;
   Dtype type = Dtype::f32;  // of its numbers; unknown where only values will tell it
@@ -107,8 +101,8 @@ struct Descriptor {
   Codec codec = Codec::cast;
   PowerRule powers = PowerRule::ceil;
   FileForm file = FileForm::values;
-  Level scale;  // each value is multiplied by the scale of its group
-  Zero zero = Zero::none;
+  Level scale;             // each value is multiplied by the scale of its group
+  Zero zero = Zero::none;  // beside each scale
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
   Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
   bool transposed = false;           // matrices of a stack lie so: parts are those of lying()

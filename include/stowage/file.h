@@ -38,8 +38,10 @@ struct PartForm {
   Axis axis = Axis::columns;  // of the part, along which the numbers of a word are neighbours
   std::array<std::uint8_t, 8> order{0, 1, 2, 3, 4, 5, 6, 7};  // they, from the lowest bits up
   bool transposed = false;                                    // the matrix of words
+  bool folded = false;      // the part is taken for a matrix of as many rows as a word has numbers
   bool tiled = false;       // that in tiles of 128 rows by 4, each 32 times four quarters
-  std::uint8_t bias = 0;    // a number in the file is so much more; of 8 bits, modulo 256
+  std::uint8_t bias = 0;    // a number in the file is so much more; of 8 bits, modulo 256; of 4
+                            // there and here, modulo 16
   std::uint8_t less = 0;    // then taken from each of a word, as one number: with borrows
   bool rounded = false;     // numbers of f32, to the compute dtype, as their owner's decoder does
   std::uint8_t record = 0;  // bytes of a record with several parts; the tensor is one of them

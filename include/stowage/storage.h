@@ -48,6 +48,16 @@ enum class ScaleType : std::uint8_t {
   super
 };
 
+/// What stands for 0 in a group, where that is not the code of value 0 (docs/numbers.md).
+enum class Zero : std::uint8_t {
+  none,
+  code,     // one i8 for each group of scales; a code stands for its distance from it
+  offset,   // a number for each scale of a record, which is taken off the product
+  sum,      // one number of the type of scales for each group, which is added to the product
+  rounded,  // likewise one; a code stands for its distance from it, which is rounded to that type
+            // before it is multiplied, as the product is after that
+};
+
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row, but for the 4-bit codes of bitsandbytes and
 /// torchao, whose blocks are flat over the tensor; `block2`: M rows by N columns of a matrix, or of
@@ -60,14 +70,15 @@ struct Scaling {
   ScaleType type = ScaleType::f32;
   std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
   std::int32_t rows = 0;          // M for Kind::block2, else 0
-  bool zero = false;              // each scale has a code beside it that stands for 0
+  Zero zero = Zero::none;         // what each scale has beside it that stands for 0
   bool actorder = false;          // of block: which columns are of a group stands in a part
   bool transposed = false;        // matrices of a stack [E, K, O] lie as [E, O, K], blocks too
   bool operator==(const Scaling&) const = default;
 };
 
 /// What the codes of a weight mean. Written as one string,
-/// `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed]`.
+/// `codes[:dialect][:scaling][:type][:zero|:zero_sum|:zero_rounded]
+/// [:actorder|:nested|:transposed]`.
 struct Storage {
   Codes codes = Codes::f32;
   Dialect dialect = Dialect::standard;
@@ -123,13 +134,14 @@ struct STOWAGE_API Layout {
 /// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
 /// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K];
-/// `zero`: zero i8 in the same shape; `actorder`: g_idx i32 [K], the group of each column; e4m3 and
-/// its like: scale u8 and global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a
-/// record]. `transposed`: of [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8
-/// [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 [].
-/// nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block],
-/// scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the shape,
-/// and for nf4:torchao without its dtype.
+/// `zero`: zero i8, of `zero_sum` and `zero_rounded` in the type of the scales, in the same shape;
+/// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
+/// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
+/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32
+/// [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 []. nf4:torchao:<D>:
+/// quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block], scaler_mean D [],
+/// nf4 D [16]. Throws invalid_argument where the format cannot hold the shape, and for nf4:torchao
+/// without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
 /// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()

@@ -49,10 +49,10 @@ Weight assembled(const Storage& storage, std::shared_ptr<Owned> owned) {
   if (!owned->scales.empty()) parts[1] = owned->scales.data();
   if (!owned->zeros.empty())
     parts.push_back(owned->zeros.data());
-  else if (storage.scaling.zero)
+  else if (storage.scaling.zero != Zero::none)
     parts.push_back(owned->from.part(2));
   if (storage.scaling.actorder)
-    parts.push_back(owned->from.part(owned->from.storage().scaling.zero ? 3 : 2));
+    parts.push_back(owned->from.part(owned->from.storage().scaling.zero != Zero::none ? 3 : 2));
   const Shape shape = owned->from.shape();
   return {storage, shape, parts, std::move(owned)};
 }
@@ -66,7 +66,7 @@ Weight restated(const Weight& weight, const Storage& storage) {
   const auto count = static_cast<std::size_t>(made.parts[1].shape.elements());
   if (storage.scaling.type != weight.storage().scaling.type)
     for (std::size_t i = 0; i < count; ++i) owned->scales.push_back(scale_at(weight, i));
-  if (storage.scaling.zero && !weight.storage().scaling.zero) owned->zeros.resize(count);
+  if (storage.scaling.zero != weight.storage().scaling.zero) owned->zeros.resize(count);
   return assembled(storage, owned);
 }
 

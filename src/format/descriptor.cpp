@@ -20,6 +20,8 @@ constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
 constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
 constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
 constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
+constexpr std::array kPackedNumberParts{kHalves, kScale,
+                                        PartRow{"zero", "_zero_point", scales, kOfLevel}};
 constexpr PartRow kGroups{"g_idx", "_g_idx", columns, Dtype::i32};
 constexpr std::array kNamedParts{kWhole, kScale, kGroups};
 constexpr std::array kNamedZeroParts{kWhole, kScale, kZero, kGroups};
@@ -93,14 +95,15 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
 
 // Of codes whose scales are numbers.
 std::span<const PartRow> scaled_parts(const Scaling& scaling, Packing packing) noexcept {
+  if (scaling.zero == Zero::sum || scaling.zero == Zero::rounded) return kPackedNumberParts;
+  const bool zero = scaling.zero == Zero::code;
   if (packing == Packing::whole) {
-    if (scaling.actorder)
-      return scaling.zero ? std::span<const PartRow>(kNamedZeroParts) : kNamedParts;
-    return scaling.zero ? std::span<const PartRow>(kZeroParts) : kScaledParts;
+    if (scaling.actorder) return zero ? std::span<const PartRow>(kNamedZeroParts) : kNamedParts;
+    return zero ? std::span<const PartRow>(kZeroParts) : kScaledParts;
   }
   if (scaling.actorder)
-    return scaling.zero ? std::span<const PartRow>(kPackedNamedZeroParts) : kPackedNamedParts;
-  return scaling.zero ? std::span<const PartRow>(kPackedZeroParts) : kPackedParts;
+    return zero ? std::span<const PartRow>(kPackedNamedZeroParts) : kPackedNamedParts;
+  return zero ? std::span<const PartRow>(kPackedZeroParts) : kPackedParts;
 }
 
 }  // namespace
@@ -115,17 +118,17 @@ Descriptor describe(const Storage& storage) {
   Descriptor made;
   made.codes = storage.codes;
   made.packing = row.packing;
-  made.codec = row.codec;
+  made.codec = scaling.zero == Zero::rounded ? Codec::amax : row.codec;
   made.powers = row.powers;
   made.file = row.file;
   made.scale = {.group = group_of(scaling, row.packing), .type = dtype_of(scaling.type)};
   made.transposed = scaling.transposed;
-  switch (row.codec) {
+  switch (made.codec) {
     case Codec::cast:
       made.parts = kCastParts;
       break;
     case Codec::amax:
-      made.zero = scaling.zero ? Zero::code : Zero::none;
+      made.zero = scaling.zero;
       made.parts = scaled_parts(scaling, row.packing);
       if (scaling.type >= ScaleType::e4m3) {
         made.scale.code = code_under_one(scaling.type);
@@ -176,7 +179,9 @@ Shape lying(const Storage& storage, const Shape& shape) {
 
 CodeRange code_range(const Storage& storage) noexcept {
   const FormatTrait& format = trait(storage.codes);
-  if (!storage.scaling.zero) return {format.lowest, format.largest, format.divisor};
+  const Zero zero = storage.scaling.zero;
+  if (zero == Zero::none || zero == Zero::rounded)
+    return {format.lowest, format.largest, format.divisor};
   const auto half = static_cast<float>(1 << (format.bits - 1));  // of all codes
   return {-half, half - 1, 2 * half - 1};
 }

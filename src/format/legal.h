@@ -16,6 +16,8 @@ inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
 inline constexpr std::int32_t kMinBlockTorchao = 16;
 /// Block scales of nf4:torchao that share a factor: the powers of two in this range.
 inline constexpr std::int32_t kMinScalerBlock = 1, kMaxScalerBlock = 4096;
+/// N of `block<N>` whose scales are records.
+inline constexpr std::int32_t kSuperblock = 256;
 /// M of `block<M>x<N>`: the powers of two in this range.
 inline constexpr std::int32_t kMinRows = 2, kMaxRows = 4096;
 /// Groups of a row whose columns have them by name.
@@ -32,6 +34,8 @@ struct Legal {
   bool nested = false;      // scales may be nested
   bool typed = false;       // scales may be bf16 or f16, and those of blocks powers of two
   bool zero = false;        // scales may have a code beside them that stands for 0
+  bool sum = false;         // or a number that is added to products
+  bool rounded = false;     // those that are no records have a number that codes are measured from
   bool named = false;       // which columns are of a group of block<N> may stand in a part
   bool product = false;     // scales of block<N> may be e4m3, under one of all
   bool super = false;       // scales are records, of blocks of one size

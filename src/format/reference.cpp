@@ -157,6 +157,17 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
   return format.values[high ? pair >> 4 : pair & 15u];
 }
 
+// The cast to numbers of such scales.
+Codes cast_of(ScaleType type) noexcept {
+  return type == ScaleType::bf16 ? Codes::bf16 : type == ScaleType::f16 ? Codes::f16 : Codes::f32;
+}
+
+// Number i of scales, or of what is of their type.
+float number_of(ScaleType type, const void* numbers, std::int64_t i) noexcept {
+  if (type == ScaleType::f32) return element<float>(numbers, i);
+  return static_cast<float>(value_of(cast_of(type), element<std::uint16_t>(numbers, i)));
+}
+
 }  // namespace
 
 std::int64_t place_of(const Storage& storage, const Shape& shape, std::int64_t i) {
@@ -240,7 +251,7 @@ float number_under(ScaleType type, double scale, double outer) noexcept {
 std::int64_t scale_index(const Weight& weight, std::int64_t i) {
   if (!weight.storage().scaling.actorder) return scale_index(weight.storage(), weight.shape(), i);
   const std::int64_t columns = weight.shape()[1], k = i % columns;
-  const void* const groups = weight.part(weight.storage().scaling.zero ? 3 : 2);
+  const void* const groups = weight.part(weight.storage().scaling.zero != Zero::none ? 3 : 2);
   return i / columns * ceil_div<std::int64_t>(columns, weight.storage().scaling.block) +
          element<std::int32_t>(groups, k);
 }
@@ -260,10 +271,8 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
     const float scale = trait(Codes::f8_e4m3).values[element<std::uint8_t>(weight.part(1), index)];
     return number_under(scaling.type, scale, element<float>(weight.part(2), 0));
   }
-  if (scaling.type == ScaleType::bf16 || scaling.type == ScaleType::f16) {
-    const Codes as = scaling.type == ScaleType::bf16 ? Codes::bf16 : Codes::f16;
-    return static_cast<float>(value_of(as, element<std::uint16_t>(weight.part(1), index)));
-  }
+  if (scaling.type == ScaleType::bf16 || scaling.type == ScaleType::f16)
+    return number_of(scaling.type, weight.part(1), index);
   if (!scaling.nested) return element<float>(weight.part(1), index);
   std::array<float, 256> map;
   std::memcpy(map.data(), weight.part(3), sizeof map);
@@ -275,8 +284,10 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
 }
 
 float zero_at(const Weight& weight, std::int64_t i) noexcept {
-  if (!weight.storage().scaling.zero) return 0.0f;
+  const Scaling& scaling = weight.storage().scaling;
+  if (scaling.zero == Zero::none) return 0.0f;
   const std::int64_t index = scale_index(weight, i);
+  if (scaling.zero != Zero::code) return number_of(scaling.type, weight.part(2), index);
   return static_cast<float>(element<std::int8_t>(weight.part(2), index));
 }
 
@@ -288,6 +299,17 @@ float offset_at(const Weight& weight, std::int64_t i) noexcept {
 float value_at(const Weight& weight, std::int64_t i) noexcept {
   if (describe(weight.storage()).codec == Codec::torchao)
     return static_cast<float>(torchao_value_at(weight, i));
+  const Scaling& scaling = weight.storage().scaling;
+  if (scaling.zero == Zero::sum) {
+    const double product = double{table_value(weight, i)} * double{scale_at(weight, i)};
+    return static_cast<float>(double{static_cast<float>(product)} + double{zero_at(weight, i)});
+  }
+  if (scaling.zero == Zero::rounded) {  // each exact in double, and so rounded once
+    const Codes as = cast_of(scaling.type);
+    const double code = table_value(weight, i);
+    const double distance = narrow(as, code - double{zero_at(weight, i)});
+    return static_cast<float>(narrow(as, distance * double{scale_at(weight, i)}));
+  }
   const float distance = table_value(weight, i) - zero_at(weight, i);  // exact
   const float product = distance * scale_at(weight, i);
   return product - offset_at(weight, i);

@@ -55,11 +55,12 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept;
 /// What is taken off the product of a code and its scale, for element i: 0 but where a storage
 /// says.
 float offset_at(const Weight& weight, std::int64_t i) noexcept;
-/// The code that stands for 0 in the group of element i, as a number: 0 but where a storage says.
+/// What stands for 0 in the group of element i: 0 but where a storage says.
 float zero_at(const Weight& weight, std::int64_t i) noexcept;
 /// Element i: table value, less that of the zero, times scale, one fp32 product, less the offset,
-/// one fp32 difference; of nf4:torchao the
-/// product in its own dtype, and then as fp32.
+/// one fp32 difference; of zero_sum table value times scale, plus the zero; of zero_rounded the
+/// difference in the type of the scales, and so the product; of nf4:torchao the product in its own
+/// dtype, and then as fp32.
 float value_at(const Weight& weight, std::int64_t i) noexcept;
 /// All elements, rounded once to f64, f32, bf16 or f16; NaN becomes the positive quiet NaN. A plain
 /// cast in its own type is copied.

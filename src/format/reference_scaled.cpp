@@ -130,19 +130,23 @@ double scale_under(ScaleType type, float outer, float amax, float largest) noexc
                                           to_string(storage) + ", got infinity");
 }
 
+// Writes number g of those of the type of scales, and returns what it will be read as.
+float keep_number(Codes as, double value, void* numbers, std::size_t g) {
+  const std::uint32_t bits = encode(as, value);
+  const auto width = static_cast<std::size_t>(trait(as).bits / 8);
+  std::memcpy(static_cast<char*>(numbers) + g * width, &bits, width);
+  return static_cast<float>(round(as, value));
+}
+
 // Writes the scale of group g as the storage has it, and returns what it will be read as.
 float keep_scale(float scale, float amax, const Storage& storage, void* scales, std::size_t g) {
-  const auto put = [&](Codes as, double value) {
-    const auto bits = static_cast<std::uint16_t>(encode(as, value));
-    std::memcpy(static_cast<char*>(scales) + g * sizeof bits, &bits, sizeof bits);
-    return static_cast<float>(round(as, value));
-  };
   switch (storage.scaling.type) {
     case ScaleType::bf16:
-      return put(Codes::bf16, scale);
+      return keep_number(Codes::bf16, scale, scales, g);
     case ScaleType::f16:
       if (scale > 65504.0f) refuse_scale(storage);
-      return put(Codes::f16, scale >= 0x1p-14f ? scale : std::ceil(scale * 0x1p24f) * 0x1p-24f);
+      return keep_number(
+          Codes::f16, scale >= 0x1p-14f ? scale : std::ceil(scale * 0x1p24f) * 0x1p-24f, scales, g);
     case ScaleType::e8m0: {
       const int exponent =
           power_of(describe(storage).powers, amax, scale, trait(storage.codes).largest);
@@ -168,17 +172,40 @@ void put_products(ScaleType type, std::span<float> scale, float largest,
   }
 }
 
-// Values from lo <= 0 to hi >= 0 take all codes; 0 is one of them (compressed-tensors).
+// What a group from lo <= 0 on has beside its exact scale, as it is kept, and what values over the
+// kept scale are moved by.
+float keep_zero(float lo, float exact, float kept, const Storage& storage, void* zeros,
+                std::size_t g) {
+  const auto [least, most, divisor] = code_range(storage);
+  const ScaleType type = storage.scaling.type;
+  const Codes as = type == ScaleType::bf16  ? Codes::bf16
+                   : type == ScaleType::f16 ? Codes::f16
+                                            : Codes::f32;
+  const auto below = static_cast<float>(double{lo} / double{exact});
+  if (storage.scaling.zero == Zero::rounded)
+    return keep_number(as, std::clamp(0.0f - below, least, most), zeros, g);
+  if (storage.scaling.zero == Zero::sum) {
+    const auto lowest = static_cast<float>(-double{least} * double{exact});
+    const auto zero = static_cast<float>(double{lo} + double{lowest});
+    if (std::fabs(zero) > trait(as).largest) refuse_scale(storage);
+    return -keep_number(as, zero, zeros, g) * (1.0f / kept);
+  }
+  const float zero =
+      std::nearbyint(std::clamp(static_cast<float>(double{least} - double{below}), least, most));
+  static_cast<std::int8_t*>(zeros)[g] = static_cast<std::int8_t>(zero);
+  return zero;
+}
+
+// Values from lo <= 0 to hi >= 0 take all codes (compressed-tensors).
 void quantize_from_zero(const Input& input, const Storage& storage, const Shape& shape,
                         std::span<void* const> parts) {
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
-  std::vector<float> lo(count, 0.0f), hi(count, 0.0f), scale(count, 1.0f), zero(count, 0.0f);
+  std::vector<float> lo(count, 0.0f), hi(count, 0.0f), scale(count, 1.0f), moved_by(count, 0.0f);
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
   const Packing packing = describe(storage).packing;
   const CodeRange range = code_range(storage);
-  const auto [least, most, divisor] = range;
   for (std::int64_t i = 0; i < input.n; ++i) {
     lo[at(i)] = std::min(lo[at(i)], input.single(i));
     hi[at(i)] = std::max(hi[at(i)], input.single(i));
@@ -186,23 +213,20 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   for (std::size_t g = 0; g < count; ++g) {
     const auto span = static_cast<float>(double{hi[g]} - double{lo[g]});
     if (!std::isfinite(span)) refuse_scale(storage);
-    const float exact = scale_of(span, divisor);
-    const auto below = static_cast<float>(double{lo[g]} / double{exact});
-    zero[g] = static_cast<float>(
-        std::nearbyint(std::clamp(static_cast<float>(double{least} - double{below}), least, most)));
+    const float exact = scale_of(span, range.divisor);
     scale[g] = keep_scale(exact, span, storage, parts[1], g);
-    static_cast<std::int8_t*>(parts[2])[g] = static_cast<std::int8_t>(zero[g]);
+    moved_by[g] = keep_zero(lo[g], exact, scale[g], storage, parts[2], g);
   }
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float product = input.single(i) * (1.0f / scale[at(i)]);
-    const auto moved = static_cast<float>(double{product} + double{zero[at(i)]});
+    const auto moved = static_cast<float>(double{product} + double{moved_by[at(i)]});
     put_code(packing, parts[0], i, scaled_code(storage.codes, range, moved));
   }
 }
 
 void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape,
                      std::span<void* const> parts) {
-  if (storage.scaling.zero) return quantize_from_zero(input, storage, shape, parts);
+  if (storage.scaling.zero != Zero::none) return quantize_from_zero(input, storage, shape, parts);
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));

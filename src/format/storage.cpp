@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed]`, the
 // rules of what may be combined, and the integer that stands for a storage across a language door.
+// The field of zeros is zero, zero_sum or zero_rounded.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -23,6 +24,9 @@ constexpr Scaling kTorchao{.kind = Kind::block,
 // By ScaleType; one has no name.
 constexpr std::array<std::string_view, 10> kTypeNames{
     "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient", "super"};
+
+// By Zero; what is always there, or never, has no name.
+constexpr std::array<std::string_view, 5> kZeroNames{"", "zero", "", "zero_sum", "zero_rounded"};
 
 constexpr std::string_view kTransposed = ":transposed";
 
@@ -93,6 +97,17 @@ std::optional<ScaleType> type_from(std::string_view field) {
   const auto name = std::ranges::find(kTypeNames, field);
   if (field.empty() || name == kTypeNames.end()) return std::nullopt;
   return static_cast<ScaleType>(name - kTypeNames.begin());
+}
+
+Zero zero_from(std::string_view field) {
+  const auto name = std::ranges::find(kZeroNames, field);
+  if (field.empty() || name == kZeroNames.end()) return Zero::none;
+  return static_cast<Zero>(name - kZeroNames.begin());
+}
+
+std::string_view spell(Zero zero) {
+  const auto at = static_cast<std::size_t>(zero);
+  return at < kZeroNames.size() ? kZeroNames[at] : "";
 }
 
 std::string_view spell(ScaleType type) {
@@ -173,8 +188,8 @@ std::optional<Storage> read(std::string_view text) {
     storage.scaling.type = *type;
     field = next_field(rest);
   }
-  if (field == "zero") {
-    storage.scaling.zero = true;
+  if (const Zero zero = zero_from(field.value_or("")); zero != Zero::none) {
+    storage.scaling.zero = zero;
     field = next_field(rest);
   }
   if (field == "actorder") {
@@ -204,7 +219,8 @@ bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
 }
 
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
-  if (legal.super || s.type == ScaleType::super) return legal.super && s.type == ScaleType::super;
+  if (s.type == ScaleType::super)
+    return legal.super && s.kind == Kind::block && s.block == kSuperblock;
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
   if (s.type >= ScaleType::e4m3)
@@ -214,19 +230,40 @@ bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
   return s.type == ScaleType::f32;
 }
 
+// Of scales whose type is legal.
+bool is_legal_zero(const Legal& legal, const Scaling& s) noexcept {
+  const bool numbers = s.type <= ScaleType::f16 && s.kind != Kind::none && !s.actorder;
+  switch (s.zero) {
+    case Zero::none:
+      return !legal.rounded || s.type == ScaleType::super;
+    case Zero::code:
+      return legal.zero && s.type != ScaleType::e8m0;
+    case Zero::offset:
+      return false;  // always there, or never
+    case Zero::sum:
+      return legal.sum && numbers;
+    case Zero::rounded:
+      return legal.rounded && numbers;
+  }
+  return false;
+}
+
 // A row of the text that errors show: "nf4[:block<N>][:nested]".
 std::string spelled(const FormRow& row) {
   std::string text(trait(row.codes).name);
   if (row.dialect == Dialect::torchao) text += ":torchao";
   const auto has = [&](Kind kind) { return (row.legal.kinds >> static_cast<int>(kind) & 1) != 0; };
+  if (row.legal.super) text.append("[:block256][:super], ").append(trait(row.codes).name);
   if (has(Kind::tensor))
     text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
   else if (has(Kind::block))
-    text += row.legal.super ? "[:block256][:super]" : "[:block<N>]";
+    text += "[:block<N>]";
   if (row.legal.typed)
-    text += row.legal.product ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
-                              : "[:bf16|:f16|:e8m0]";
-  if (row.legal.zero) text += "[:zero]";
+    text += row.legal.product   ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
+            : row.legal.rounded ? "[:bf16|:f16]"
+                                : "[:bf16|:f16|:e8m0]";
+  if (row.legal.zero) text += row.legal.sum ? "[:zero|:zero_sum]" : "[:zero]";
+  if (row.legal.rounded) text += ":zero_rounded";
   if (row.legal.named) text += "[:actorder]";
   if (row.legal.nested) text += "[:nested]";
   if (row.legal.transposed) text.append("[").append(kTransposed).append("]");
@@ -257,15 +294,14 @@ bool is_legal(const Storage& storage) noexcept {
   if (blocks ? !is_legal_block(legal, s.block) : s.block != 0) return false;
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;
-  if (s.zero && (!legal.zero || s.type == ScaleType::e8m0)) return false;
   if (s.transposed && (!legal.transposed || s.kind != Kind::block || s.type >= ScaleType::e4m3))
     return false;
   if (s.actorder && (!legal.named || s.kind != Kind::block || s.type == ScaleType::e8m0))
     return false;
   if (legal.open)
-    return s.nested && s.type <= ScaleType::of_values &&
+    return s.nested && s.type <= ScaleType::of_values && s.zero == Zero::none &&
            is_power_within(s.scaler_block, kMinScalerBlock, kMaxScalerBlock);
-  if (!is_legal_type(legal, s)) return false;
+  if (!is_legal_type(legal, s) || !is_legal_zero(legal, s)) return false;
   return (legal.nested || !s.nested) && s.scaler_block == 0;
 }
 
@@ -309,7 +345,7 @@ std::string to_string(const Storage& storage) {
   if (storage.dialect == Dialect::torchao) return text + spell_torchao(storage.scaling);
   if (storage.scaling.kind != Kind::none) text.append(":").append(spell(storage.scaling));
   if (storage.scaling.type != ScaleType::f32) text.append(":").append(spell(storage.scaling.type));
-  if (storage.scaling.zero) text += ":zero";
+  if (storage.scaling.zero != Zero::none) text.append(":").append(spell(storage.scaling.zero));
   if (storage.scaling.actorder) text += ":actorder";
   return storage.scaling.nested ? text + ":nested" : text;
 }
@@ -324,21 +360,22 @@ std::string legal_storages() {
          ", for " + names_with(&Legal::even) + " an even one; for " + names_with(&Legal::powers) +
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; e8m0: with blocks; e4m3 and actorder: with block<N>; transposed: with block<N> but "
+         "; e8m0: with blocks; e4m3 and actorder: with block<N>; zero_sum: without actorder; "
+         "transposed: with block<N> but "
          "e4m3; M: a power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }
 
-// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested | 21 zero |
+// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested |
 //        22 actorder | 23 transposed | 24-54 block
-//        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm
+//        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm | 60-62 zero
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
          static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
-         static_cast<std::int64_t>(s.zero) << 21 | static_cast<std::int64_t>(s.actorder) << 22 |
+         static_cast<std::int64_t>(s.zero) << 60 | static_cast<std::int64_t>(s.actorder) << 22 |
          static_cast<std::int64_t>(s.transposed) << 23 | static_cast<std::int64_t>(s.block) << 24 |
          static_cast<std::int64_t>(
              std::bit_width(static_cast<std::uint32_t>(s.scaler_block | s.rows)))
@@ -352,7 +389,7 @@ Storage storage_from_key(std::int64_t key) {
   storage.scaling.kind = static_cast<Kind>(key >> 12 & 0xf);
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;
-  storage.scaling.zero = (key >> 21 & 1) != 0;
+  storage.scaling.zero = static_cast<Zero>(key >> 60 & 7);
   storage.scaling.actorder = (key >> 22 & 1) != 0;
   storage.scaling.transposed = (key >> 23 & 1) != 0;
   storage.scaling.block = static_cast<std::int32_t>(key >> 24 & 0x7fffffff);

@@ -63,7 +63,7 @@ consteval auto int4_values() {
 }
 constexpr auto kInt4 = int4_values();
 
-// What Q4_K of ggml has: 0 to 15, from the offset of their sub-block.
+// What Q4_K of ggml has, 0 to 15, from the offset of their sub-block; and hqq.
 consteval auto uint4_values() {
   std::array<float, 16> values{};
   for (std::size_t code = 0; code < 16; ++code) values[code] = static_cast<float>(code);
@@ -110,7 +110,8 @@ constexpr Scaling kRow{.kind = Scaling::Kind::row};
 constexpr Scaling kBlock32{.kind = Scaling::Kind::block, .block = 32};
 constexpr Scaling kBlock64{.kind = Scaling::Kind::block, .block = 64};
 constexpr Scaling kBlock128{.kind = Scaling::Kind::block, .block = 128};
-constexpr Scaling kSuperblock{.kind = Scaling::Kind::block, .block = 256, .type = ScaleType::super};
+constexpr Scaling kRecords{
+    .kind = Scaling::Kind::block, .block = kSuperblock, .type = ScaleType::super};
 constexpr float kLargestBf16 = 0x1.fep127f;
 constexpr float kLargestF32 = std::numeric_limits<float>::max();
 
@@ -125,7 +126,7 @@ constexpr std::array<FormatTrait, kCodesCount> kFormats{{
     {Codes::fp4, "fp4", 4, 1.0f, kFp4, Dtype::u8, kBlock64},
     {Codes::f4_e2m1, "f4_e2m1", 4, 6.0f, kE2m1, Dtype::u8, kBlock32},
     {Codes::int4, "int4", 4, 7.0f, kInt4, Dtype::u8, kBlock128, -8.0f, 7.5f},
-    {Codes::uint4, "uint4", 4, 15.0f, kUint4, Dtype::u8, kSuperblock, 0.0f},
+    {Codes::uint4, "uint4", 4, 15.0f, kUint4, Dtype::u8, kRecords, 0.0f},
 }};
 consteval bool formats_in_place() {
   for (std::size_t i = 0; i < kFormats.size(); ++i) {
@@ -158,7 +159,7 @@ constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero, &Legal::named}
 constexpr Legal kPackedLegal =
     with(kScaledLegal, {&Legal::even, &Legal::product, &Legal::transposed});
 constexpr Legal kPackedIntegerLegal =
-    with(kScaledLegal, {&Legal::even, &Legal::zero, &Legal::named});
+    with(kScaledLegal, {&Legal::even, &Legal::zero, &Legal::sum, &Legal::named});
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,
@@ -168,8 +169,7 @@ constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .most_block = kMaxBlock4,
                          .powers = true,
                          .nested = true};
-constexpr Legal kSuperLegal{
-    .kinds = kinds({Kind::block}), .least_block = 256, .most_block = 256, .super = true};
+constexpr Legal kUnsignedLegal = with(kScaledLegal, {&Legal::even, &Legal::rounded, &Legal::super});
 constexpr Legal kTorchaoLegal{.kinds = kinds({Kind::block}),
                               .least_block = kMinBlockTorchao,
                               .most_block = kMaxBlock4,
@@ -190,7 +190,7 @@ constexpr std::array kForms{
     FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,
             PowerRule::floor},
     FormRow{Codes::int4, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedIntegerLegal},
-    FormRow{Codes::uint4, kOwn, low_first, Codec::ggml, FileForm::manifest, kSuperLegal},
+    FormRow{Codes::uint4, kOwn, low_first, Codec::ggml, FileForm::manifest, kUnsignedLegal},
     FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
             kTorchaoLegal},
 };

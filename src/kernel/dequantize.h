@@ -22,7 +22,9 @@ struct NamedGroups {
 /// that index and the scale scales[(first + i) / group]; null scales stand for 1. `values` are
 /// those that 4-bit codes name, 16 floats (doubles, for weights of f64); null stands for the
 /// format's own. A code stands for its distance from zeros[(first + i) / group]; null: from 0.
-/// offsets[(first + i) / group] is taken off the product; null: nothing is.
+/// offsets[(first + i) / group] is taken off the product; null: nothing is. Where `rounds` is a
+/// dtype, offsets are taken off codes instead, and the difference is rounded to it, and the
+/// product.
 struct Run {
   const void* codes;
   std::int64_t first;
@@ -33,14 +35,15 @@ struct Run {
   const std::int8_t* zeros = nullptr;
   const NamedGroups* named = nullptr;  // in the place of `group` and `zeros`
   const float* offsets = nullptr;
+  Dtype rounds = Dtype::unknown;
 
   Run part(std::int64_t begin, std::int64_t count) const noexcept {
-    return {codes, first + begin, scales, group, count, values, zeros, named, offsets};
+    return {codes, first + begin, scales, group, count, values, zeros, named, offsets, rounds};
   }
 };
 /// out[i] = round((value[code] - zero) * scale - offset), an exact difference, one fp32 product,
-/// another fp32 difference and one rounding; every NaN becomes the positive quiet NaN of the output
-/// type. Casts in their own type are copied.
+/// another fp32 difference and one rounding, but where `rounds` says; every NaN becomes the
+/// positive quiet NaN of the output type. Casts in their own type are copied.
 using DequantizeKernel = void (*)(const Run& run, void* out) noexcept;
 struct DequantizeKernels {
   DequantizeKernel to[kCodesCount][kValueDtypes];  // [Codes][value_index(out dtype)]

@@ -217,13 +217,40 @@ class Coder {
       const auto [kept, read] = keep(scale, width);
       scales[i] = kept;
       out.r[i] = 1.0f / read;
-      if constexpr (kZero) {
-        const float least = -__builtin_bit_cast(float, reach[i].below) / scale;
-        out.zero[i] = std::nearbyint(std::clamp(range_.least - least, range_.least, range_.most));
-        static_cast<std::int8_t*>(job_.parts[2])[g + i] = static_cast<std::int8_t>(out.zero[i]);
-      }
+      if constexpr (kZero)
+        if (!put_zero(g + i, float_of(reach[i].below), scale, out.r[i], out.zero[i])) return false;
     }
     return true;
+  }
+  // Keeps what stands for 0 in a group with values down to -below, and says what moves codes. `r`:
+  // of the scale as it is read. Whether the type has such a number.
+  bool put_zero(std::int64_t g, float below, float scale, float r, float& moved) const {
+    if (job_.form.zero == Zero::code) {
+      const float least = -below / scale;
+      moved = std::nearbyint(std::clamp(range_.least - least, range_.least, range_.most));
+      static_cast<std::int8_t*>(job_.parts[2])[g] = static_cast<std::int8_t>(moved);
+      return true;
+    }
+    if (job_.form.zero == Zero::rounded) {
+      moved = put_number(g, std::clamp(below / scale, range_.least, range_.most));
+      return true;
+    }
+    const float zero = -range_.least * scale - below;  // an exact product
+    if (!(std::fabs(zero) <= most_)) return false;
+    moved = -put_number(g, zero) * r;
+    return true;
+  }
+  // In the type of scales; what it is then.
+  float put_number(std::int64_t g, float number) const {
+    auto* const halves = static_cast<std::uint16_t*>(job_.parts[2]) + g;
+    switch (job_.form.scale.type) {
+      case Dtype::bf16:
+        return bf16_to_f32(*halves = f32_to_bf16(number));
+      case Dtype::f16:
+        return f16_to_f32(*halves = f32_to_f16(number));
+      default:
+        return static_cast<float*>(job_.parts[2])[g] = number;
+    }
   }
   // Powers of two; none is below 2^-126.
   template <PowerRule kRule>

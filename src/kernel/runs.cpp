@@ -26,9 +26,15 @@ void expand_affine(const KeptScales& kept, std::int64_t first, std::int64_t n,
   }
 }
 
+Expand of_type(const ScaleKernels::OfType& kernels, Dtype type) {
+  return type == Dtype::bf16 ? kernels.bf16 : type == Dtype::f16 ? kernels.f16 : kernels.f32;
+}
+
 Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scaling& scaling) {
   switch (form.scale.code) {
     case ScaleCode::plain:
+      if (form.zero == Zero::sum) return of_type(kernels.added, form.scale.type);
+      if (form.zero == Zero::rounded) return of_type(kernels.taken, form.scale.type);
       if (form.scale.type == Dtype::f8_e8m0) return kernels.e8m0;
       if (form.scale.type == Dtype::bf16) return kernels.bf16;
       if (form.scale.type == Dtype::f16) return kernels.f16;
@@ -73,6 +79,7 @@ Runs::Runs(const ScaleKernels& kernels, const Weight& weight) : form_(describe(w
   }
   if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
   expand_ = expand_of(kernels, form_, storage.scaling);
+  beside_ = form_.zero > Zero::code;
   if (expand_ == nullptr) scales_ = static_cast<const float*>(weight.part(1));
   if (group.kind == Group::Kind::named) {
     groups_ = static_cast<const std::int32_t*>(weight.part(zeros_ == nullptr ? 2 : 3));

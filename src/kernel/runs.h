@@ -124,7 +124,8 @@ class Runs {
             rounds_ ? rounded_ : values_,
             zeros_from(line.scale + from),
             nullptr,
-            form_.zero == Zero::offset ? scales + kExpandedScales : nullptr};
+            beside_ ? scales + kExpandedScales : nullptr,
+            form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown};
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
   Run next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept;
@@ -135,6 +136,7 @@ class Runs {
   const float* scales_ = nullptr;  // where they are fp32 numbers
   KeptScales kept_;                // where they are not
   Expand expand_ = nullptr;
+  bool beside_ = false;                   // what is expanded has offsets
   const std::int32_t* groups_ = nullptr;  // of each column, where a part names it
   std::int64_t group_ = 1;
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0

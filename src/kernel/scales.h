@@ -23,8 +23,13 @@ using Expand = void (*)(const KeptScales& kept, std::int64_t first, std::int64_t
                         float* out) noexcept;
 
 struct ScaleKernels {
+  struct OfType {
+    Expand f32, bf16, f16;
+  };
   Expand e8m0, bf16, f16;                  // numbers of that type
   Expand product, product_bf16, quotient;  // e4m3 numbers under one fp32 number
   Expand q4_k;                             // records of superblocks
+  OfType added, taken;  // numbers of that type, and behind them those that stand for 0; of the
+                        // other sign where they are added to products
 };
 }  // namespace stowage

@@ -56,14 +56,15 @@ std::string listed(const std::vector<std::string>& names) {
 std::vector<Storage> same_values(const Storage& storage) {
   const auto narrow = {ScaleType::bf16, ScaleType::f16, ScaleType::e8m0};
   std::vector<Storage> found{storage};
+  if (storage.scaling.zero > Zero::code) return found;
   if (std::ranges::count(narrow, storage.scaling.type) != 0) {
     found.push_back(storage);
     found.back().scaling.type = ScaleType::f32;
   }
-  if (storage.codes != Codes::int4 || storage.scaling.zero) return found;
+  if (storage.codes != Codes::int4 || storage.scaling.zero != Zero::none) return found;
   for (std::size_t i = 0, count = found.size(); i < count; ++i) {
     found.push_back(found[i]);
-    found.back().scaling.zero = true;
+    found.back().scaling.zero = Zero::code;
   }
   return found;
 }

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "format/convert.h"
+#include "store/part_octets.h"
 
 namespace stowage {
 namespace {
@@ -18,8 +19,8 @@ namespace {
 using Bytes = std::vector<std::byte>;
 constexpr std::int64_t kTileRows = 128, kTileColumns = 4, kTile = kTileRows * kTileColumns;
 constexpr std::int64_t kSquare = 32;  // words: what the nearest cache holds of two matrices
-constexpr std::int64_t kOctet = 8;    // codes of four bits in 32
 constexpr PartForm kNoForm{};
+using octets::kOctet, octets::Octets;
 
 // Where the scale of a row and a group lies among tiles, each 32 rows of four quarters.
 std::int64_t tiled(std::int64_t row, std::int64_t column, std::int64_t columns) {
@@ -38,6 +39,7 @@ struct Frame {
   Frame(const PartForm& of, const Shape& part)
       : form(of), run(of.word / of.in_file), rows(part.rows()), columns(part.row_elements()) {
     if (of.in_part == 4) columns *= 2;
+    if (of.folded) columns = rows * columns / run, rows = run;
     const bool by_rows = of.axis == PartForm::Axis::rows;
     length = by_rows ? rows : columns;
     width = by_rows ? columns : rows;
@@ -152,7 +154,7 @@ void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tens
       }
       const std::uint32_t held = number - form.bias;
       if (is_narrow && (held & mask) >> in_part != 0) refuse_wide(form, tensor, byte, number);
-      put_number(part.data(), in_part, first + next * step, is_narrow ? held & mask : held);
+      put_number(part.data(), in_part, first + next * step, in_part <= bits ? held & mask : held);
     }
   });
 }
@@ -178,15 +180,17 @@ void write_words(const Frame& frame, const Moved& moved, const std::byte* part, 
   });
 }
 
-// Words that the part has as the file has them, but for the highest bits of bytes, at other places.
+// Words that the part has as the file has them, but for the highest bits of numbers, at other
+// places.
 bool moves_words(const PartForm& form) {
-  const bool flips = form.in_file == 8 && form.bias == 128;
+  const bool flips = form.in_file <= 8 && form.bias == 1 << (form.in_file - 1);
   return form.in_file == form.in_part && form.axis == PartForm::Axis::columns && !form.tiled &&
          form.order == kNoForm.order && (form.bias == 0 || flips) && form.less == 0;
 }
 template <class Word, bool kBack>
 Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
-  const Word flip = frame.form.bias == 0 ? Word{0} : static_cast<Word>(0x80808080u);
+  const std::uint32_t highest = frame.form.in_file == 4 ? 0x88888888u : 0x80808080u;
+  const Word flip = frame.form.bias == 0 ? Word{0} : static_cast<Word>(highest);
   const std::int64_t wholes = frame.columns / frame.run, size = sizeof(Word);
   const std::int64_t row_bytes = frame.columns * frame.form.in_part / 8;
   for (std::int64_t r = 0; r < frame.rows; r += kSquare) {
@@ -209,39 +213,8 @@ Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
 // Numbers of eight rows in a word of the file, of eight columns together in the part.
 bool turns_octets(const PartForm& form) {
   return form.in_file == 4 && form.in_part <= 8 && form.word == 32 && !form.tiled &&
-         form.axis == PartForm::Axis::rows && (form.in_part == 8 || form.less == 0);
-}
-using Octets = std::array<std::uint32_t, kOctet>;
-// The transpose of 8 times 8 codes: quarters change places, then theirs, then theirs.
-void turn(Octets& words) {
-  constexpr std::array<std::uint32_t, 3> kLow{0x0f0f0f0f, 0x00ff00ff, 0x0000ffff};
-  for (int level = 2; level >= 0; --level) {
-    const std::size_t half = std::size_t{1} << level;
-    const int shift = 4 << level;
-    for (std::size_t k = 0; k < words.size(); ++k) {
-      if ((k & half) != 0) continue;
-      const std::uint32_t other =
-          (words[k] >> shift ^ words[k + half]) & kLow[static_cast<std::size_t>(level)];
-      words[k + half] ^= other;
-      words[k] ^= other << shift;
-    }
-  }
-}
-constexpr std::uint64_t kEachByte = 0x0101010101010101;
-// Codes of four bits to numbers of bytes, and back: anything above 15 to more than 32 bits.
-std::uint64_t spread(std::uint64_t codes, std::uint64_t bias) {
-  codes = (codes | codes << 16) & 0x0000ffff0000ffff;
-  codes = (codes | codes << 8) & 0x00ff00ff00ff00ff;
-  codes = (codes | codes << 4) & 0x0f * kEachByte;
-  return (codes + 0x80 * kEachByte - bias * kEachByte) ^ 0x80 * kEachByte;
-}
-std::uint64_t joined(std::uint64_t numbers, std::uint64_t bias) {
-  const std::uint64_t signs = numbers & 0x80 * kEachByte;
-  const std::uint64_t codes = ((numbers ^ signs) + bias * kEachByte) ^ signs;
-  if ((codes & 0xf0 * kEachByte) != 0) return ~std::uint64_t{0};
-  const std::uint64_t pairs = (codes | codes >> 4) & 0x00ff00ff00ff00ff;
-  const std::uint64_t quads = (pairs | pairs >> 8) & 0x0000ffff0000ffff;
-  return (quads | quads >> 16) & 0xffffffff;
+         form.axis == PartForm::Axis::rows &&
+         (form.in_part == 8 || (form.less == 0 && form.bias == 0));
 }
 // Eight: numbers of a row of the part as one, of codes or of bytes.
 template <bool kBack, class Eight>
@@ -264,20 +237,20 @@ Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
       for (std::size_t j = 0; j < words.size(); ++j) {
         if constexpr (kBack) {
           const Eight eight = value_at<Eight>(from + part(i, j, k), 0);
-          const std::uint64_t codes = kSpreads ? joined(eight, form.bias) : eight;
+          const std::uint64_t codes = kSpreads ? octets::joined(eight, form.bias) : eight;
           if (codes >> 32 != 0) return {};  // numbers, one by one, find out which is too large
           words[j] = static_cast<std::uint32_t>(codes);
         } else {
           words[j] = value_at<std::uint32_t>(from, tensor(i, j, k)) + more;
         }
       }
-      turn(words);
+      octets::turn(words);
       for (std::size_t j = 0; j < words.size(); ++j) {
         if constexpr (kBack)
           put_value(to, tensor(i, j, k), words[j] - more);
         else
           put_value(to + part(i, j, k), 0,
-                    static_cast<Eight>(kSpreads ? spread(words[j], form.bias) : words[j]));
+                    static_cast<Eight>(kSpreads ? octets::spread(words[j], form.bias) : words[j]));
       }
     }
   }
@@ -346,6 +319,27 @@ Moved join_bytes(const Frame& frame, const std::byte* from, std::byte* to) {
   return {frame.along, frame.across};
 }
 
+// Two codes in a byte, each of its own half of the part.
+bool unfolds_halves(const PartForm& form) { return form.folded && form.order[0] == 1; }
+template <bool kBack>
+Moved unfold_halves(const Frame& frame, const std::byte* from, std::byte* to) {
+  if (frame.columns % 2 != 0) return {};  // the second half begins inside of a byte
+  const std::byte low{0x0f}, high{0xf0};
+  const std::int64_t pairs = frame.columns / 2;
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    if constexpr (kBack) {
+      const std::byte first = from[i], second = from[pairs + i];
+      to[2 * i] = first << 4 | (second & low);
+      to[2 * i + 1] = (first & high) | second >> 4;
+    } else {
+      const std::byte first = from[2 * i], second = from[2 * i + 1];
+      to[i] = first >> 4 | (second & high);
+      to[pairs + i] = (first & low) | second << 4;
+    }
+  }
+  return {frame.along, frame.across};
+}
+
 // What has size is moved by words; what is left, by numbers.
 template <class Word, bool kBack>
 Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
@@ -355,6 +349,7 @@ Moved move_large(const Frame& frame, const std::byte* from, std::byte* to) {
                                    : turn_octets<kBack, std::uint64_t>(frame, from, to);
   if (moves_tiles(frame.form)) return move_tiles<kBack>(frame, from, to);
   if (swaps_halves(frame.form)) return swap_halves(frame, from, to);
+  if (unfolds_halves(frame.form)) return unfold_halves<kBack>(frame, from, to);
   if (joins_bytes(frame.form)) return join_bytes<kBack>(frame, from, to);
   return {};
 }
@@ -392,6 +387,13 @@ std::size_t bytes_of(const PartForm& form, const Frame& frame) {
 
 }  // namespace
 
+// Whether the other fields fit a part in halves: codes by two in a byte, one of each.
+static bool is_folded(const PartForm& form) noexcept {
+  return form.in_file == 4 && form.in_part == 4 && form.word == 8 &&
+         form.axis == PartForm::Axis::rows && !form.transposed && !form.tiled && form.bias == 0 &&
+         form.less == 0;
+}
+
 bool is_legal(const PartForm& form) noexcept {
   if (form.in_file == 0)
     return form == PartForm{.rounded = form.rounded, .one = form.one} &&
@@ -405,7 +407,8 @@ bool is_legal(const PartForm& form) noexcept {
                       (form.in_part != 16 || form.in_file == 16) && form.in_file <= form.word;
   if (!widths || form.rounded || form.axis > PartForm::Axis::rows) return false;
   if ((form.bias | form.less) >> std::min<int>(form.in_file, 8) != 0) return false;
-  if (form.bias != 0 && form.in_part != 8 && !is_narrow) return false;
+  if (form.bias != 0 && form.in_part == 16) return false;
+  if (form.folded && !is_folded(form)) return false;
   std::array<bool, 8> seen{};
   const auto run = static_cast<std::size_t>(form.word / form.in_file);
   for (std::size_t j = 0; j < seen.size(); ++j) {
@@ -420,6 +423,7 @@ Shape tensor_shape(const PartForm& form, const Shape& part) {
   if (is_block(form)) return shape_of_blocks(form, part);
   const std::int64_t run = form.word / form.in_file;
   std::int64_t rows = part.rows(), columns = part.row_elements() * (form.in_part == 4 ? 2 : 1);
+  if (form.folded) columns = rows * columns / run, rows = run;
   std::int64_t& length = form.axis == PartForm::Axis::rows ? rows : columns;
   length = ceil_div(length, run);
   if (form.transposed) std::swap(rows, columns);

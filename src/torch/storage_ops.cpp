@@ -20,6 +20,7 @@ constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "blo
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
 constexpr const char* kScaleCodes[] = {"plain",   "mapped",       "affine",  "q4_k",
                                        "product", "product_bf16", "quotient"};
+constexpr const char* kZeros[] = {"", "code", "offset", "sum", "rounded"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
 constexpr const char* kExtents[] = {"weight", "pairs",  "halves", "scales", "outers",
                                     "one",    "values", "map",    "columns"};
@@ -79,7 +80,7 @@ std::string storage_describe(std::int64_t key) {
               {"block", storage.scaling.block},
               {"rows", storage.scaling.rows},
               {"nested", storage.scaling.nested},
-              {"zero", storage.scaling.zero},
+              {"zero", kZeros[static_cast<int>(storage.scaling.zero)]},
               {"actorder", storage.scaling.actorder},
               {"transposed", storage.scaling.transposed},
               {"record", form.scale.record},

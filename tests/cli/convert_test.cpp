@@ -50,6 +50,7 @@ const std::vector<Row> kRows{
     {"mxfp4-gpt-oss", "mxfp4", {}},
     {"torchao-float8", "torchao", {"compressed-tensors", "modelopt"}},
     {"torchao-int8", "torchao", {"compressed-tensors"}},
+    {"torchao-int4", "torchao", {}},
     {"torchao-intx4", "torchao", {"compressed-tensors", "gptq", "gptq:gptq_v2", "awq"}},
 };
 

@@ -50,6 +50,10 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
        S::plain, kNone},
       {"int8:block7:zero:actorder", whole, Codec::amax, FileForm::scaled, K::named, 7, 0, S::plain,
        kNone},
+      {"int4:block64:bf16:zero_sum", low_first, Codec::amax, FileForm::manifest, K::along, 64, 0,
+       S::plain, kNone},
+      {"uint4:block64:f16:zero_rounded", low_first, Codec::amax, FileForm::manifest, K::along, 64,
+       0, S::plain, kNone},
       {"nvfp4", low_first, Codec::amax, FileForm::manifest, K::along, 16, 0, S::product, kNone},
       {"f4_e2m1:block16:e4m3_bf16", low_first, Codec::amax, FileForm::manifest, K::along, 16, 0,
        S::product_bf16, kNone},
@@ -98,9 +102,10 @@ TEST(Descriptor, QuestionsTellTheKindsOfCodesApart) {
 // Without zeros int8 leaves -128 out; int4 does not, and a half more than its largest is its amax.
 TEST(Descriptor, SaysWhatCodesReach) {
   const std::vector<std::tuple<const char*, float, float, float>> rows{
-      {"f8_e4m3:row", -448, 448, 448}, {"f4_e2m1", -6, 6, 6},
-      {"int8", -127, 127, 127},        {"int8:row:zero", -128, 127, 255},
-      {"int4:row", -8, 7, 7.5f},       {"int4:block32:f16:zero", -8, 7, 15}};
+      {"f8_e4m3:row", -448, 448, 448},  {"f4_e2m1", -6, 6, 6},
+      {"int8", -127, 127, 127},         {"int8:row:zero", -128, 127, 255},
+      {"int4:row", -8, 7, 7.5f},        {"int4:block32:f16:zero", -8, 7, 15},
+      {"int4:row:zero_sum", -8, 7, 15}, {"uint4:row:zero_rounded", 0, 15, 15}};
   for (const auto& [storage, least, most, divisor] : rows) {
     const CodeRange range = code_range(parse_storage(storage));
     EXPECT_EQ(range.least, least) << storage;

@@ -21,12 +21,12 @@ std::vector<Storage> all_legal() {
             for (int type = 0; type <= static_cast<int>(ScaleType::e4m3_quotient); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
                 for (const int rows : {0, 1, 2, 3, 4096, 8192})
-                  for (const int more : {0, 1, 2, 3}) {
+                  for (const int more : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
                     const Storage storage{
                         static_cast<Codes>(codes),
                         static_cast<Dialect>(dialect),
                         {static_cast<Kind>(kind), block, nested, static_cast<ScaleType>(type),
-                         scaler, rows, more % 2 != 0, more >= 2}};
+                         scaler, rows, static_cast<Zero>(more % 5), more >= 5}};
                     if (is_legal(storage)) found.push_back(storage);
                   }
   return found;
@@ -35,14 +35,16 @@ std::vector<Storage> all_legal() {
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks, of one row or of 2 sizes,
-  // x those types and e8m0, but for zeros; three of e4m3 with those of one row; columns in another
-  // order with those of one row, with zeros and without; bitsandbytes: 4 blocks x nested; torchao:
-  // 4 blocks x 5 types x 3 scalers.
+  // x those types and e8m0, but for zeros of each kind; three of e4m3 with those of one row;
+  // columns in another order with those of one row, with zeros and without; bitsandbytes: 4 blocks
+  // x nested; torchao: 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
     const Legal& legal = row.legal;
     expected += (legal.kinds & 1 << static_cast<int>(Kind::none)) != 0 ? 1 : 0;
-    expected += (legal.typed ? 9 + 8 * 3 * 4 : 0) + (legal.zero ? 9 + 8 * 3 * 3 : 0);
+    expected += legal.typed && !legal.rounded ? 9 + 8 * 3 * 4 : 0;
+    for (const bool zeros : {legal.zero, legal.sum, legal.rounded})
+      expected += zeros ? 9 + 8 * 3 * 3 : 0;
     expected += legal.named ? 8 * 3 * 2 : 0;
     expected +=
         (legal.product ? 3 * 8 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
@@ -105,6 +107,9 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"int4:block32:f16:zero:actorder", "int4:block32:f16:zero:actorder"},
       {"int8:block7:actorder", "int8:block7:actorder"},
       {"int4:tensor:f16", "int4:tensor:f16"},
+      {"int4:block64:bf16:zero_sum", "int4:block64:bf16:zero_sum"},
+      {"uint4", "q4_k"},
+      {"uint4:block64:f16:zero_rounded", "uint4:block64:f16:zero_rounded"},
       {"mxfp8_e4m3", "f8_e4m3:block32:e8m0"},
       {"mxfp8_e5m2", "f8_e5m2:block32:e8m0"},
       {"mxint8", "int8:block32:e8m0"},
@@ -223,6 +228,16 @@ TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
                            "int4:nested",
                            "int4:block33",
                            "int4:block32:e8m0:zero",
+                           "int4:block32:e8m0:zero_sum",
+                           "int4:block32:zero_sum:actorder",
+                           "int4:block32:zero:zero_sum",
+                           "int4:block32:zero_rounded",
+                           "int8:row:zero_sum",
+                           "uint4:block64",
+                           "uint4:block64:super",
+                           "uint4:row:zero",
+                           "uint4:zero_rounded",
+                           "uint4:block7:zero_rounded",
                            "int4:row:actorder",
                            "int4:block4x32:actorder",
                            "int8:actorder",
@@ -262,8 +277,8 @@ TEST(Storage, TheLegalTextNamesEveryFormat) {
 TEST(Storage, RefusesKeysThatStandForNothing) {
   const std::int64_t row = storage_key(parse_storage("int8:row"));
   for (const std::int64_t key :
-       {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 22,
-        row | std::int64_t{1} << 60, row | 3 << 16, row | 1 << 24})
+       {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 22, row | 1 << 21,
+        row | std::int64_t{4} << 60, row | std::int64_t{2} << 60, row | 3 << 16, row | 1 << 24})
     EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
   // Every type of scales that a key has room for and that no storage has.
   const std::int64_t block = storage_key(parse_storage("f4_e2m1:block16"));

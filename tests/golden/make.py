@@ -44,6 +44,10 @@ TORCHAO = [f"nf4:torchao:block32:scaler2:{dtype}" for dtype in ("f32", "bf16", "
 SUPERBLOCKS = ["q4_k"]
 INT4 = ["int4:block32", "int4:row:f16", "int4:block40:bf16:zero", "int4:tensor:zero"]
 PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
+# Zeros that are numbers, in both arithmetics.
+ZEROS = ["int4:block32:bf16:zero_sum", "int4:row:f16:zero_sum", "int4:tensor:zero_sum"]
+ZEROS += ["uint4:block32:f16:zero_rounded", "uint4:row:bf16:zero_rounded"]
+ZEROS += ["uint4:block4x32:zero_rounded"]
 # The other arithmetics of scales under one number.
 NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
 # Blocks of rows of each matrix of a stack, whose last ones are short.
@@ -108,6 +112,7 @@ def main(folder: Path, program: str) -> None:
         "packed": PACKED,
         "nvfp4": NVFP4,
         "superblocks": SUPERBLOCKS,
+        "zeros": ZEROS,
     }
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")

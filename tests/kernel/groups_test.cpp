@@ -64,6 +64,25 @@ STOWAGE_ON_EACH_ISA(Groups, StandBesideGroupsOfOtherScales) {
     }
 }
 
+// Scales and zeros of any bits, each of which may be no number.
+STOWAGE_ON_EACH_ISA(Groups, HaveZerosThatAreNumbers) {
+  const Shape shape{3, 64 * 19};
+  for (const char* of : {"int4:block16%:zero_sum", "int4:block64%:zero_sum", "int4:row%:zero_sum",
+                         "uint4:block16%:zero_rounded", "uint4:block32%:zero_rounded",
+                         "uint4:block64%:zero_rounded", "uint4:block18%:zero_rounded"})
+    for (const char* type : {"", ":bf16", ":f16"}) {
+      std::string name(of);
+      const Storage storage = parse_storage(name.replace(name.find('%'), 1, type));
+      Parts parts(storage, shape);
+      for (std::size_t i = 0; i < parts.bytes.size(); ++i)
+        parts.bytes[i] = random_bytes(parts.bytes[i].size(), 7 + static_cast<unsigned>(i));
+      const Weight weight = parts.weight(storage, shape);
+      for (const Dtype out : kValueTypes)
+        EXPECT_EQ(values_of(table, weight, {0, 3}, out), reference_values(weight, out))
+            << name << " to " << disk_name(out);
+    }
+}
+
 // A run may begin and end inside a group, at any element.
 STOWAGE_ON_EACH_ISA(Groups, BeginAndEndAnywhere) {
   constexpr std::int64_t kAll = 64 * 5;

@@ -43,7 +43,7 @@ Parts made(const Storage& storage, const Shape& shape, unsigned seed) {
     else
       put(parts.bytes[1], at, scale);
     const int zero = static_cast<int>(random() % 16) - 8;
-    if (storage.scaling.zero) put(parts.bytes[2], at, static_cast<std::int8_t>(zero));
+    if (storage.scaling.zero == Zero::code) put(parts.bytes[2], at, static_cast<std::int8_t>(zero));
   }
   const auto columns = static_cast<std::size_t>(shape[1]);
   const auto count = std::max<std::int64_t>(scales[1], 1);

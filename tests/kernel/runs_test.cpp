@@ -32,7 +32,11 @@ STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
         for (std::int64_t i = 0; i < run.n; i += 11) {
           const float scale =
               run.scales == nullptr ? 1.0f : run.scales[(run.first + i) / run.group];
-          const float zero = run.zeros == nullptr ? 0.0f : run.zeros[(run.first + i) / run.group];
+          float zero = run.zeros == nullptr ? 0.0f : run.zeros[(run.first + i) / run.group];
+          if (storage.scaling.zero > Zero::code) zero = run.offsets[(run.first + i) / run.group];
+          if (storage.scaling.zero == Zero::sum) zero = -zero;
+          EXPECT_EQ(run.rounds, storage.scaling.zero == Zero::rounded ? runs.form().scale.type
+                                                                      : Dtype::unknown);
           ASSERT_EQ(zero, reference::zero_at(weight, at + i)) << name << " at " << at + i;
           ASSERT_EQ(scale, reference::scale_at(weight, at + i)) << name << " at " << at + i;
         }

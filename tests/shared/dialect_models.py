@@ -26,6 +26,7 @@ DIALECTS = {
     "torchao-int8": "torchao",
     "torchao-float8": "torchao",
     "torchao-intx4": "torchao",
+    "torchao-int4": "torchao",
     "fp8-block-f32": "fp8",
     "fp8-block-e8m0": "fp8",
     "ct-fp8-block": "compressed-tensors",

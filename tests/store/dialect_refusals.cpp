@@ -422,6 +422,40 @@ const Rows kDialects{{
                 R"(\"IntxUnpackedToInt8Tensor\", \"_data\": {\"block_size\": [1, 4],)"
                 R"( \"target_dtype\": {\"_data\": \"int4\"}}}"})"),
      {"tensor '_w_qdata'", "no '_w_zero_point' (I8 [2, 1])"}},
+    {Refusal::dialect_config,
+     "codes of torchao by two for another shape",
+     configured("", {{"_w_qdata", "I8", "[2,4]", 8}, {"_w_scale", "BF16", "[1,2]", 4}},
+                R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int4Tensor\",)"
+                R"( \"_data\": {\"block_size\": [1, 8], \"shape\": [2, 4]}}"})"),
+     {"metadata 'w'", "shape '[2,4]' for [2, 8]"}},
+    {Refusal::dialect_config,
+     "codes of torchao by two for products of fp8",
+     configured("", {{"_w_qdata", "I8", "[2,4]", 8}, {"_w_scale", "BF16", "[1,2]", 4}},
+                R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int4Tensor\",)"
+                R"( \"_data\": {\"activation_dtype\": {\"_data\": \"float8_e4m3fn\"},)"
+                R"( \"block_size\": [1, 8], \"shape\": [2, 8]}}"})"),
+     {"metadata 'w'", "activation_dtype '\"float8_e4m3fn\"'"}},
+    {Refusal::dialect_part,
+     "scales of torchao of a type that is not turned",
+     configured("", {{"_w_qdata", "I8", "[2,4]", 8}, {"_w_scale", "F32", "[1,2]", 8}},
+                R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int4Tensor\",)"
+                R"( \"_data\": {\"block_size\": [1, 8], \"shape\": [2, 8]}}"})"),
+     {"tensor '_w_scale'", "F32 [1, 2] for scales of BF16 or F16"}},
+    {Refusal::dialect_part,
+     "scales of torchao by rows, where those of a group of all rows are together",
+     configured("", {{"_w_qdata", "I8", "[2,4]", 8}, {"_w_scale", "BF16", "[2,1]", 4}},
+                R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int4Tensor\",)"
+                R"( \"_data\": {\"block_size\": [1, 8], \"shape\": [2, 8]}}"})"),
+     {"tensor '_w_scale'", "BF16 [2, 1] for [1, 2]"}},
+    {Refusal::dialect_part,
+     "zeros of torchao of another type than the scales",
+     configured("",
+                {{"_w_qdata", "I8", "[2,4]", 8},
+                 {"_w_scale", "BF16", "[1,2]", 4},
+                 {"_w_zero_point", "I8", "[1,2]", 2}},
+                R"("__metadata__":{"tensor_names":"[\"w\"]","w":"{\"_type\": \"Int4Tensor\",)"
+                R"( \"_data\": {\"block_size\": [1, 8], \"shape\": [2, 8]}}"})"),
+     {"tensor '_w_zero_point'", "BF16 [1, 2]"}},
     {Refusal::json_syntax,
      "a configuration that is cut",
      configured(R"({"quant_method": )", {}),

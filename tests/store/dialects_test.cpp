@@ -32,6 +32,7 @@ const std::vector<Golden> kGolden{
     {"torchao-int8", "torchao", "int8:row"},
     {"torchao-float8", "torchao", "f8_e4m3:row"},
     {"torchao-intx4", "torchao", "int4:block32:bf16:zero"},
+    {"torchao-int4", "torchao", "int4:block64:bf16:zero_sum"},
     {"fp8-block-f32", "fp8", "f8_e4m3:block128x128"},
     {"fp8-block-e8m0", "fp8", "f8_e4m3:block128x128:e8m0"},
     {"deepseek-v4", "fp8", "f8_e4m3:block128x128:e8m0 and mxfp4"},

@@ -24,6 +24,13 @@ constexpr PartForm kHalves{
 constexpr PartForm kRagged{.in_file = 4, .in_part = 4, .word = 32};
 constexpr PartForm kBytesInWords{.in_file = 8, .in_part = 8, .word = 32, .bias = 128};
 constexpr PartForm kUnpacked{.in_file = 8, .in_part = 4, .word = 8, .bias = 248};
+constexpr PartForm kSigned{.in_file = 4, .in_part = 4, .word = 8, .bias = 8};
+constexpr PartForm kFolded{.in_file = 4,
+                           .in_part = 4,
+                           .word = 8,
+                           .axis = Axis::rows,
+                           .order = {1, 0, 2, 3, 4, 5, 6, 7},
+                           .folded = true};
 constexpr PartForm kTurned{.in_file = 16, .in_part = 16, .word = 16, .transposed = true};
 constexpr PartForm kTurnedWords{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
 constexpr PartForm kZerosDown{
@@ -64,6 +71,8 @@ Bytes some_part(const PartForm& form, const Size& size, std::mt19937& random, bo
   for (std::size_t i = 0; i < made.size(); ++i) {
     std::uint32_t byte = fill ? 0xff : static_cast<std::uint32_t>(random());
     if (form.in_part == 8) byte = (byte & mask) - form.bias;
+    if (form.in_part == 4 && form.in_file == 4)
+      byte = ((byte & 15) - form.bias) % 16 | ((byte >> 4) - form.bias) % 16 << 4;
     made[i] = static_cast<std::byte>(byte);
   }
   return made;
@@ -137,6 +146,15 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
         [](std::int64_t r, std::int64_t c) { return 32 * 26 * r + 8 * c; });
   // torchao: byte j is column j, q of -8 to 7, which rests as q + 8.
   check(kUnpacked, {7, 50}, 350, [](std::int64_t r, std::int64_t c) { return 8 * (r * 50 + c); });
+  // And two such in a byte, the first in the low half.
+  check(kSigned, {7, 50}, 175, [](std::int64_t r, std::int64_t c) { return 4 * (r * 50 + c); });
+  // hqq: of n rows of the grouped matrix, [7..4: row i | 3..0: row i + n / 2].
+  check(kFolded, {6, 50}, 150,
+        [](std::int64_t r, std::int64_t c) { return 8 * (r % 3 * 50 + c) + (r < 3 ? 4 : 0); });
+  check(kFolded, {3, 50}, 75, [](std::int64_t r, std::int64_t c) {  // the middle is in a row
+    const std::int64_t at = r * 50 + c;
+    return 8 * (at % 75) + (at < 75 ? 4 : 0);
+  });
   check(kTurned, {40, 33}, 2640, [](std::int64_t r, std::int64_t c) { return 16 * (c * 40 + r); });
   // GPTQ, word r of column o: bits 4j to 4j + 3 are q[8r + j, o]; v1 has z - 1 of o = 8c + j.
   check(kTurnedWords, {40, 64}, 1280,
@@ -198,6 +216,7 @@ PartForm some_form(std::mt19937& random) {
         .in_file = one_of({4, 8, 16}), .in_part = one_of({4, 8, 16}), .word = one_of({8, 16, 32})};
     form.axis = static_cast<Axis>(random() % 2);
     form.transposed = random() % 2 == 0, form.tiled = random() % 4 == 0;
+    form.folded = random() % 4 == 0;
     if (random() % 2 == 0) form.bias = one_of({1, 8, 128, 248});
     if (random() % 2 == 0 && form.in_file == 4 && form.word == 32) form.less = one_of({1, 5});
     if (random() % 2 == 0 && form.in_file != 0 && form.word >= form.in_file)
@@ -222,6 +241,10 @@ Drawing drawing_of(const PartForm& form, const Size& size) {
     };
   return [=](std::int64_t row, std::int64_t column) {
     const int run = form.word / form.in_file;
+    if (form.folded) {
+      const std::int64_t at = row * size.columns + column, each = size.rows * size.columns / run;
+      row = at / each, column = at % each;
+    }
     std::int64_t& along = form.axis == Axis::rows ? row : column;
     const auto slot = std::ranges::find(form.order, along % run) - form.order.begin();
     along /= run;
@@ -377,7 +400,8 @@ TEST(PartForm, RefusesWhatFillsNoBlocks) {
 // A hostile file may have any number of rows without columns.
 TEST(PartForm, TakesNoTimeForRowsOfNothing) {
   constexpr std::int64_t kMany = std::int64_t{1} << 62;
-  for (const PartForm& form : {kTiles, kHalves, kTurned, kZerosDown, kAwq, kUnpacked, kQ40Codes}) {
+  for (const PartForm& form :
+       {kTiles, kHalves, kTurned, kZerosDown, kAwq, kUnpacked, kFolded, kQ40Codes}) {
     for (const Shape& part : {Shape{kMany, 0}, Shape{0, kMany}}) {
       EXPECT_TRUE(part_of_tensor(form, {{"f", "t", 0}, {}}, part, Dtype::bf16).empty());
       EXPECT_TRUE(tensor_of_part(form, {}, part).empty());
@@ -414,7 +438,7 @@ TEST(PartForm, HasAKey) {
   const std::int64_t key = form_key(kAwq);
   for (const std::int64_t bad :
        {std::int64_t{2}, std::int64_t{-1}, key + 1, key | std::int64_t{1} << 62,
-        key ^ std::int64_t{1} << 38, key | std::int64_t{1} << 22,
+        key ^ std::int64_t{1} << 38, form_key(kTurned) | std::int64_t{1} << 22, key | 1 << 6,
         form_key({.in_file = 8, .in_part = 8, .word = 8, .record = 34, .at = 3, .span = 32}),
         form_key({.in_file = 8, .in_part = 8, .word = 8, .halves = 16}),
         form_key({.in_file = 4, .in_part = 4, .word = 8, .halves = 8}),

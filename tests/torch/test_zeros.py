@@ -15,6 +15,10 @@ from stowage._shard.pieces import columns_of, join_columns, take_columns
 from stowage._shard.records import encode
 
 NAMES = covering(codec, lambda storage: storage.zero and storage.kind != "row2")
+FITTED = [f"{codes}:tensor:zero" for codes in ("int8", "int4")]
+FITTED += ["int4:tensor:zero_sum", "uint4:tensor:bf16:zero_rounded"]
+TRAVELLERS = [f"{codes}:block8:f16:zero" for codes in ("int8", "int4")]
+TRAVELLERS += ["int4:block8:bf16:zero_sum", "uint4:block8:zero_rounded"]
 
 
 def lopsided(*shape: int) -> torch.Tensor:
@@ -47,9 +51,45 @@ def test_a_row_takes_all_codes_from_its_least_value_to_its_largest(name, least, 
     assert ((dense - x).abs() <= 0.51 * scale).all() and not dense[2].any()
 
 
+@pytest.mark.parametrize("type", ["", ":bf16", ":f16"])
+def test_numbers_are_added_to_products(type: str) -> None:
+    x, storage = lopsided(5, 300), Storage(f"int4:row{type}:zero_sum")
+    codes, scale, zero = library.quantize(x, storage.key)
+    lo, hi = x.amin(1, True).clamp(max=0), x.amax(1, True).clamp(min=0)
+    s = torch.where(hi > lo, (hi - lo) / 15, torch.tensor(1.0))
+    assert torch.equal(scale, s.to(scale.dtype)) and torch.equal(zero, (lo + 8 * s).to(zero.dtype))
+    s, z = scale.float(), zero.float()
+    q = integers(codes, storage).float()
+    assert torch.equal(q, (x * (1 / s) + -z * (1 / s)).round().clamp(-8, 7))
+    dense = library.dequantize(codes, [scale, zero], storage.key, [5, 300], x.dtype)
+    assert torch.equal(dense, q * s + z)
+    assert ((dense - x).abs() <= 0.6 * s).all() and not dense[2].any()
+
+
+@pytest.mark.parametrize("type", ["", ":bf16", ":f16"])
+def test_numbers_are_taken_off_codes_and_both_results_are_rounded(type: str) -> None:
+    x, storage = lopsided(5, 300), Storage(f"uint4:row{type}:zero_rounded")
+    codes, scale, zero = library.quantize(x, storage.key)
+    lo, hi = x.amin(1, True).clamp(max=0), x.amax(1, True).clamp(min=0)
+    s = torch.where(hi > lo, (hi - lo) / 15, torch.tensor(1.0))
+    assert torch.equal(scale, s.to(scale.dtype)) and torch.equal(zero, (-lo / s).to(zero.dtype))
+    q = integers(codes, storage)
+    moved = x * (1 / scale.float()) + zero.float()
+    assert torch.equal(q.float(), moved.round().clamp(0, 15))
+    own = (q.to(scale.dtype) - zero) * scale  # as torch rounds them, which is hqq's decoder
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        dense = library.dequantize(codes, [scale, zero], storage.key, [5, 300], dtype)
+        assert torch.equal(dense, own.to(dtype))
+    assert ((own.float() - x).abs() <= 0.6 * scale.float()).all() and not own[2].any()
+
+
 @pytest.mark.parametrize("ops", [library, composite], ids=["kernels", "composite"])
 def test_scales_that_are_not_finite_are_refused(ops) -> None:
-    for name, x in (("int8:row:zero", [[-3e38, 3e38]]), ("int8:row:f16", [[9e6, 1.0]])):
+    for name, x in (
+        ("int8:row:zero", [[-3e38, 3e38]]),
+        ("int8:row:f16", [[9e6, 1.0]]),
+        ("int4:row:f16:zero_sum", [[0.0, 2e5]]),
+    ):
         with pytest.raises(RuntimeError, match=f"finite scales in {name}, got infinity"):
             ops.quantize(torch.tensor(x), Storage(name).key)
 
@@ -80,13 +120,13 @@ def test_writes_and_slices_keep_other_rows(name: str) -> None:
     after = w.dequantize()
     near = 5 / w._storage.divisor
     assert torch.equal(after[8:], dense[8:]) and (after[5] - 0.25).abs().max() < near
-    codes = w._storage.codes
-    stacked = torch.stack([stowage.quantize(dense, f"{codes}:row:zero")] * 2)
-    assert str(stacked._storage) == f"{codes}:row2:zero" and stacked.shape == (2, 12, 40)
+    codes, zero = w._storage.codes, name.split(":")[-1]
+    stacked = torch.stack([stowage.quantize(dense, f"{codes}:row:{zero}")] * 2)
+    assert str(stacked._storage) == f"{codes}:row2:{zero}" and stacked.shape == (2, 12, 40)
     assert torch.equal(stacked[1].dequantize(), stacked.dequantize()[1])
 
 
-@pytest.mark.parametrize("name", ["int8:tensor:zero", "int4:tensor:zero"])
+@pytest.mark.parametrize("name", FITTED)
 def test_values_that_do_not_fit_the_zero_of_a_tensor_are_refused(name: str) -> None:
     w = stowage.quantize(lopsided(6, 40), name)
     least = float(w.dequantize().amin())
@@ -108,7 +148,7 @@ def test_stochastic_codes_are_neighbours_and_go_back_to_where_they_were() -> Non
         assert (same - dense).abs().max() <= 5 / storage.divisor * dense.abs().max()
 
 
-@pytest.mark.parametrize("name", ["int8:block8:f16:zero", "int4:block8:f16:zero"])
+@pytest.mark.parametrize("name", TRAVELLERS)
 def test_columns_travel_with_their_zeros(name: str) -> None:
     w = stowage.quantize(lopsided(6, 32), name)
     storage = w._storage
@@ -119,11 +159,21 @@ def test_columns_travel_with_their_zeros(name: str) -> None:
     assert torch.equal(take_columns(whole, storage, 32, 16, 32), records[1])
 
 
-@pytest.mark.parametrize(("codes", "length"), [("int8", 45), ("int4", 25)])
-def test_zeros_that_depend_on_values_of_others_are_not_made(codes: str, length: int) -> None:
-    fragment = rows_fragment(Storage(f"{codes}:tensor:zero"), (8, 40), 2, torch.randn(3, 40))
+@pytest.mark.parametrize(
+    ("codes", "zero", "length"),
+    [
+        ("int8", "zero", 45),
+        ("int4", "zero", 25),
+        ("int4", "zero_sum", 28),
+        ("uint4", "bf16:zero_rounded", 24),
+    ],
+)
+def test_zeros_that_depend_on_values_of_others_are_not_made(
+    codes: str, zero: str, length: int
+) -> None:
+    fragment = rows_fragment(Storage(f"{codes}:tensor:{zero}"), (8, 40), 2, torch.randn(3, 40))
     with pytest.raises(stowage.Unsupported, match="zeros depend on the least and the largest"):
         row_parts(fragment, torch.zeros(1))
-    alone = rows_fragment(Storage(f"{codes}:row:zero"), (8, 40), 2, torch.randn(3, 40))
+    alone = rows_fragment(Storage(f"{codes}:row:{zero}"), (8, 40), 2, torch.randn(3, 40))
     records, shared = row_parts(alone, torch.zeros(0))
     assert records.shape == (3, length) and not shared

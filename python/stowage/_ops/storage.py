@@ -73,7 +73,7 @@ class Storage:
     block: int  # 0 unless kind is block or block2
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
-    zero: bool = False  # each scale has a code beside it that stands for 0
+    zero: str = ""  # what each scale has beside it that stands for 0: code, sum, rounded
     actorder: bool = False  # the last part names the group of each column
     transposed: bool = False  # matrices of a stack [E, K, O] lie as [E, O, K], blocks too
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0

@@ -324,8 +324,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         return [codes, *scales]
     if storage.kind == "tensor":
         _check_reach(weight, lines.values, parts)
-        zero = parts[2].float() if storage.zero else None
         number = scaled.numbers(parts[1], storage)
+        zero = scaled.moved_by(parts[2], number, storage) if storage.zero else None
         fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
         values = lines.values.view(-1, *weight.shape[1:])
@@ -389,7 +389,7 @@ def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) 
     scale = float(scaled.largest_shared(parts, storage)) * scaled.SLACK
     least, most = storage.least, storage.divisor  # those that a scale is made for
     if storage.zero:
-        zero = int(parts[2])
+        zero = float(scaled.moved_by(parts[2], scaled.numbers(parts[1], storage), storage))
         least, most = storage.least - zero, storage.largest - zero
     lo, hi = least * scale, most * scale
     if float(values.amin()) < lo or float(values.amax()) > hi:

@@ -172,7 +172,10 @@ void dequantize(const Run& run, void* to) noexcept {
     if constexpr (may_have_zeros(kCodes))
       if (run.zeros != nullptr)
         return dequantize_nibbles<kCodes, kOut, Zero::code>(values, run, out);
-    if constexpr (has_offsets(kCodes))
+    if constexpr (may_be_rounded(kCodes))
+      if (run.rounds != Dtype::unknown)
+        return dequantize_nibbles<kCodes, kOut, Zero::rounded>(values, run, out);
+    if constexpr (may_have_offsets(kCodes))
       if (run.offsets != nullptr)
         return dequantize_nibbles<kCodes, kOut, Zero::offset>(values, run, out);
     return dequantize_nibbles<kCodes, kOut, Zero::none>(values, run, out);

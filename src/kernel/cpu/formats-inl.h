@@ -32,8 +32,9 @@ consteval bool has_casts(Codes c) {
 /// Whether weights of these codes may have zeros, or scales that are products.
 consteval bool may_have_zeros(Codes c) { return form_of(c).legal.zero; }
 consteval bool may_be_named(Codes c) { return form_of(c).legal.named; }
-/// Whether they have offsets, always.
-consteval bool has_offsets(Codes c) { return form_of(c).legal.super; }
+/// Whether they may have numbers beside their scales, which are taken off products, or off codes.
+consteval bool may_have_offsets(Codes c) { return form_of(c).legal.super || form_of(c).legal.sum; }
+consteval bool may_be_rounded(Codes c) { return form_of(c).legal.rounded; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 

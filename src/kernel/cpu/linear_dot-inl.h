@@ -131,6 +131,18 @@ struct OffsetReader : NibbleReader<packing_of(kCodes)> {
   }
 };
 
+/// The same, whose distances from a zero are rounded, and whose products are.
+template <Codes kCodes>
+struct RoundedZeroReader : NibbleReader<packing_of(kCodes)> {
+  Dtype rounds = Dtype::unknown;
+  using NibbleReader<packing_of(kCodes)>::NibbleReader;
+  void set_scale(float scale, float zero) {
+    this->set_table([=, this](F x) {
+      return round_as(round_as(x - splat(zero), rounds) * splat(scale), rounds);
+    });
+  }
+};
+
 /// nf4 whose values are rounded to kOwn before they multiply (nf4:torchao).
 template <Dtype kOwn>
 struct RoundedReader : CodeReader<Codes::nf4> {
@@ -155,6 +167,10 @@ template <Codes kCodes>
 struct ReaderFor<kCodes, Dtype::f32, Zero::offset> {
   using Type = OffsetReader<kCodes>;
 };
+template <Codes kCodes>
+struct ReaderFor<kCodes, Dtype::f32, Zero::rounded> {
+  using Type = RoundedZeroReader<kCodes>;
+};
 /// What stands beside the scales of the groups still to come.
 template <Zero kZero>
 struct Beside {
@@ -169,6 +185,10 @@ template <>
 struct Beside<Zero::offset> {
   const float* next;
   Beside(const Run& run, std::int64_t g) : next(run.offsets + g) {}
+};
+template <>
+struct Beside<Zero::rounded> : Beside<Zero::offset> {
+  using Beside<Zero::offset>::Beside;
 };
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
@@ -193,6 +213,7 @@ struct DotRow {
     const std::int64_t first = task.run.first + row * task.row_stride;
     codes = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for<kCodes>(first);
     if (task.run.scales != nullptr) scales = task.run.scales + first / task.run.group;
+    if constexpr (kZero == Zero::rounded) reader.rounds = task.run.rounds;
   }
   /// Elements to the end of the group that the row begins in.
   std::int64_t first_group() const {
@@ -307,7 +328,9 @@ template <Codes kCodes, Dtype kOwn = Dtype::f32>
 void dot(const DotTask& task) noexcept {
   if constexpr (may_have_zeros(kCodes))
     if (task.run.zeros != nullptr) return dot_vectors<kCodes, kOwn, Zero::code>(task);
-  if constexpr (has_offsets(kCodes))
+  if constexpr (may_be_rounded(kCodes))
+    if (task.run.rounds != Dtype::unknown) return dot_vectors<kCodes, kOwn, Zero::rounded>(task);
+  if constexpr (may_have_offsets(kCodes))
     if (task.run.offsets != nullptr) return dot_vectors<kCodes, kOwn, Zero::offset>(task);
   dot_vectors<kCodes, kOwn, Zero::none>(task);
 }

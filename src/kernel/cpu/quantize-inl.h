@@ -374,7 +374,7 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
     if constexpr (is_scaled(kCodes)) kernels.encode[kRow][in] = &encode<kCodes, kIn>;
     if constexpr (may_have_products(kCodes)) kernels.divide[kRow][in] = &divide<kCodes, kIn>;
-    if constexpr (may_have_zeros(kCodes) || has_offsets(kCodes))
+    if constexpr (may_have_zeros(kCodes) || may_have_offsets(kCodes))
       kernels.encode_from[kRow][in] = &encode_from<kCodes, kIn>;
     if constexpr (has_casts(kCodes)) kernels.cast[kRow][in] = &cast<kCodes, kIn>;
   });

@@ -79,6 +79,27 @@ void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t n, flo
   }
 }
 
+/// Numbers, and those of their type that stand for 0.
+template <Dtype kType, bool kAdded>
+void expand_zeros(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  const auto load = [](const std::uint8_t* codes) {
+    if constexpr (kType == Dtype::bf16) return Lanes::load_bf16(codes);
+    if constexpr (kType == Dtype::f16) return Lanes::load_f16(codes);
+    if constexpr (kType == Dtype::f32) return Lanes::load_f32(codes);
+  };
+  expand<bytes_of(kType)>(kept.parts[0], first, n, out, load);
+  expand<bytes_of(kType)>(kept.parts[1], first, n, out + kExpandedScales,
+                          [&](const std::uint8_t* codes) {
+                            const F zero = load(codes);
+                            return kAdded ? -zero : zero;
+                          });
+}
+template <bool kAdded>
+constexpr ScaleKernels::OfType expand_zeros_of_types() {
+  return {&expand_zeros<Dtype::f32, kAdded>, &expand_zeros<Dtype::bf16, kAdded>,
+          &expand_zeros<Dtype::f16, kAdded>};
+}
+
 constexpr ScaleKernels scale_kernels() {
   return {&expand_e8m0,
           &expand_bf16,
@@ -86,7 +107,9 @@ constexpr ScaleKernels scale_kernels() {
           &expand_under_one<ScaleCode::product>,
           &expand_under_one<ScaleCode::product_bf16>,
           &expand_under_one<ScaleCode::quotient>,
-          &expand_q4_k};
+          &expand_q4_k,
+          expand_zeros_of_types<true>(),
+          expand_zeros_of_types<false>()};
 }
 
 }  // namespace

@@ -35,6 +35,12 @@ F round_as(F x) {
   return x;
 }
 
+/// The same of a dtype that is known later; fp32 as it is.
+inline F round_as(F x, Dtype to) {
+  if (to == Dtype::bf16) return round_as<Dtype::bf16>(x);
+  return to == Dtype::f16 ? round_as<Dtype::f16>(x) : x;
+}
+
 template <Dtype kOut>
 void store(void* to, F x) {
   if constexpr (kOut == Dtype::bf16) {
@@ -83,6 +89,11 @@ requires(is_four_bit(kCodes)) struct CodeValues<kCodes> {
   CodeValues less(float zero) const {
     CodeValues made = *this;
     for (F& some : made.all) some -= splat(zero);
+    return made;
+  }
+  CodeValues rounded(Dtype to) const {
+    CodeValues made = *this;
+    for (F& some : made.all) some = round_as(some, to);
     return made;
   }
 };
@@ -174,6 +185,11 @@ struct Products {
     if constexpr (kZero == Zero::none) of = values.times(scale);
     if constexpr (kZero == Zero::offset) {
       of = values.times(scale).less(run.offsets[g]);
+      numbers = numbers && __builtin_isfinite(run.offsets[g]);
+    }
+    if constexpr (kZero == Zero::rounded) {
+      const Dtype to = run.rounds;
+      of = values.less(run.offsets[g]).rounded(to).times(scale).rounded(to);
       numbers = numbers && __builtin_isfinite(run.offsets[g]);
     }
   }

@@ -241,7 +241,7 @@ void read(Claims& claims) {
       refuse(Refusal::dialect_part, claims.place(*groups),
              described(*groups) + " for codes that are not in words");
     const TensorInfo* const zeros = claims.find(zero_points);
-    if (zeros != nullptr && scheme.format->words && !scheme.storage.scaling.zero)
+    if (zeros != nullptr && scheme.format->words && scheme.storage.scaling.zero == Zero::none)
       refuse(Refusal::dialect_part, claims.place(*zeros),
              described(*zeros) + " for weights that are symmetric");
     if (scheme.format->words) set_words(claims, weight);
@@ -276,7 +276,8 @@ bool has_codes(const Format& format, Codes codes) {
 bool has_scaling(const Format& format, const Storage& storage) {
   const Scaling& scaling = storage.scaling;
   const bool words_of_rows = format.words && scaling.kind != Scaling::Kind::tensor;
-  if ((scaling.zero || scaling.actorder) && !words_of_rows) return false;
+  if (scaling.zero > Zero::code) return false;
+  if ((scaling.zero != Zero::none || scaling.actorder) && !words_of_rows) return false;
   if (format.exponents)
     return scaling.type == ScaleType::e8m0 && scaling.kind == Scaling::Kind::block &&
            scaling.block == 32;
@@ -308,7 +309,7 @@ bool write(Wording& wording, const WeightInfo& weight) {
   made.write(wording, weight);
   if (weight.storage.scaling.actorder)
     wording.add_part(weight.name + std::string(kGroups), Dtype::i32, Shape{weight.shape[1]},
-                     weight.storage.scaling.zero ? 3 : 2);
+                     weight.storage.scaling.zero != Zero::none ? 3 : 2);
   if (format->words)
     wording.add_text(weight.name + "_shape", Dtype::i64, Shape{2},
                      bytes_of_numbers(std::vector{weight.shape[0], weight.shape[1]}));
@@ -321,7 +322,7 @@ Wording::Json group_of(const Format& format, const Storage& storage, bool input_
   const bool integer = storage.codes == Codes::int8 || storage.codes == Codes::int4;
   Wording::Json weights{{"num_bits", trait(storage.codes).bits},
                         {"type", integer ? "int" : "float"},
-                        {"symmetric", !scaling.zero},
+                        {"symmetric", scaling.zero == Zero::none},
                         {"group_size", nullptr},
                         {"strategy", "tensor"},
                         {"dynamic", false}};

@@ -36,10 +36,12 @@ WeightInfo& Int4Words::add(Claims& claims, const TensorInfo& words) const {
   const TensorInfo* const scales = claims.find(module + ".scales");
   if (scales == nullptr)
     refuse(Refusal::dialect_part, claims.place(words), "no " + in_quotes(module + ".scales"));
-  Storage storage{.codes = Codes::int4, .scaling = {.kind = Scaling::Kind::row, .zero = true}};
+  Storage storage{.codes = Codes::int4,
+                  .scaling = {.kind = Scaling::Kind::row, .zero = Zero::code}};
   if (group != 0)
-    storage.scaling = {
-        .kind = Scaling::Kind::block, .block = static_cast<std::int32_t>(group), .zero = true};
+    storage.scaling = {.kind = Scaling::Kind::block,
+                       .block = static_cast<std::int32_t>(group),
+                       .zero = Zero::code};
   storage.scaling.type = scale_type(claims, *scales);
   const std::int64_t rows = shape[0];
   const std::int64_t groups = group == 0 ? 1 : ceil_div(shape[1], group);
@@ -66,7 +68,8 @@ bool Int4Words::write(Wording& wording, const WeightInfo& weight) const {
   const bool grouped = scaling.kind == Scaling::Kind::row || scaling.kind == Scaling::Kind::block;
   const bool halves = scaling.type == ScaleType::f16 || scaling.type == ScaleType::bf16;
   const std::string_view module = module_of(weight.name);
-  if (weight.storage.codes != Codes::int4 || !scaling.zero || !grouped || !halves) return false;
+  if (weight.storage.codes != Codes::int4 || scaling.zero != Zero::code || !grouped || !halves)
+    return false;
   if (weight.shape.rank() != 2 || !weight.name.ends_with(".weight")) return false;
   if (weight.shape[0] % kInAWord != 0 || weight.shape[1] % kInAWord != 0) return false;
   const Layout made = layout(weight.storage, weight.shape);

@@ -71,6 +71,12 @@ bool fits(const Shape& scale, const Shape& wanted) {
          (wanted.rank() == 0 || wanted[0] == wanted.elements());
 }
 
+// Of what stands for 0: codes in words of a form, or numbers of the type of the scales.
+Dtype zeros_type(const Storage& storage, const PartForm& form) {
+  if (storage.scaling.zero != Zero::code) return describe(storage).scale.type;
+  return form.is_whole() ? Dtype::i8 : Dtype::i32;
+}
+
 }  // namespace
 
 WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
@@ -98,14 +104,14 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
                      to_string(shape)));
   std::vector<std::string> parts{codes, scale};
   std::vector<PartForm> forms{codes_form, form};
-  if (made.scaling.zero) {
+  if (made.scaling.zero != Zero::none) {
     if (wanted->rank() < 2)
       refuse(Refusal::dialect_part, claims.place(held),
              formatted("{} with zero points in words of rows", to_string(made)));
     const bool whole = third_form.is_whole();
     claims.part(Refusal::dialect_part, held,
                 {third,
-                 whole ? Dtype::i8 : Dtype::i32,
+                 zeros_type(made, third_form),
                  whole ? *wanted : tensor_shape(third_form, *wanted),
                  {}});
   } else if (made.scaling.type >= ScaleType::e4m3) {
@@ -134,9 +140,9 @@ void ScaledCodes::write(Wording& wording, const WeightInfo& weight) const {
   const Dtype type = describe(weight.storage).scale.type;
   wording.add_part(scale, type == Dtype::f8_e8m0 && bytes_are_exponents ? Dtype::u8 : type,
                    shape_in_file(scale_form, made.parts[1].shape), 1, scale_form);
-  if (!weight.storage.scaling.zero && weight.storage.scaling.type < ScaleType::e4m3) return;
-  const Dtype zeros = third_form.is_whole() ? Dtype::i8 : Dtype::i32;
-  wording.add_part(third, weight.storage.scaling.zero ? zeros : Dtype::f32,
+  const bool zeros = weight.storage.scaling.zero != Zero::none;
+  if (!zeros && weight.storage.scaling.type < ScaleType::e4m3) return;
+  wording.add_part(third, zeros ? zeros_type(weight.storage, third_form) : Dtype::f32,
                    shape_in_file(third_form, made.parts[2].shape), 2, third_form);
 }
 

@@ -4,9 +4,14 @@
 //   MODULE.weight     {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], "dtype": ...},
 //                      "_tensor_data_names": ["qdata", "scale", ...]}; _type Tensor is plain
 //   MODULE._weight_qdata       I8 (Int8Tensor) or F8_E4M3 (Float8Tensor) [O, K]; of
-//                              IntxUnpackedToInt8Tensor with target_dtype int4 I8, -8 to 7
-//   MODULE._weight_scale       F32, BF16 or F16 [O / a, K / b], block_size [a, b]
-//   MODULE._weight_zero_point  I8 of the same shape; all zero, but of Intx any
+//                              IntxUnpackedToInt8Tensor with target_dtype int4 I8, -8 to 7; of
+//                              Int4Tensor I8 [O, K / 2], such codes by two, the first in the low
+//                              half
+//   MODULE._weight_scale       F32, BF16 or F16 [O / a, K / b], block_size [a, b]; of Int4Tensor
+//                              BF16 or F16 [K / b, O]
+//   MODULE._weight_zero_point  I8 of the same shape; all zero, but of Intx any; of Int4Tensor of
+//   the
+//                              type of the scales, added to products
 #include <algorithm>
 #include <array>
 
@@ -25,18 +30,22 @@ const Shape kOneScale{1, 1};  // of a whole tensor
 constexpr std::string_view kNames = "tensor_names";
 // Codes of four bits, which rest 8 more than they are, in a byte each.
 constexpr PartForm kUnpacked{.in_file = 8, .in_part = 4, .word = 8, .bias = 256 - 8};
+// Two in a byte, likewise more; and numbers of groups, those of a group of all rows together.
+constexpr PartForm kPacked{.in_file = 4, .in_part = 4, .word = 8, .bias = 8};
+constexpr PartForm kTurned{.in_file = 16, .in_part = 16, .word = 16, .transposed = true};
 
 // A class of tensors, and what of the storages is one.
 struct Class {
   std::string_view type, config;  // names in the header and in config.json
   Codes codes;
   std::string_view text;  // in the string of a storage
-  bool zero = false;      // with zero points
+  Zero zero = Zero::none;
 };
-constexpr std::array<Class, 3> kClasses{
+constexpr std::array<Class, 4> kClasses{
     {{"Int8Tensor", "Int8WeightOnlyConfig", Codes::int8, "int8"},
      {"Float8Tensor", "Float8WeightOnlyConfig", Codes::f8_e4m3, "f8_e4m3"},
-     {"IntxUnpackedToInt8Tensor", "IntxWeightOnlyConfig", Codes::int4, "int4", true}}};
+     {"IntxUnpackedToInt8Tensor", "IntxWeightOnlyConfig", Codes::int4, "int4", Zero::code},
+     {"Int4Tensor", "Int4WeightOnlyConfig", Codes::int4, "int4", Zero::sum}}};
 
 // What the header says of a tensor.
 struct Said {
@@ -65,13 +74,21 @@ struct Said {
     if (name == at->end()) refuse(formatted("a {} without _data", key));
     return *name;
   }
-  std::optional<Dtype> compute() const {
-    const std::optional<Json> name = dtype("dtype");
+  std::optional<Dtype> compute(const char* key) const {
+    const std::optional<Json> name = dtype(key);
     if (!name) return std::nullopt;
     if (*name == "bfloat16") return Dtype::bf16;
     if (*name == "float16") return Dtype::f16;
     if (*name == "float32") return Dtype::f32;
-    refuse("dtype " + in_quotes(name->dump()));
+    refuse(formatted("{} {}", key, in_quotes(name->dump())));
+  }
+  // Of codes by two.
+  void check_shape(const Shape& shape) const {
+    const auto at = data().find("shape");
+    const std::vector<std::int64_t> sizes(shape.sizes().begin(), shape.sizes().end());
+    if (at == data().end()) refuse("no shape");
+    if (*at != Json(sizes))
+      refuse(formatted("shape {} for {}", in_quotes(at->dump()), to_string(shape)));
   }
   // Of integers of fewer bits than a byte.
   void check_target() const {
@@ -101,10 +118,27 @@ std::string tensor_name(const std::string& weight, std::string_view data) {
   return formatted("{}_{}_{}", weight.substr(0, last), weight.substr(last), data);
 }
 
-void set_unpacked(ScaledCodes& weight) {
+// Where codes of four bits and what stands for 0 are.
+void set_forms(ScaledCodes& weight, Zero zero) {
+  if (zero == Zero::none) return;
   weight.codes_in = Dtype::i8;
-  weight.codes_form = kUnpacked;
+  weight.codes_form = zero == Zero::sum ? kPacked : kUnpacked;
   weight.third = tensor_name(weight.name, "zero_point");
+  if (zero == Zero::sum) weight.scale_form = weight.third_form = kTurned;
+}
+
+// Of the codes of a matrix.
+Shape shape_of(const Claims& claims, const TensorInfo& codes, Zero zero) {
+  if (zero != Zero::sum || codes.shape.rank() != 2) return codes.shape;
+  return {codes.shape[0], size_of(claims, codes, 1, 2)};
+}
+
+// Numbers of groups are turned as those of 16 bits are.
+void check_turned(const Claims& claims, const std::string& scale) {
+  const TensorInfo* const tensor = claims.find(scale);
+  if (tensor == nullptr || tensor->dtype == Dtype::bf16 || tensor->dtype == Dtype::f16) return;
+  refuse(Refusal::dialect_part, claims.place(*tensor),
+         described(*tensor) + " for scales of BF16 or F16");
 }
 
 void read_weight(Claims& claims, const std::string& name, const Said& said) {
@@ -118,18 +152,23 @@ void read_weight(Claims& claims, const std::string& name, const Said& said) {
   weight.number = kOneScale;
   const TensorInfo* const codes = claims.find(weight.codes);
   if (codes == nullptr) refuse(Refusal::dialect_part, said.place, "no " + in_quotes(weight.codes));
-  if (made_of->zero) said.check_target();
-  const std::string storage =
-      formatted("{}:{}{}", made_of->text, said.scaling(codes->shape), made_of->zero ? ":zero" : "");
+  const Zero zero = made_of->zero;
+  const Shape shape = shape_of(claims, *codes, zero);
+  if (zero == Zero::code) said.check_target();
+  if (zero == Zero::sum) said.check_shape(shape), check_turned(claims, weight.scale);
+  const std::string storage = formatted("{}:{}{}", made_of->text, said.scaling(shape),
+                                        zero == Zero::sum    ? ":zero_sum"
+                                        : zero == Zero::code ? ":zero"
+                                                             : "");
   try {
     weight.storage = parse_storage(storage);
   } catch (const Error&) {
     said.refuse("block_size of " + in_quotes(storage));
   }
-  weight.compute = said.compute();
-  if (made_of->zero) {
-    set_unpacked(weight);
-    weight.logical = codes->shape;
+  weight.compute = said.compute(zero == Zero::sum ? "activation_dtype" : "dtype");
+  if (zero != Zero::none) {
+    set_forms(weight, zero);
+    weight.logical = shape;
     weight.add(claims, said.place);
     return;
   }
@@ -146,15 +185,18 @@ std::vector<std::int64_t> block_size(const WeightInfo& weight) {
 }
 
 const Class* class_of(const Storage& storage) {
-  const auto at = std::ranges::find(kClasses, storage.codes, &Class::codes);
-  return at == kClasses.end() || at->zero != storage.scaling.zero ? nullptr : &*at;
+  const auto at = std::ranges::find_if(kClasses, [&](const Class& made_of) {
+    return made_of.codes == storage.codes && made_of.zero == storage.scaling.zero;
+  });
+  return at == kClasses.end() ? nullptr : &*at;
 }
 
 bool has_scaling(const Class& made_of, const Scaling& scaling) {
-  const bool numbers = scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16 ||
-                       (scaling.type == ScaleType::f16 && made_of.zero);
+  const bool zeros = made_of.zero != Zero::none;
+  const bool numbers = (scaling.type == ScaleType::f32 && made_of.zero != Zero::sum) ||
+                       scaling.type == ScaleType::bf16 || (scaling.type == ScaleType::f16 && zeros);
   if (scaling.actorder) return false;
-  if (scaling.kind == Scaling::Kind::tensor) return numbers && !made_of.zero;
+  if (scaling.kind == Scaling::Kind::tensor) return numbers && !zeros;
   if (scaling.kind == Scaling::Kind::block) return numbers && made_of.codes != Codes::f8_e4m3;
   return numbers && scaling.kind == Scaling::Kind::row;
 }
@@ -167,7 +209,7 @@ bool write(Wording& wording, const WeightInfo& weight) {
   made.codes = tensor_name(weight.name, "qdata");
   made.scale = tensor_name(weight.name, "scale");
   made.number = kOneScale;
-  if (made_of->zero) set_unpacked(made);
+  set_forms(made, made_of->zero);
   made.write(wording, weight);
   if (weight.storage.codes != Codes::int8) return true;
   const Layout parts = layout(weight.storage, weight.shape);
@@ -187,6 +229,15 @@ Wording::Json said_of(const WeightInfo& weight) {
   const Made dtype = torch_dtype(torch_name(weight.compute.value_or(Dtype::bf16)));
   Made data{{"act_quant_kwargs", nullptr}, {"block_size", block_size(weight)}};
   Made names{"zero_point", "qdata", "scale"};
+  if (weight.storage.scaling.zero == Zero::sum) {
+    const auto sizes = weight.shape.sizes();
+    data = {{"activation_dtype", dtype},
+            {"block_size", block_size(weight)},
+            {"shape", std::vector(sizes.begin(), sizes.end())}};
+    return {{"_type", class_of(weight.storage)->type},
+            {"_data", data},
+            {"_tensor_data_names", {"qdata", "scale", "zero_point"}}};
+  }
   if (codes == Codes::int4) {
     data = {{"target_dtype", torch_dtype("int4")}, {"block_size", block_size(weight)}};
     names = {"qdata", "scale", "zero_point"};
@@ -215,6 +266,15 @@ Wording::Json intx_config(const Wording::Json& granularity) {
           {"intx_choose_qparams_algorithm", choice("IntxChooseQParamsAlgorithm", "AFFINE")}};
 }
 
+Wording::Json int4_config(const WeightInfo& weight) {
+  return {{"group_size", block_size(weight)[1]},
+          {"set_inductor_config", true},
+          {"int4_packing_format", {{"_type", "Int4PackingFormat"}, {"_data", "PLAIN"}}},
+          {"int4_choose_qparams_algorithm",
+           {{"_type", "Int4ChooseQParamsAlgorithm"}, {"_data", "TINYGEMM"}}},
+          {"int4_tile_packed_ntile", 8}};
+}
+
 // The names of all tensors, and what each is. config.json says of modules what transformers makes
 // of plain ones; what files hold is said by their header.
 void finish(Wording& wording) {
@@ -241,7 +301,9 @@ void finish(Wording& wording) {
   if (scaling.kind == Scaling::Kind::block)
     granularity = typed("PerGroup", {{"group_size", scaling.block}});
   Wording::Json data{{"granularity", granularity}, {"set_inductor_config", true}};
-  if (storage.codes == Codes::int4)
+  if (scaling.zero == Zero::sum)
+    data = int4_config(wording.weights().front());
+  else if (storage.codes == Codes::int4)
     data = intx_config(granularity);
   else if (storage.codes == Codes::int8)
     data["group_size"] = nullptr;

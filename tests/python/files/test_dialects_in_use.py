@@ -41,7 +41,7 @@ FORMED = {
     for folder, dialect in DIALECTS.items()
     if dialect in ("gptq", "awq", "gguf")
     or folder in ("comfy-nvfp4", "comfy-nvfp4-header", "ct-int4-channel-ragged", "ct-int8-pack")
-    or folder == "torchao-intx4"
+    or folder in ("torchao-intx4", "torchao-int4")
 }
 
 

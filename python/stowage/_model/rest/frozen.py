@@ -107,7 +107,7 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         for into, part in zip(parts[1:], made[1:], strict=True):
             into.copy_(part)
         scale = scaled.numbers(parts[1], storage)
-        zero = parts[2].float() if storage.zero else None
+        zero = scaled.moved_by(parts[2], scale, storage) if storage.zero else None
     elif storage.under_one:
         largest = _reach(parts, storage, shape, draw).abs().amax()
         outer = parts[2].copy_(scaled.outer_of(largest, storage))

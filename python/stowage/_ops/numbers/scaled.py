@@ -96,15 +96,47 @@ def scales_and_zeros(
     lo: Tensor, hi: Tensor, storage: Storage, outer: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     """The parts beside the codes of groups whose values reach from `lo` <= 0 to `hi` >= 0; their
-    scales in fp32 and their zeros."""
+    scales in fp32, and what moves values over them."""
     if not storage.zero:
         kept, used = _kept(torch.maximum(-lo, hi), storage, outer)
         return [kept], used, None
     scale = _scale_of(hi - lo, storage.divisor)
     _check_scales(scale, torch.finfo(torch.float32).max, storage)
-    zero = (storage.least - lo / scale).clamp(storage.least, storage.largest).round()
     kept, used = _typed(scale, storage)
-    return [kept, zero.to(torch.int8)], used, zero
+    zero = _zeros(lo, scale, storage)
+    return [kept, zero], used, moved_by(zero, used, storage)
+
+
+def _zeros(lo: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+    """What stands for 0 in groups that begin at `lo` <= 0, under exact scales."""
+    if storage.zero == "code":
+        zero = (storage.least - lo / scale).clamp(storage.least, storage.largest).round()
+        return zero.to(torch.int8)
+    if storage.zero == "rounded":
+        zero = (0 - lo / scale).clamp(storage.least, storage.largest)  # no -0
+    else:
+        zero = lo - storage.least * scale
+        _check_scales(zero.abs(), torch.finfo(storage.type_dtype).max, storage)
+    return narrow(zero, storage.type_dtype)
+
+
+def moved_by(zero: Tensor, scale: Tensor, storage: Storage) -> Tensor:
+    """What is added to values over their scales before they become codes."""
+    number = zero.to(torch.float32)
+    return -number * (torch.ones_like(scale) / scale) if storage.zero == "sum" else number
+
+
+def value_of(v: Tensor, scale: Tensor, zero: Tensor | None, storage: Storage) -> Tensor:
+    """What codes stand for that have the values `v` in the table, before the one rounding."""
+    if zero is None:
+        return v * scale
+    number = zero.to(torch.float32)
+    if storage.zero == "sum":
+        return v * scale + number
+    if storage.zero == "code":
+        return (v - number) * scale
+    distance = (v - number).to(storage.type_dtype).to(torch.float32)
+    return (distance * scale).to(storage.type_dtype).to(torch.float32)
 
 
 def _typed(scale: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
@@ -337,8 +369,6 @@ def _scaled(
     if storage.record:
         scale, offset = superblocks.spread(parts[1][which], v.shape[1])
         return v * scale - offset  # an exact product
-    if storage.kind == "tensor":
-        return (v - parts[2] if storage.zero else v) * numbers(parts[1], storage, parts[2:])
 
     def spread_blocks(part: Tensor) -> Tensor:
         each = storage.rows_together(shape)
@@ -350,6 +380,8 @@ def _scaled(
 
     def spread(part: Tensor) -> Tensor:
         """Of each element, from one of each group."""
+        if storage.kind == "tensor":
+            return part
         if storage.rows:
             return spread_blocks(part)
         own = part.reshape(rows_of(shape), -1)[which]
@@ -358,9 +390,8 @@ def _scaled(
         width = storage.block or v.shape[1] // own.shape[1]
         return own.repeat_interleave(width, 1)[:, : v.shape[1]]
 
-    if storage.zero:
-        v = v - spread(parts[2])
-    return v * spread(numbers(parts[1], storage, parts[2:]))
+    zero = spread(parts[2]) if storage.zero else None
+    return value_of(v, spread(numbers(parts[1], storage, parts[2:])), zero, storage)
 
 
 def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
-from stowage._ops.numbers import ordered, superblocks
+from stowage._ops.numbers import ordered, scaled, superblocks
 from stowage._ops.numbers.packing import pack
 from stowage._ops.numbers.rounding import spans
 from stowage._ops.storage import Storage
@@ -118,22 +118,40 @@ def quantize(
 def _quantize_from_zero(
     values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
 ) -> list[Tensor]:
-    """u is then clamped to [least - z, largest - z], and codes are those of numbers z more."""
+    """u is then clamped to [least - z, largest - z], and codes are those of numbers z more. Where
+    zeros are numbers, see _moved()."""
     codes, scale, zero, *named = parts
     least, largest, args = storage.least, storage.largest, (storage.key, values.shape, values.dtype)
     scales = _scales([codes, scale, torch.zeros_like(zero), *named], storage, values)
     none = _all_of(codes, storage, 0)
-    zeros = -library.dequantize(none, [torch.ones_like(scale), zero, *named], *args)
+    zeros = library.dequantize(none, [torch.ones_like(scale), zero, *named], *args)
+    zeros = zeros if storage.zero == "sum" else -zeros
     grid = torch.arange(-storage.divisor, storage.divisor + 1).to(values)
     numbers_of, codes_of = (t.to(values.device) for t in _table(storage))
     flat, out = values.reshape(-1), codes.new_empty(values.numel())
     for span in spans(flat.numel(), 1):
         s, z = scales.view(-1)[span], zeros.view(-1)[span]
-        u = (flat[span] * (torch.ones_like(s) / s)).clamp(least - z, largest - z)
         x = uniform(key, first + span.start, first + span.stop, values.device)
+        if storage.zero != "code":
+            numbers = _moved(flat[span], s, z, x, storage)
+            out[span] = codes_of[(numbers - numbers_of[0]).long()]
+            continue
+        u = (flat[span] * (torch.ones_like(s) / s)).clamp(least - z, largest - z)
         numbers = grid[_indices(u, None, grid, x)] + z
         out[span] = codes_of[(numbers - numbers_of[0]).long()]
     return [_as_codes(out, codes, storage), scale, zero, *named]
+
+
+def _moved(v: Tensor, scale: Tensor, zero: Tensor, x: Tensor, storage: Storage) -> Tensor:
+    """Numbers of codes: u is fl(fl(v * r) + w), w what moves values over their scales, clamped to
+    the codes. A u within 2^-22 of the sum's larger term of a code is that code, and so is one whose
+    nearest code reads as v."""
+    product, shift = v * (torch.ones_like(scale) / scale), scaled.moved_by(zero, scale, storage)
+    u = (product + shift).clamp(storage.least, storage.largest)
+    near, close = u.round(), torch.maximum(product.abs(), shift.abs()) * _CLOSE
+    same = scaled.value_of(near, scale, zero, storage) == v
+    u = torch.where(same | ((u - near).abs() <= close), near, u)
+    return u.floor() + (x < u - u.floor())
 
 
 def _quantize_superblocks(
