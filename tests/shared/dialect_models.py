@@ -43,6 +43,7 @@ DIALECTS = {
     "gptq-v1-actorder": "gptq",
     "gptq-v2-actorder": "gptq",
     "awq-gemm": "awq",
+    "hqq-4bit": "hqq",
     "ct-mxfp4": "compressed-tensors",
     "mxfp4-gpt-oss": "mxfp4",
     "deepseek-v4": "fp8",

@@ -9,9 +9,9 @@
 namespace stowage::dialects {
 namespace {
 
-constexpr std::array<const FileDialect*, 11> kDialects{
+constexpr std::array<const FileDialect*, 12> kDialects{
     &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kMxfp4, &kCompressedTensors,
-    &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq, &kGguf};
+    &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq, &kHqq,   &kGguf};
 
 // Dialects without a method are never said by a configuration.
 bool is_named(const FileDialect& dialect, const QuantConfig* config) {

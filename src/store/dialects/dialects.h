@@ -43,6 +43,6 @@ void read_scaled(Claims& claims);        // 8-bit codes with a scale beside them
 void read_plain(Claims& claims);         // what is left: casts, and 8-bit codes that are none
 
 extern const FileDialect kAwq, kBitsandbytes, kComfyUi, kComfyUiScaled, kCompressedTensors, kFp8,
-    kGguf, kGptq, kModelOpt, kMxfp4, kTorchao;
+    kGguf, kGptq, kHqq, kModelOpt, kMxfp4, kTorchao;
 
 }  // namespace stowage::dialects

@@ -39,7 +39,7 @@ ADAPTED = [f for f in FOLDERS if f != "mxfp4-gpt-oss"]  # whose experts are no L
 FORMED = {
     folder
     for folder, dialect in DIALECTS.items()
-    if dialect in ("gptq", "awq", "gguf")
+    if dialect in ("gptq", "awq", "hqq", "gguf")
     or folder in ("comfy-nvfp4", "comfy-nvfp4-header", "ct-int4-channel-ragged", "ct-int8-pack")
     or folder in ("torchao-intx4", "torchao-int4")
 }
