@@ -3,8 +3,8 @@
 different processes whatever the blocks are. docs/sharding.md draws the layout.
 
 A record is the row's scale slots (a zero stands behind its scale), its codes from a byte's start,
-and zero bytes up to a multiple of 4 where slots are fp32. Which bytes it has depends on the row's
-number and on the columns alone.
+and zero bytes up to a multiple of 4 where slots have 4 bytes. Which bytes it has depends on the
+row's number and on the columns alone.
 """
 
 import math
