@@ -114,7 +114,7 @@ inline Features form_features(const Storage& storage) {
 /// Storages that every shape can have, but for a second dimension of row2.
 inline bool has_every_shape(const Storage& storage) {
   return storage.dialect == Dialect::standard && storage.scaling.kind != Scaling::Kind::block2 &&
-         describe(storage).packing != Packing::low_first;
+         (runs_across_rows(storage) || codes_together(describe(storage).packing) == 1);
 }
 /// Those that matrices have.
 inline bool is_of_matrices(const Storage& storage) {

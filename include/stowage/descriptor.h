@@ -18,6 +18,8 @@ enum class Packing : std::uint8_t {
   whole,       // each in bytes of its own, in the weight's shape
   high_first,  // two in a byte, flat over the tensor, the first in the high half
   low_first,   // two in a byte of one row, the first in the low half; no row has an odd one
+  dense,       // a row is one string of bits, from the lowest of its first byte up: each code has
+               // the next ones, however wide it is; eight fill bytes, and rows have whole eights
 };
 
 /// Which elements share a number.
@@ -44,6 +46,7 @@ enum class ScaleCode : std::uint8_t {
   mapped,        // u8 codes of a map of 256 numbers, times an outer scale, plus one offset
   affine,        // i8 codes, divided by an outer factor, plus one mean
   q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
+  q6_k,          // likewise: i8 codes of sub-blocks, then the f16 number that they count
   product,       // e4m3 numbers, times one outer scale of all, in fp32
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
   quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
@@ -77,7 +80,7 @@ enum class FileForm : std::uint8_t {
 enum class Extent : std::uint8_t {
   weight,   // the weight's shape
   pairs,    // [(elements + 1) / 2, 1]
-  halves,   // [rows, elements of a row / 2]
+  packed,   // [rows, bytes of the codes of a row]
   scales,   // as the group of scales says, and behind that the bytes of a record
   outers,   // one for each group of scales
   one,      // []
@@ -141,8 +144,19 @@ inline bool runs_across_rows(const Storage& storage) {
 inline bool stands_under_one(const Descriptor& form) noexcept {
   return form.scale.code >= ScaleCode::product;
 }
-/// Codes in a byte, where they are packed; else 1.
-inline int codes_in_a_byte(Packing packing) noexcept { return packing == Packing::whole ? 1 : 2; }
+/// Codes that fill bytes together: no row, and no group of one, begins between them.
+inline int codes_together(Packing packing) noexcept {
+  return packing == Packing::whole ? 1 : packing == Packing::dense ? 8 : 2;
+}
+/// Elements of a row of the part of codes that has so many of its own.
+inline std::int64_t elements_of(const Storage& storage, std::int64_t of_part) {
+  if (describe(storage).packing == Packing::whole) return of_part;
+  return of_part * 8 / trait(storage.codes).bits;
+}
+/// What kernels read: dense codes become numbers of a byte first.
+inline Codes codes_read(const Descriptor& form) noexcept {
+  return form.packing == Packing::dense ? Codes::int8 : form.codes;
+}
 /// Whether codes have a byte each, in the weight's shape.
 inline bool has_byte_codes(const Storage& storage) {
   return describe(storage).packing == Packing::whole && !is_value_cast(storage.codes);

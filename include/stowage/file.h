@@ -32,8 +32,8 @@ struct TensorInfo {
 /// neighbours along one axis of the part. No fields: the bytes of the tensor are the part's.
 struct PartForm {
   enum class Axis : std::uint8_t { columns, rows };
-  std::uint8_t in_file = 0;   // bits of a number there: 4, 8 or 16
-  std::uint8_t in_part = 0;   // here; two of 4 lie in a byte, the first in its low half
+  std::uint8_t in_file = 0;   // bits of a number there: 2 to 8, or 16
+  std::uint8_t in_part = 0;   // here; those of less than 8 lie as in storages, packed
   std::uint8_t word = 0;      // bits of a word: 8, 16 or 32
   Axis axis = Axis::columns;  // of the part, along which the numbers of a word are neighbours
   std::array<std::uint8_t, 8> order{0, 1, 2, 3, 4, 5, 6, 7};  // they, from the lowest bits up
@@ -47,9 +47,11 @@ struct PartForm {
   std::uint8_t record = 0;  // bytes of a record with several parts; the tensor is one of them
   std::uint8_t at = 0, span = 0;  // where in each the words of this part lie, and their bytes
   std::uint8_t halves = 0;  // numbers of a run; bytes hold one of its first half, low, and one of
-                            // its second, high
+                            // its second, high. Of 6 bits those are the lower four; the others
+                            // follow those of all runs, in fours: of each quarter of a run one
   std::uint8_t most = 0;    // a number in records must be no larger; 0: any may be
   bool one = false;         // the part is the number 1 of f32, which no tensor has
+  bool string = false;      // numbers that do not fill a word go on in the next one along the axis
 
   bool is_whole() const noexcept { return in_file == 0 && !rounded && !one; }
   bool operator==(const PartForm&) const = default;

@@ -26,9 +26,14 @@ enum class Codes : std::uint8_t {
   fp4,
   f4_e2m1,
   int4,
-  uint4
+  uint4,
+  int2,
+  int3,
+  int5,
+  int6,
+  int7
 };
-inline constexpr int kCodesCount = 11;
+inline constexpr int kCodesCount = 16;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
@@ -131,7 +136,8 @@ struct STOWAGE_API Layout {
 };
 /// The parts of a weight, codes first. 8-bit codes are u8 in the weight's shape, 4-bit codes u8
 /// [(elements + 1) / 2, 1] with the first element in the high nibble, or, where groups stay in a
-/// row, u8 [rows, K / 2] with the first in the low one; wider casts keep their dtype.
+/// row, u8 [rows, K / 2] with the first in the low one; those of 2, 3, 5, 6 and 7 bits u8 [rows,
+/// K * bits / 8]; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
 /// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K];
 /// `zero`: zero i8, of `zero_sum` and `zero_rounded` in the type of the scales, in the same shape;

@@ -2,6 +2,7 @@
 // From a storage to its descriptor: the form of its row, and what its scaling chooses.
 #include "stowage/descriptor.h"
 
+#include <algorithm>
 #include <array>
 
 #include "format/legal.h"
@@ -13,23 +14,23 @@ using enum Extent;
 constexpr Dtype kOfLevel = Dtype::unknown;
 constexpr PartRow kWhole{"codes", "", weight, Dtype::unknown};
 constexpr PartRow kPairs{"codes", "", pairs, Dtype::u8};
-constexpr PartRow kHalves{"codes", "", halves, Dtype::u8};
+constexpr PartRow kPacked{"codes", "", packed, Dtype::u8};
 
 constexpr std::array kCastParts{kWhole};
 constexpr PartRow kScale{"scale", "_scale", scales, kOfLevel};
 constexpr PartRow kZero{"zero", "_zero_point", scales, Dtype::i8};
-constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kHalves, kScale};
-constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kHalves, kScale, kZero};
-constexpr std::array kPackedNumberParts{kHalves, kScale,
+constexpr std::array kScaledParts{kWhole, kScale}, kPackedParts{kPacked, kScale};
+constexpr std::array kZeroParts{kWhole, kScale, kZero}, kPackedZeroParts{kPacked, kScale, kZero};
+constexpr std::array kPackedNumberParts{kPacked, kScale,
                                         PartRow{"zero", "_zero_point", scales, kOfLevel}};
 constexpr PartRow kGroups{"g_idx", "_g_idx", columns, Dtype::i32};
 constexpr std::array kNamedParts{kWhole, kScale, kGroups};
 constexpr std::array kNamedZeroParts{kWhole, kScale, kZero, kGroups};
-constexpr std::array kPackedNamedParts{kHalves, kScale, kGroups};
-constexpr std::array kPackedNamedZeroParts{kHalves, kScale, kZero, kGroups};
-constexpr std::array kProductParts{kHalves, kScale,
+constexpr std::array kPackedNamedParts{kPacked, kScale, kGroups};
+constexpr std::array kPackedNamedZeroParts{kPacked, kScale, kZero, kGroups};
+constexpr std::array kProductParts{kPacked, kScale,
                                    PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
-constexpr std::array kQuotientParts{kHalves, kScale,
+constexpr std::array kQuotientParts{kPacked, kScale,
                                     PartRow{"global_scale", "_global_scale", one, Dtype::f32}};
 constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
@@ -106,6 +107,28 @@ std::span<const PartRow> scaled_parts(const Scaling& scaling, Packing packing) n
   return zero ? std::span<const PartRow>(kPackedZeroParts) : kPackedParts;
 }
 
+// Superblocks of ggml, by the codes that they have.
+struct Superblock {
+  Codes codes;
+  ScaleCode code;
+  std::int32_t record, inner;
+  Zero zero;
+};
+constexpr std::array kSuperblocks{
+    Superblock{Codes::uint4, ScaleCode::q4_k, 16, 32, Zero::offset},
+    Superblock{Codes::int6, ScaleCode::q6_k, 18, 16, Zero::none},
+};
+
+void add_record(Descriptor& made) noexcept {
+  const auto* const super = std::ranges::find(kSuperblocks, made.codes, &Superblock::codes);
+  made.codec = Codec::ggml;
+  made.scale.code = super->code;
+  made.scale.record = super->record;
+  made.scale.inner = super->inner;
+  made.zero = super->zero;
+  made.parts = kPackedParts;
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -130,7 +153,7 @@ Descriptor describe(const Storage& storage) {
     case Codec::amax:
       made.zero = scaling.zero;
       made.parts = scaled_parts(scaling, row.packing);
-      if (scaling.type >= ScaleType::e4m3) {
+      if (scaling.type >= ScaleType::e4m3 && scaling.type != ScaleType::super) {
         made.scale.code = code_under_one(scaling.type);
         made.outer.group = {Group::Kind::tensor};
         made.parts = scaling.type == ScaleType::e4m3_quotient
@@ -150,12 +173,7 @@ Descriptor describe(const Storage& storage) {
       made.parts = kNestedParts;
       break;
     case Codec::ggml:
-      made.scale.code = ScaleCode::q4_k;
-      made.scale.record = 16;
-      made.scale.inner = 32;
-      made.zero = Zero::offset;
-      made.parts = kPackedParts;
-      break;
+      break;  // as all records
     case Codec::torchao:
       made.scale.code = ScaleCode::affine;
       made.outer = {.group = {Group::Kind::flat, scaling.scaler_block}, .type = made.scale.type};
@@ -163,6 +181,7 @@ Descriptor describe(const Storage& storage) {
       made.parts = kTorchaoParts;
       break;
   }
+  if (scaling.type == ScaleType::super) add_record(made);
   return made;
 }
 

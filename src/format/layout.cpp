@@ -68,15 +68,19 @@ std::int64_t line_elements(const Storage& storage, const Shape& shape) {
   }
 }
 
-// Rows of two codes in a byte. Neither has another row or another scale than the other.
-Shape halved(const Storage& storage, const Shape& shape) {
+// Codes that fill bytes together: none of them has another row or another scale than the others.
+Shape packed_shape(const Storage& storage, const Shape& shape) {
   expect_rank(storage, shape, storage.scaling.kind == Scaling::Kind::row2 ? 3 : 2);
-  if (line_elements(storage, shape) % 2 != 0)
-    throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
-                                            " must have an even number of elements in each row, "
-                                            "got shape " +
-                                            to_string(shape));
-  return {shape.rows(), shape.row_elements() / 2};
+  const int together = codes_together(describe(storage).packing);
+  if (line_elements(storage, shape) % together != 0)
+    throw Error(
+        Code::invalid_argument,
+        "layout: a weight stored as " + to_string(storage) + " must have " +
+            (together == 2 ? "an even number" : "a multiple of " + std::to_string(together)) +
+            (together == 2 ? " of elements in each row" : " elements in each row") +
+            ", got shape " + to_string(shape));
+  return {shape.rows(),
+          shape.row_elements() / together * (together * trait(storage.codes).bits / 8)};
 }
 
 Shape scale_shape(const Level& level, const Storage& storage, const Shape& shape) {
@@ -119,8 +123,8 @@ Shape part_shape(const Descriptor& form, Extent extent, const Storage& storage,
       return shape;
     case Extent::pairs:
       return {ceil_div<std::int64_t>(shape.elements(), 2), 1};
-    case Extent::halves:
-      return halved(storage, shape);
+    case Extent::packed:
+      return packed_shape(storage, shape);
     case Extent::scales:
       return scale_shape(form.scale, storage, shape);
     case Extent::outers:

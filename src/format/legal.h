@@ -8,7 +8,8 @@
 
 namespace stowage {
 
-/// N of `block<N>` inside of rows: any number in this range, where codes are packed an even one.
+/// N of `block<N>` inside of rows: any number in this range, where codes are packed one of whole
+/// bytes.
 inline constexpr std::int32_t kMinBlock = 2, kMaxBlock = 1 << 20;
 /// N of `block<N>` for 4-bit codes: bitsandbytes' sizes, the powers of two in this range.
 inline constexpr std::int32_t kMinBlock4 = 32, kMaxBlock4 = 4096;
@@ -29,8 +30,8 @@ inline constexpr std::int64_t kNestedBlock = 256;
 struct Legal {
   std::uint8_t kinds;  // bits: 1 << Scaling::Kind
   std::int32_t least_block = 0, most_block = 0;
+  std::int32_t step = 1;    // blocks are multiples of it
   bool powers = false;      // blocks are powers of two
-  bool even = false;        // blocks are even
   bool nested = false;      // scales may be nested
   bool typed = false;       // scales may be bf16 or f16, and those of blocks powers of two
   bool zero = false;        // scales may have a code beside them that stands for 0
@@ -38,7 +39,7 @@ struct Legal {
   bool rounded = false;     // those that are no records have a number that codes are measured from
   bool named = false;       // which columns are of a group of block<N> may stand in a part
   bool product = false;     // scales of block<N> may be e4m3, under one of all
-  bool super = false;       // scales are records, of blocks of one size
+  bool super = false;       // scales are records, of blocks of one size; of typed ones, may be
   bool transposed = false;  // stacks of matrices may lie transposed, with blocks of plain scales
   bool open = false;        // nf4:torchao: always nested, a dtype and a scaler block of its own
 };

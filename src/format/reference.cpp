@@ -137,6 +137,17 @@ double nearest(Codes codes, double x) noexcept {
   return std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
 }
 
+// Bit by bit, the lowest first.
+std::size_t dense_code(const void* codes, int width, std::int64_t i) noexcept {
+  std::size_t code = 0;
+  for (int bit = 0; bit < width; ++bit) {
+    const std::int64_t at = i * width + bit;
+    const unsigned byte = element<std::uint8_t>(codes, at / 8);
+    code |= std::size_t{byte >> (at % 8) & 1u} << bit;
+  }
+  return code;
+}
+
 float table_value(const Weight& weight, std::int64_t i) noexcept {
   const FormatTrait& format = trait(weight.storage().codes);
   const void* codes = weight.part(0);
@@ -152,6 +163,7 @@ float table_value(const Weight& weight, std::int64_t i) noexcept {
   const Packing packing = describe(weight.storage()).packing;
   if (packing == Packing::whole) return format.values[element<std::uint8_t>(codes, i)];
   const std::int64_t at = place_of(weight.storage(), weight.shape(), i);
+  if (packing == Packing::dense) return format.values[dense_code(codes, format.bits, at)];
   const unsigned pair = element<std::uint8_t>(codes, at / 2);
   const bool high = (at % 2 == 0) == (packing == Packing::high_first);
   return format.values[high ? pair >> 4 : pair & 15u];

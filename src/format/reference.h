@@ -38,6 +38,8 @@ std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_
 /// The same of any weight.
 std::int64_t scale_index(const Weight& weight, std::int64_t i);
 
+/// Code i of `width` bits among codes that lie densely, whose bits may be anything before.
+void put_dense(std::uint8_t* codes, int width, std::int64_t i, unsigned code) noexcept;
 /// The code of x in [-1, 1] under nf4 or fp4: how many thresholds lie strictly below x, as a place
 /// in the order of the values. NaN lies above all.
 std::uint8_t encode4(Codes codes, float x) noexcept;

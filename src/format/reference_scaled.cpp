@@ -86,10 +86,13 @@ std::uint8_t scaled_code(Codes codes, const CodeRange& range, float scaled) noex
   return static_cast<std::uint8_t>(nearest_code(codes, clamped));
 }
 
-void put_code(Packing packing, void* codes, std::int64_t i, std::uint8_t code) noexcept {
+void put_code(const Storage& storage, void* codes, std::int64_t i, std::uint8_t code) {
   auto* bytes = static_cast<std::uint8_t*>(codes);
+  const Packing packing = describe(storage).packing;
   if (packing == Packing::whole)
     bytes[i] = code;
+  else if (packing == Packing::dense)
+    put_dense(bytes, trait(storage.codes).bits, i, code);
   else if (i % 2 == 0)
     bytes[i / 2] = code;
   else
@@ -204,7 +207,6 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));
   };
-  const Packing packing = describe(storage).packing;
   const CodeRange range = code_range(storage);
   for (std::int64_t i = 0; i < input.n; ++i) {
     lo[at(i)] = std::min(lo[at(i)], input.single(i));
@@ -220,7 +222,7 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float product = input.single(i) * (1.0f / scale[at(i)]);
     const auto moved = static_cast<float>(double{product} + double{moved_by[at(i)]});
-    put_code(packing, parts[0], i, scaled_code(storage.codes, range, moved));
+    put_code(storage, parts[0], i, scaled_code(storage.codes, range, moved));
   }
 }
 
@@ -244,7 +246,7 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   const bool divides = stands_under_one(form);
   for (std::int64_t i = 0; i < input.n; ++i) {
     const float s = scale[at(i)], x = input.single(i);
-    put_code(form.packing, parts[0], place_of(storage, shape, i),
+    put_code(storage, parts[0], place_of(storage, shape, i),
              scaled_code(form.codes, range, divides ? x / s : x * (1.0f / s)));
   }
 }
@@ -326,6 +328,14 @@ void quantize4(const Input& input, const Storage& storage, std::span<void* const
 }
 
 }  // namespace
+
+void put_dense(std::uint8_t* codes, int width, std::int64_t i, unsigned code) noexcept {
+  for (int bit = 0; bit < width; ++bit) {
+    const std::int64_t at = i * width + bit;
+    const unsigned one = 1u << (at % 8), set = code >> bit & 1u;
+    codes[at / 8] = static_cast<std::uint8_t>((codes[at / 8] & ~one) | set << (at % 8));
+  }
+}
 
 // The quotient of two fp32 numbers in double, rounded to fp32, is that of fp32.
 float scale_of(float amax, float divisor) noexcept {

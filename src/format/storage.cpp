@@ -50,7 +50,12 @@ constexpr std::array kNamed{
     Named{"q4_k",
           {Codes::uint4,
            Dialect::standard,
-           {.kind = Kind::block, .block = 256, .type = ScaleType::super}},
+           {.kind = Kind::block, .block = kSuperblock, .type = ScaleType::super}},
+          true},
+    Named{"q6_k",
+          {Codes::int6,
+           Dialect::standard,
+           {.kind = Kind::block, .block = kSuperblock, .type = ScaleType::super}},
           true},
     Named{"mxint8", {Codes::int8, Dialect::standard, kMicroscaled}, false},
 };
@@ -215,7 +220,7 @@ bool is_power_within(std::int32_t n, std::int32_t least, std::int32_t most) noex
 
 bool is_legal_block(const Legal& legal, std::int32_t n) noexcept {
   if (legal.powers) return is_power_within(n, legal.least_block, legal.most_block);
-  return n >= legal.least_block && n <= legal.most_block && (!legal.even || n % 2 == 0);
+  return n >= legal.least_block && n <= legal.most_block && n % legal.step == 0;
 }
 
 bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
@@ -237,7 +242,7 @@ bool is_legal_zero(const Legal& legal, const Scaling& s) noexcept {
     case Zero::none:
       return !legal.rounded || s.type == ScaleType::super;
     case Zero::code:
-      return legal.zero && s.type != ScaleType::e8m0;
+      return legal.zero && s.type <= ScaleType::f16;
     case Zero::offset:
       return false;  // always there, or never
     case Zero::sum:
@@ -253,7 +258,8 @@ std::string spelled(const FormRow& row) {
   std::string text(trait(row.codes).name);
   if (row.dialect == Dialect::torchao) text += ":torchao";
   const auto has = [&](Kind kind) { return (row.legal.kinds >> static_cast<int>(kind) & 1) != 0; };
-  if (row.legal.super) text.append("[:block256][:super], ").append(trait(row.codes).name);
+  if (row.legal.super && row.legal.rounded)
+    text.append("[:block256][:super], ").append(trait(row.codes).name);
   if (has(Kind::tensor))
     text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
   else if (has(Kind::block))
@@ -261,6 +267,7 @@ std::string spelled(const FormRow& row) {
   if (row.legal.typed)
     text += row.legal.product   ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
             : row.legal.rounded ? "[:bf16|:f16]"
+            : row.legal.super   ? "[:bf16|:f16|:e8m0|:super]"
                                 : "[:bf16|:f16|:e8m0]";
   if (row.legal.zero) text += row.legal.sum ? "[:zero|:zero_sum]" : "[:zero]";
   if (row.legal.rounded) text += ":zero_rounded";
@@ -272,10 +279,12 @@ std::string spelled(const FormRow& row) {
 }
 
 // "nf4 and fp4": the formats whose own rows have this rule.
-std::string names_with(bool Legal::*rule) {
+template <class T>
+std::string names_with(T Legal::*rule, T has) {
   std::vector<std::string_view> names;
   for (const FormRow& row : form_rows())
-    if (row.dialect == Dialect::standard && row.legal.*rule) names.push_back(trait(row.codes).name);
+    if (row.dialect == Dialect::standard && row.legal.*rule == has)
+      names.push_back(trait(row.codes).name);
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i)
     text.append(i == 0 ? "" : i + 1 == names.size() ? " and " : ", ").append(names[i]);
@@ -296,7 +305,7 @@ bool is_legal(const Storage& storage) noexcept {
     return false;
   if (s.transposed && (!legal.transposed || s.kind != Kind::block || s.type >= ScaleType::e4m3))
     return false;
-  if (s.actorder && (!legal.named || s.kind != Kind::block || s.type == ScaleType::e8m0))
+  if (s.actorder && (!legal.named || s.kind != Kind::block || s.type > ScaleType::f16))
     return false;
   if (legal.open)
     return s.nested && s.type <= ScaleType::of_values && s.zero == Zero::none &&
@@ -357,12 +366,12 @@ std::string legal_storages() {
       if (row.codes == format.codes) text += (text.empty() ? "" : ", ") + spelled(row);
   for (const Named& named : kNamed) text.append(", ").append(named.name);
   return text + " (N: " + std::to_string(kMinBlock) + " to " + std::to_string(kMaxBlock) +
-         ", for " + names_with(&Legal::even) + " an even one; for " + names_with(&Legal::powers) +
+         ", for " + names_with(&Legal::step, 2) + " an even one, for " +
+         names_with(&Legal::step, 8) + " a multiple of 8; for " + names_with(&Legal::powers, true) +
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; e8m0: with blocks; e4m3 and actorder: with block<N>; zero_sum: without actorder; "
-         "transposed: with block<N> but "
-         "e4m3; M: a power of two from " +
+         "super: with block256; transposed: with block<N> but e4m3; M: a power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }

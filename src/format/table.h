@@ -54,14 +54,21 @@ consteval auto int8_values() {  // two's complement; -128 is never written, but 
 }
 constexpr auto kInt8 = int8_values();
 
-// Code c stands for c - 8: "offset binary", which compressed-tensors, GPTQ, AWQ and GGUF's Q4_0
-// hold.
-consteval auto int4_values() {
-  std::array<float, 16> values{};
-  for (std::size_t code = 0; code < 16; ++code) values[code] = static_cast<float>(code) - 8;
+// Of four bits, code c stands for c - 8: "offset binary", which compressed-tensors, GPTQ, AWQ and
+// GGUF's Q4_0 hold; so of others, compressed-tensors' and GGUF's Q6_K.
+template <int kBits>
+consteval auto biased_values() {
+  std::array<float, std::size_t{1} << kBits> values{};
+  for (std::size_t code = 0; code < values.size(); ++code)
+    values[code] = static_cast<float>(code) - static_cast<float>(values.size() / 2);
   return values;
 }
-constexpr auto kInt4 = int4_values();
+constexpr auto kInt4 = biased_values<4>();
+constexpr auto kInt2 = biased_values<2>();
+constexpr auto kInt3 = biased_values<3>();
+constexpr auto kInt5 = biased_values<5>();
+constexpr auto kInt6 = biased_values<6>();
+constexpr auto kInt7 = biased_values<7>();
 
 // What Q4_K of ggml has, 0 to 15, from the offset of their sub-block; and hqq.
 consteval auto uint4_values() {
@@ -127,6 +134,11 @@ constexpr std::array<FormatTrait, kCodesCount> kFormats{{
     {Codes::f4_e2m1, "f4_e2m1", 4, 6.0f, kE2m1, Dtype::u8, kBlock32},
     {Codes::int4, "int4", 4, 7.0f, kInt4, Dtype::u8, kBlock128, -8.0f, 7.5f},
     {Codes::uint4, "uint4", 4, 15.0f, kUint4, Dtype::u8, kRecords, 0.0f},
+    {Codes::int2, "int2", 2, 1.0f, kInt2, Dtype::u8, kBlock128, -2.0f, 1.5f},
+    {Codes::int3, "int3", 3, 3.0f, kInt3, Dtype::u8, kBlock128, -4.0f, 3.5f},
+    {Codes::int5, "int5", 5, 15.0f, kInt5, Dtype::u8, kBlock128, -16.0f, 15.5f},
+    {Codes::int6, "int6", 6, 31.0f, kInt6, Dtype::u8, kBlock128, -32.0f, 31.5f},
+    {Codes::int7, "int7", 7, 63.0f, kInt7, Dtype::u8, kBlock128, -64.0f, 63.5f},
 }};
 consteval bool formats_in_place() {
   for (std::size_t i = 0; i < kFormats.size(); ++i) {
@@ -156,10 +168,16 @@ consteval Legal with(Legal legal, std::initializer_list<bool Legal::*> more) {
   return legal;
 }
 constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero, &Legal::named});
+consteval Legal in_steps(Legal legal, std::int32_t step) {
+  legal.step = step;
+  legal.least_block = legal.least_block < step ? step : legal.least_block;
+  return legal;
+}
 constexpr Legal kPackedLegal =
-    with(kScaledLegal, {&Legal::even, &Legal::product, &Legal::transposed});
-constexpr Legal kPackedIntegerLegal =
-    with(kScaledLegal, {&Legal::even, &Legal::zero, &Legal::sum, &Legal::named});
+    with(in_steps(kScaledLegal, 2), {&Legal::product, &Legal::transposed});
+constexpr Legal kPackedIntegerLegal = with(in_steps(kIntegerLegal, 2), {&Legal::sum});
+constexpr Legal kDenseLegal = in_steps(kIntegerLegal, 8);
+constexpr Legal kDenseOrSuperLegal = with(kDenseLegal, {&Legal::super});
 constexpr Legal kPlainOrScaled{.kinds = kPlain.kinds | kScaledLegal.kinds,
                                .least_block = kMinBlock,
                                .most_block = kMaxBlock,
@@ -169,7 +187,7 @@ constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .most_block = kMaxBlock4,
                          .powers = true,
                          .nested = true};
-constexpr Legal kUnsignedLegal = with(kScaledLegal, {&Legal::even, &Legal::rounded, &Legal::super});
+constexpr Legal kUnsignedLegal = with(in_steps(kScaledLegal, 2), {&Legal::rounded, &Legal::super});
 constexpr Legal kTorchaoLegal{.kinds = kinds({Kind::block}),
                               .least_block = kMinBlockTorchao,
                               .most_block = kMaxBlock4,
@@ -191,6 +209,11 @@ constexpr std::array kForms{
             PowerRule::floor},
     FormRow{Codes::int4, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedIntegerLegal},
     FormRow{Codes::uint4, kOwn, low_first, Codec::ggml, FileForm::manifest, kUnsignedLegal},
+    FormRow{Codes::int2, kOwn, dense, Codec::amax, FileForm::manifest, kDenseLegal},
+    FormRow{Codes::int3, kOwn, dense, Codec::amax, FileForm::manifest, kDenseLegal},
+    FormRow{Codes::int5, kOwn, dense, Codec::amax, FileForm::manifest, kDenseLegal},
+    FormRow{Codes::int6, kOwn, dense, Codec::amax, FileForm::manifest, kDenseOrSuperLegal},
+    FormRow{Codes::int7, kOwn, dense, Codec::amax, FileForm::manifest, kDenseLegal},
     FormRow{Codes::nf4, Dialect::torchao, high_first, Codec::torchao, FileForm::manifest,
             kTorchaoLegal},
 };

@@ -60,7 +60,7 @@ Decode::Decode(const DequantizeKernels& kernels, const Descriptor& form, Dtype o
     return kernels.to[static_cast<int>(codes)][value_index(to)];
   };
   const Dtype own = form.rounds_to;
-  first_ = kernel(form.codes, out);
+  first_ = kernel(codes_read(form), out);
   if (own == Dtype::f64) first_ = choose_kernel(out);
   if ((own == Dtype::bf16 || own == Dtype::f16) && own != out) {
     first_ = kernel(form.codes, own);

@@ -64,11 +64,11 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, v
   if (is_transposed(weight))
     return decode_transposed(kernels, weight, nullptr, rows.begin, rows.end - rows.begin, out,
                              dtype, executor);
-  const Runs runs(kernels.scales, weight);
+  const Runs runs(kernels, weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, begin = rows.begin * weight.row_elements(),
                      n = (rows.end - rows.begin) * weight.row_elements();
-  const int code_bits = trait(weight.storage().codes).bits;
+  const int code_bits = runs.unpacks() ? 0 : trait(weight.storage().codes).bits;
   const bool stream = n * width >= kStreamBytes;
   for_each_chunk(executor, n, kChunkElements, [&](std::int64_t from, std::int64_t to) {
     char* place = static_cast<char*>(out) + from * width;
@@ -92,7 +92,7 @@ void dequantize_with(const Kernels& kernels, const Weight& weight, Range rows, R
   if (n == 0) return;
   if (is_transposed(weight))
     return cut_transposed(kernels, weight, rows, columns, out, dtype, executor);
-  const Runs runs(kernels.scales, weight);
+  const Runs runs(kernels, weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8;
   const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / n);

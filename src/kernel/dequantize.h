@@ -45,7 +45,12 @@ struct Run {
 /// another fp32 difference and one rounding, but where `rounds` says; every NaN becomes the
 /// positive quiet NaN of the output type. Casts in their own type are copied.
 using DequantizeKernel = void (*)(const Run& run, void* out) noexcept;
+/// out[i] = code i of `bits` bits less half of their range, for i < n: codes lie densely. Of an
+/// eight of them all are read, and written.
+using UnpackKernel = void (*)(const std::uint8_t* codes, int bits, std::int64_t n,
+                              std::int8_t* out) noexcept;
 struct DequantizeKernels {
-  DequantizeKernel to[kCodesCount][kValueDtypes];  // [Codes][value_index(out dtype)]
+  DequantizeKernel to[kCodesCount][kValueDtypes];  // [Codes][value_index(out dtype)]; dense: null
+  UnpackKernel unpack;                             // what the kernels of int8 then read
 };
 }  // namespace stowage

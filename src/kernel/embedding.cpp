@@ -37,7 +37,7 @@ void embedding_with(const Kernels& kernels, const Weight& weight, const std::int
   check(weight, ids, n, out, dtype);
   if (is_transposed(weight))
     return decode_transposed(kernels, weight, ids, 0, n, out, dtype, executor);
-  const Runs runs(kernels.scales, weight);
+  const Runs runs(kernels, weight);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   const std::int64_t width = bits(dtype) / 8, row = weight.row_elements();
   if (row == 0) return;

@@ -23,7 +23,7 @@ const Weight& matrix(const Weight& weight, const char* where) {
 // Null where values are not products in fp32, rounded to 16 bits or not.
 DotKernel dot_kernel(const LinearKernels& kernels, const Descriptor& form) {
   if (form.rounds_to == Dtype::unknown || form.rounds_to == Dtype::f32)
-    return kernels.dot[static_cast<std::size_t>(form.codes)];
+    return kernels.dot[static_cast<std::size_t>(codes_read(form))];
   return form.rounds_to == Dtype::f64 ? nullptr : kernels.dot_rounded[value_index(form.rounds_to)];
 }
 
@@ -43,7 +43,7 @@ std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
-    : runs_(kernels.scales, matrix(weight, where)),
+    : runs_(kernels, matrix(weight, where)),
       rows_(weight.shape()[0]),
       columns_(weight.shape()[1]),
       to_f32_(kernels.dequantize, runs_.form(), Dtype::f32) {
@@ -51,7 +51,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   const FormatTrait& format = trait(form.codes);
   dot_ = dot_kernel(kernels.linear, form);
   bits_ = format.bits;
-  arranged_ = form.packing != Packing::whole;
+  arranged_ = form.packing != Packing::whole && !runs_.unpacks();
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
@@ -65,7 +65,8 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   const std::int64_t most = runs_.expands() ? expanded_rows(runs_.group(), columns_) : rows_;
   const bool restarts = group.kind == Group::Kind::block2 ||
                         (group.kind == Group::Kind::along && columns_ % group.n != 0);
-  return restarts ? std::min<std::int64_t>(most, 1) : most;
+  if (restarts || (runs_.unpacks() && columns_ > kUnpacked)) return std::min<std::int64_t>(most, 1);
+  return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
 }
 
 std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept {
@@ -98,15 +99,20 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
   // 4096 8-bit codes.
   constexpr std::int64_t kAhead = 8192;
   const std::int64_t stretch = std::max<std::int64_t>(1, n * bits_ / 8);
-  const std::int64_t ahead =
-      n == columns_ ? kAhead : ceil_div(kAhead, stretch) * (columns_ * bits_ / 8);
-  for (std::int64_t done = 0; done < count; done += dot_rows_) {
-    const std::int64_t some = std::min(dot_rows_, count - done);
+  const std::int64_t ahead = runs_.unpacks() ? 0  // numbers that were just made
+                             : n == columns_ ? kAhead
+                                             : ceil_div(kAhead, stretch) * (columns_ * bits_ / 8);
+  const std::int64_t most = runs_.unpacks() && n != columns_ ? 1 : dot_rows_;
+  for (std::int64_t done = 0; done < count; done += most) {
+    const std::int64_t some = std::min(most, count - done);
     const std::int64_t begin = (row + done) * columns_ + k;
+    const float* x = to.x;
     runs_.cover(begin, begin + (some - 1) * columns_ + n, [&](const Run& run) {
       const auto* values = static_cast<const float*>(run.values);
-      dot_({run, some, columns_, n, ahead, values, to.x, to.x_stride, to.m, to.y + done,
+      const std::int64_t columns = some == 1 ? run.n : n;  // a long row may come in pieces
+      dot_({run, some, columns_, columns, ahead, values, x, to.x_stride, to.m, to.y + done,
             to.y_stride});
+      x += run.n;
     });
   }
 }

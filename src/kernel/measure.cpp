@@ -219,7 +219,7 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
       kernels.dequantize,
       static_cast<const char*>(values),
       dtype,
-      Runs(kernels.scales, weight),
+      Runs(kernels, weight),
       BlockPlaces(weight),
       Decode(kernels.dequantize, describe(storage), Dtype::f64),
       cast ? double{trait(storage.codes).largest} : std::numeric_limits<double>::infinity()};

@@ -17,6 +17,7 @@
 #include "kernel/block_rows.h"
 #include "kernel/chunks.h"
 #include "kernel/drivers.h"
+#include "kernel/quantize_dense.h"
 #include "kernel/quantize_superblocks.h"
 #include "kernel/quantize_torchao.h"
 #include "kernel/transposed.h"
@@ -201,6 +202,8 @@ class Coder {
 
   void encode(std::int64_t i, std::int64_t n, std::int64_t group,
               const Codings<kZero>& codings) const {
+    if (job_.form.packing == Packing::dense)
+      return encode_dense(job_, range_, i, n, group, codings.r, kZero ? codings.zero : nullptr);
     encode_({job_.at(i), n, group, codings.r, codings.zero, job_.code(i)});
   }
 
@@ -281,8 +284,7 @@ class Coder {
     }
     return true;
   }
-  // The nearest number; among the subnormal ones, which are few, the least that is no smaller, so
-  // that codes stay next to the largest.
+  // The nearest number; of the subnormal ones, which are few, the least that is no smaller.
   static std::uint16_t f16_of(float scale) {
     if (scale >= 0x1p-14f) return f32_to_f16(scale);
     return static_cast<std::uint16_t>(std::ceil(scale * 0x1p24f));
@@ -424,8 +426,7 @@ void check(const void* values, Dtype dtype, const Layout& made, const Storage& s
       refuse("part " + std::string(made.parts[i].name) + " must not be null");
 }
 
-// Each matrix as it lies. What is not finite stands where the caller has it: nothing is refused
-// here.
+// Each matrix as it lies. What is not finite is refused where the caller has it.
 std::uint32_t run_transposed(const QuantizeJob& job, const Shape& shape) {
   const Storage storage = lying(job.storage);
   const Descriptor form = describe(storage);
@@ -452,7 +453,6 @@ void quantize_with(const Kernels& kernels, const void* values, Dtype dtype, cons
                    const Storage& given, std::span<void* const> parts,
                    const QuantizeOptions& options) {
   const Storage storage = storage_for_values(given, dtype);
-  check_quantizable(storage);
   check_quantizable(storage);
   check(values, dtype, layout(storage, shape), storage, parts);
   const Descriptor form = describe(storage);

@@ -55,6 +55,13 @@ using BlocksKernel = std::uint32_t (*)(const Blocks& blocks) noexcept;
 /// rounded; blocks are whole. `thresholds`: torchao_thresholds() of that dtype.
 using TorchaoKernel = std::uint32_t (*)(const Blocks& blocks, const float* thresholds) noexcept;
 
+/// codes[i] = RNE(clamp(fl(fl(x[i] * r) + zero), least, most)) as int8; no zeros: as if they were
+/// 0.
+using EncodeWithinKernel = void (*)(const ScaledGroups& groups, float least, float most) noexcept;
+/// n numbers, a multiple of 8, as dense codes, each more by half of the range of `bits` bits.
+using PackKernel = void (*)(const std::int8_t* numbers, int bits, std::int64_t n,
+                            std::uint8_t* codes) noexcept;
+
 struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
   AmaxesKernel amaxes[kValueDtypes];
@@ -65,5 +72,7 @@ struct QuantizeKernels {
   CastKernel cast[kCodesCount][kValueDtypes];      // f32, bf16, f16, f8_e4m3, f8_e5m2; else null
   BlocksKernel blocks[kCodesCount][kValueDtypes];  // nf4, fp4; else null
   TorchaoKernel torchao[kValueDtypes];             // f32, bf16, f16; else null
+  EncodeWithinKernel within[kValueDtypes];         // what pack then takes
+  PackKernel pack;
 };
 }  // namespace stowage

@@ -7,16 +7,17 @@
 #include <cmath>
 
 #include "base/checked.h"
-#include "format/q4_k.h"
+#include "format/superblocks.h"
 #include "kernel/chunks.h"
 #include "kernel/float_mode.h"
+#include "kernel/quantize_dense.h"
 
 namespace stowage {
 namespace {
 
-using q4_k::kBlock, q4_k::kInner, q4_k::kRecord, q4_k::kSteps;
+using superblocks::kBlock;
 constexpr std::int64_t kTogether = 16;  // superblocks
-constexpr float kMostCount = 63.0f, kMostCode = 15.0f, kMostHalf = 65504.0f;
+constexpr float kMostHalf = 65504.0f;
 
 /// What counts to `most`: the nearest f16 number; of subnormal ones the least that is no smaller.
 struct Unit {
@@ -27,30 +28,33 @@ struct Unit {
                                : static_cast<std::uint16_t>(std::ceil(exact * 0x1p24f))),
         value(f16_to_f32(bits)) {}
 
-  q4_k::Counts count(const float (&numbers)[kSteps]) const noexcept {
-    std::uint32_t counts[kSteps] = {};
-    for (std::int64_t j = 0; value != 0 && j < kSteps; ++j)
-      counts[j] =
-          static_cast<std::uint32_t>(std::nearbyint(std::min(numbers[j] / value, kMostCount)));
-    return {counts[0] | counts[1] << 8 | counts[2] << 16 | counts[3] << 24,
-            counts[4] | counts[5] << 8 | counts[6] << 16 | counts[7] << 24};
+  std::uint8_t count(float number, float most) const noexcept {
+    if (value == 0) return 0;
+    return static_cast<std::uint8_t>(std::nearbyint(std::min(number / value, most)));
   }
 };
 
 /// Writes the record of a superblock, and how its sub-blocks become codes. Whether there is one.
-bool put_record(const Extremes* reach, std::uint8_t* record, float* r, float* zero) {
-  float scale[kSteps], offset[kSteps], widest = 0, lowest = 0;
+template <class Super>
+bool put_record(const Extremes* reach, float divisor, std::uint8_t* record, float* r, float* zero) {
+  constexpr std::int64_t kSteps = Super::kSteps;
+  constexpr float kMost = Super::kMostCount;
+  float scale[kSteps], offset[kSteps] = {}, widest = 0, lowest = 0;
   for (std::int64_t j = 0; j < kSteps; ++j) {
-    offset[j] = float_of(reach[j].below);
-    scale[j] = (float_of(reach[j].above) + offset[j]) / kMostCode;
-    if (!(scale[j] <= kMostCount * kMostHalf)) return false;
+    const float below = float_of(reach[j].below), above = float_of(reach[j].above);
+    if constexpr (Super::kOffsets) offset[j] = below;
+    scale[j] = (Super::kOffsets ? above + below : std::max(above, below)) / divisor;
+    if (!(scale[j] <= kMost * kMostHalf)) return false;
     widest = std::max(widest, scale[j]), lowest = std::max(lowest, offset[j]);
   }
-  widest /= kMostCount, lowest /= kMostCount;
+  widest /= kMost, lowest /= kMost;
   if (!(widest <= kMostHalf && lowest <= kMostHalf)) return false;
   const Unit d(widest), e(lowest);
-  q4_k::put(record, d.bits, e.bits, d.count(scale), e.count(offset));
-  const q4_k::Steps steps = q4_k::steps_of(record);
+  std::uint8_t scales[kSteps], offsets[kSteps];
+  for (std::int64_t j = 0; j < kSteps; ++j)
+    scales[j] = d.count(scale[j], kMost), offsets[j] = e.count(offset[j], kMost);
+  Super::put(record, d.bits, e.bits, scales, offsets);
+  const auto steps = superblocks::steps_of<Super>(record);
   for (std::int64_t j = 0; j < kSteps; ++j) {
     r[j] = steps.scale[j] == 0 ? 0.0f : 1.0f / steps.scale[j];
     zero[j] = steps.offset[j] * r[j];
@@ -58,15 +62,16 @@ bool put_record(const Extremes* reach, std::uint8_t* record, float* r, float* ze
   return true;
 }
 
-}  // namespace
-
-std::uint32_t quantize_superblocks(const QuantizeJob& job, const Shape& shape) {
+template <class Super>
+std::uint32_t quantize(const QuantizeJob& job, const Shape& shape) {
+  constexpr std::int64_t kSteps = Super::kSteps, kInner = Super::kInner;
   const std::int64_t row = shape.row_elements();
   if (job.n == 0) return 0;
   const std::int64_t line = row % kBlock == 0 ? job.n : row;  // no superblock restarts in it
   const std::int64_t per_line = ceil_div(line, kBlock), count = job.n / line * per_line;
   const auto reach_of = job.kernels.quantize.reach[job.in()];
   const auto encode = job.kernels.quantize.encode_from[job.codes()][job.in()];
+  const CodeRange range = code_range(job.storage);
   auto* const records = static_cast<std::uint8_t*>(job.parts[1]);
   Largest refused;
   for_each_chunk(
@@ -80,14 +85,25 @@ std::uint32_t quantize_superblocks(const QuantizeJob& job, const Shape& shape) {
           Extremes reach[kTogether * kSteps] = {};  // of sub-blocks that a row has no more of: none
           reach_of(job.at(begin), size, kInner, reach);
           for (std::int64_t i = 0; i < n; ++i)
-            if (!put_record(reach + i * kSteps, records + (g + i) * kRecord, r + i * kSteps,
-                            zero + i * kSteps))
+            if (!put_record<Super>(reach + i * kSteps, range.divisor,
+                                   records + (g + i) * Super::kRecord, r + i * kSteps,
+                                   zero + i * kSteps))
               return refused.take(kInfinityBits);
-          encode({job.at(begin), size, kInner, r, zero, job.code(begin)});
+          if constexpr (Super::kOffsets)
+            encode({job.at(begin), size, kInner, r, zero, job.code(begin)});
+          else
+            encode_dense(job, range, begin, size, kInner, r, nullptr);
           g += n;
         }
       });
   return refused.bits();
+}
+
+}  // namespace
+
+std::uint32_t quantize_superblocks(const QuantizeJob& job, const Shape& shape) {
+  if (job.form.scale.code == ScaleCode::q6_k) return quantize<superblocks::Q6K>(job, shape);
+  return quantize<superblocks::Q4K>(job, shape);
 }
 
 }  // namespace stowage

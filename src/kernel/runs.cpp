@@ -49,6 +49,8 @@ Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scal
       return kernels.quotient;
     case ScaleCode::q4_k:
       return kernels.q4_k;
+    case ScaleCode::q6_k:
+      return kernels.q6_k;
     case ScaleCode::affine:
       return torchao::with_type(scaling.type,
                                 []<class D>(D) -> Expand { return &expand_affine<D>; });
@@ -58,11 +60,12 @@ Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scal
 
 }  // namespace
 
-Runs::Runs(const ScaleKernels& kernels, const Weight& weight) : form_(describe(weight.storage())) {
+Runs::Runs(const Kernels& kernels, const Weight& weight) : form_(describe(weight.storage())) {
   const Storage& storage = weight.storage();
   const Group& group = form_.scale.group;
   codes_ = static_cast<const std::uint8_t*>(weight.part(0));
-  pairs_ = form_.packing == Packing::whole ? 0 : 1;
+  if (form_.packing != Packing::whole) bits_ = trait(form_.codes).bits;
+  if (form_.packing == Packing::dense) unpack_ = kernels.dequantize.unpack;
   if (const auto values = trait(form_.codes).values; values.size() == 16) values_ = values.data();
   if (group.kind == Group::Kind::none) return;
   group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
@@ -78,7 +81,7 @@ Runs::Runs(const ScaleKernels& kernels, const Weight& weight) : form_(describe(w
     group_ = inner;
   }
   if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
-  expand_ = expand_of(kernels, form_, storage.scaling);
+  expand_ = expand_of(kernels.scales, form_, storage.scaling);
   beside_ = form_.zero > Zero::code;
   if (expand_ == nullptr) scales_ = static_cast<const float*>(weight.part(1));
   if (group.kind == Group::Kind::named) {
@@ -119,8 +122,33 @@ Run Runs::next_named(std::int64_t begin, std::int64_t end, OfRow& room) const no
   if (zeros_ != nullptr) std::copy_n(zeros_ + from, across_, room.zeros);
   room.named = {groups_, static_cast<std::int32_t>(across_ - 1),
                 zeros_ == nullptr ? nullptr : room.zeros};
-  return {codes_ + (row * row_ >> pairs_),     first,   scales,  group_,
+  return {codes_ + row * row_ * bits_ / 8,     first,   scales,  group_,
           std::min(end - begin, row_ - first), values_, nullptr, &room.named};
+}
+
+// Elements of a run from one on: as many as there is room for, and no part of a group but at an
+// end, unless all are of one.
+Run Runs::next_unpacked(const Run& run, std::int64_t done, std::int8_t* room,
+                        NamedGroups& named) const noexcept {
+  const std::int64_t at = run.first + done, eight = at / 8 * 8, g = at / run.group;
+  const std::int64_t in_group = (g + 1) * run.group - at;
+  std::int64_t n = std::min(run.n - done, kUnpacked - (at - eight));
+  const bool one = run.named != nullptr || n <= in_group || run.group > kUnpacked;
+  if (one && run.named == nullptr) n = std::min(n, in_group);
+  const std::int64_t from = one ? eight : g * run.group;
+  if (!one) n = std::min(n, kUnpacked / run.group * run.group - (at - from));
+  unpack_(static_cast<const std::uint8_t*>(run.codes) + from * bits_ / 8, bits_, at + n - from,
+          room);
+  Run made{room, at - from, run.scales, one ? kUnpacked : run.group, n};
+  if (run.named != nullptr) {
+    named = *run.named;
+    named.groups += from;
+    made.named = &named;
+    return made;
+  }
+  made.scales += g;
+  if (run.zeros != nullptr) made.zeros = run.zeros + g;
+  return made;
 }
 
 }  // namespace stowage

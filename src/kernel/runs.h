@@ -7,8 +7,7 @@
 #include "base/checked.h"
 #include "format/legal.h"
 #include "kernel/block_rows.h"
-#include "kernel/dequantize.h"
-#include "kernel/scales.h"
+#include "kernel/kernels.h"
 #include "stowage/descriptor.h"
 #include "stowage/weight.h"
 
@@ -31,15 +30,21 @@ inline void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64
   }
 }
 
+/// How many numbers dense codes become at a time, in a near cache, and how far beyond they reach.
+inline constexpr std::int64_t kUnpacked = 8192, kUnpackedEnd = 8;
+
 /// A view of a weight, which must outlive it.
 class Runs {
  public:
-  Runs(const ScaleKernels& kernels, const Weight& weight);
+  Runs(const Kernels& kernels, const Weight& weight);
 
   /// What the weight's storage says.
   const Descriptor& form() const noexcept { return form_; }
   /// Whether scales are expanded, kExpandedScales at a time; else a run is as long as can be.
   bool expands() const noexcept { return expand_ != nullptr; }
+
+  /// Whether codes are unpacked, kUnpacked of them at a time at most, and by groups.
+  bool unpacks() const noexcept { return unpack_ != nullptr; }
 
   /// Elements that share a scale.
   std::int64_t group() const noexcept { return group_; }
@@ -48,6 +53,21 @@ class Runs {
   /// as long as the call.
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
+    if (unpack_ == nullptr) return cover_as_they_lie(begin, end, body);
+    std::int8_t room[kUnpacked + kUnpackedEnd];
+    cover_as_they_lie(begin, end, [&](const Run& run) {
+      NamedGroups named;
+      for (std::int64_t done = 0; done < run.n;) {
+        const Run some = next_unpacked(run, done, room, named);
+        body(some);
+        done += some.n;
+      }
+    });
+  }
+
+ private:
+  template <class Body>
+  void cover_as_they_lie(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (groups_ != nullptr) return cover_named(begin, end, body);
     if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (row_ == 0) {  // all of it is one run
@@ -62,7 +82,6 @@ class Runs {
     }
   }
 
- private:
   struct OfRow {  // scales and zeros of a row whose columns have their groups by name
     float scales[kMostNamed];
     float zeros[kMostNamed];
@@ -82,7 +101,7 @@ class Runs {
     if (row_ == 0) return {codes_, begin, end - begin, 0};
     const std::int64_t row = begin / row_, first = begin - row * row_;
     const std::int64_t above = rows_.each() == 1 ? row : rows_.of(row);
-    return {codes_ + (row * row_ >> pairs_), first, std::min(end - begin, row_ - first),
+    return {codes_ + row * row_ * bits_ / 8, first, std::min(end - begin, row_ - first),
             above * across_};
   }
   const std::int8_t* zeros_from(std::int64_t g) const noexcept {
@@ -115,8 +134,8 @@ class Runs {
       expand_mapped(kept_, line.scale + from, to - from, scales);
     else
       expand_(kept_, line.scale + from, to - from, scales);
-    const std::int64_t skipped = from * group_;  // even, where two codes are in a byte
-    return {line.codes + (skipped >> pairs_),
+    const std::int64_t skipped = from * group_;  // codes that fill bytes
+    return {line.codes + skipped * bits_ / 8,
             line.first - skipped,
             scales,
             group_,
@@ -129,6 +148,8 @@ class Runs {
   }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
   Run next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept;
+  Run next_unpacked(const Run& run, std::int64_t done, std::int8_t* room,
+                    NamedGroups& named) const noexcept;
 
   Descriptor form_;
   const std::uint8_t* codes_ = nullptr;
@@ -142,7 +163,8 @@ class Runs {
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
   std::int64_t across_ = 0;        // groups of such a row, and those that its last record lacks
   BlockRows rows_;                 // which have the same scales
-  int pairs_ = 0;                  // 1: two codes are in a byte
+  int bits_ = 8;                   // of a code, where it has not bytes of its own
+  UnpackKernel unpack_ = nullptr;  // dense codes
   const float* values_ = nullptr;  // of 4-bit codes, as the format has them
   bool rounds_ = false;            // the weight has its own:
   bool exact_ = false;             // doubles

@@ -83,7 +83,7 @@ void decode_transposed(const Kernels& kernels, const Weight& weight, const std::
   const Weight lies = lying(weight);
   const std::int64_t rows = lies.shape()[1], columns = lies.shape()[2], width = bits(dtype) / 8;
   if (n == 0 || rows == 0 || columns == 0) return;
-  const Runs runs(kernels.scales, lies);
+  const Runs runs(kernels, lies);
   const Decode decode(kernels.dequantize, runs.form(), dtype);
   with_bits(width, [&]<class Bits>(Bits) {
     for_each_strip(executor, n, rows, columns, [&](std::int64_t i, std::int64_t row) {

@@ -14,15 +14,16 @@ constexpr std::int64_t kBlocks = std::int64_t{1} << 62;  // in keys
 
 inline namespace v0 {
 
-// bit    0 rounded | 1-5 in_file | 6 folded | 7-12 in_part | 13-18 word | 19 rows | 20 transposed |
-// 21 tiled 22-29 bias | 30-37 less | 38-61 order, three bits each; of blocks, whose numbers are in
-// order: 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 54-61 most | 62 set
+// bit    0 rounded | 1-5 in_file | 6 folded | 7-11 in_part | 12 string | 13-18 word | 19 rows | 20
+// transposed | 21 tiled 22-29 bias | 30-37 less | 38-61 order, three bits each; of blocks, whose
+// numbers are in order: 22-29 record | 30-37 at | 38-45 span | 46-53 halves | 54-61 most | 62 set
 std::int64_t form_key(const PartForm& form) noexcept {
   if (form.is_whole()) return 0;
   if (form.rounded) return kRounded;
   if (form.one) return kOne;
   std::int64_t key = std::int64_t{form.in_file} << 1 | std::int64_t{form.folded} << 6 |
-                     std::int64_t{form.in_part} << 7 | std::int64_t{form.word} << 13 |
+                     std::int64_t{form.string} << 12 | std::int64_t{form.in_part} << 7 |
+                     std::int64_t{form.word} << 13 |
                      std::int64_t{static_cast<int>(form.axis)} << 19 |
                      std::int64_t{form.transposed} << 20 | std::int64_t{form.tiled} << 21;
   if (is_block(form))
@@ -41,10 +42,11 @@ PartForm form_from_key(std::int64_t key) {
     return static_cast<std::uint8_t>(key >> bit & ((1 << bits) - 1));
   };
   if (key != 0 && key != kRounded && key != kOne) {
-    form = {.in_file = field(1, 5), .in_part = field(7, 6), .word = field(13, 6)};
+    form = {.in_file = field(1, 5), .in_part = field(7, 5), .word = field(13, 6)};
     form.axis = static_cast<PartForm::Axis>(field(19, 1));
     form.transposed = field(20, 1) != 0, form.tiled = field(21, 1) != 0;
     form.folded = field(6, 1) != 0;
+    form.string = field(12, 1) != 0;
     if ((key & kBlocks) != 0) {
       form.record = field(22, 8), form.at = field(30, 8);
       form.span = field(38, 8), form.halves = field(46, 8), form.most = field(54, 8);

@@ -2,6 +2,7 @@
 #include "store/part_blocks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -17,17 +18,19 @@ using Bytes = std::vector<std::byte>;
 
 // Of a row of a part.
 std::int64_t bytes_of_row(const PartForm& form, const Shape& part) {
-  return form.in_part == 4 ? part.row_elements() : part.row_elements() * (form.in_part / 8);
+  return form.in_part < 8 ? part.row_elements() : part.row_elements() * (form.in_part / 8);
 }
 std::int64_t in_records(const PartForm& form, std::int64_t bytes) {
   if (form.record == 0) return bytes;
   return checked_mul<std::int64_t>(ceil_div<std::int64_t>(bytes, form.span), form.record)
       .value_or(std::numeric_limits<std::int64_t>::max());
 }
+// Of a run, in the part.
+std::int64_t bytes_of_run(const PartForm& form) { return form.halves * form.in_part / 8; }
 bool fills_blocks(const PartForm& form, const Shape& part) {
   const std::int64_t bytes = bytes_of_row(form, part);
   return (form.record == 0 || bytes % form.span == 0) &&
-         (form.halves == 0 || bytes % (form.halves / 2) == 0);
+         (form.halves == 0 || bytes % bytes_of_run(form) == 0);
 }
 
 // byte j of a run in the file:   [ 7..4: number j + n/2 | 3..0: number j ]
@@ -48,6 +51,74 @@ void split_halves(const std::byte* from, std::byte* to, std::size_t bytes) {
     const unsigned low = (first | first << 4) & 0x0f0fu, high = (second | second << 4) & 0x0f0fu;
     const auto both = static_cast<std::uint16_t>(low | high << 4);
     std::memcpy(to + 2 * i, &both, sizeof both);
+  }
+}
+
+// Of six bits, a run of 4n numbers, n of them in a quarter:
+//   byte j, then n + j in the file         [ 7..4: lower bits of number 2n + j | 3..0: of number j
+//   ]
+//                                          [ 7..4: of number 3n + j | 3..0: of number n + j ]
+//   byte j behind those of all runs        [ 7..6: upper bits of 3n + j | 5..4 | 3..2 | 1..0: of j
+//   ] in the part, eight in six bytes        one string
+constexpr std::uint64_t kSix = 0x3f003f003f003f, kTwelve = 0x00000fff00000fff;
+std::uint64_t join_six(std::uint64_t x) {
+  x = (x & kSix) | (x >> 2 & kSix << 6);
+  x = (x & kTwelve) | (x >> 4 & kTwelve << 12);
+  return (x & 0xffffff) | (x >> 8 & 0xffffff000000);
+}
+std::uint64_t part_six(std::uint64_t x) {
+  x = (x & 0xffffff) | (x & 0xffffff000000) << 8;
+  x = (x & kTwelve) | (x & kTwelve << 12) << 4;
+  return (x & kSix) | (x & kSix << 6) << 2;
+}
+using Run6 = std::array<std::uint8_t, 256>;
+void join_planes(const std::uint8_t* low, const std::uint8_t* high, std::size_t n, std::byte* to) {
+  Run6 all;
+  for (std::size_t j = 0; j < n; ++j) {
+    const unsigned a = low[j], b = low[n + j], h = high[j];
+    all[j] = static_cast<std::uint8_t>((a & 15) | (h & 3) << 4);
+    all[n + j] = static_cast<std::uint8_t>((b & 15) | (h >> 2 & 3) << 4);
+    all[2 * n + j] = static_cast<std::uint8_t>(a >> 4 | (h >> 4 & 3) << 4);
+    all[3 * n + j] = static_cast<std::uint8_t>(b >> 4 | h >> 6 << 4);
+  }
+  for (std::size_t i = 0; i < 4 * n; i += 8, to += 6) {
+    std::uint64_t eight;
+    std::memcpy(&eight, all.data() + i, sizeof eight);
+    eight = join_six(eight);
+    std::memcpy(to, &eight, 6);
+  }
+}
+void split_planes(const std::byte* from, std::uint8_t* low, std::uint8_t* high, std::size_t n) {
+  Run6 all;
+  for (std::size_t i = 0; i < 4 * n; i += 8, from += 6) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, from, 6);
+    eight = part_six(eight);
+    std::memcpy(all.data() + i, &eight, sizeof eight);
+  }
+  for (std::size_t j = 0; j < n; ++j) {
+    const unsigned a = all[j], b = all[n + j], c = all[2 * n + j], d = all[3 * n + j];
+    low[j] = static_cast<std::uint8_t>((a & 15) | (c & 15) << 4);
+    low[n + j] = static_cast<std::uint8_t>((b & 15) | (d & 15) << 4);
+    high[j] = static_cast<std::uint8_t>(a >> 4 | b >> 4 << 2 | c >> 4 << 4 | d >> 4 << 6);
+  }
+}
+// `count`: bytes of the part.
+template <bool kBack>
+void move_planes(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count) {
+  const std::size_t quarter = form.halves / 4u, run = static_cast<std::size_t>(bytes_of_run(form));
+  const std::size_t lower = form.span / 3u * 2;  // bytes of a record
+  for (std::size_t i = 0; i < count; i += form.span) {
+    const std::size_t held = i / form.span * form.record + form.at;
+    for (std::size_t r = 0; r < form.span / run; ++r) {
+      const std::size_t low = held + r * 2 * quarter, high = held + lower + r * quarter;
+      if constexpr (kBack)
+        split_planes(from + i + r * run, reinterpret_cast<std::uint8_t*>(to + low),
+                     reinterpret_cast<std::uint8_t*>(to + high), quarter);
+      else
+        join_planes(reinterpret_cast<const std::uint8_t*>(from + low),
+                    reinterpret_cast<const std::uint8_t*>(from + high), quarter, to + i + r * run);
+    }
   }
 }
 
@@ -72,6 +143,7 @@ void move_runs(const PartForm& form, const std::byte* from, std::byte* to, std::
 // The compiler knows the runs of blocks that exist. `count`: bytes of the part.
 template <bool kBack>
 void move_blocks(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count) {
+  if (form.in_part == 6) return move_planes<kBack>(form, from, to, count);
   const auto move = [&](auto bytes) { move_runs<kBack>(form, from, to, count, bytes); };
   const std::size_t bytes = form.halves == 0 ? form.span : form.halves / 2u;
   if (bytes == 1) return move(std::integral_constant<std::size_t, 1>{});
@@ -105,6 +177,9 @@ bool is_legal_block(const PartForm& form) noexcept {
                                      : form.span != 0 && form.span % (form.word / 8) == 0 &&
                                            form.at + form.span <= form.record;
   const bool is_width = form.in_file == 4 || form.in_file == 8 || form.in_file == 16;
+  if (form.in_file == 6)  // planes
+    return plain == words && fits && form.record != 0 && form.halves != 0 && form.halves % 8 == 0 &&
+           form.most == 0 && form.span % bytes_of_run(form) == 0;
   return plain == words && is_width && fits && form.halves % 16 == 0 &&
          (form.halves == 0 || (form.in_file == 4 && form.span % (form.halves / 2) == 0)) &&
          (form.most == 0 || (form.record != 0 && form.in_file == 8));

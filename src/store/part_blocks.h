@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parts in blocks: a tensor is one of records, each with bytes of several parts; numbers of four
-// bits lie by halves of a run. Their words are in the order of the part.
+// bits lie by halves of a run, those of six in two planes. Their words are in the order of the
+// part.
 #pragma once
 #include <cstddef>
 #include <span>

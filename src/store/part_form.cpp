@@ -399,13 +399,14 @@ bool is_legal(const PartForm& form) noexcept {
     return form == PartForm{.rounded = form.rounded, .one = form.one} &&
            !(form.rounded && form.one);
   if (is_block(form)) return is_legal_block(form);
+  if (is_string(form)) return is_legal_string(form);
   const auto is_width = [](int bits) { return bits == 4 || bits == 8 || bits == 16; };
   const bool is_narrow = form.in_file == 8 && form.in_part == 4 && form.less == 0;
   const bool widths = is_width(form.in_file) && is_width(form.in_part) &&
                       (form.in_file <= form.in_part || is_narrow) &&
                       (form.word == 8 || form.word == 16 || form.word == 32) &&
                       (form.in_part != 16 || form.in_file == 16) && form.in_file <= form.word;
-  if (!widths || form.rounded || form.axis > PartForm::Axis::rows) return false;
+  if (!widths || form.rounded || form.string || form.axis > PartForm::Axis::rows) return false;
   if ((form.bias | form.less) >> std::min<int>(form.in_file, 8) != 0) return false;
   if (form.bias != 0 && form.in_part == 16) return false;
   if (form.folded && !is_folded(form)) return false;
@@ -421,6 +422,7 @@ bool is_legal(const PartForm& form) noexcept {
 
 Shape tensor_shape(const PartForm& form, const Shape& part) {
   if (is_block(form)) return shape_of_blocks(form, part);
+  if (is_string(form)) return shape_of_strings(form, part);
   const std::int64_t run = form.word / form.in_file;
   std::int64_t rows = part.rows(), columns = part.row_elements() * (form.in_part == 4 ? 2 : 1);
   if (form.folded) columns = rows * columns / run, rows = run;
@@ -438,6 +440,7 @@ Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Sha
   if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
   if (part.elements() == 0 && tensor.bytes.empty()) return {};  // however many rows of nothing
   if (is_block(form)) return part_of_blocks(form, tensor, part);
+  if (is_string(form)) return part_of_strings(form, tensor, part);
   const Frame frame(form, part);
   if (tensor.bytes.size() != bytes_of(form, frame))
     refuse(Refusal::dialect_part, tensor.place,
@@ -462,6 +465,7 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
   if (form.one) return {};
   if (part.elements() == 0 && bytes.empty()) return {};
   if (is_block(form)) return blocks_of_part(form, bytes, part);
+  if (is_string(form)) return strings_of_part(form, bytes, part);
   const Frame frame(form, part);
   if (bytes.size() != static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8))
     throw Error(Code::invalid_argument,

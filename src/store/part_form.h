@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "store/part_blocks.h"
+#include "store/part_strings.h"
 #include "stowage/file.h"
 
 namespace stowage {

@@ -33,14 +33,14 @@ Argument factor(const char* where, const char* name, AtenTensorHandle given) {
 // codes.
 void check_columns(const char* where, const char* name, std::span<const std::int64_t> sizes,
                    AtenTensorHandle codes, std::size_t dim, std::int64_t key) {
-  const Packing packing = describe(storage_from_key(key)).packing;
-  if (packing == Packing::high_first) return;
+  const Storage storage = storage_from_key(key);
+  if (runs_across_rows(storage)) return;
   const auto shape = sizes_of(codes);
   if (shape.size() != 2) {
     fail(Code::invalid_argument, std::string(where) + ": codes must have 2 dimensions, got " +
                                      std::to_string(shape.size()));
   }
-  const std::int64_t wanted = dim == 1 ? shape[dim] * codes_in_a_byte(packing) : shape[dim];
+  const std::int64_t wanted = dim == 1 ? elements_of(storage, shape[dim]) : shape[dim];
   if (sizes.back() != wanted) {
     fail(Code::invalid_argument, std::string(where) + ": " + name + " must be [..., " +
                                      std::to_string(wanted) + "], got " + sizes_text(sizes));

@@ -18,11 +18,11 @@ constexpr const char* kTypes[] = {"f32",  "bf16", "f16",       "f64",           
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
-constexpr const char* kScaleCodes[] = {"plain",   "mapped",       "affine",  "q4_k",
-                                       "product", "product_bf16", "quotient"};
+constexpr const char* kScaleCodes[] = {"plain", "mapped",  "affine",       "q4_k",
+                                       "q6_k",  "product", "product_bf16", "quotient"};
 constexpr const char* kZeros[] = {"", "code", "offset", "sum", "rounded"};
-constexpr const char* kPackings[] = {"whole", "high_first", "low_first"};
-constexpr const char* kExtents[] = {"weight", "pairs",  "halves", "scales", "outers",
+constexpr const char* kPackings[] = {"whole", "high_first", "low_first", "dense"};
+constexpr const char* kExtents[] = {"weight", "pairs",  "packed", "scales", "outers",
                                     "one",    "values", "map",    "columns"};
 
 // Of a part in memory: "codes" as the format has them, "own" as the storage says.
@@ -75,6 +75,7 @@ std::string storage_describe(std::int64_t key) {
               {"dialect", storage.dialect == Dialect::torchao ? "torchao" : "standard"},
               {"kind", kKinds[static_cast<int>(storage.scaling.kind)]},
               {"packing", kPackings[static_cast<int>(form.packing)]},
+              {"bits", format.bits},
               {"powers", form.powers == PowerRule::floor ? "floor" : "ceil"},
               {"flat", form.scale.group.kind == Group::Kind::flat},
               {"block", storage.scaling.block},

@@ -28,6 +28,7 @@ const std::vector<Row> kRows{
     {"ct-fp8-block", "compressed-tensors", {"fp8"}},
     {"ct-fp8-channel", "compressed-tensors", {"modelopt", "torchao"}},
     {"ct-fp8-tensor", "compressed-tensors", {"fp8", "modelopt", "comfyui", "torchao"}},
+    {"ct-int3-dense", "compressed-tensors", {}},
     {"ct-int4-asym-g32", "compressed-tensors", {"torchao"}},
     {"ct-int4-channel-ragged", "compressed-tensors", {}},
     {"ct-int4-g128", "compressed-tensors", {"gptq", "awq"}},
@@ -121,6 +122,16 @@ TEST_F(Convert, GoldenFoldersKeepTheirValuesThereAndBack) {
   }
 }
 
+// 3 bits of 128 columns: 13 words of ten in older releases, the 12 of one string in today's.
+TEST_F(Convert, WordsOfWholeNumbersBecomeOneString) {
+  copy_golden("ct-int3-padded", "in");
+  expect_ok({"convert", "in", "out", "--to", "compressed-tensors"});
+  expect_same_values("in", "out");
+  const std::string codes = File::open(path("in")).weights().front().parts.front();
+  EXPECT_EQ(File::open(path("in")).find(codes)->shape, (Shape{64, 13}));
+  EXPECT_EQ(File::open(path("out")).find(codes)->shape, (Shape{64, 12}));
+}
+
 TEST_F(Convert, GgufFilesKeepTheirValues) {
   using Pair = std::pair<std::string, std::vector<std::string>>;
   for (const auto& [folder, all] :
@@ -148,6 +159,8 @@ TEST_F(Convert, QuantizesAPlainModelWithATableOfErrors) {
   using Pair = std::pair<std::string, std::string>;
   for (const auto& [dialect, storage] :
        {Pair{"compressed-tensors", "f8_e4m3:row:bf16"}, Pair{"compressed-tensors", "int4:block64"},
+        Pair{"compressed-tensors", "int5:block64:bf16"},
+        Pair{"compressed-tensors", "int6:row:zero"}, Pair{"compressed-tensors", "int7:tensor"},
         Pair{"compressed-tensors", "f4_e2m1:block16:e4m3_quotient"},
         Pair{"compressed-tensors", "mxfp4"}, Pair{"fp8", "f8_e4m3:block128x128"},
         Pair{"fp8", "f8_e4m3:block128x128:e8m0"}, Pair{"modelopt", "nvfp4"},

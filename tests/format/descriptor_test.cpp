@@ -54,6 +54,9 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
        S::plain, kNone},
       {"uint4:block64:f16:zero_rounded", low_first, Codec::amax, FileForm::manifest, K::along, 64,
        0, S::plain, kNone},
+      {"int3:block8", dense, Codec::amax, FileForm::manifest, K::along, 8, 0, S::plain, kNone},
+      {"q4_k", low_first, Codec::ggml, FileForm::manifest, K::along, 256, 0, S::q4_k, kNone},
+      {"q6_k", dense, Codec::ggml, FileForm::manifest, K::along, 256, 0, S::q6_k, kNone},
       {"nvfp4", low_first, Codec::amax, FileForm::manifest, K::along, 16, 0, S::product, kNone},
       {"f4_e2m1:block16:e4m3_bf16", low_first, Codec::amax, FileForm::manifest, K::along, 16, 0,
        S::product_bf16, kNone},
@@ -93,7 +96,11 @@ TEST(Descriptor, QuestionsTellTheKindsOfCodesApart) {
                       static_cast<int>(packing != Packing::whole);
     EXPECT_EQ(kinds, 1) << format.name;
     EXPECT_EQ(is_value_cast(format.codes), format.values.empty()) << format.name;
-    EXPECT_EQ(codes_in_a_byte(packing), format.values.size() == 16 ? 2 : 1) << format.name;
+    const int together = format.bits >= 8 ? 1 : format.bits == 4 ? 2 : 8;
+    EXPECT_EQ(codes_together(packing), together) << format.name;
+    if (together != 1) {
+      EXPECT_EQ(elements_of(storage, format.bits * 5), 40) << format.name;
+    }
     EXPECT_EQ(runs_across_rows(storage), describe(storage).scale.group.kind == Group::Kind::flat)
         << format.name;
   }
@@ -105,7 +112,9 @@ TEST(Descriptor, SaysWhatCodesReach) {
       {"f8_e4m3:row", -448, 448, 448},  {"f4_e2m1", -6, 6, 6},
       {"int8", -127, 127, 127},         {"int8:row:zero", -128, 127, 255},
       {"int4:row", -8, 7, 7.5f},        {"int4:block32:f16:zero", -8, 7, 15},
-      {"int4:row:zero_sum", -8, 7, 15}, {"uint4:row:zero_rounded", 0, 15, 15}};
+      {"int4:row:zero_sum", -8, 7, 15}, {"uint4:row:zero_rounded", 0, 15, 15},
+      {"int3:row", -4, 3, 3.5f},        {"int7:block32:zero", -64, 63, 127},
+      {"q6_k", -32, 31, 31.5f},         {"int2:tensor", -2, 1, 1.5f}};
   for (const auto& [storage, least, most, divisor] : rows) {
     const CodeRange range = code_range(parse_storage(storage));
     EXPECT_EQ(range.least, least) << storage;

@@ -100,6 +100,21 @@ TEST(Layout, GivesBlocksToEachMatrixOfAStack) {
     EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
 }
 
+TEST(Layout, PutsEightCodesInAsManyBytesAsTheyHaveBits) {
+  const std::vector<Row> rows{
+      {"int3", {3, 136}, "codes U8 [3, 51] 153; scale F32 [3, 2] 24"},
+      {"int2:row2", {2, 3, 8}, "codes U8 [2, 6] 12; scale F32 [2, 3, 1] 24"},
+      {"int7:block8x32:f16", {17, 40}, "codes U8 [17, 35] 595; scale F16 [3, 2] 12"},
+      {"int5:block32:bf16:zero",
+       {2, 3, 64},
+       "codes U8 [2, 120] 240; scale BF16 [2, 6] 24; zero I8 [2, 6] 12"},
+      {"q6_k", {3, 264}, "codes U8 [3, 198] 594; scale U8 [3, 2, 18] 108"}};
+  for (const Row& row : rows)
+    EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("int3"), {3, 132}), invalid_argument,
+                       "must have a multiple of 8 elements in each row, got shape [3, 132]");
+}
+
 TEST(Layout, AddsUpItsBytes) {
   EXPECT_EQ(layout(parse_storage("int8"), {4, 8}).bytes(), 32 + 16);
   EXPECT_EQ(layout(parse_storage("nf4:nested"), {64}).bytes(), 32 + 1 + 4 + 1024 + 4);

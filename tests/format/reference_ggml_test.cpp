@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "format/q4_k.h"
 #include "format/reference.h"
+#include "format/superblocks.h"
 
 namespace stowage::reference {
 namespace {
@@ -61,13 +61,15 @@ TEST(Superblock, ARecordHasTwoNumbersForEachSubBlock) {
 
 TEST(Superblock, TheKernelsReadAndWriteTheSameRecord) {
   const Octets record = drawn();
-  const q4_k::Steps steps = q4_k::steps_of(record.data());
-  for (std::int64_t j = 0; j < q4_k::kSteps; ++j) {
+  using superblocks::Q4K;
+  const auto steps = superblocks::steps_of<Q4K>(record.data());
+  for (std::int64_t j = 0; j < Q4K::kSteps; ++j) {
     EXPECT_EQ(steps.scale[j], 0.5f * static_cast<float>(8 * j + 1)) << j;
     EXPECT_EQ(steps.offset[j], 0.25f * static_cast<float>(63 - 9 * j)) << j;
   }
   Octets again(16);
-  q4_k::put(again.data(), 0x3800, 0x3400, {0x19110901, 0x39312921}, {0x242d363f, 0x0009121b});
+  Q4K::put(again.data(), 0x3800, 0x3400, {1, 9, 17, 25, 33, 41, 49, 57},
+           {63, 54, 45, 36, 27, 18, 9, 0});
   EXPECT_EQ(again, record);
 }
 

@@ -128,6 +128,30 @@ TEST(QuantizeScaled, Int4TakesAllSixteenCodes) {
             (std::vector<std::uint8_t>{0x0F, 0xA8, 0x68, 0x88, 0xF0, 0x92, 0x88, 0x6A}));
 }
 
+// amax 3.5 makes the scale 1, and 3.5 becomes 3, of two as near the even -4. Codes 7 0 5 6 2 4 4 3:
+//   byte 2     byte 1     byte 0        from the lowest bit up
+//   01110010   00101101   01000111
+TEST(QuantizeScaled, CodesOfThreeBitsAreOneString) {
+  const Packed packed = pack("int3:row", {2, 8},
+                             {3.5f, -3.5f, 1.4f, 2.0f, -2.5f, 0.25f, -0.0f, -1.1f,  //
+                              0, 0, 0, 0, 0, 0, 0, 0});
+  EXPECT_EQ(packed.floats(1), (std::vector{1.0f, 1.0f}));
+  EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{0x47, 0x2D, 0x72, 0x24, 0x49, 0x92}));
+}
+
+// Of seven bits, from -1 to 126 in steps of 1: 0 is code 1, which rests as -63.
+TEST(QuantizeScaled, CodesOfSevenBitsWithZeros) {
+  const Packed packed =
+      pack("int7:row:zero", {1, 8}, {-1.0f, 126.0f, 0.0f, 1.0f, 62.0f, 2.5f, 125.4f, 0.5f});
+  EXPECT_EQ(packed.floats(1), (std::vector{1.0f}));
+  EXPECT_EQ(packed.bytes(2), (std::vector<std::uint8_t>{0xC1}));
+  std::uint64_t codes = 0;
+  for (const std::uint64_t code : {2, 126, 4, 63, 2, 1, 127, 0}) codes = codes << 7 | code;
+  std::vector<std::uint8_t> bytes;
+  for (int i = 0; i < 7; ++i) bytes.push_back(static_cast<std::uint8_t>(codes >> (8 * i)));
+  EXPECT_EQ(packed.bytes(0), bytes);
+}
+
 // From -1 to 2 by fifteenths: 0 is code 5, which rests as the number -3.
 TEST(QuantizeScaled, Int4WithZerosTakesAllCodesFromTheLeastToTheLargest) {
   const Packed packed = pack("int4:row:zero", {3, 4},

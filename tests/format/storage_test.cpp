@@ -34,18 +34,19 @@ std::vector<Storage> all_legal() {
 
 TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
-  // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks, of one row or of 2 sizes,
-  // x those types and e8m0, but for zeros of each kind; three of e4m3 with those of one row;
-  // columns in another order with those of one row, with zeros and without; bitsandbytes: 4 blocks
-  // x nested; torchao: 4 blocks x 5 types x 3 scalers.
+  // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks (7 of eights), of one row
+  // or of 2 sizes, x those types and e8m0, but for zeros of each kind; three of e4m3 with those of
+  // one row; columns in another order with those of one row, with zeros and without; bitsandbytes:
+  // 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
     const Legal& legal = row.legal;
     expected += (legal.kinds & 1 << static_cast<int>(Kind::none)) != 0 ? 1 : 0;
-    expected += legal.typed && !legal.rounded ? 9 + 8 * 3 * 4 : 0;
+    const std::size_t blocks = legal.step == 8 ? 7 : 8;
+    expected += legal.typed && !legal.rounded ? 9 + blocks * 3 * 4 : 0;
     for (const bool zeros : {legal.zero, legal.sum, legal.rounded})
-      expected += zeros ? 9 + 8 * 3 * 3 : 0;
-    expected += legal.named ? 8 * 3 * 2 : 0;
+      expected += zeros ? 9 + blocks * 3 * 3 : 0;
+    expected += legal.named ? blocks * 3 * 2 : 0;
     expected +=
         (legal.product ? 3 * 8 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
   }
@@ -118,6 +119,20 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
   };
   for (const auto& [text, canonical] : rows)
     EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+}
+
+TEST(Storage, IntegersOfOtherWidthsHaveBlocksOfWholeEights) {
+  const std::vector<std::pair<const char*, const char*>> rows{
+      {"int3", "int3:block128"},
+      {"int7:block24:zero:actorder", "int7:block24:zero:actorder"},
+      {"int5:row:f16:zero", "int5:row:f16:zero"},
+      {"int6:block256:super", "q6_k"},
+      {"int6:block256", "int6:block256"}};
+  for (const auto& [text, canonical] : rows)
+    EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+  for (const char* text : {"int3:block12", "int3:block256:super", "int6:super",
+                           "int6:block128:super", "q6_k:zero", "q6_k:actorder", "int7:nested"})
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, legal_storages());
 }
 
 TEST(Storage, LiesTransposedInBlocksOfPlainScales) {

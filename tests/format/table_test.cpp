@@ -77,6 +77,16 @@ TEST(Table, Int4IsEightLessThanItsCode) {
     expect_value(Codes::int4, code, static_cast<float>(code - 8));
 }
 
+TEST(Table, IntegersOfOtherWidthsAreTheirCodeLessHalfOfTheRange) {
+  for (const auto& [codes, bits] : {std::pair{Codes::int2, 2},
+                                    {Codes::int3, 3},
+                                    {Codes::int5, 5},
+                                    {Codes::int6, 6},
+                                    {Codes::int7, 7}})
+    for (int code = 0; code < 1 << bits; ++code)
+      expect_value(codes, code, static_cast<float>(code - (1 << bits) / 2));
+}
+
 TEST(Table, Uint4IsItsCode) {
   for (int code = 0; code < 16; ++code) expect_value(Codes::uint4, code, static_cast<float>(code));
 }
@@ -96,7 +106,7 @@ TEST(Table, LargestIsTheLargestFiniteValue) {
 
 TEST(Table, DiskTypesHaveTheWidthOfTheCodes) {
   for (const FormatTrait& format : formats())
-    EXPECT_EQ(bits(format.disk), format.bits == 4 ? 8 : format.bits) << format.name;
+    EXPECT_EQ(bits(format.disk), format.bits < 8 ? 8 : format.bits) << format.name;
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ STORAGES = [
 TORCHAO = [f"nf4:torchao:block32:scaler2:{dtype}" for dtype in ("f32", "bf16", "f16", "f64")]
 # Rows of whole bytes of two codes: likewise.
 SUPERBLOCKS = ["q4_k"]
+# Rows of whole eights of codes.
+DENSE = ["int2:block32", "int3:row:f16", "int5:block40:bf16:zero", "int6:tensor:zero", "int7:row"]
+DENSE += ["q6_k"]
 INT4 = ["int4:block32", "int4:row:f16", "int4:block40:bf16:zero", "int4:tensor:zero"]
 PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
 # Zeros that are numbers, in both arithmetics.
@@ -113,6 +116,7 @@ def main(folder: Path, program: str) -> None:
         "nvfp4": NVFP4,
         "superblocks": SUPERBLOCKS,
         "zeros": ZEROS,
+        "dense": DENSE,
     }
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")

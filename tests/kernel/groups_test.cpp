@@ -45,7 +45,8 @@ Bytes some_codes(const Storage& storage, std::size_t n) {
 
 STOWAGE_ON_EACH_ISA(Groups, StandBesideGroupsOfOtherScales) {
   constexpr std::int64_t kRows = 3, kColumns = 64 * 19;
-  for (const char* format : {"f8_e4m3", "f8_e5m2", "int8", "f4_e2m1", "int4", "nf4", "fp4"})
+  for (const char* format :
+       {"f8_e4m3", "f8_e5m2", "int8", "f4_e2m1", "int4", "nf4", "fp4", "int3", "int6"})
     for (const int block : {16, 32, 64, 128}) {
       const bool by_table = std::string_view(format) == "nf4" || std::string_view(format) == "fp4";
       if (by_table && block < 64) continue;  // there are none
@@ -108,22 +109,25 @@ STOWAGE_ON_EACH_ISA(Groups, BeginAndEndAnywhere) {
 }
 
 STOWAGE_ON_EACH_ISA(Groups, OfSuperblocksHaveAnyScales) {
-  const Storage storage = parse_storage("q4_k");
   constexpr std::int64_t kRows = 4, kColumns = 256 * 9;
-  const Bytes codes = random_bytes(kRows * kColumns / 2, 7);
-  const Bytes records = random_bytes(kRows * kColumns / 16, 8);  // f16 numbers of every kind
-  const Weight weight(storage, {kRows, kColumns},
-                      std::vector<const void*>{codes.data(), records.data()});
-  for (const Dtype out : kValueTypes)
-    EXPECT_EQ(values_of(table, weight, {0, kRows}, out), reference_values(weight, out))
-        << disk_name(out);
+  for (const char* name : {"q4_k", "q6_k"}) {
+    const Storage storage = parse_storage(name);
+    const Layout made = layout(storage, {kRows, kColumns});
+    const Bytes codes = random_bytes(static_cast<std::size_t>(made.parts[0].bytes), 7);
+    const Bytes records = random_bytes(static_cast<std::size_t>(made.parts[1].bytes), 8);
+    const Weight weight(storage, {kRows, kColumns},  // f16 numbers of every kind
+                        std::vector<const void*>{codes.data(), records.data()});
+    for (const Dtype out : kValueTypes)
+      EXPECT_EQ(values_of(table, weight, {0, kRows}, out), reference_values(weight, out))
+          << name << " to " << disk_name(out);
+  }
 }
 
 /// Scales `from` to the last one of a weight of one row, as runs show them.
 void expect_scales(const Kernels& table, const Weight& weight, std::int64_t group,
                    std::int64_t from) {
   const std::int64_t all = weight.shape().elements();
-  const Runs runs(table.scales, weight);
+  const Runs runs(table, weight);
   std::int64_t at = from * group;
   runs.cover(at, all, [&](const stowage::Run& run) {
     for (std::int64_t i = 0; i < run.n; i += group) {

@@ -9,26 +9,43 @@ namespace {
 
 using namespace stowage::samples;
 
+// What code i of a dense string stands for.
+int code_at(const std::uint8_t* codes, std::int64_t bits, std::int64_t i) {
+  int code = 0;
+  for (std::int64_t bit = i * bits; bit < (i + 1) * bits; ++bit)
+    code |= (codes[bit / 8] >> bit % 8 & 1) << (bit - i * bits);
+  return code - (1 << (bits - 1));
+}
+
 STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     if (storage.dialect != Dialect::standard) continue;
     if (storage.scaling.transposed) continue;  // its runs are those of lying()
-    const bool packed = describe(storage).packing == Packing::low_first;
-    const std::int64_t columns = packed ? 998 : 997, all = 21 * columns;
+    const int together = codes_together(describe(storage).packing);
+    const std::int64_t columns = runs_across_rows(storage) ? 997
+                                 : together == 8           ? 1000
+                                                           : 996 + together,
+                       all = 21 * columns;
     const Shape shape = holds(storage, {3, 7, columns}) ? Shape{3, 7, columns} : Shape{21, columns};
     const Bytes values = as_type(numbers(Kind::normal, static_cast<std::size_t>(all)), Dtype::f32);
     const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
     const Weight weight = parts.weight(storage, shape);
     const auto* codes = static_cast<const std::uint8_t*>(weight.part(0));
-    const Runs runs(table.scales, weight);
+    const Runs runs(table, weight);
     for (const auto& [begin, end] :
          {std::pair<std::int64_t, std::int64_t>{0, all}, {997, 20000}, {5, 5}}) {
       std::int64_t at = begin;
       runs.cover(begin, end, [&](const stowage::Run& run) {
         const std::int64_t bits = trait(storage.codes).bits;
-        const auto skipped = static_cast<const std::uint8_t*>(run.codes) - codes;
-        EXPECT_EQ(skipped * 8 / bits + run.first, at) << name;
+        if (runs.unpacks()) {
+          const auto* const made = static_cast<const std::int8_t*>(run.codes) + run.first;
+          for (std::int64_t i = 0; i < run.n; ++i)
+            ASSERT_EQ(made[i], code_at(codes, bits, at + i)) << name << " at " << at + i;
+        } else {
+          const auto skipped = static_cast<const std::uint8_t*>(run.codes) - codes;
+          EXPECT_EQ(skipped * 8 / bits + run.first, at) << name;
+        }
         for (std::int64_t i = 0; i < run.n; i += 11) {
           const float scale =
               run.scales == nullptr ? 1.0f : run.scales[(run.first + i) / run.group];

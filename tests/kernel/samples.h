@@ -155,9 +155,10 @@ inline const std::vector<std::string>& every_form() {
 /// Shapes with whole and ragged rows and blocks, odd and even, and without elements.
 inline const std::vector<Shape>& shapes() {
   static const std::vector<Shape> all{
-      {1, 1},     {3, 5},    {4, 64},      {7, 67},    {33, 129},    {2, 3, 50}, {150, 211},
-      {5, 0},     {0, 5},    {3, 2, 3, 3}, {1, 4097},  {64},         {6, 48},    {3, 192},
-      {128, 129}, {33, 130}, {3, 2, 70},   {2, 96, 5}, {3, 64, 290}, {3, 33, 70}};
+      {1, 1},     {3, 5},     {4, 64},      {7, 67},    {33, 129},    {2, 3, 50},  {150, 211},
+      {5, 0},     {0, 5},     {3, 2, 3, 3}, {1, 4097},  {64},         {6, 48},     {3, 192},
+      {128, 129}, {33, 130},  {3, 2, 70},   {2, 96, 5}, {3, 64, 290}, {3, 33, 70}, {5, 8},
+      {3, 4104},  {2, 3, 88}, {2, 33000},   {40, 600}};
   return all;
 }
 /// Whether a weight of this storage can have this shape.
@@ -166,12 +167,13 @@ inline bool holds(const Storage& storage, const Shape& shape) {
   if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 2) return false;
   if (storage.scaling.kind == Scaling::Kind::block2) {
     if (shape.rank() != 2 && shape.rank() != 3) return false;
-    return describe(storage).packing == Packing::whole || shape[shape.rank() - 1] % 2 == 0;
+    return shape[shape.rank() - 1] % codes_together(describe(storage).packing) == 0;
   }
-  if (describe(storage).packing == Packing::low_first) {
+  if (const int together = codes_together(describe(storage).packing);
+      together != 1 && !runs_across_rows(storage)) {
     const bool row2 = storage.scaling.kind == Scaling::Kind::row2;
     if (shape.rank() < (row2 ? 3 : 2)) return false;
-    return (row2 ? group_elements(storage, shape) : shape.row_elements()) % 2 == 0;
+    return (row2 ? group_elements(storage, shape) : shape.row_elements()) % together == 0;
   }
   const std::int64_t whole = storage.scaling.block * std::int64_t{storage.scaling.scaler_block};
   return storage.dialect == Dialect::standard ||

@@ -35,6 +35,8 @@ DIALECTS = {
     "ct-int8": "compressed-tensors",
     "ct-int4-g128": "compressed-tensors",
     "ct-int4-channel-ragged": "compressed-tensors",
+    "ct-int3-dense": "compressed-tensors",
+    "ct-int3-padded": "compressed-tensors",
     "ct-int8-pack": "compressed-tensors",
     "ct-int4-asym-g32": "compressed-tensors",
     "ct-int4-g-idx": "compressed-tensors",
@@ -57,6 +59,7 @@ DIALECTS = {
     "gguf-q8-0": "gguf",
     "gguf-q4-0": "gguf",
     "gguf-q4-k": "gguf",
+    "gguf-q6-k": "gguf",
     "gguf-mxfp4": "gguf",
     "gguf-nvfp4": "gguf",
 }

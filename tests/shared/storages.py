@@ -80,7 +80,12 @@ def covering(
 def flat_shapes(storage: Storage) -> bool:
     """Whether it has every shape of at least two dimensions with an even number of columns."""
     needs_three = storage.kind == "row2" and storage.packing == "low_first"
-    return storage.dialect == "standard" and storage.kind != "block2" and not needs_three
+    return (
+        storage.dialect == "standard"
+        and storage.kind != "block2"
+        and storage.together <= 2
+        and not needs_three
+    )
 
 
 def of_parts(storage: Storage) -> bool:

@@ -17,6 +17,8 @@ std::string compressed(const std::string& weights, const std::string& format = "
 const char* const kInt4 =
     R"({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32})";
 
+const char* const kInt3 = R"({"num_bits": 3, "type": "int", "strategy": "channel"})";
+
 const std::string kNvfp4 = R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})";
 const Piece kPairs{"a.weight", "U8", "[2,16]", 32};
 const Piece kUnder{"a.weight_scale", "F8_E4M3", "[2,2]", 4};
@@ -283,11 +285,34 @@ const Rows kDialects{{
           {"a.weight_shape", "I64", "[2]", 16, words_of({9, 0, 32, 0})}}),
      {"no 'a.weight_zero_point' (I32 [2, 1])"}},
     {Refusal::dialect_config,
-     "integers of three bits in words",
+     "integers of nine bits in words",
      configured(
-         compressed(R"({"num_bits": 3, "type": "int", "strategy": "channel"})", "pack-quantized"),
+         compressed(R"({"num_bits": 9, "type": "int", "strategy": "channel"})", "pack-quantized"),
          {}),
-     {"pack-quantized of weights of other than 4 or 8 num_bits"}},
+     {"pack-quantized of weights of other than 2 to 8 num_bits"}},
+    {Refusal::dialect_part,
+     "words of three bits of another width than either reading has",
+     configured(compressed(kInt3, "pack-quantized"),
+                {{"a.weight_packed", "I32", "[2,14]", 112},
+                 {"a.weight_scale", "BF16", "[2,1]", 4},
+                 {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 128, 0})}}),
+     {"tensor 'a.weight_shape'", "[2, 128] for 'a.weight_packed' I32 [2, 14]",
+      "128 columns of 3 bits are 12 words as one string, 13 of 10 columns each"}},
+    {Refusal::dialect_part,
+     "words of three bits of a width that both readings have",
+     configured(compressed(kInt3, "pack-quantized"),
+                {{"a.weight_packed", "I32", "[2,4]", 32},
+                 {"a.weight_scale", "BF16", "[2,1]", 4},
+                 {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 40, 0})}}),
+     {"tensor 'a.weight_packed'", "40 columns of 3 bits are 4 words as one string, 4 of 10",
+      "nothing tells which"}},
+    {Refusal::dialect_part,
+     "a row of three bits that ends inside of a byte",
+     configured(compressed(kInt3, "pack-quantized"),
+                {{"a.weight_packed", "I32", "[2,10]", 80},
+                 {"a.weight_scale", "BF16", "[2,1]", 4},
+                 {"a.weight_shape", "I64", "[2]", 16, words_of({2, 0, 99, 0})}}),
+     {"tensor 'a.weight_packed'"}},
     {Refusal::dialect_part,
      "exponents that are in no tiles",
      configured("",

@@ -42,6 +42,8 @@ const std::vector<Golden> kGolden{
     {"ct-int8", "compressed-tensors", "int8:row:bf16"},
     {"ct-int4-g128", "compressed-tensors", "int4:block128:bf16"},
     {"ct-int4-channel-ragged", "compressed-tensors", "int4:row:bf16"},
+    {"ct-int3-dense", "compressed-tensors", "int3:block32:bf16"},
+    {"ct-int3-padded", "compressed-tensors", "int3:block32:bf16"},
     {"ct-int8-pack", "compressed-tensors", "int8:row:bf16"},
     {"ct-int4-asym-g32", "compressed-tensors", "int4:block32:bf16:zero"},
     {"ct-int4-g-idx", "compressed-tensors", "int4:block32:bf16:actorder"},
@@ -63,12 +65,13 @@ const std::vector<Golden> kGolden{
     {"gguf-q8-0", "gguf", "int8:block32:f16"},
     {"gguf-q4-0", "gguf", "int4:block32:f16"},
     {"gguf-q4-k", "gguf", "q4_k"},
+    {"gguf-q6-k", "gguf", "q6_k"},
     {"gguf-mxfp4", "gguf", "mxfp4"},
     {"gguf-nvfp4", "gguf", "nvfp4"},
 };
 
 std::string path_of(const std::string& folder) {
-  return std::string(STOWAGE_GOLDEN) + "/dialects/" + folder;
+  return std::string(STOWAGE_GOLDEN).append("/dialects/").append(folder);
 }
 
 // expected.safetensors would make the folder one of two models.

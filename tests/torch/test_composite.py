@@ -77,7 +77,9 @@ def test_every_code_dequantizes_to_the_same_bytes(storage, dtype, other) -> None
     codes = (
         every.to(torch.int16).view(kind.codes_dtype) if kind.holds_values else every.to(torch.uint8)
     )
-    elements = count * kind.per_byte
+    if kind.packing == "dense":
+        codes = codes.repeat(8 * kind.bits)  # whole rows of 64
+    elements = kind.elements_of(codes.numel())
     shape = (elements // 64, 64)
     codes = codes.view(kind.layout(shape)[0][2])
     _, *scales = library.quantize(torch.rand(shape) + 0.5, kind.key)

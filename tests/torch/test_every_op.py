@@ -17,7 +17,8 @@ from stowage._tensor.products import convolution, grouped
 
 TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
 TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]
-EVERY = [*covering(codec, flat_shapes), "nf4:block32", "nf4:block128:nested", *TORCHAO]
+DENSE = ["int2:row", "int3:block32:bf16", "int5:tensor", "int7:block8:f16:zero", "q6_k"]
+EVERY = [*covering(codec, flat_shapes), "nf4:block32", "nf4:block128:nested", *DENSE, *TORCHAO]
 LARGE = ["int8:block6", "nf4:block128:nested", TORCHAO[1], TORCHAO[3]]  # a decoder each
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 VALUES = (*COMPUTE, torch.float64)
@@ -32,8 +33,8 @@ def weight(kind: Storage, *shape: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def odd(kind: Storage, columns: int) -> int:
-    """So many columns, or one less where rows begin on bytes."""
-    return columns - 1 if kind.packing == "low_first" else columns
+    """So many columns, or a few less where rows begin on bytes."""
+    return columns if kind.flat else columns // kind.together * kind.together
 
 
 def raw(t: Tensor) -> Tensor:

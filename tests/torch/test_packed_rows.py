@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two codes in a byte of one row, as E2M1 and int4 rest: kernels beside the composite, and the
-weight as a tensor, in files, in pieces and in other processes."""
+"""Codes that fill bytes of one row together, as E2M1, int4 and integers of other widths rest:
+kernels beside the composite, and the weight as a tensor, in files, in pieces and elsewhere."""
 
 import io
 import itertools
@@ -24,9 +24,24 @@ from stowage._shard.pieces import columns_misfit, columns_of, join_columns, take
 from stowage._shard.records import decode, encode
 
 PRODUCT, QUOTIENT = "f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"
-NAMES = covering(codec, lambda storage: storage.packing == "low_first")
-SHAPES = ((2, 2), (130, 200), (64, 64), (0, 6), (5, 0), (3, 5, 14), (6, 4, 3, 3))
+NAMES = covering(codec, lambda storage: storage.packing in ("low_first", "dense"))
+SHAPES = (
+    (2, 2),
+    (130, 200),
+    (64, 64),
+    (0, 6),
+    (5, 0),
+    (3, 5, 14),
+    (6, 4, 3, 3),
+    (0, 8),
+    (3, 5, 16),
+)
 MATRICES = [name for name in NAMES if "row2" not in name]
+
+
+def wide(name: str) -> int:
+    """Columns that end inside of a group, and of a step of the kernels."""
+    return 72 if Storage(name).packing == "dense" else 70
 
 
 def values(*shape: int) -> Tensor:
@@ -40,6 +55,17 @@ def test_packing_is_undone(packing: str) -> None:
     assert torch.equal(unpack(packed, packing), codes)
     assert torch.equal(pick(packed, torch.arange(30), packing).view(3, 10), codes.int())
     assert int(pack(torch.tensor([1, 2], dtype=torch.uint8), "low_first")) == 0x21
+
+
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_dense_codes_are_one_string(bits: int) -> None:
+    codes = torch.randint(0, 1 << bits, (3, 40), dtype=torch.uint8)
+    packed = pack(codes, "dense", bits)
+    assert packed.dtype == torch.uint8 and packed.shape == (3, 40 * bits // 8)
+    assert torch.equal(unpack(packed, "dense", bits), codes)
+    for row, line in zip(codes.tolist(), packed.tolist(), strict=True):
+        string = sum(code << (i * bits) for i, code in enumerate(row))
+        assert bytes(line) == string.to_bytes(len(line), "little")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,6 +95,9 @@ def test_the_composite_makes_and_reads_the_same_bytes(name, shape, dtype) -> Non
         ("f4_e2m1:tensor", (64,), "at least 2 dimensions"),
         ("int4:row:zero", (4, 33), "an even number of elements in each row"),
         ("f4_e2m1:row2", (4, 64), "at least 3 dimensions"),
+        ("int3:row", (4, 60), "a multiple of 8 elements in each row"),
+        ("int7:row2", (4, 2, 12), "a multiple of 8 elements in each row"),
+        ("q6_k", (256,), "at least 2 dimensions"),
     ],
 )
 def test_rows_that_would_begin_inside_of_a_byte_are_refused(name, shape, rule) -> None:
@@ -91,7 +120,7 @@ def test_the_power_of_two_is_that_of_the_largest_value() -> None:
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_weight_is_a_tensor(name: str) -> None:
-    w = stowage.quantize(values(12, 70), name)
+    w = stowage.quantize(values(12, wide(name)), name)
     dense = w.dequantize()
     joined = torch.cat([w[:4], w[4:]])
     assert isinstance(joined, stowage.StowedTensor) and torch.equal(joined.dequantize(), dense)
@@ -112,7 +141,8 @@ def test_a_weight_is_a_tensor(name: str) -> None:
 def test_experts_are_slices_and_slices_are_stacked() -> None:
     for name, one in (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("f4_e2m1:row2", "f4_e2m1:row"),
                       ("f4_e2m1:row", "f4_e2m1:tensor"),
-                      ("int4:row2:zero", "int4:row:zero")):  # fmt: skip
+                      ("int4:row2:zero", "int4:row:zero"), ("int3:row2", "int3:row"),
+                      ("int5:block32", "int5:block32")):  # fmt: skip
         w = stowage.quantize(values(4, 6, 64), name)
         dense = w.dequantize()
         expert = w[1]
@@ -178,23 +208,25 @@ def test_rows_travel(name: str) -> None:
 @pytest.mark.parametrize("key", [None, 5])
 @pytest.mark.parametrize("name", [n for n in MATRICES if of_parts(Storage(n))])
 def test_rows_are_quantized_where_they_lie(name: str, key: int | None) -> None:
-    storage, given, cuts = Storage(name), values(9, 70), (0, 4, 9)
+    storage, given, cuts = Storage(name), values(9, wide(name)), (0, 4, 9)
     want = library.quantize(given, storage.key)
     if key is not None:
         want = stochastic.quantize(given, storage, key)
-    mine = [rows_fragment(storage, (9, 70), a, given[a:b]) for a, b in itertools.pairwise(cuts)]
+    shape = tuple(given.shape)
+    mine = [rows_fragment(storage, shape, a, given[a:b]) for a, b in itertools.pairwise(cuts)]
     largest = torch.stack([amaxes(fragment) for fragment in mine]).amax(0)
     for fragment, first, last in zip(mine, cuts, cuts[1:], strict=False):
         records, _ = row_parts(fragment, largest, key)
-        assert torch.equal(records, encode(want, storage, (9, 70), first, last))
+        assert torch.equal(records, encode(want, storage, shape, first, last))
 
 
-@pytest.mark.parametrize(("name", "most"), [("mxfp4", 4), ("nvfp4", 8)])
+@pytest.mark.parametrize(("name", "most"), [("mxfp4", 4), ("nvfp4", 8), ("int3:block16:bf16", 8)])
 def test_columns_are_cut_between_bytes(name: str, most: int) -> None:
     w = stowage.quantize(values(6, 128), name)
     assert columns_misfit(w._storage, w.shape, most) is None
     assert "whole blocks" in str(columns_misfit(w._storage, w.shape, 2 * most))
     assert "even" in str(columns_misfit(Storage("f4_e2m1:row"), (6, 126), 2))
+    assert "a multiple of 8" in str(columns_misfit(Storage("int3:row"), (6, 120), 2))
     pieces = [columns_of(w, first, first + 32) for first in range(0, 128, 32)]
     assert torch.equal(torch.cat([p.dequantize() for p in pieces], 1), w.dequantize())
     whole = encode(w._parts(), w._storage, w.shape, 0, 6)
@@ -203,7 +235,7 @@ def test_columns_are_cut_between_bytes(name: str, most: int) -> None:
     assert torch.equal(take_columns(whole, w._storage, 128, 32, 64), cut[1])
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4:block32:zero"])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4:block32:zero", "int3:block32:zero"])
 def test_graphs_have_it(name: str) -> None:
     layer, x = nn.Linear(64, 48), torch.randn(3, 64)
     stowage.stow(layer, name)
@@ -221,10 +253,18 @@ def test_a_frozen_layer_has_the_values_of_nn_linear(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int4", "int4:tensor", "int4:row:f16", "int4:block4x32", "int4:block6:e8m0"]
+    "name",
+    [
+        "int4",
+        "int4:tensor",
+        "int4:row:f16",
+        "int4:block4x32",
+        "int4:block6:e8m0",
+        "int6:block8:bf16",
+    ],
 )
 def test_writes_one_after_the_other_keep_what_they_do_not_name(name: str) -> None:
-    w = stowage.quantize(values(12, 70), name)
+    w = stowage.quantize(values(12, wide(name)), name)
     dense = w.dequantize()
     with torch.no_grad():
         for column in range(0, 60, 2):

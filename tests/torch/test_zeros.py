@@ -33,6 +33,9 @@ def integers(codes: torch.Tensor, storage: Storage) -> torch.Tensor:
     """What codes stand for before scales and zeros."""
     if storage.byte_codes:
         return codes.view(torch.int8).to(torch.int32)
+    if storage.packing == "dense":
+        half = 1 << (storage.bits - 1)
+        return unpack(codes, storage.packing, storage.bits).int() - half
     return torch.tensor(storage.values).int()[unpack(codes, storage.packing).int()]
 
 

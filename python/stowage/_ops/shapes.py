@@ -106,8 +106,8 @@ def check_linear(
     """The shape of the weight."""
     where = "stowage::linear"
     _check_matrix_product(where, "x", x, storage, codes)
-    if not storage.flat and x.shape[-1] != codes.shape[1] * storage.per_byte:
-        _wrong(where, f"x must be [..., {codes.shape[1] * storage.per_byte}]", list(x.shape))
+    if not storage.flat and x.shape[-1] != storage.elements_of(codes.shape[1]):
+        _wrong(where, f"x must be [..., {storage.elements_of(codes.shape[1])}]", list(x.shape))
     shape = (rows, x.shape[-1])
     check_weight(where, storage, shape, codes, scales)
     if bias is not None:

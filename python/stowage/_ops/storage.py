@@ -68,7 +68,9 @@ class Storage:
     codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao, ggml
     dialect: str
     kind: str  # none, tensor, row, row2, block, block2
-    packing: str  # of codes in bytes: whole, high_first, low_first (two, the first in that half)
+    packing: str  # of codes in bytes: whole, high_first, low_first (two, the first in that half),
+    #   dense (eight in as many bytes as a code has bits)
+    bits: int  # of a code
     flat: bool  # codes and blocks run on across rows: one may begin in the middle of either
     block: int  # 0 unless kind is block or block2
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
@@ -78,14 +80,14 @@ class Storage:
     transposed: bool = False  # matrices of a stack [E, K, O] lie as [E, O, K], blocks too
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
     scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3, super; nf4:torchao: f64 and of_values too
-    scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, or as below
+    scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, q6_k, or as below
     record: int = 0  # bytes that a block has instead of a scale, in a dimension of their own
     under_one: bool  # e4m3 under one number: product, product_bf16 (both rounded), quotient
     least: float  # what codes reach: values over their scale are clamped to it
     largest: float
     divisor: float  # a scale is amax / divisor; with zeros, the span of the values / divisor
     values: tuple[float, ...]  # where there are sixteen, by code
-    per_byte: int  # codes in a byte, where they are packed; else 1
+    together: int  # codes that fill bytes: no row and no group begins between them
     part_names: tuple[str, ...]  # codes first
     in_rows: int  # parts, the first ones, that rows have something of; the others are of all rows
     codes_dtype: torch.dtype
@@ -127,7 +129,7 @@ class Storage:
                 object.__setattr__(self, field, facts[field])
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", tuple(facts.get("values", ())))
-        object.__setattr__(self, "per_byte", 1 if self.packing == "whole" else 2)
+        object.__setattr__(self, "together", {"whole": 1, "dense": 8}.get(self.packing, 2))
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         of_groups = sum(extent == "scales" for _, extent, _ in facts["parts"])
@@ -162,6 +164,19 @@ class Storage:
     def byte_codes(self) -> bool:
         """Whether codes have a byte each, in the weight's shape."""
         return self.packing == "whole" and not self.holds_values
+
+    @property
+    def numbers_together(self) -> str:
+        """Which numbers of elements fill bytes, in words."""
+        return "an even number of" if self.together == 2 else f"a multiple of {self.together}"
+
+    def bytes_of(self, elements: int) -> int:
+        """What codes have in a row for so many elements, which fill it; may be symbolic."""
+        return elements if self.packing == "whole" else elements * self.bits // 8
+
+    def elements_of(self, of_codes: int) -> int:
+        """The way back."""
+        return of_codes if self.packing == "whole" else of_codes * 8 // self.bits
 
     @property
     def type_dtype(self) -> torch.dtype:
@@ -205,14 +220,15 @@ class Storage:
             return f"a weight stored as {self.name} must have 2 dimensions"
         if self.kind == "block2" and len(shape) not in (2, 3):
             return f"a weight stored as {self.name} must have 2 or 3 dimensions"
-        if self.packing == "low_first":
+        if self.together > 1 and not self.flat:
             least = 3 if self.kind == "row2" else 2
             if len(shape) < least:
                 return f"a weight stored as {self.name} must have at least {least} dimensions"
-            if math.prod(shape[-1:] if self.kind == "block2" else shape[least - 1 :]) % 2:
+            line = shape[-1:] if self.kind == "block2" else shape[least - 1 :]
+            if math.prod(line) % self.together:
                 return (
-                    f"a weight stored as {self.name} must have an even number of elements in each "
-                    "row"
+                    f"a weight stored as {self.name} must have {self.numbers_together} elements in "
+                    "each row"
                 )
         if self.dialect == "standard":
             return ""
@@ -247,8 +263,8 @@ class Storage:
                 return tuple(shape)
             case "pairs":
                 return ((math.prod(shape) + 1) // 2, 1)
-            case "halves":
-                return (shape[0], math.prod(shape[1:]) // 2)
+            case "packed":
+                return (shape[0], self.bytes_of(math.prod(shape[1:])))
             case "scales":
                 return self._scales(shape)
             case "outers":

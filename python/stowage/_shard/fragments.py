@@ -105,9 +105,8 @@ def _groups(fragment: Fragment) -> tuple[int, int, int]:
         )
     if storage.record:
         raise Unsupported(
-            f"stowage: values of a part of a weight cannot rest as {storage}, whose offsets depend "
-            "on the least and the largest value; stow the weight whole and shard it then, or use "
-            "int4"
+            f"stowage: values of a part of a weight cannot rest as {storage}, whose records depend "
+            "on all values of a superblock; stow the weight whole and shard it then, or use int4"
         )
     if fragment.needs_one:
         return 1, total, total

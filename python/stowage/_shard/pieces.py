@@ -54,8 +54,8 @@ def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | 
     if storage.nested:
         return "scales of scales run on across rows; use Shard(0), or scales in fp32"
     columns = shape[1] // parts
-    if columns % storage.per_byte and not storage.flat:
-        return f"each piece must have an even number of columns, got {columns}"
+    if columns % storage.together and not storage.flat:
+        return f"each piece must have {storage.numbers_together} columns, got {columns}"
     if storage.kind not in ("none", "tensor", "row") and columns % storage.block:
         return f"each piece must have whole blocks of {storage.block} columns, got {columns}"
     return None
@@ -87,8 +87,8 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
         scales = parts[1].view(rows, -1)[:, first // block : last // block].reshape(-1)
         own = [codes, scales]
     else:
-        per = storage.per_byte
-        own = [parts[0][:, first // per : last // per].contiguous(), *parts[1:]]
+        of = storage.bytes_of
+        own = [parts[0][:, of(first) : of(last)].contiguous(), *parts[1:]]
         if storage.kind not in ("none", "tensor", "row"):
             span = slice(first // block, -(-last // block))
             rows_have = slice(1, storage.in_rows)

@@ -154,9 +154,12 @@ def _misfits(job: Job) -> list[str]:
     stop, total = start + master.numel(), math.prod(weight.shape)
     if not 0 <= start <= stop <= total:
         return [f"{job.name}: the part must lie within {total} elements, got [{start}, {stop})"]
-    if weight._storage.per_byte == 2 and (start % 2 or (stop % 2 and stop != total)):
-        return [f"{job.name}: a part of 4-bit codes must begin and end on a byte, got [{start}, "
-                f"{stop})"]  # fmt: skip
+    each, bits = weight._storage.together, weight._storage.bits
+    if start % each or (stop % each and stop != total):
+        return [
+            f"{job.name}: a part of {bits}-bit codes must begin and end on a byte, got [{start}, "
+            f"{stop})"
+        ]
     return []
 
 
@@ -234,7 +237,7 @@ def _write(job: Job, largest: Tensor) -> None:
         largest = amaxes(fragment)
     codes, *scales = whole_parts(fragment, largest, job.key)
     kept = weight._parts()[0].clone()
-    per = fragment.storage.per_byte
-    span = slice(fragment.start // per, -(-fragment.stop // per))
+    each, of = fragment.storage.together, fragment.storage.bytes_of
+    span = slice(of(fragment.start), of(-(-fragment.stop // each) * each))
     kept.view(-1)[span] = codes.view(-1)[span]
     Change(weight, [kept, *scales]).commit()

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernel/cpu/dense-inl.h"
 #include "kernel/cpu/widen-inl.h"
 #include "kernel/dequantize.h"
 
@@ -195,6 +196,10 @@ void dequantize(const Run& run, void* to) noexcept {
   }
 }
 
+void unpack(const std::uint8_t* codes, int bits, std::int64_t n, std::int8_t* out) noexcept {
+  with_bits(bits, [&]<int kBits>() { unpack_all<kBits>(codes, n, out); });
+}
+
 template <Codes kCodes>
 constexpr void fill(DequantizeKernels& kernels) {
   auto& row = kernels.to[static_cast<int>(kCodes)];
@@ -206,6 +211,7 @@ constexpr void fill(DequantizeKernels& kernels) {
 constexpr DequantizeKernels dequantize_kernels() {
   DequantizeKernels kernels{};
   for_all_codes([&]<Codes kCodes>() { fill<kCodes>(kernels); });
+  kernels.unpack = &unpack;
   return kernels;
 }
 

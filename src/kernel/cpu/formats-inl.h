@@ -38,10 +38,12 @@ consteval bool may_be_rounded(Codes c) { return form_of(c).legal.rounded; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 
-/// Calls body.operator()<codes>() for each format: one without kernels does not compile.
+/// Calls body.operator()<codes>() for each format whose codes kernels read as they lie: one without
+/// kernels does not compile.
 template <int kNext = 0, class Body>
 constexpr void for_all_codes(Body body) {
-  body.template operator()<Codes{kNext}>();
+  if constexpr (packing_of(Codes{kNext}) != Packing::dense)
+    body.template operator()<Codes{kNext}>();
   if constexpr (kNext + 1 < kCodesCount) for_all_codes<kNext + 1>(body);
 }
 consteval bool is_own_type(Codes c, Dtype d) {

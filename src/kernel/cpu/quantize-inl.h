@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernel/cpu/amax-inl.h"
+#include "kernel/cpu/dense-inl.h"
 #include "kernel/cpu/formats-inl.h"
 #include "kernel/quantize.h"
 #include "kernel/tables.h"
@@ -235,6 +236,24 @@ void encode_from(const ScaledGroups& all) noexcept {
       [&](F v) { return integer_code<kCodes, kLeast, kMost>(v * r + zero); });
 }
 
+/// Integers of any range within int8, a byte each.
+template <Dtype kIn>
+void encode_within(const ScaledGroups& all, float least, float most) noexcept {
+  const F lowest = splat(least), highest = splat(most);
+  const float *next = all.r, *next_zero = all.zero;
+  F r{}, zero{};
+  const auto begin = [&] {
+    r = splat(*next++);
+    if (next_zero != nullptr) zero = splat(*next_zero++);
+  };
+  encode_by<Codes::int8, kIn>(all, begin, [&](F x) {
+    F v = x * r + zero;
+    v = v < lowest ? lowest : v;
+    v = v > highest ? highest : v;
+    return as_int(v + 0x1.8p23f) - as_int(splat(0x1.8p23f));
+  });
+}
+
 /// Some elements of a cast, with or without the code for infinity and NaN; the largest |x|.
 template <Codes kCodes, Dtype kIn, bool kFinite>
 std::uint32_t cast_some(const void* x, std::int64_t n, void* codes) {
@@ -364,11 +383,16 @@ std::uint32_t torchao_blocks(const Blocks& all, const float* thresholds) noexcep
   return most;
 }
 
+void pack(const std::int8_t* numbers, int bits, std::int64_t n, std::uint8_t* codes) noexcept {
+  with_bits(bits, [&]<int kBits>() { pack_all<kBits>(numbers, n, codes); });
+}
+
 template <Dtype kIn>
 constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
   kernels.amaxes[in] = &amaxes<kIn>;
   kernels.reach[in] = &reach<kIn>;
+  kernels.within[in] = &encode_within<kIn>;
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
     if constexpr (is_blockwise(kCodes)) kernels.blocks[kRow][in] = &blocks<kCodes, kIn>;
@@ -388,6 +412,7 @@ constexpr QuantizeKernels quantize_kernels() {
   kernels.torchao[1] = &torchao_blocks<Dtype::f32>;
   kernels.torchao[2] = &torchao_blocks<Dtype::bf16>;
   kernels.torchao[3] = &torchao_blocks<Dtype::f16>;
+  kernels.pack = &pack;
   return kernels;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales to fp32, once for each instruction set. Runs of short groups have one for every few codes.
 #pragma once
-#include "format/q4_k.h"
+#include "format/superblocks.h"
 #include "kernel/cpu/widen-inl.h"
 #include "kernel/scales.h"
 
@@ -57,24 +57,25 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
   });
 }
 
-/// Superblocks of ggml: sub-blocks, eight to a record.
-void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
-  constexpr std::int64_t kSteps = q4_k::kSteps;
+/// Superblocks of ggml: sub-blocks, several to a record.
+template <class Super>
+void expand_super(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
+  constexpr std::int64_t kSteps = Super::kSteps, kCounts = Super::kOffsets ? 2 * kSteps : kSteps;
+  static_assert(kCounts % kWidth == 0);
   const auto* records = static_cast<const std::uint8_t*>(kept.parts[0]);
   for (std::int64_t b = first; b < first + n;) {
-    const q4_k::Counted counted = q4_k::counted(records + b / kSteps * q4_k::kRecord);
-    const std::uint32_t counts[4] = {counted.scales.first, counted.scales.last,
-                                     counted.offsets.first, counted.offsets.last};
-    float made[2 * kSteps];
-    for (int i = 0; i < 2 * kSteps; ++i) made[i] = i < kSteps ? counted.scale : counted.offset;
-    for (int i = 0; i < 2 * kSteps; i += kWidth) {
-      const I some = Lanes::load_i8(reinterpret_cast<const char*>(counts) + i);
+    const auto said = Super::counted(records + b / kSteps * Super::kRecord);
+    float made[kCounts];
+    for (int i = 0; i < kCounts; ++i) made[i] = i < kSteps ? said.scale : said.offset;
+    for (int i = 0; i < kCounts; i += kWidth) {
+      const I some = Lanes::load_i8(said.counts + i);
       Lanes::store_f32(made + i, Lanes::load_f32(made + i) * __builtin_convertvector(some, F));
     }
     const std::int64_t next = (b / kSteps + 1) * kSteps, stop = next < first + n ? next : first + n;
     const auto bytes = static_cast<std::size_t>(stop - b) * sizeof(float);
     __builtin_memcpy(out + (b - first), made + b % kSteps, bytes);
-    __builtin_memcpy(out + kExpandedScales + (b - first), made + kSteps + b % kSteps, bytes);
+    if constexpr (Super::kOffsets)
+      __builtin_memcpy(out + kExpandedScales + (b - first), made + kSteps + b % kSteps, bytes);
     b = stop;
   }
 }
@@ -107,7 +108,8 @@ constexpr ScaleKernels scale_kernels() {
           &expand_under_one<ScaleCode::product>,
           &expand_under_one<ScaleCode::product_bf16>,
           &expand_under_one<ScaleCode::quotient>,
-          &expand_q4_k,
+          &expand_super<superblocks::Q4K>,
+          &expand_super<superblocks::Q6K>,
           expand_zeros_of_types<true>(),
           expand_zeros_of_types<false>()};
 }

@@ -6,13 +6,17 @@
 //                  block of block_structure; in the formats of mx U8 exponents [O, K / 32];
 //                  in nvfp4-pack-quantized F8_E4M3 [O, K / 16], which are divided by
 //   W_global_scale F32 [1]
-// And in pack-quantized, whose integers are of 4 or of 8 bits, of which there are 8 or 4 in a word:
+// And in pack-quantized, whose integers are of 2 to 8 bits:
+//   W_packed       I32, whose rows are strings of bits, from the lowest up; in older releases
+//                  (0.15) words of whole integers: 3, 5, 6 and 7 bits then have another width,
+//                  which alone tells
 //   W_shape        I64 [2]: O, K, which need not fill the last word of a row
-//   W_zero_point   I32 [ceil(O / 8), K / group_size] where they are not symmetric: eight rows each
+//   W_zero_point   I32 where they are not symmetric: the same, down the columns of the scales
 //   W_g_idx        I32 [K] where columns are in another order than their groups: that of each
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "base/checked.h"
 #include "base/formatted.h"
@@ -31,13 +35,38 @@ constexpr std::string_view kOuter = "_global_scale", kZeroPoint = "_zero_point",
 constexpr std::string_view kPacked = "_packed";         // behind the name of a weight
 constexpr std::string_view kMixed = "mixed-precision";  // each group says its own format
 
-// Of int4, whose codes are biased too, and of int8.
-constexpr PartForm kPairs{.in_file = 4, .in_part = 4, .word = 32};
-constexpr PartForm kPairsZeros{
-    .in_file = 4, .in_part = 8, .word = 32, .axis = PartForm::Axis::rows, .bias = 8};
-constexpr PartForm kBytes{.in_file = 8, .in_part = 8, .word = 32, .bias = 128};
-constexpr PartForm kBytesZeros{
-    .in_file = 8, .in_part = 8, .word = 32, .axis = PartForm::Axis::rows, .bias = 128};
+// Integers in words of 32 bits, whose codes in parts are biased too but for those of int8.
+struct Words {
+  int bits;
+  bool string = true;  // they go on in the next word; else each has whole ones
+
+  bool fills() const { return 32 % bits == 0; }  // both readings are one
+  std::int64_t run() const { return 32 / bits; }
+  // Words for so many; more than any tensor has where no size is.
+  std::int64_t count(std::int64_t numbers) const {
+    if (!string || fills()) return ceil_div(numbers, run());
+    const auto all = checked_mul<std::int64_t>(numbers, bits);
+    return all ? ceil_div<std::int64_t>(*all, 32) : std::numeric_limits<std::int64_t>::max();
+  }
+  PartForm codes(std::int64_t columns) const {
+    if (count(columns) * 32 == columns * bits && (string || fills()) && bits != 8) return {};
+    const auto width = static_cast<std::uint8_t>(bits);
+    return {.in_file = width,
+            .in_part = width,
+            .word = 32,
+            .bias = static_cast<std::uint8_t>(bits == 8 ? 128 : 0),
+            .string = string && !fills()};
+  }
+  PartForm zeros() const {
+    return {.in_file = static_cast<std::uint8_t>(bits),
+            .in_part = 8,
+            .word = 32,
+            .axis = PartForm::Axis::rows,
+            .bias = static_cast<std::uint8_t>(1 << (bits - 1)),
+            .string = string && !fills()};
+  }
+};
+bool has_words(Codes codes) { return trait(codes).name.starts_with("int"); }
 
 struct Format {
   std::string_view name;
@@ -114,9 +143,14 @@ std::string scaling_text(const QuantConfig& config, const Format& format, const 
   config.refuse("strategy " + in_quotes(strategy) + " of weights");
 }
 
-const char* codes_of(int num_bits, bool integer) {
-  if (num_bits == 4) return integer ? "int4" : "f4_e2m1";
-  return integer ? "int8" : "f8_e4m3";
+std::string codes_of(int num_bits, bool integer) {
+  if (integer) return formatted("int{}", num_bits);
+  return num_bits == 4 ? "f4_e2m1" : "f8_e4m3";
+}
+
+bool has_bits(const Format& format, const Json& bits) {
+  if (!format.words) return bits == format.num_bits;
+  return bits.is_number_unsigned() && bits >= 2 && bits <= 8;
 }
 
 Scheme scheme_of(const QuantConfig& config, const std::string& format, const Json& group) {
@@ -126,12 +160,10 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   const std::string own = text_of(config, group, "format");
   const Format& read = format_of(config, own.empty() ? format : own);
   const auto bits = weights->find("num_bits"), symmetric = weights->find("symmetric");
-  const int num_bits = bits != weights->end() && *bits == 8 && read.words ? 8 : read.num_bits;
-  if (bits == weights->end() || *bits != num_bits)
+  if (bits == weights->end() || !has_bits(read, *bits))
     config.refuse(formatted("{} of weights of other than {} num_bits", read.name,
-                            read.words      ? "4 or 8"
-                            : num_bits == 4 ? "4"
-                                            : "8"));
+                            read.words ? "2 to 8" : std::to_string(read.num_bits)));
+  const int num_bits = bits->get<int>();
   const bool zeros = symmetric != weights->end() && *symmetric != true;
   if (zeros && (*symmetric != false || !read.words))
     config.refuse("weights with symmetric " + in_quotes(symmetric->dump()));
@@ -140,7 +172,7 @@ Scheme scheme_of(const QuantConfig& config, const std::string& format, const Jso
   if (!integer && (type != "float" || read.words))
     config.refuse("type " + in_quotes(type) + " of weights");
   Scheme made{.format = &read, .storage = {}, .targets = targets_of(config, group)};
-  const char* const codes = codes_of(num_bits, integer);
+  const std::string codes = codes_of(num_bits, integer);
   const std::string storage = formatted("{}:{}{}{}", codes, scaling_text(config, read, *weights),
                                         read.scales, zeros ? ":zero" : "");
   try {
@@ -182,39 +214,61 @@ const Scheme& scheme_for(const QuantConfig& config, const std::vector<Scheme>& a
   return *rest;
 }
 
-void set_forms(ScaledCodes& weight, std::int64_t columns) {
-  const bool pairs = weight.storage.codes == Codes::int4;
+void set_forms(ScaledCodes& weight, const Words& words, std::int64_t columns) {
   weight.codes_in = Dtype::i32;
-  weight.third_form = pairs ? kPairsZeros : kBytesZeros;
-  if (!pairs)
-    weight.codes_form = kBytes;
-  else if (columns % 8 != 0)
-    weight.codes_form = kPairs;
+  weight.codes_form = words.codes(columns);
+  weight.third_form = words.zeros();
+}
+
+// Which of the two readings the widths of the codes and of the zero points have; where both have
+// them and read other numbers, or none does, both are named.
+Words reading_of(const Claims& claims, const ScaledCodes& weight, const TensorInfo& codes,
+                 const TensorInfo& said, const Shape& shape) {
+  const Words all[] = {{trait(weight.storage.codes).bits, true},
+                       {trait(weight.storage.codes).bits, false}};
+  const TensorInfo* const zeros = weight.storage.scaling.zero ? claims.find(weight.third) : nullptr;
+  const auto has_zeros = [&](const Words& words) {
+    return zeros == nullptr || zeros->shape.rank() == 0 || words.count(shape[0]) == zeros->shape[0];
+  };
+  const auto fits = [&](const Words& words) {
+    return shape[0] == codes.shape[0] && words.count(shape[1]) == codes.shape[1];
+  };
+  const auto [string, whole] = all;
+  const std::string both = formatted(
+      "{} for {}: {} columns of {} bits are {} words as one string, {} of {} columns each",
+      to_string(shape), described(codes), shape[1], string.bits, string.count(shape[1]),
+      whole.count(shape[1]), whole.run());
+  if (!fits(string) && !fits(whole)) {
+    if (!string.fills()) refuse(Refusal::dialect_part, claims.place(said), both);
+    refuse(
+        Refusal::dialect_part, claims.place(said),
+        formatted("{} for {}, {} columns each", to_string(shape), described(codes), string.run()));
+  }
+  if (fits(string) != fits(whole) || string.fills()) return fits(string) ? string : whole;
+  if (has_zeros(string) != has_zeros(whole)) return has_zeros(string) ? string : whole;
+  const bool same = shape[1] <= string.run() && (zeros == nullptr || shape[0] <= string.run());
+  if (!same) refuse(Refusal::dialect_part, claims.place(codes), both + ", and nothing tells which");
+  return string;
 }
 
 // The shape that W_shape says, which the words of the codes must have room for and no more.
 void set_words(const Claims& claims, ScaledCodes& weight) {
-  set_forms(weight, 0);
+  weight.codes_in = Dtype::i32;
   const TensorInfo* const codes = claims.find(weight.codes);
   if (codes == nullptr) return;  // which add() refuses
   if (codes->shape.rank() != 2)
     refuse(Refusal::dialect_part, claims.place(*codes), described(*codes) + " for two dimensions");
-  const std::int64_t run = weight.storage.codes == Codes::int4 ? 8 : 4;
-  size_of(claims, *codes, 1, run);
+  size_of(claims, *codes, 1, Words{trait(weight.storage.codes).bits}.run());
   const TensorInfo& said = claims.part(Refusal::dialect_part, *codes,
                                        {weight.name + "_shape", Dtype::i64, Shape{2}, {}});
   std::array<std::int64_t, 2> sizes{};
   std::memcpy(sizes.data(), claims.read(said).data(), sizeof sizes);
-  if (sizes[0] != codes->shape[0] || sizes[1] < 0 || ceil_div(sizes[1], run) != codes->shape[1])
-    refuse(
-        Refusal::dialect_part, claims.place(said),
-        formatted("[{}, {}] for {}, {} columns each", sizes[0], sizes[1], described(*codes), run));
   try {
     weight.logical = Shape(sizes);
   } catch (const Error& error) {
     refuse(Refusal::dialect_part, claims.place(said), in_quotes(error.what()));
   }
-  set_forms(weight, sizes[1]);
+  set_forms(weight, reading_of(claims, weight, *codes, said, *weight.logical), sizes[1]);
 }
 
 ScaledCodes coded(const std::string& name, const Format& format) {
@@ -268,7 +322,7 @@ void read(Claims& claims) {
 }
 
 bool has_codes(const Format& format, Codes codes) {
-  if (format.words) return codes == Codes::int4 || codes == Codes::int8;
+  if (format.words) return has_words(codes);
   if (format.num_bits == 4) return codes == Codes::f4_e2m1;
   return codes == (format.name == "int-quantized" ? Codes::int8 : Codes::f8_e4m3);
 }
@@ -305,7 +359,7 @@ bool write(Wording& wording, const WeightInfo& weight) {
   if (format == nullptr) return false;
   ScaledCodes made = coded(weight.name, *format);
   made.storage = weight.storage;
-  if (format->words) set_forms(made, weight.shape[1]);
+  if (format->words) set_forms(made, {.bits = trait(weight.storage.codes).bits}, weight.shape[1]);
   made.write(wording, weight);
   if (weight.storage.scaling.actorder)
     wording.add_part(weight.name + std::string(kGroups), Dtype::i32, Shape{weight.shape[1]},
@@ -319,7 +373,7 @@ bool write(Wording& wording, const WeightInfo& weight) {
 // What scheme_of() reads as the storage.
 Wording::Json group_of(const Format& format, const Storage& storage, bool input_scales) {
   const Scaling& scaling = storage.scaling;
-  const bool integer = storage.codes == Codes::int8 || storage.codes == Codes::int4;
+  const bool integer = has_words(storage.codes);
   Wording::Json weights{{"num_bits", trait(storage.codes).bits},
                         {"type", integer ? "int" : "float"},
                         {"symmetric", scaling.zero == Zero::none},

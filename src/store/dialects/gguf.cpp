@@ -4,6 +4,8 @@
 //   Q8_0    34 bytes   F16 scale, 32 I8 codes
 //   Q4_K    144 bytes, of 256 neighbours: the record of their scales (16), 128 of codes of which
 //           each 32 have 64 by halves
+//   Q6_K    210 bytes, of 256 neighbours: 128 of the lower four bits of codes, which each 64 have
+//           of 128 by halves; 64 of the upper two, 32 of 128 by quarters; the record of scales (18)
 //   Q4_0    18 bytes   F16 scale, 32 codes + 8 by halves
 //   MXFP4   17 bytes   E8M0 scale, 32 codes of E2M1 by halves
 //   NVFP4   36 bytes   four scales of E4M3, each of 16 codes of E2M1 by halves; no scale is
@@ -45,6 +47,10 @@ constexpr std::array kBlockTypes{
         "q4_k",
         {.in_file = 4, .in_part = 4, .word = 8, .record = 144, .at = 16, .span = 128, .halves = 64},
         {.in_file = 8, .in_part = 8, .word = 8, .record = 144, .span = 16}},
+    BlockType{"Q6_K",
+              "q6_k",
+              {.in_file = 6, .in_part = 6, .word = 8, .record = 210, .span = 192, .halves = 128},
+              {.in_file = 8, .in_part = 8, .word = 8, .record = 210, .at = 192, .span = 18}},
     BlockType{
         "MXFP4",
         "mxfp4",
@@ -82,7 +88,7 @@ void add_blocks(Claims& claims, const TensorInfo& tensor) {
   const auto type = std::ranges::find(kBlockTypes, tensor.dtype_name, &BlockType::name);
   if (type == kBlockTypes.end())
     refuse(Refusal::dialect_part, claims.place(tensor),
-           formatted("{} for Q8_0, Q4_0, Q4_K, MXFP4, NVFP4 or a type without blocks",
+           formatted("{} for Q8_0, Q4_0, Q4_K, Q6_K, MXFP4, NVFP4 or a type without blocks",
                      described(tensor)));
   if (tensor.shape.rank() < 2)
     refuse(Refusal::dialect_part, claims.place(tensor),

@@ -50,8 +50,7 @@ ScaleType type_of(const Claims& claims, const ScaledCodes& weight, const TensorI
 Shape shape_of(const Claims& claims, const Storage& storage, const TensorInfo& codes) {
   std::vector<std::int64_t> sizes(codes.shape.sizes().begin(), codes.shape.sizes().end());
   const std::int64_t bytes = codes.dtype == Dtype::i32 ? 4 : 1;
-  sizes.back() = size_of(claims, codes, codes.shape.rank() - 1,
-                         bytes * codes_in_a_byte(describe(storage).packing));
+  sizes.back() = size_of(claims, codes, codes.shape.rank() - 1, bytes * elements_of(storage, 1));
   return Shape(sizes);
 }
 

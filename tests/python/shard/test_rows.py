@@ -16,7 +16,7 @@ from stowage._shard.records import encode
 from stowage._shard.rows import Place, StowedRows, rows_that_fit
 
 ROWS, COLUMNS = 12, 64
-STORAGES = [*covering(form_of_each, flat_shapes), "nf4:torchao:scaler4"]
+STORAGES = [*covering(form_of_each, flat_shapes), "nf4:torchao:scaler4", "int3:block32", "q6_k"]
 
 
 def weight_of(storage: str, columns: int = COLUMNS) -> stowage.StowedTensor:

@@ -20,6 +20,7 @@ from stowage._ops.library import composite_forced
 pytestmark = pytest.mark.skipif(composite_forced(), reason="stock ops have no bf16 products")
 
 EVERY = [*covering(form_of_each, flat_shapes), "f8_e4m3:row", "f8_e5m2:tensor", "int8:block32"]
+EVERY += ["int3:block8:bf16", "int6:row:zero"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES: dict[str, Callable[[], Any]] = {
     "eager": contextlib.nullcontext,

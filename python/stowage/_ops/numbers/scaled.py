@@ -215,6 +215,16 @@ def _encode4(v: Tensor, storage: Storage) -> Tensor:
     return pack(codes[torch.bucketize(_ranks(v), last, out_int32=True)], storage.packing)
 
 
+def pack_integers(v: Tensor, storage: Storage) -> Tensor:
+    """Integers, as their codes lie densely."""
+    return pack((v + _half(storage)).to(torch.uint8), storage.packing, storage.bits)
+
+
+def _half(storage: Storage) -> int:
+    """Of the codes: as much more is the code of an integer."""
+    return 1 << (storage.bits - 1)
+
+
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
     divides = storage.under_one
@@ -223,13 +233,18 @@ def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = Non
     scaled = scaled.clamp(storage.least, storage.largest)
     if storage.values:
         return _encode4(scaled, storage)
+    if storage.packing == "dense":
+        return pack_integers(scaled.round(), storage)
     if storage.codes == "int8":
         return scaled.round().to(torch.int8).view(torch.uint8)
     return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
 
 
 def _decode(codes: Tensor, storage: Storage) -> Tensor:
-    if storage.per_byte == 2:
+    if storage.packing == "dense":
+        codes = unpack(codes, storage.packing, storage.bits)
+        return codes.to(torch.float32) - _half(storage)
+    if storage.values:
         table = torch.tensor(storage.values, dtype=torch.float32, device=codes.device)
         return table[unpack(codes, storage.packing).to(torch.int32)]
     if storage.codes == "int8":
@@ -252,9 +267,10 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     lo, hi = _reach(flat)
     parts, scale, zero = scales_and_zeros(lo, hi, storage)
     codes = torch.empty(storage.layout(x.shape)[0][2], dtype=torch.uint8, device=x.device)
-    pairs, out = flat.view(-1, storage.per_byte), codes.view(-1, 1)
-    for span in spans(len(out), storage.per_byte):
-        out[span].copy_(encode(pairs[span].to(torch.float32), scale, storage, zero))
+    together = storage.together
+    filled, out = flat.view(-1, together), codes.view(-1, storage.bytes_of(together))
+    for span in spans(len(out), together):
+        out[span].copy_(encode(filled[span].to(torch.float32), scale, storage, zero))
     return [codes, *parts]
 
 
@@ -286,7 +302,7 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         none = torch.zeros(rest[0].shape)
         made, _, _ = scales_and_zeros(none, none, storage, outer)
         return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True)), *shared]
-    flat, out = x.reshape(rows, length), codes.view(rows, length // storage.per_byte)
+    flat, out = x.reshape(rows, length), codes.view(rows, storage.bytes_of(length))
     grids = [part.view(-(-rows // each), -1) for part in rest]
     for span in spans(len(grids[0]), length * each):
         lines = slice(span.start * each, span.stop * each)
@@ -351,7 +367,7 @@ def values(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], rows
         return torchao.decode(parts, storage, index).view(count, length)
     if storage.flat:
         return decode4(parts, storage, rows.start * length, rows.stop * length).view(count, length)
-    wide = length // storage.per_byte
+    wide = storage.bytes_of(length)
     codes = parts[0].reshape(-1, wide)[rows] if length else parts[0].reshape(count, 0)
     if storage.holds_values:
         return codes.to(torch.float32)
@@ -367,8 +383,8 @@ def _scaled(
     if storage.kind == "none" or not v.numel():
         return v
     if storage.record:
-        scale, offset = superblocks.spread(parts[1][which], v.shape[1])
-        return v * scale - offset  # an exact product
+        scale, offset = superblocks.spread(parts[1][which], storage, v.shape[1])
+        return v * scale if offset is None else v * scale - offset  # an exact product
 
     def spread_blocks(part: Tensor) -> Tensor:
         each = storage.rows_together(shape)
@@ -409,7 +425,7 @@ def pick(parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], ids: T
             thresholds(storage, ids.device)[0][codes]
             * block_scales(parts, blocks)[index // storage.block]
         )
-    codes = parts[0].view(rows, length // storage.per_byte)
+    codes = parts[0].view(rows, storage.bytes_of(length))
     bits = codes.view(torch.int16) if codes.dtype.itemsize == 2 else codes
     lines = bits[ids].view(codes.dtype)
     if storage.holds_values:

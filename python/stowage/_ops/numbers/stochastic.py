@@ -65,9 +65,12 @@ def uniform(key: int, first: int, last: int, device: torch.device) -> Tensor:
 @cache
 def _table(storage: Storage) -> tuple[Tensor, Tensor]:
     """The finite values in order, fp32, and their codes (as uint8 or int16). One zero."""
-    if storage.per_byte == 2:
+    if storage.values:
         codes = torch.arange(16, dtype=torch.uint8)
         values = torch.tensor(storage.values, dtype=torch.float32)
+    elif storage.packing == "dense":
+        codes = torch.arange(1 << storage.bits, dtype=torch.uint8)
+        values = codes.to(torch.float32) - (1 << (storage.bits - 1))
     elif storage.codes == "int8":
         values = torch.arange(storage.least, storage.largest + 1, dtype=torch.float32)
         codes = values.to(torch.int8).view(torch.uint8)
@@ -157,22 +160,24 @@ def _moved(v: Tensor, scale: Tensor, zero: Tensor, x: Tensor, storage: Storage) 
 def _quantize_superblocks(
     values: Tensor, storage: Storage, key: int, first: int, parts: list[Tensor]
 ) -> list[Tensor]:
-    """u is fl(fl(v * r) + fl(m * r)), m the offset, clamped to the codes; r is 0 for a scale of 0.
-    A u within 2^-22 of the sum's larger term of a code is that code."""
+    """u is fl(fl(v * r) + fl(m * r)), m the offset or 0, clamped to the codes; r is 0 for a scale
+    of 0. A u within 2^-22 of the sum's larger term of a code is that code."""
     codes, records = parts
     flat, out = values.reshape(-1), codes.new_empty(values.numel())
     length = flat.numel() // records.shape[0] if flat.numel() else 0
-    scales, offsets = superblocks.steps(records)
+    scales, offsets = superblocks.steps(records, storage)
+    zero = int(superblocks.of(storage).first_code)
     for span in spans(flat.numel(), 1):
-        where = superblocks.step_at(records, length, span)
-        s, m = scales.view(-1)[where], offsets.view(-1)[where]
+        where = superblocks.step_at(records, storage, length, span)
+        s = scales.view(-1)[where]
+        m = torch.zeros_like(s) if offsets is None else offsets.view(-1)[where]
         r = torch.where(s == 0, 0.0, torch.ones_like(s) / s)
         product, shift = flat[span] * r, m * r
         u = (product + shift).clamp(storage.least, storage.largest)
         near, close = u.round(), torch.maximum(product.abs(), shift) * _CLOSE
         u = torch.where((u - near).abs() <= close, near, u)
         x = uniform(key, first + span.start, first + span.stop, values.device)
-        out[span] = (u.floor() + (x < u - u.floor())).to(torch.uint8)
+        out[span] = (u.floor() + (x < u - u.floor()) - zero).to(torch.uint8)
     return [_as_codes(out, codes, storage), records]
 
 
@@ -184,7 +189,11 @@ def _scales(parts: list[Tensor], storage: Storage, values: Tensor) -> Tensor:
 
 def _all_of(codes: Tensor, storage: Storage, value: int) -> Tensor:
     """As many codes, of 0 or 1."""
-    packed = storage.per_byte == 2
+    if storage.packing == "dense":
+        ones = torch.full((8,), value + (1 << (storage.bits - 1)), dtype=torch.uint8)
+        eight = pack(ones, storage.packing, storage.bits).to(codes.device)
+        return eight.repeat(codes.numel() // len(eight)).view_as(codes)
+    packed = bool(storage.values)
     code = storage.values.index(value) * 17 if packed else _ONE[storage.codes] * value
     return torch.full_like(codes, code)
 
@@ -204,8 +213,10 @@ def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor
 
 
 def _as_codes(out: Tensor, like: Tensor, storage: Storage) -> Tensor:
-    if storage.per_byte == 1:
+    if storage.together == 1:
         return out.view(like.dtype).view(like.shape)
+    if storage.packing == "dense":
+        return pack(out, storage.packing, storage.bits).view(like.shape)
     zero = storage.values.index(0.0)
     pairs = torch.nn.functional.pad(out, (0, out.numel() % 2), value=zero)
     return pack(pairs, storage.packing).view(like.shape)

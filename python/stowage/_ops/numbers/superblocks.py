@@ -3,7 +3,10 @@
 
 The record of q4_k, 16 bytes: f16 numbers d and e, then six bits for the scale and six for the
 offset of each of eight sub-blocks of 32, which count d and e (docs/numbers.md has the packing).
+That of q6_k, 18 bytes: int8 scales of sixteen sub-blocks of 16, then d, which they count.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +16,28 @@ from stowage._ops.numbers.packing import pack
 from stowage._ops.numbers.rounding import check_finite, row_elements, rows_of, spans
 from stowage._ops.storage import Storage
 
-STEPS, INNER = 8, 32  # sub-blocks of a superblock, and elements of each
-_MOST_COUNT, _MOST_CODE, _MOST_HALF = 63.0, 15.0, 65504.0
+
+class Superblock(NamedTuple):
+    steps: int  # sub-blocks
+    inner: int  # elements of each
+    most: float  # that a scale counts
+    offsets: bool  # whether each has one beside its scale
+    first_code: int  # what code 0 stands for
 
 
-def steps(records: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets of sub-blocks in fp32, `[..., 8]` each, from `[..., 16]` bytes."""
+_KINDS = {"q4_k": Superblock(8, 32, 63.0, True, 0), "q6_k": Superblock(16, 16, 127.0, False, -32)}
+_MOST_HALF = 65504.0
+
+
+def of(storage: Storage) -> Superblock:
+    return _KINDS[storage.scale_code]
+
+
+def steps(records: Tensor, storage: Storage) -> tuple[Tensor, Tensor | None]:
+    """Scales and offsets, if there are any, of sub-blocks in fp32, from bytes `[..., record]`."""
+    if not of(storage).offsets:
+        unit = records[..., 16:].contiguous().view(torch.float16).to(torch.float32)
+        return unit * records[..., :16].contiguous().view(torch.int8).to(torch.float32), None
     units = records[..., :4].contiguous().view(torch.float16).to(torch.float32)
     a, b, c = records[..., 4:8], records[..., 8:12], records[..., 12:16]
     scale = torch.cat([a & 63, (c & 15) | (a >> 6 << 4)], -1)
@@ -26,21 +45,28 @@ def steps(records: Tensor) -> tuple[Tensor, Tensor]:
     return units[..., :1] * scale.to(torch.float32), units[..., 1:] * offset.to(torch.float32)
 
 
-def spread(records: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Of each element of rows of `length`, `[rows, length]`, from `[rows, superblocks, 16]`."""
-    scale, offset = (part.flatten(1).repeat_interleave(INNER, 1) for part in steps(records))
-    return scale[:, :length], offset[:, :length]
+def spread(records: Tensor, storage: Storage, length: int) -> tuple[Tensor, Tensor | None]:
+    """Of each element of rows of `length`, `[rows, length]`, from `[rows, superblocks, record]`."""
+    scale, offset = (
+        None
+        if part is None
+        else part.flatten(1).repeat_interleave(of(storage).inner, 1)[:, :length]
+        for part in steps(records, storage)
+    )
+    assert scale is not None
+    return scale, offset
 
 
-def step_at(records: Tensor, length: int, span: slice) -> Tensor:
+def step_at(records: Tensor, storage: Storage, length: int, span: slice) -> Tensor:
     """Which of all sub-blocks has each of these elements, counted over rows of `length`."""
+    kind = of(storage)
     element = torch.arange(span.start, span.stop, device=records.device)
-    return element // length * (records.shape[1] * STEPS) + element % length // INNER
+    return element // length * (records.shape[1] * kind.steps) + element % length // kind.inner
 
 
-def _unit(most: Tensor, storage: Storage) -> Tensor:
-    """The f16 numbers that count to `most`, fp32 `[..., 1]`."""
-    exact = most.amax(-1, keepdim=True) / torch.full_like(most[..., :1], _MOST_COUNT)
+def _unit(numbers: Tensor, most: float, storage: Storage) -> Tensor:
+    """The f16 numbers that count to the largest of `numbers`, fp32 `[..., 1]`."""
+    exact = numbers.amax(-1, keepdim=True) / torch.full_like(numbers[..., :1], most)
     if bool((exact > _MOST_HALF).any()):
         text = f"quantize: values must have finite scales in {storage}, got infinity"
         fail("invalid_argument", text)
@@ -49,24 +75,29 @@ def _unit(most: Tensor, storage: Storage) -> Tensor:
     return exact.to(torch.float16).to(torch.float32)
 
 
-def _counts(numbers: Tensor, unit: Tensor) -> Tensor:
-    counts = (numbers / unit).clamp(max=_MOST_COUNT).round()
+def _counts(numbers: Tensor, unit: Tensor, most: float) -> Tensor:
+    counts = (numbers / unit).clamp(max=most).round()
     return torch.where(unit == 0, 0.0, counts).to(torch.uint8)
 
 
 def _records(lo: Tensor, hi: Tensor, storage: Storage) -> Tensor:
-    """Of superblocks whose sub-blocks reach from `lo` <= 0 to `hi` >= 0, `[..., 8]`."""
-    scale = (hi - lo) / torch.full_like(lo, _MOST_CODE)
-    below = 0 - lo  # no -0
-    d, e = _unit(scale, storage), _unit(below, storage)
-    s, m = _counts(scale, d), _counts(below, e)
+    """Of superblocks whose sub-blocks reach from `lo` <= 0 to `hi` >= 0, `[..., steps]`."""
+    kind, below = of(storage), 0 - lo  # no -0
+    span = hi - lo if kind.offsets else torch.maximum(below, hi)
+    scale = span / torch.full_like(lo, storage.divisor)
+    d = _unit(scale, kind.most, storage)
+    s = _counts(scale, d, kind.most)
+    if not kind.offsets:
+        return torch.cat([s, d.to(torch.float16).view(torch.uint8)], -1)
+    e = _unit(below, kind.most, storage)
+    m = _counts(below, e, kind.most)
     units = torch.cat([d, e], -1).to(torch.float16).view(torch.uint8)
     a, b = (c[..., :4] | (c[..., 4:] >> 4 << 6) for c in (s, m))
     return torch.cat([units, a, b, (s[..., 4:] & 15) | (m[..., 4:] & 15) << 4], -1)
 
 
 def quantize(x: Tensor, storage: Storage) -> list[Tensor]:
-    rows, length = rows_of(x.shape), row_elements(x.shape)
+    kind, rows, length = of(storage), rows_of(x.shape), row_elements(x.shape)
     codes, records = (
         torch.empty(sizes, dtype=dtype, device=x.device)
         for _, dtype, sizes in storage.layout(x.shape)
@@ -78,12 +109,13 @@ def quantize(x: Tensor, storage: Storage) -> list[Tensor]:
         v = flat[span].to(torch.float32)
         check_finite(v.reshape(-1), span.start * length)
         padded = torch.nn.functional.pad(v, (0, -length % storage.block))
-        grouped = padded.view(len(v), -1, STEPS, INNER)
+        grouped = padded.view(len(v), -1, kind.steps, kind.inner)
         lo, hi = grouped.amin(3).clamp(max=0), grouped.amax(3).clamp(min=0)
         records[span] = _records(lo, hi, storage)
-        scale, offset = steps(records[span])
+        scale, offset = steps(records[span], storage)
         r = torch.where(scale == 0, 0.0, torch.ones_like(scale) / scale)[..., None]
-        moved = grouped * r + offset[..., None] * r
-        made = moved.clamp(0, _MOST_CODE).round().to(torch.uint8)
-        codes[span] = pack(made, storage.packing).view(len(v), -1)[:, : codes.shape[1]]
+        moved = grouped * r if offset is None else grouped * r + offset[..., None] * r
+        whole = moved.clamp(storage.least, storage.largest).round() - kind.first_code
+        made = pack(whole.to(torch.uint8), storage.packing, storage.bits).view(len(v), -1)
+        codes[span] = made[:, : codes.shape[1]]
     return [codes, records]

@@ -63,7 +63,8 @@ def test_one_storage_and_a_bound() -> None:
 
 PUBLISHED = [
     "mxfp4", "mxfp8_e4m3", "nvfp4", "int4:block128", "int4:block128:bf16:zero", "int8:block32:f16",
-    "int4:block32:f16", "q4_k", "f8_e4m3:block128x128",
+    "int4:block32:f16", "q4_k", "q6_k", "int3:block32:bf16", "int6:block128:zero",
+    "f8_e4m3:block128x128",
 ]  # fmt: skip
 
 
