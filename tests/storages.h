@@ -21,7 +21,7 @@ inline const std::vector<Storage>& legal_samples() {
   static const std::vector<Storage> all = [] {
     std::vector<Storage> made;
     const auto add = [&](Codes codes, Dialect dialect, const Scaling& scaling) {
-      for (int type = 0; type <= static_cast<int>(ScaleType::super); ++type)
+      for (int type = 0; type <= static_cast<int>(ScaleType::absmax); ++type)
         for (const int extra : {0, 1, 2, 3, 4, 5}) {
           Storage storage{codes, dialect, scaling};
           storage.scaling.type = static_cast<ScaleType>(type);

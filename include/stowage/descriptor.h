@@ -47,6 +47,7 @@ enum class ScaleCode : std::uint8_t {
   affine,        // i8 codes, divided by an outer factor, plus one mean
   q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
   q6_k,          // likewise: i8 codes of sub-blocks, then the f16 number that they count
+  absmax,        // fp32 numbers, F times the scale: products are multiplied by fl(1 / F) too
   product,       // e4m3 numbers, times one outer scale of all, in fp32
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
   quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
@@ -105,12 +106,17 @@ struct Descriptor {
   PowerRule powers = PowerRule::ceil;
   FileForm file = FileForm::values;
   Level scale;             // each value is multiplied by the scale of its group
+  float factor = 1;        // of absmax: multiplies each product with a scale, in turn
   Zero zero = Zero::none;  // beside each scale
   Level outer;  // what codes of scales stand under, by groups of scales; none: scales are plain
   Dtype rounds_to = Dtype::unknown;  // values are rounded to it before anything else
   bool transposed = false;           // matrices of a stack lie so: parts are those of lying()
   std::span<const PartRow> parts;    // codes first
 };
+/// Whether scales of this type are e4m3 numbers under one of all.
+constexpr bool stand_under_one(ScaleType type) noexcept {
+  return type >= ScaleType::e4m3 && type <= ScaleType::e4m3_quotient;
+}
 /// Throws invalid_argument where no row of the table has these codes in this dialect.
 STOWAGE_API Descriptor describe(const Storage& storage);
 

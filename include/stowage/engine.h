@@ -31,7 +31,8 @@ enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
 STOWAGE_API const char* to_string(Reads reads) noexcept;
 
 struct EngineOptions {
-  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that comes
+  std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that
+                          // comes, and of the scratch through which parts in another order come
   Reads reads = Reads::automatic;  // mapped where the file lies in the page cache, else direct
   int workers = 8;                 // threads that prefetch; 0 reads only what is asked for
   double timeout = 0;  // seconds that acquire() waits for bytes or room; 0: as long as it takes
@@ -49,8 +50,10 @@ struct EngineReport {
   std::uint64_t ahead = 0;     // weights whose read was begun before somebody asked
   std::uint64_t evicted = 0;
   std::uint64_t bytes_read = 0;      // from the file, widened to what a read must align to
+  std::uint64_t bytes_formed = 0;    // of parts that the file has in another order
   std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
   double stall = 0;                  // seconds that acquire() waited for bytes or room
+  double forming = 0;  // seconds that putting parts in order took, of all threads together
 };
 
 /// A weight's bytes in memory for as long as this lives. Ends on the thread that acquired it.
@@ -96,6 +99,9 @@ class STOWAGE_API Engine {
   std::optional<WeightId> find(std::string_view name) const;
   const std::string& name(WeightId id) const;
   std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes
+  /// Of the budget, for parts that the file has in another order (mapped reads are refused for
+  /// such): as many as the largest weight with such parts has there, or twice that.
+  std::uint64_t scratch() const noexcept;
 
   /// The weight's bytes in memory: at once, or after one read. Throws io (a failed read, with the
   /// byte and what the system said; the timeout; a cancel) and bad_file (cut short, rewritten),
@@ -118,7 +124,8 @@ class STOWAGE_API Engine {
   /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
   /// is one: how code that was given addresses of a mapping finds the bytes in memory. None where
   /// the engine ends while this waits: the mapping has the bytes too.
-  static std::optional<Lease> lease_at(const void* mapped);
+  /// `formed`: only where the file has the bytes in another order.
+  static std::optional<Lease> lease_at(const void* mapped, bool formed = false);
 
  private:
   std::shared_ptr<engine::Core> core_;

@@ -119,10 +119,20 @@ class STOWAGE_API File {
   const std::vector<std::string>& markers() const noexcept;               // as in FoundWeights
   /// Throws invalid_argument for an unknown name. Scales that are rounded to the compute dtype are
   /// rounded to `compute`, else to what the file says that the weight computes in, else to bf16.
-  Weight weight(std::string_view name, std::optional<Dtype> compute = {}) const;
+  /// `touched`: parts that have one lie at their formed_place().
+  Weight weight(std::string_view name, std::optional<Dtype> compute = {},
+                bool touched = false) const;
   /// The bytes of part `i` of a weight, where its form is not whole.
   std::vector<std::byte> formed_part(const WeightInfo& weight, int i,
                                      std::optional<Dtype> compute = {}) const;
+  /// The same into memory of that many bytes, from those of its tensor, wherever they lie.
+  void form_part(const WeightInfo& weight, int i, std::span<const std::byte> tensor,
+                 std::span<std::byte> out) const;
+  /// Where the bytes of part `i` of a weight of this file can be read that its tensor has in
+  /// another order: the part is formed when one of them is touched, and stays until four others
+  /// were. Null where the form is whole, rounds, or is of no tensor. Who reads here calls check()
+  /// after, as of bytes(). System calls must not be given such memory that was not touched.
+  const std::byte* formed_place(const WeightInfo& weight, int i) const;
   /// The JSON of a shard, byte for byte; of a GGUF file all that stands before its data.
   std::string header(int shard) const;
   /// Fetches a part of a tensor's bytes into memory before they are read: advice, which never

@@ -63,6 +63,7 @@ struct PlanUnit {
   Shape shape{};
   std::uint64_t rest = 0;      // bytes at rest
   std::uint64_t bytes = 0;     // that it takes in memory, whole pages
+  std::uint64_t scratch = 0;   // that it comes through, where a file has it in another order
   double uses = 1;             // per pass
   bool rests = false;          // a weight that was put to rest: it moves, however small
   bool rows = false;           // only the rows that ids name are read
@@ -88,6 +89,7 @@ struct Plan {
   std::vector<std::pair<std::string, std::uint64_t>> accelerators{};
   std::vector<PlanUnit> units{};  // in order of use
   BytesByName ring{}, tiles{};
+  std::uint64_t scratch = 0;  // of ram, for weights that a file has in another order
   std::uint64_t activations = 0;
   std::int64_t rows = 1;
   double seconds = 0;  // of a pass, when passes repeat

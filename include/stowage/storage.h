@@ -38,8 +38,9 @@ enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
 /// powers of two. e4m3 stand under one fp32 number, by which each of them is multiplied first;
-/// e4m3_bf16: both that number and the products are rounded to bf16; e4m3_quotient: each is divided
-/// by it. `super`: a block has a record of the scales of its sub-blocks, as ggml's K-quants do.
+/// e4m3_bf16: that number and the products are rounded to bf16; e4m3_quotient: each is divided by
+/// it. `super`: a block has a record of scales of its sub-blocks, as ggml's K-quants do. absmax:
+/// fp32 largest magnitudes; products with them are multiplied by fl(1 / F) too.
 enum class ScaleType : std::uint8_t {
   f32,
   bf16,
@@ -50,7 +51,8 @@ enum class ScaleType : std::uint8_t {
   e4m3,
   e4m3_bf16,
   e4m3_quotient,
-  super
+  super,
+  absmax
 };
 
 /// What stands for 0 in a group, where that is not the code of value 0 (docs/numbers.md).
@@ -90,9 +92,8 @@ struct Storage {
   Scaling scaling{};
   bool operator==(const Storage&) const = default;
 };
-/// Reads "f8_e4m3", "int8:row", "nf4:block64:nested", "nf4:torchao:bf16", ...; defaults are filled
-/// in (int8 -> row, nf4 and fp4 -> block64, nf4:torchao -> block64, scaler256 and the type of the
-/// values). Throws invalid_argument that lists the legal strings.
+/// Reads "f8_e4m3", "nf4:block64:nested", ...; defaults are filled in (int8 -> row, nf4:torchao ->
+/// block64, scaler256 and the type of the values). Throws invalid_argument that lists legal ones.
 STOWAGE_API Storage parse_storage(std::string_view text);
 /// The canonical string: parse_storage(to_string(s)) == s. Defaults are written out except for
 /// casts and nf4:torchao ("f8_e4m3", "int8:row", "nf4:block64", "nf4:torchao:bf16").
@@ -143,15 +144,14 @@ struct STOWAGE_API Layout {
 /// `zero`: zero i8, of `zero_sum` and `zero_rounded` in the type of the scales, in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
 /// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
-/// [E, K, O] what [E, O, K] has. absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32
-/// [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 []. nf4:torchao:<D>:
-/// quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block], scaler_mean D [],
-/// nf4 D [16]. Throws invalid_argument where the format cannot hold the shape, and for nf4:torchao
-/// without its dtype.
+/// [E, K, O] what [E, O, K] has. `absmax`: that f32 for scale. 4-bit: absmax f32 [blocks]; nested:
+/// absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
+/// f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler
+/// block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the
+/// shape, and for nf4:torchao without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
-/// Elements that share one scale, in flat order (row: K; tensor and none: all). `block` inside of
-/// rows is the exception: its groups restart at each row; block2: N, of one row. Throws as layout()
-/// where no row of the table has the storage.
+/// Elements that share one scale, in flat order (row: K; tensor and none: all); of `block` within
+/// rows groups restart at each row; block2: N, of one row. Throws as layout() for no such storage.
 STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape);
 
 }  // namespace v0

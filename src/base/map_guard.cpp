@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of watched mappings and the SIGBUS handler, which only loads, stores and makes system
-// calls.
+// calls, and so do the fillers that it calls.
 #include "base/map_guard.h"
 
 #include <signal.h>
@@ -26,6 +26,8 @@ namespace {
 struct Slot {
   std::atomic<std::uintptr_t> begin{0}, end{0};  // whole pages
   std::atomic<const std::string*> path{nullptr};
+  std::atomic<bool (*)(void*, const void*) noexcept> fill{nullptr};
+  std::atomic<void*> filler{nullptr};
   std::atomic<std::uint32_t> changes{0};
   std::atomic<bool> taken{false}, damaged{false};
 
@@ -34,8 +36,11 @@ struct Slot {
     const bool inside = begin.load() <= address && address < end.load();
     return inside && before % 2 == 0 && changes.load() == before;
   }
-  void set(std::uintptr_t first, std::uintptr_t last, const std::string* name) noexcept {
+  void set(std::uintptr_t first, std::uintptr_t last, const std::string* name,
+           const MapFiller& with) noexcept {
     changes.fetch_add(1);
+    fill.store(with.fill);
+    filler.store(with.self);
     begin.store(first);
     end.store(last);
     path.store(name);
@@ -60,9 +65,11 @@ Slot* slot_of(const void* memory) noexcept {
 }
 
 // The mark comes first: who sees the zeros finds it set.
-bool put_zeros(const void* address) noexcept {
+bool put_bytes(const void* address) noexcept {
   Slot* const slot = slot_of(address);
   if (slot == nullptr) return false;
+  const auto fill = slot->fill.load();
+  if (fill != nullptr && fill(slot->filler.load(), address)) return true;
   if (!slot->damaged.exchange(true)) damaged_mappings.fetch_add(1);
   const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(address) / page_bytes * page_bytes;
   // Not mmap(): sanitizers put a function of theirs there, which is not made for handlers.
@@ -86,7 +93,7 @@ void pass_on(int number, siginfo_t* info, void* context) noexcept {
 
 void on_sigbus(int number, siginfo_t* info, void* context) noexcept {
   const int kept = errno;
-  const bool ours = info->si_code == BUS_ADRERR && put_zeros(info->si_addr);
+  const bool ours = info->si_code == BUS_ADRERR && put_bytes(info->si_addr);
   errno = kept;
   if (!ours) pass_on(number, info, context);
 }
@@ -121,17 +128,17 @@ std::size_t take_slot(const std::string& path) {
 
 }  // namespace
 
-MapGuard::MapGuard(const void* data, std::uint64_t bytes, std::string path)
+MapGuard::MapGuard(const void* data, std::uint64_t bytes, std::string path, MapFiller filler)
     : path_(std::move(path)), slot_(take_slot(path_)) {
   [[maybe_unused]] static const bool installed = install();
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t pages = (bytes + page_bytes - 1) / page_bytes;
-  slots[slot_].set(begin, begin + pages * page_bytes, &path_);
+  slots[slot_].set(begin, begin + pages * page_bytes, &path_, filler);
 }
 
 MapGuard::~MapGuard() {
   Slot& slot = slots[slot_];
-  slot.set(0, 0, nullptr);
+  slot.set(0, 0, nullptr, {});
   if (slot.damaged.exchange(false)) damaged_mappings.fetch_sub(1);
   slot.taken.store(false);
 }
@@ -140,6 +147,13 @@ bool MapGuard::damaged() const noexcept { return slots[slot_].damaged.load(); }
 
 void MapGuard::check() const {
   if (damaged()) refuse(path_);
+}
+
+bool is_filled(const void* memory) noexcept {
+  const Slot* const slot = slot_of(memory);
+  if (slot == nullptr || slot->fill.load() == nullptr) return false;
+  (void)*static_cast<const volatile std::byte*>(memory);
+  return true;
 }
 
 void check_memory(const void* memory) {

@@ -9,6 +9,8 @@
 // mapping. Who installs another later (Python's faulthandler, a debugger's library) has the last
 // word, and unless that one passes on what it does not know, a lost page ends the process again.
 // The same goes for a thread that blocks SIGBUS.
+//
+// A mapping of no file may have a filler instead, which the handler asks for its bytes.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -21,11 +23,18 @@ namespace stowage {
 /// their table has a fixed size. It is well above the usual limit on open files.
 inline constexpr std::size_t kMostMappings = 16384;
 
+/// Puts bytes where a page was touched that has none, and says whether it could. It runs inside of
+/// a signal handler: it may only load, store and make system calls, as long as nothing is wrong.
+struct MapFiller {
+  bool (*fill)(void* self, const void* address) noexcept = nullptr;
+  void* self = nullptr;
+};
+
 /// Watches a mapping of a file while it lives.
 class MapGuard {
  public:
   /// Of [data, data + bytes), which begins at a page. Throws io where kMostMappings are watched.
-  MapGuard(const void* data, std::uint64_t bytes, std::string path);
+  MapGuard(const void* data, std::uint64_t bytes, std::string path, MapFiller filler = {});
   MapGuard(const MapGuard&) = delete;
   MapGuard& operator=(const MapGuard&) = delete;
   ~MapGuard();  // before the mapping ends, so that no other one is taken for it
@@ -49,6 +58,10 @@ extern constinit std::atomic<std::uint64_t> damaged_mappings;
 inline std::uint64_t mappings_damaged() noexcept {
   return damaged_mappings.load(std::memory_order_relaxed);
 }
+
+/// Whether `memory` lies in a mapping with a filler, which has then filled it: a system call that
+/// was given such memory before it was touched fails with EFAULT.
+bool is_filled(const void* memory) noexcept;
 
 /// Throws bad_file, naming the path, if `memory` lies in a damaged mapping. That mapping must be
 /// open; other memory may be anything, null too.

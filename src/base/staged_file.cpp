@@ -123,7 +123,7 @@ void StagedFile::reserve(std::uint64_t bytes) {
 void StagedFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && (errno == EINTR || (errno == EFAULT && is_filled(bytes.data())))) continue;
     if (put == 0) errno = EIO;
     if (put <= 0) throw_errno(target_, "must take bytes at " + std::to_string(offset));
     bytes = bytes.subspan(static_cast<std::size_t>(put));

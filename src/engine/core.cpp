@@ -44,15 +44,25 @@ std::uint64_t bytes_of(const std::vector<Unit>& units) {
   return all;
 }
 
+std::uint64_t scratch_of(const std::vector<Unit>& units, std::uint64_t budget) {
+  std::uint64_t most = 0;
+  for (const Unit& unit : units)
+    if (unit.comes) most = std::max(most, unit.scratch);
+  return scratch_for(most, budget);
+}
+
 std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
-                             const CoreOptions& options) {
+                             std::uint64_t scratch, const CoreOptions& options) {
   const auto coming = [](const Unit& unit) { return unit.comes ? unit.bytes : 0; };
   const auto most = std::ranges::max_element(units, {}, coming);
-  if (most != units.end() && options.budget < coming(*most)) {
-    throw Error(Code::invalid_argument, file.paths().front() +
-                                            ": the budget must hold the largest weight, " +
-                                            most->name + " of " + std::to_string(most->bytes) +
-                                            " bytes, got " + std::to_string(options.budget));
+  if (most != units.end() && options.budget < coming(*most) + scratch) {
+    std::string beside;
+    if (scratch != 0)
+      beside = " and scratch of " + std::to_string(scratch) + " for those in another order";
+    throw Error(Code::invalid_argument,
+                file.paths().front() + ": the budget must hold the largest weight, " + most->name +
+                    " of " + std::to_string(most->bytes) + " bytes" + beside + ", got " +
+                    std::to_string(options.budget));
   }
   if (options.workers < 0 || options.workers > 256) {
     throw Error(Code::invalid_argument,
@@ -64,7 +74,7 @@ std::uint64_t checked_budget(const File& file, const std::vector<Unit>& units,
                           "with {} workers",
                           options.timeout, options.workers));
   }
-  return options.budget / kPage * kPage;
+  return options.budget / kPage * kPage - scratch;
 }
 
 }  // namespace
@@ -73,7 +83,8 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
            const CoreOptions& options)
     : file_(std::move(file)),
       units_(std::move(units)),
-      budget_(checked_budget(file_, units_, options)),
+      scratch_(scratch_of(units_, options.budget)),
+      budget_(checked_budget(file_, units_, scratch_, options)),
       ring_(budget_),
       timeout_(options.timeout),
       link_(std::move(link)),
@@ -82,13 +93,14 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
       order_(units_.size()),
       candidates_(units_.size()) {
   for (const Unit& unit : units_)
-    weights_.push_back(unit.is_weight ? file_.weight(unit.name) : Weight());
+    weights_.push_back(unit.is_weight ? file_.weight(unit.name, {}, true) : Weight());
   bound_look_ahead();
   coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
   const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
   if (all <= budget_)
     for (State& s : states_) s.kept = true;
   if (link_->moves()) arena_.emplace(bytes, units_.size(), options.lock);
+  if (scratch_ != 0) scratch_arena_.emplace(scratch_, units_.size(), options.lock);
   queue_.reserve(units_.size());
 }
 
@@ -269,6 +281,7 @@ void Core::wait_for_room(const Wait& wait, Lock& lock) {
     throw;
   }
   --waiting_;
+  check_cancel(wait);  // before a read is begun that nobody would wait for, nor wake a reader for
 }
 
 // Makes the unit present; the caller's lease on it is counted already. False: it must be borrowed

@@ -58,6 +58,8 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::vector<Unit>& units() const noexcept { return units_; }
   /// Throws invalid_argument where there is none.
   const Unit& checked_unit(WeightId id) const;
+  /// Bytes of the budget through which parts come that the file has in another order.
+  std::uint64_t scratch() const noexcept { return scratch_; }
   Lease acquire(WeightId id);
   void release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
@@ -84,7 +86,7 @@ class Core : public std::enable_shared_from_this<Core> {
     std::atomic<bool> stays = false;  // kept and present; set by its first use
     bool cut = false;         // reading, but some pieces never will be: it goes when the rest is
     std::int32_t leases = 0;  // those that wait for its bytes count
-    Arena::Run run = -1;
+    Arena::Run run = -1, scratch = -1;
     std::uint32_t claimed = 0, done = 0, pieces = 0;
     std::uint64_t came = 0;   // bytes of pieces that are done
     std::uint64_t used = 0;   // when, in acquires
@@ -119,6 +121,8 @@ class Core : public std::enable_shared_from_this<Core> {
   bool make_room(std::uint64_t bytes, std::uint64_t next_use);
   std::optional<WeightId> overdue();
   std::optional<WeightId> needed_last(std::uint64_t bytes, std::uint64_t next_use);
+  bool take_scratch(WeightId id) noexcept;
+  void give_scratch(WeightId id) noexcept;
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
   std::uint64_t in_ring(WeightId id) const noexcept;
@@ -132,7 +136,10 @@ class Core : public std::enable_shared_from_this<Core> {
   std::size_t claim_run(WeightId wanted, std::span<Claim> run);
   void read_run(WeightId id, Lock& lock);
   void read(std::span<const Claim> run, Lock& lock);
-  void finish(const Claim& claim, const std::exception_ptr& error);
+  bool finish(const Claim& claim, const std::exception_ptr& error);
+  void form(WeightId id, Lock& lock);
+  void end(WeightId id);
+  void tell() noexcept;  // those who wait
   void drop_queue() noexcept;
 
   // core_sessions.cpp
@@ -156,7 +163,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   File file_;
   std::vector<Unit> units_;
-  std::uint64_t budget_;
+  std::uint64_t scratch_;
+  std::uint64_t budget_;     // without scratch
   std::uint64_t ring_;       // the budget without the room of units that were asked to be kept
   std::uint64_t ahead_ = 0;  // bytes of it that a window has, with the unit that is used
   double timeout_;           // seconds; 0: none
@@ -167,8 +175,9 @@ class Core : public std::enable_shared_from_this<Core> {
   mutable std::mutex mutex_;
   std::condition_variable work_, done_, room_;
   std::vector<State> states_;
-  std::optional<Arena> arena_;      // none when mapped
-  std::uint64_t mapped_bytes_ = 0;  // held, when mapped
+  std::optional<Arena> arena_;          // none when mapped
+  std::optional<Arena> scratch_arena_;  // none where no unit needs it
+  std::uint64_t mapped_bytes_ = 0;      // held, when mapped
   Order order_;
   std::vector<WeightId> queue_;  // being read, with pieces that nobody has claimed
   Candidates candidates_;        // units in memory without a lease

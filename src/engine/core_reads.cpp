@@ -73,8 +73,9 @@ void Core::read(std::span<const Claim> run, Lock& lock) {
   std::array<Transfer, kMostTransfers> transfers;
   for (std::size_t i = 0; i < run.size(); ++i) {
     const auto& [id, piece] = run[i];
-    std::byte* const unit_memory = memory(state(id));
-    transfers[i] = {id, &unit(id), piece, unit_memory ? unit_memory + piece->place : nullptr};
+    const State& s = state(id);
+    std::byte* const to = piece->to_scratch ? scratch_arena_->data(s.scratch) : memory(s);
+    transfers[i] = {id, &unit(id), piece, to ? to + piece->place : nullptr};
   }
   Errors errors{};
   lock.unlock();
@@ -83,12 +84,21 @@ void Core::read(std::span<const Claim> run, Lock& lock) {
   for (const Claim& claim : run)
     trace(TraceKind::read, unit(claim.id).name, claim.piece->bytes, begun);
   lock.lock();
-  for (std::size_t i = 0; i < run.size(); ++i) finish(run[i], errors[i]);
+  std::array<WeightId, kMostTransfers> unordered;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < run.size(); ++i)
+    if (finish(run[i], errors[i])) unordered[count++] = run[i].id;
+  tell();
+  for (std::size_t i = 0; i < count; ++i) form(unordered[i], lock);
+}
+
+void Core::tell() noexcept {
   done_.notify_all();
   if (waiting_ > 0) room_.notify_all();
 }
 
-void Core::finish(const Claim& claim, const std::exception_ptr& error) {
+// Whether all of its bytes are there, some of which are to be put in order.
+bool Core::finish(const Claim& claim, const std::exception_ptr& error) {
   State& s = state(claim.id);
   if (!error) {
     report_.bytes_read += claim.piece->bytes;
@@ -96,10 +106,49 @@ void Core::finish(const Claim& claim, const std::exception_ptr& error) {
   } else if (!s.error) {
     s.error = error;
   }
-  if (++s.done < s.pieces) return;
-  if (!s.error && !s.cut) return become_present(claim.id);
-  evict(claim.id);
+  if (++s.done < s.pieces) return false;
+  if (!s.error && !s.cut && !unit(claim.id).formed.empty()) return true;
+  end(claim.id);
+  return false;
+}
+
+void Core::end(WeightId id) {
+  State& s = state(id);
+  if (!s.error && !s.cut) return become_present(id);
+  evict(id);
   if (s.leases == 0) s.error = nullptr;  // nobody asked; who does will see for himself
+}
+
+// Without the lock: the unit is still being read, by nobody else.
+void Core::form(WeightId id, Lock& lock) {
+  State& s = state(id);
+  const Unit& of = unit(id);
+  std::byte* const to = memory(s);
+  const std::byte* const from = scratch_arena_->data(s.scratch);
+  lock.unlock();
+  const auto begun = Clock::now();
+  const TraceTime traced = trace_time();
+  std::uint64_t bytes = 0;
+  std::exception_ptr error;
+  try {
+    link_->check(of);  // whole as it was when it was opened, or not at all
+    const WeightInfo& weight = *file_.find_weight(of.name);
+    for (const FormedPart& part : of.formed) {
+      file_.form_part(weight, part.part, {from + part.from, part.held},
+                      {to + part.place, part.bytes});
+      bytes += part.bytes;
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  trace(TraceKind::form, of.name, bytes, traced);
+  lock.lock();
+  report_.bytes_formed += bytes;
+  report_.forming += std::chrono::duration<double>(Clock::now() - begun).count();
+  s.error = error;
+  give_scratch(id);
+  end(id);
+  tell();
 }
 
 // What nobody has begun to read is not read; of what somebody has, the rest is not.

@@ -12,7 +12,25 @@ constexpr std::uint64_t kPatience =
     16;  // acquires that a unit may be overdue, and 1/4 of all units
 }  // namespace
 
-std::uint64_t Core::held() const noexcept { return arena_ ? arena_->taken() : mapped_bytes_; }
+std::uint64_t Core::held() const noexcept {
+  const std::uint64_t scratch = scratch_arena_ ? scratch_arena_->taken() : 0;
+  return scratch + (arena_ ? arena_->taken() : mapped_bytes_);
+}
+
+// Who gets none waits for those who have it: they are being read, and give it back.
+bool Core::take_scratch(WeightId id) noexcept {
+  State& s = state(id);
+  if (unit(id).scratch == 0 || s.scratch >= 0) return true;
+  const auto run = scratch_arena_->take(unit(id).scratch);
+  if (run) s.scratch = *run;
+  return run.has_value();
+}
+
+void Core::give_scratch(WeightId id) noexcept {
+  State& s = state(id);
+  if (s.scratch >= 0) scratch_arena_->give(s.scratch);
+  s.scratch = -1;
+}
 
 bool Core::take_room(WeightId id) noexcept {
   const std::uint64_t bytes = unit(id).bytes;
@@ -36,6 +54,7 @@ void Core::evict(WeightId id) noexcept {
   if (s.stage == Stage::present) --present_;
   s.stage = Stage::absent;
   if (s.wanted > clock_) ++epoch_;
+  give_scratch(id);
   if (!arena_) link_->drop(unit(id));
   if (s.kept) return;
   s.roomed = false;
@@ -135,8 +154,12 @@ void Core::add_candidate(WeightId id) {
 
 // Starts to read an absent unit if there is room, or room can be made of what is needed later.
 bool Core::begin(WeightId id, std::uint64_t next_use) {
-  while (!take_room(id))
-    if (!make_room(unit(id).bytes, next_use)) return false;
+  if (!take_scratch(id)) return false;
+  while (!take_room(id)) {
+    if (make_room(unit(id).bytes, next_use)) continue;
+    give_scratch(id);
+    return false;
+  }
   State& s = state(id);
   s.claimed = s.done = 0;
   s.pieces = static_cast<std::uint32_t>(unit(id).pieces.size());

@@ -106,6 +106,12 @@ void DiskLink::fetch(std::span<const Transfer> run) {
   populate(*run.front().piece, last.offset + last.bytes);
 }
 
+void DiskLink::check(const Unit& unit) const {
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i)
+    if (i == 0 || unit.pieces[i].shard != unit.pieces[i - 1].shard)
+      check_unchanged(map(unit.pieces[i]));
+}
+
 void DiskLink::drop(const Unit& unit) noexcept {
   for (const Piece& piece : unit.pieces) map(piece).drop(piece.offset, piece.bytes);
 }

@@ -39,6 +39,8 @@ class DiskLink {
   /// pieces come into the page cache and this process. Throws io, bad_file (cut short, written
   /// since it was opened).
   void fetch(std::span<const Transfer> run);
+  /// Throws bad_file where a file with pieces of the unit is not as it was when it was opened.
+  void check(const Unit& unit) const;
   /// Gives back the mapped pages that lie wholly in the unit.
   void drop(const Unit& unit) noexcept;
 

@@ -16,7 +16,6 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
     throw Error(Code::invalid_argument,
                 "engine: reads must be automatic, buffered or direct, got mapped with lock");
   }
-  auto link = std::make_unique<DiskLink>(file, options.reads, !options.lock, reader);
   std::vector<Unit> units = units_of(file);
   for (const std::string& name : options.mapped_only) {
     const auto found = std::ranges::lower_bound(units, name, {}, &Unit::name);
@@ -24,6 +23,14 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
       throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
     found->comes = false;
   }
+  const bool forms = std::ranges::any_of(
+      units, [](const Unit& unit) { return unit.comes && !unit.formed.empty(); });
+  if (forms && options.reads == Reads::mapped) {
+    throw Error(Code::invalid_argument,
+                "engine: reads must be automatic, buffered or direct, got mapped for codes that " +
+                    file.dialect() + " has in another order");
+  }
+  auto link = std::make_unique<DiskLink>(file, options.reads, !options.lock && !forms, reader);
   return Core::make(std::move(file), std::move(units), std::move(link),
                     CoreOptions{.budget = options.ram,
                                 .workers = options.workers,
@@ -74,13 +81,16 @@ std::uint64_t Engine::bytes(WeightId id) const {
   const engine::Unit& unit = core_->checked_unit(id);
   return unit.comes ? unit.bytes : 0;
 }
+std::uint64_t Engine::scratch() const noexcept { return core_->scratch(); }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }
 void Engine::cancel() noexcept { core_->cancel(); }
 void Engine::keep(std::span<const WeightId> ids) { core_->keep(ids); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }
-std::optional<Lease> Engine::lease_at(const void* mapped) { return engine::lease_at(mapped); }
+std::optional<Lease> Engine::lease_at(const void* mapped, bool formed) {
+  return engine::lease_at(mapped, formed);
+}
 
 }  // namespace v0
 }  // namespace stowage

@@ -23,6 +23,7 @@ struct MappedRange {
   std::weak_ptr<Core> core;
   const Core* key;
   WeightId id;
+  bool formed;  // put in order, whole or in a part
 };
 
 // The only one of its kind, which never ends: engines may outlive the statics.
@@ -52,7 +53,7 @@ void add_engine(const std::shared_ptr<Core>& core) {
     if (!units[i].comes) continue;
     for (const UnitPart& extent : units[i].extents)
       all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
-                            static_cast<WeightId>(i)});
+                            static_cast<WeightId>(i), !units[i].formed.empty()});
   }
   std::ranges::sort(all.ranges, {}, &MappedRange::begin);
   all.any = true;
@@ -65,7 +66,7 @@ void remove_engine(const Core* core) noexcept {
   all.any = !all.ranges.empty();
 }
 
-std::optional<Lease> lease_at(const void* mapped) {
+std::optional<Lease> lease_at(const void* mapped, bool formed) {
   Registry& all = registry();
   if (!all.any.load(std::memory_order_relaxed)) return std::nullopt;
   std::shared_ptr<Core> core;
@@ -76,7 +77,7 @@ std::optional<Lease> lease_at(const void* mapped) {
     auto after = std::ranges::upper_bound(all.ranges, byte, {}, &MappedRange::begin);
     if (after == all.ranges.begin()) return std::nullopt;
     const MappedRange& range = *--after;
-    if (byte >= range.end) return std::nullopt;
+    if (byte >= range.end || (formed && !range.formed)) return std::nullopt;
     core = range.core.lock();
     id = range.id;
   }

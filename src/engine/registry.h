@@ -12,6 +12,6 @@ class Core;
 
 void add_engine(const std::shared_ptr<Core>& core);
 void remove_engine(const Core* core) noexcept;
-std::optional<Lease> lease_at(const void* mapped);
+std::optional<Lease> lease_at(const void* mapped, bool formed);
 
 }  // namespace stowage::engine

@@ -47,7 +47,7 @@ double microseconds(TraceTime::duration time) {
 }
 
 nlohmann::json json_of(const Event& event) {
-  constexpr std::array<const char*, 3> kKinds = {"read", "wait", "use"};
+  constexpr std::array<const char*, 4> kKinds = {"read", "wait", "use", "form"};
   const char* const kind = kKinds[static_cast<std::size_t>(event.kind)];
   return {{"name", event.name},
           {"cat", kind},

@@ -9,7 +9,7 @@
 
 namespace stowage::engine {
 
-enum class TraceKind : std::uint8_t { read, wait, use };
+enum class TraceKind : std::uint8_t { read, wait, use, form };
 
 using TraceTime = std::chrono::steady_clock::time_point;
 

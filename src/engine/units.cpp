@@ -2,10 +2,10 @@
 #include "engine/units.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
-#include "base/formatted.h"
 #include "engine/arena.h"
 
 namespace stowage::engine {
@@ -22,18 +22,26 @@ struct Pages {
   std::uint64_t begin, end;
 };
 
-void add_pieces(Unit& unit, const Pages& pages, std::uint64_t shard_bytes) {
+void add_pieces(Unit& unit, const Pages& pages, std::uint64_t shard_bytes, bool to_scratch) {
+  const std::uint64_t place = to_scratch ? unit.scratch : unit.bytes;
   for (std::uint64_t at = pages.begin; at < pages.end; at += kPiece) {
     const std::uint64_t bytes = std::min(kPiece, pages.end - at);
-    unit.pieces.push_back({pages.shard, at, bytes, unit.bytes + (at - pages.begin),
-                           std::min(at + bytes, shard_bytes) - at});
+    unit.pieces.push_back({pages.shard, at, bytes, place + (at - pages.begin),
+                           std::min(at + bytes, shard_bytes) - at, to_scratch});
   }
 }
 
-void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
-             const std::vector<std::uint64_t>& shard_bytes) {
+using Places = std::map<const TensorInfo*, std::uint64_t>;
+
+// Returns where they lie: in the unit's memory, or in scratch.
+Places lay_out(Unit& unit, std::vector<const TensorInfo*> parts,
+               const std::vector<std::uint64_t>& shard_bytes, bool to_scratch) {
   std::erase_if(parts, [](const TensorInfo* part) { return part->bytes == 0; });
   std::ranges::sort(parts, {}, [](const TensorInfo* t) { return std::tuple(t->shard, t->offset); });
+  const auto again = std::ranges::unique(parts);  // records with several parts
+  parts.erase(again.begin(), again.end());
+  std::uint64_t& bytes = to_scratch ? unit.scratch : unit.bytes;
+  Places places;
   for (std::size_t i = 0; i < parts.size();) {
     Pages pages{parts[i]->shard, down(parts[i]->offset), 0};
     std::size_t last = i;
@@ -41,27 +49,60 @@ void lay_out(Unit& unit, const File& file, std::vector<const TensorInfo*> parts,
       if (last > i && down(parts[last]->offset) > pages.end) break;  // pages of others between
       pages.end = std::max(pages.end, up(parts[last]->offset + parts[last]->bytes));
     }
-    for (; i < last; ++i)
-      unit.extents.push_back({file.bytes(*parts[i]).data(), parts[i]->bytes,
-                              unit.bytes + (parts[i]->offset - pages.begin)});
-    add_pieces(unit, pages, shard_bytes[static_cast<std::size_t>(pages.shard)]);
-    unit.bytes += pages.end - pages.begin;
+    for (; i < last; ++i) places[parts[i]] = bytes + (parts[i]->offset - pages.begin);
+    add_pieces(unit, pages, shard_bytes[static_cast<std::size_t>(pages.shard)], to_scratch);
+    bytes += pages.end - pages.begin;
   }
+  return places;
+}
+
+void lay_out_whole(Unit& unit, const File& file, const std::vector<const TensorInfo*>& parts,
+                   const std::vector<std::uint64_t>& shard_bytes) {
+  for (const auto& [tensor, place] : lay_out(unit, parts, shard_bytes, false))
+    unit.extents.push_back({file.bytes(*tensor).data(), tensor->bytes, place});
+}
+
+// Each part begins where any kernel may read it.
+void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
+                    const std::vector<int>& parts, const std::vector<std::uint64_t>& shard_bytes) {
+  constexpr std::uint64_t kLine = 64;
+  const auto tensor = [&](int i) { return file.find(weight.parts[static_cast<std::size_t>(i)]); };
+  std::vector<const TensorInfo*> from;
+  for (const int i : parts) from.push_back(tensor(i));
+  const Places places = lay_out(unit, from, shard_bytes, true);
+  const Layout made = layout(weight.storage, weight.shape);
+  for (const int i : parts) {
+    const auto bytes = static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(i)].bytes);
+    if (bytes == 0 || tensor(i)->bytes == 0) continue;
+    unit.formed.push_back({i, places.at(tensor(i)), tensor(i)->bytes, unit.bytes, bytes});
+    unit.extents.push_back({file.formed_place(weight, i), bytes, unit.bytes});
+    unit.bytes += (bytes + kLine - 1) / kLine * kLine;
+  }
+  unit.bytes = up(unit.bytes);
+}
+
+void lay_out_weight(Unit& unit, const File& file, const WeightInfo& weight,
+                    const std::vector<std::uint64_t>& shard_bytes) {
+  std::vector<const TensorInfo*> whole;
+  std::vector<int> formed;
+  for (int i = 0; i < static_cast<int>(weight.parts.size()); ++i) {
+    const bool of_none = !weight.forms.empty() && weight.forms[static_cast<std::size_t>(i)].one;
+    if (file.formed_place(weight, i) != nullptr)
+      formed.push_back(i);
+    else if (!of_none)
+      whole.push_back(file.find(weight.parts[static_cast<std::size_t>(i)]));
+  }
+  lay_out_whole(unit, file, whole, shard_bytes);
+  lay_out_formed(unit, file, weight, formed, shard_bytes);
   std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
 }
 
-// Codes are read from the file straight to where they are multiplied.
-void check_in_place(const File& file, const WeightInfo& weight) {
-  if (weight.forms.empty() || weight.forms[0].is_whole()) return;
-  throw Error(
-      Code::unsupported,
-      formatted("{}: weight '{}': codes must lie in the file as they rest to be read from it "
-                "while a model works, {} has them in another order; save the model without "
-                "dialect first",
-                file.paths().front(), weight.name, file.dialect()));
-}
-
 }  // namespace
+
+std::uint64_t scratch_for(std::uint64_t most, std::uint64_t budget) noexcept {
+  constexpr std::uint64_t kSmallPart = 8;
+  return 2 * most <= budget / kSmallPart ? 2 * most : most;
+}
 
 std::vector<Unit> units_of(const File& file) {
   std::vector<std::uint64_t> shard_bytes(file.paths().size());
@@ -72,18 +113,13 @@ std::vector<Unit> units_of(const File& file) {
   std::vector<Unit> units;
   std::set<std::string_view> taken;
   for (const WeightInfo& weight : file.weights()) {
-    check_in_place(file, weight);
-    std::vector<const TensorInfo*> parts;
-    for (const std::string& part : weight.parts) {
-      parts.push_back(file.find(part));
-      taken.insert(parts.back()->name);
-    }
+    for (const std::string& part : weight.parts) taken.insert(file.find(part)->name);
     Unit& unit = units.emplace_back(Unit{.name = weight.name, .is_weight = true});
-    lay_out(unit, file, parts, shard_bytes);
+    lay_out_weight(unit, file, weight, shard_bytes);
   }
   for (const TensorInfo& tensor : file.tensors()) {
     if (taken.contains(tensor.name)) continue;
-    lay_out(units.emplace_back(Unit{.name = tensor.name}), file, {&tensor}, shard_bytes);
+    lay_out_whole(units.emplace_back(Unit{.name = tensor.name}), file, {&tensor}, shard_bytes);
   }
   std::ranges::sort(units, {}, &Unit::name);
   return units;

@@ -32,7 +32,9 @@ constexpr std::array kProductParts{kPacked, kScale,
                                    PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
 constexpr std::array kQuotientParts{kPacked, kScale,
                                     PartRow{"global_scale", "_global_scale", one, Dtype::f32}};
-constexpr std::array kAbsmaxParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::f32}};
+constexpr PartRow kAbsmax{"absmax", ".absmax", scales, Dtype::f32};
+constexpr std::array kWholeAbsmaxParts{kWhole, kAbsmax};
+constexpr std::array kAbsmaxParts{kPairs, kAbsmax};
 constexpr std::array kNestedParts{kPairs, PartRow{"absmax", ".absmax", scales, Dtype::u8},
                                   PartRow{"nested_absmax", ".nested_absmax", outers, Dtype::f32},
                                   PartRow{"nested_map", ".nested_quant_map", map, Dtype::f32},
@@ -47,6 +49,7 @@ static_assert(kNestedParts.size() <= kMaxParts && kTorchaoParts.size() <= kMaxPa
 Dtype dtype_of(ScaleType type) noexcept {
   switch (type) {
     case ScaleType::f32:
+    case ScaleType::absmax:
       return Dtype::f32;
     case ScaleType::bf16:
       return Dtype::bf16;
@@ -153,12 +156,18 @@ Descriptor describe(const Storage& storage) {
     case Codec::amax:
       made.zero = scaling.zero;
       made.parts = scaled_parts(scaling, row.packing);
-      if (scaling.type >= ScaleType::e4m3 && scaling.type != ScaleType::super) {
+      if (stand_under_one(scaling.type)) {
         made.scale.code = code_under_one(scaling.type);
         made.outer.group = {Group::Kind::tensor};
         made.parts = scaling.type == ScaleType::e4m3_quotient
                          ? std::span<const PartRow>(kQuotientParts)
                          : kProductParts;
+      }
+      if (scaling.type == ScaleType::absmax) {
+        made.scale.code = ScaleCode::absmax;
+        made.factor = 1.0f / trait(storage.codes).divisor;
+        made.file = FileForm::manifest;
+        made.parts = kWholeAbsmaxParts;
       }
       if (scaling.kind != Scaling::Kind::none) break;
       made.codec = Codec::cast;

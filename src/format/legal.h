@@ -39,6 +39,7 @@ struct Legal {
   bool rounded = false;     // those that are no records have a number that codes are measured from
   bool named = false;       // which columns are of a group of block<N> may stand in a part
   bool product = false;     // scales of block<N> may be e4m3, under one of all
+  bool absmax = false;      // scales but of blocks may be the largest magnitudes
   bool super = false;       // scales are records, of blocks of one size; of typed ones, may be
   bool transposed = false;  // stacks of matrices may lie transposed, with blocks of plain scales
   bool open = false;        // nf4:torchao: always nested, a dtype and a scaler block of its own

@@ -279,7 +279,7 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
     return exponent == 255 ? std::numeric_limits<float>::quiet_NaN()
                            : std::ldexp(1.0f, exponent - 127);
   }
-  if (scaling.type >= ScaleType::e4m3) {
+  if (stand_under_one(scaling.type)) {
     const float scale = trait(Codes::f8_e4m3).values[element<std::uint8_t>(weight.part(1), index)];
     return number_under(scaling.type, scale, element<float>(weight.part(2), 0));
   }
@@ -324,6 +324,8 @@ float value_at(const Weight& weight, std::int64_t i) noexcept {
   }
   const float distance = table_value(weight, i) - zero_at(weight, i);  // exact
   const float product = distance * scale_at(weight, i);
+  if (weight.storage().scaling.type == ScaleType::absmax)
+    return product * static_cast<float>(1.0 / double{trait(weight.storage().codes).largest});
   return product - offset_at(weight, i);
 }
 

@@ -226,9 +226,38 @@ void quantize_from_zero(const Input& input, const Storage& storage, const Shape&
   }
 }
 
+// bitsandbytes' int8_vectorwise_quant: codes of x times F (1 / amax), rounded twice as torch
+// divides a number by a tensor, and amax beside them; 0 for a row of zeros. The lower bound keeps
+// it finite.
+void quantize_by_absmax(const Input& input, const Storage& storage, const Shape& shape,
+                        std::span<void* const> parts) {
+  const CodeRange range = code_range(storage);
+  const auto row = [&](std::int64_t i) {
+    return static_cast<std::size_t>(scale_index(storage, shape, i));
+  };
+  const std::span<float> absmax(
+      static_cast<float*>(parts[1]),
+      static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements()));
+  std::ranges::fill(absmax, 0.0f);
+  for (std::int64_t i = 0; i < input.n; ++i)
+    absmax[row(i)] = std::max(absmax[row(i)], std::fabs(input.single(i)));
+  for (float& most : absmax)
+    if (most != 0.0f) most = std::max(most, std::ldexp(range.divisor, -126));
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const float most = absmax[row(i)];
+    const auto inverse = static_cast<float>(1.0 / double{most});
+    const float r =
+        most == 0.0f ? 0.0f : static_cast<float>(double{range.divisor} * double{inverse});
+    put_code(Packing::whole, parts[0], i,
+             scaled_code(storage.codes, range, static_cast<float>(double{input.single(i)} * r)));
+  }
+}
+
 void quantize_scaled(const Input& input, const Storage& storage, const Shape& shape,
                      std::span<void* const> parts) {
   if (storage.scaling.zero != Zero::none) return quantize_from_zero(input, storage, shape, parts);
+  if (storage.scaling.type == ScaleType::absmax)
+    return quantize_by_absmax(input, storage, shape, parts);
   const auto count = static_cast<std::size_t>(layout(storage, shape).parts[1].shape.elements());
   const auto at = [&](std::int64_t i) {
     return static_cast<std::size_t>(scale_index(storage, shape, i));

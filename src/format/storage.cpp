@@ -22,8 +22,9 @@ constexpr Scaling kTorchao{.kind = Kind::block,
                            .type = ScaleType::of_values,
                            .scaler_block = 256};
 // By ScaleType; one has no name.
-constexpr std::array<std::string_view, 10> kTypeNames{
-    "f32", "bf16", "f16", "f64", "", "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient", "super"};
+constexpr std::array<std::string_view, 11> kTypeNames{
+    "f32",  "bf16",      "f16",           "f64",   "",      "e8m0",
+    "e4m3", "e4m3_bf16", "e4m3_quotient", "super", "absmax"};
 
 // By Zero; what is always there, or never, has no name.
 constexpr std::array<std::string_view, 5> kZeroNames{"", "zero", "", "zero_sum", "zero_rounded"};
@@ -228,8 +229,10 @@ bool is_legal_type(const Legal& legal, const Scaling& s) noexcept {
     return legal.super && s.kind == Kind::block && s.block == kSuperblock;
   if (s.type == ScaleType::e8m0)
     return legal.typed && (s.kind == Kind::block || s.kind == Kind::block2);
-  if (s.type >= ScaleType::e4m3)
-    return s.type <= ScaleType::e4m3_quotient && legal.product && s.kind == Kind::block;
+  if (stand_under_one(s.type)) return legal.product && s.kind == Kind::block;
+  if (s.type == ScaleType::absmax)
+    return legal.absmax && s.zero == Zero::none &&
+           (s.kind == Kind::tensor || s.kind == Kind::row || s.kind == Kind::row2);
   if (s.type == ScaleType::bf16 || s.type == ScaleType::f16)
     return legal.typed && s.kind != Kind::none;
   return s.type == ScaleType::f32;
@@ -268,6 +271,7 @@ std::string spelled(const FormRow& row) {
     text += row.legal.product   ? "[:bf16|:f16|:e8m0|:e4m3|:e4m3_bf16|:e4m3_quotient]"
             : row.legal.rounded ? "[:bf16|:f16]"
             : row.legal.super   ? "[:bf16|:f16|:e8m0|:super]"
+            : row.legal.absmax  ? "[:bf16|:f16|:e8m0|:absmax]"
                                 : "[:bf16|:f16|:e8m0]";
   if (row.legal.zero) text += row.legal.sum ? "[:zero|:zero_sum]" : "[:zero]";
   if (row.legal.rounded) text += ":zero_rounded";
@@ -371,7 +375,8 @@ std::string legal_storages() {
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
          "; e8m0: with blocks; e4m3 and actorder: with block<N>; zero_sum: without actorder; "
-         "super: with block256; transposed: with block<N> but e4m3; M: a power of two from " +
+         "absmax: without blocks; super: with block256; transposed: with block<N> but e4m3; M: a "
+         "power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }

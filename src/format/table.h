@@ -168,6 +168,7 @@ consteval Legal with(Legal legal, std::initializer_list<bool Legal::*> more) {
   return legal;
 }
 constexpr Legal kIntegerLegal = with(kScaledLegal, {&Legal::zero, &Legal::named});
+constexpr Legal kInt8Legal = with(kIntegerLegal, {&Legal::absmax});
 consteval Legal in_steps(Legal legal, std::int32_t step) {
   legal.step = step;
   legal.least_block = legal.least_block < step ? step : legal.least_block;
@@ -202,7 +203,7 @@ constexpr std::array kForms{
     FormRow{Codes::f16, kOwn, whole, Codec::cast, FileForm::values, kPlain},
     FormRow{Codes::f8_e4m3, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
     FormRow{Codes::f8_e5m2, kOwn, whole, Codec::amax, FileForm::scaled, kPlainOrScaled},
-    FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kIntegerLegal},
+    FormRow{Codes::int8, kOwn, whole, Codec::amax, FileForm::scaled, kInt8Legal},
     FormRow{Codes::nf4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::fp4, kOwn, high_first, Codec::bitsandbytes, FileForm::quant_state, kBlocks4},
     FormRow{Codes::f4_e2m1, kOwn, low_first, Codec::amax, FileForm::manifest, kPackedLegal,

@@ -24,7 +24,7 @@ struct NamedGroups {
 /// format's own. A code stands for its distance from zeros[(first + i) / group]; null: from 0.
 /// offsets[(first + i) / group] is taken off the product; null: nothing is. Where `rounds` is a
 /// dtype, offsets are taken off codes instead, and the difference is rounded to it, and the
-/// product.
+/// product. `factor`: products are multiplied by it too, each in turn.
 struct Run {
   const void* codes;
   std::int64_t first;
@@ -36,14 +36,16 @@ struct Run {
   const NamedGroups* named = nullptr;  // in the place of `group` and `zeros`
   const float* offsets = nullptr;
   Dtype rounds = Dtype::unknown;
+  float factor = 1;
 
   Run part(std::int64_t begin, std::int64_t count) const noexcept {
-    return {codes, first + begin, scales, group, count, values, zeros, named, offsets, rounds};
+    return {codes, first + begin, scales,  group,  count, values,
+            zeros, named,         offsets, rounds, factor};
   }
 };
-/// out[i] = round((value[code] - zero) * scale - offset), an exact difference, one fp32 product,
-/// another fp32 difference and one rounding, but where `rounds` says; every NaN becomes the
-/// positive quiet NaN of the output type. Casts in their own type are copied.
+/// out[i] = round((value[code] - zero) * scale * factor - offset), an exact difference, fp32
+/// products one by one, another fp32 difference and one rounding, but where `rounds` says; every
+/// NaN becomes the positive quiet NaN of the output type. Casts in their own type are copied.
 using DequantizeKernel = void (*)(const Run& run, void* out) noexcept;
 /// out[i] = code i of `bits` bits less half of their range, for i < n: codes lie densely. Of an
 /// eight of them all are read, and written.

@@ -176,6 +176,8 @@ class Coder {
         return put_products<ScaleCode::product_bf16>(g, n, reach, out);
       case ScaleCode::quotient:
         return put_products<ScaleCode::quotient>(g, n, reach, out);
+      case ScaleCode::absmax:
+        return put_absmax(g, n, reach, out);
       default:
         break;
     }
@@ -254,6 +256,17 @@ class Coder {
       default:
         return static_cast<float*>(job_.parts[2])[g] = number;
     }
+  }
+  // The largest magnitudes themselves, none below F 2^-126 but 0.
+  bool put_absmax(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out) const {
+    auto* const kept = static_cast<float*>(scales_) + g;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float width = width_of(reach[i]);
+      if (!(width <= most_)) return false;
+      kept[i] = width == 0 ? 0.0f : std::max(width, range_.divisor * 0x1p-126f);
+      out.r[i] = width == 0 ? 0.0f : range_.divisor * (1.0f / kept[i]);
+    }
+    return true;
   }
   // Powers of two; none is below 2^-126.
   template <PowerRule kRule>

@@ -39,6 +39,8 @@ Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scal
       if (form.scale.type == Dtype::bf16) return kernels.bf16;
       if (form.scale.type == Dtype::f16) return kernels.f16;
       break;
+    case ScaleCode::absmax:
+      break;
     case ScaleCode::mapped:
       return &expand_mapped;
     case ScaleCode::product:

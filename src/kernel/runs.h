@@ -71,7 +71,9 @@ class Runs {
     if (groups_ != nullptr) return cover_named(begin, end, body);
     if (expand_ != nullptr) return cover_expanded(begin, end, body);
     if (row_ == 0) {  // all of it is one run
-      if (begin < end) body(Run{codes_, begin, scales_, group_, end - begin, values_, zeros_});
+      if (begin < end)
+        body(Run{codes_, begin, scales_, group_, end - begin, values_, zeros_, nullptr, nullptr,
+                 Dtype::unknown, form_.factor});
       return;
     }
     while (begin < end) {

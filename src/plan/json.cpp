@@ -13,11 +13,13 @@ using Json = nlohmann::ordered_json;
 constexpr std::uint64_t kPlanVersion = 1;
 
 Json unit_json(const PlanUnit& unit) {
-  return {{"name", unit.name}, {"bytes", unit.bytes}, {"storage", unit.storage},
-          {"tier", unit.tier}, {"work", unit.work},   {"uses", unit.uses},
-          {"rows", unit.rows}, {"stays", unit.stays}, {"shape", unit.shape.sizes()},
-          {"rest", unit.rest}, {"rests", unit.rests}, {"seconds", unit.seconds},
-          {"why", unit.why}};
+  Json made{{"name", unit.name}, {"bytes", unit.bytes}, {"storage", unit.storage},
+            {"tier", unit.tier}, {"work", unit.work},   {"uses", unit.uses},
+            {"rows", unit.rows}, {"stays", unit.stays}, {"shape", unit.shape.sizes()},
+            {"rest", unit.rest}, {"rests", unit.rests}, {"seconds", unit.seconds},
+            {"why", unit.why}};
+  if (unit.scratch != 0) made["scratch"] = unit.scratch;
+  return made;
 }
 
 Json moments_json(const Plan& plan) {
@@ -46,6 +48,7 @@ PlanUnit unit_of(const JsonFields& fields) {
   unit.rows = fields.flag("rows");
   unit.stays = fields.flag("stays");
   unit.rests = fields.all().contains("rests") && fields.flag("rests");
+  unit.scratch = fields.all().contains("scratch") ? fields.whole("scratch") : 0;
   unit.shape = shape_of(fields);
   unit.rest = fields.whole("rest");
   unit.seconds = fields.number("seconds");
@@ -88,6 +91,7 @@ Plan read(const JsonFields& root) {
     plan.units.push_back(unit_of({unit, root.where() + ": unit " + std::to_string(i++)}));
   plan.ring = root.wholes("ring");
   plan.tiles = root.wholes("tiles");
+  plan.scratch = root.all().contains("scratch") ? root.whole("scratch") : 0;
   plan.activations = root.whole("activations");
   plan.rows = static_cast<std::int64_t>(root.whole("rows"));
   read_predicted(root.fields("predicted"), plan);
@@ -129,6 +133,7 @@ std::string to_json(const Plan& plan) {
       {"ring", plan.ring},
       {"tile", planning::largest(plan.tiles)},
       {"tiles", plan.tiles},
+      {"scratch", plan.scratch},
       {"activations", plan.activations},
       {"predicted",
        {{"seconds", plan.seconds},

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/table.h"
+#include "engine/units.h"
 #include "plan/costs.h"
 #include "plan/needs.h"
 #include "plan/search.h"
@@ -113,14 +114,17 @@ void PlanMaker::take_always() {
   const bool alone = plan_.accelerators.empty();
   plan_.tiles["ram"] = 0;
   for (const auto& [name, bytes] : plan_.accelerators) plan_.tiles[name] = 0;
+  std::uint64_t scratch = 0;
   for (std::size_t i = 0; i < plan_.units.size(); ++i) {
     const PlanUnit& unit = plan_.units[i];
     const std::string where = accelerators_[i] < 0 ? "ram" : name(accelerators_[i]);
     if (unit.stays) always_[where] += unit.bytes;
+    scratch = std::max(scratch, unit.scratch);
     if (alone || options_.works_on_cpu)
       plan_.tiles["ram"] = std::max(plan_.tiles["ram"], tile_on_cpu(unit));
     if (!alone) plan_.tiles[where] = std::max(plan_.tiles[where], tile_on_accelerator(unit));
   }
+  plan_.scratch = engine::scratch_for(scratch, plan_.ram);
 }
 
 void PlanMaker::subtract_needs() {
@@ -132,6 +136,7 @@ void PlanMaker::subtract_needs() {
     needs.add("small tensors that stay", always_[tier]);
     needs.add("the tile that is widened at a time", plan_.tiles[tier]);
     if (works) needs.add("activations", plan_.activations);
+    if (streams && tier == "ram") needs.add("scratch for weights in another order", plan_.scratch);
     const std::uint64_t fixed = needs.sum();
     if (streams && most != nullptr) needs.add("the largest weight, " + most->name, most->bytes);
     const std::string refusal = needs.refusal(tier, limit);
@@ -221,7 +226,8 @@ void PlanMaker::watch(const std::vector<Step>& steps, const std::vector<Moments>
 void PlanMaker::predict(const Placement& placed) {
   plan_.ring["ram"] = placed.rings.ram;
   const bool alone = plan_.accelerators.empty();
-  plan_.peak["ram"] = placed.rings.ram + always_["ram"] + (alone ? plan_.activations : 0);
+  plan_.peak["ram"] =
+      placed.rings.ram + plan_.scratch + always_["ram"] + (alone ? plan_.activations : 0);
   plan_.moved["disk->ram"] = 0;
   for (std::size_t a = 0; a < plan_.accelerators.size(); ++a) {
     const std::string& tier = plan_.accelerators[a].first;

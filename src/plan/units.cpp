@@ -60,11 +60,11 @@ void apply_uses(const PlanOptions& options, std::vector<PlanUnit>& units) {
   }
 }
 
-std::unordered_map<std::string_view, std::uint64_t> bytes_in_memory(
+std::unordered_map<std::string_view, const engine::Unit*> by_name(
     const std::vector<engine::Unit>& all) {
-  std::unordered_map<std::string_view, std::uint64_t> bytes;
-  for (const engine::Unit& unit : all) bytes.emplace(unit.name, unit.bytes);
-  return bytes;
+  std::unordered_map<std::string_view, const engine::Unit*> units;
+  for (const engine::Unit& unit : all) units.emplace(unit.name, &unit);
+  return units;
 }
 
 // In whole pages, wherever in a file that is not written yet its parts will begin.
@@ -101,7 +101,7 @@ void convert(PlanUnit& unit, const Storage& storage) {
   unit.storage = asked;
   unit.rests = true;
   unit.rest = static_cast<std::uint64_t>(layout(parse_storage(asked), unit.shape).bytes());
-  unit.bytes = 0;
+  unit.bytes = unit.scratch = 0;
 }
 
 }  // namespace
@@ -113,8 +113,16 @@ bool is_widened(const PlanUnit& unit) {
   });
 }
 
+// Some storages are spelled by a name of their own: "q4_k" is one of uint4.
 std::string_view family_of(const PlanUnit& unit) {
-  return std::string_view(unit.storage).substr(0, unit.storage.find(':'));
+  const std::string_view first = std::string_view(unit.storage).substr(0, unit.storage.find(':'));
+  for (const FormatTrait& format : formats())
+    if (format.name == first) return format.name;
+  try {
+    return trait(parse_storage(unit.storage).codes).name;
+  } catch (const Error&) {
+    return first;  // the dtype of a tensor that is no weight
+  }
 }
 
 void convert(std::vector<PlanUnit>& units, const Storage& storage) {
@@ -201,7 +209,7 @@ inline namespace v0 {
 
 std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>& storage) {
   const std::vector<engine::Unit> all = engine::units_of(file);
-  const auto in_memory = planning::bytes_in_memory(all);
+  const auto in_memory = planning::by_name(all);
   std::vector<PlanUnit> units;
   std::set<std::string, std::less<>> taken(file.markers().begin(), file.markers().end());
   for (const WeightInfo& weight : file.weights()) {
@@ -209,9 +217,11 @@ std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>&
     unit.rest = static_cast<std::uint64_t>(layout(weight.storage, weight.shape).bytes());
     taken.insert(weight.parts.begin(), weight.parts.end());
     taken.insert(weight.beside.begin(), weight.beside.end());
-    unit.bytes = in_memory.at(weight.name);
+    unit.bytes = in_memory.at(weight.name)->bytes;
+    unit.scratch = in_memory.at(weight.name)->scratch;
     unit.rests = weight.compute.has_value();  // a cast that no manifest names is a plain tensor
-    unit.rows = is_embedding(unit.name) && unit.shape.rank() == 2;
+    // Rows of codes in another order are not read through the mapping.
+    unit.rows = is_embedding(unit.name) && unit.shape.rank() == 2 && unit.scratch == 0;
     units.push_back(std::move(unit));
   }
   for (const TensorInfo& tensor : file.tensors()) {
@@ -220,7 +230,7 @@ std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>&
                   .storage = tensor.dtype_name,
                   .shape = tensor.shape,
                   .rest = tensor.bytes,
-                  .bytes = in_memory.at(tensor.name)};
+                  .bytes = in_memory.at(tensor.name)->bytes};
     units.push_back(std::move(unit));
   }
   if (storage) planning::convert(units, *storage);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "store/checksum.h"
+#include "store/formed_view.h"
 #include "store/header.h"
 #include "store/model_path.h"
 #include "store/part_form.h"
@@ -24,12 +26,37 @@ struct File::State {
   std::vector<Shard> shards;
   std::vector<TensorInfo> tensors;
   FoundWeights found;
+  // Made when they are first asked for: by weight, and its parts that have views, in their order.
+  mutable std::once_flag viewed;
+  mutable std::vector<std::size_t> first_view;
+  mutable std::unique_ptr<FormedViews> views;
 
   const MappedFile& map(const TensorInfo& tensor) const {
     return shards[static_cast<std::size_t>(tensor.shard)].map;
   }
   const std::byte* data(const TensorInfo& tensor) const {
     return map(tensor).data() + tensor.offset;
+  }
+  const TensorInfo& tensor(const WeightInfo& weight, std::size_t part) const {
+    return *find_tensor(tensors, weight.parts[part]);
+  }
+  Place place(const TensorInfo& tensor) const {
+    return {paths[static_cast<std::size_t>(tensor.shard)], tensor.name, tensor.offset};
+  }
+  void make_views() const {
+    std::vector<ViewedPart> all;
+    first_view.clear();
+    for (const WeightInfo& weight : found.weights) {
+      first_view.push_back(all.size());
+      const Layout made = layout(weight.storage, weight.shape);
+      for (std::size_t i = 0; i < weight.forms.size(); ++i) {
+        if (!has_view(weight.forms[i])) continue;
+        const TensorInfo& from = tensor(weight, i);
+        all.push_back({&map(from), from.offset, from.bytes, place(from), weight.forms[i],
+                       made.parts[i].shape, static_cast<std::uint64_t>(made.parts[i].bytes)});
+      }
+    }
+    if (!all.empty()) views = std::make_unique<FormedViews>(std::move(all));
   }
 };
 
@@ -153,12 +180,30 @@ std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
   const TensorInfo& tensor = *find(weight.parts[at]);
   const auto held = bytes(tensor);
   const Layout parts = layout(weight.storage, weight.shape);
-  const Place place{state_->paths[static_cast<std::size_t>(tensor.shard)], tensor.name,
-                    tensor.offset};
+  const Place place = state_->place(tensor);
   auto made = part_of_tensor(weight.forms[at], {place, held}, parts.parts[at].shape,
                              compute.value_or(weight.compute.value_or(Dtype::bf16)));
   check_memory(held.data());
   return made;
+}
+
+void File::form_part(const WeightInfo& weight, int i, std::span<const std::byte> tensor,
+                     std::span<std::byte> out) const {
+  const auto at = static_cast<std::size_t>(i);
+  const Place place = state_->place(*find(weight.parts[at]));
+  const Layout parts = layout(weight.storage, weight.shape);
+  stowage::form_part(weight.forms[at], {place, tensor}, parts.parts[at].shape,
+                     weight.compute.value_or(Dtype::bf16), out);
+}
+
+const std::byte* File::formed_place(const WeightInfo& weight, int i) const {
+  const auto at = static_cast<std::size_t>(i);
+  if (weight.forms.empty() || !has_view(weight.forms[at])) return nullptr;
+  std::call_once(state_->viewed, [this] { state_->make_views(); });
+  const auto& all = state_->found.weights;
+  const auto index = static_cast<std::size_t>(find_weight(weight.name) - all.data());
+  const auto before = std::count_if(weight.forms.begin(), weight.forms.begin() + i, has_view);
+  return state_->views->address(state_->first_view[index] + static_cast<std::size_t>(before));
 }
 
 std::string File::header(int shard) const {
@@ -169,7 +214,7 @@ std::string File::header(int shard) const {
   return text;
 }
 
-Weight File::weight(std::string_view name, std::optional<Dtype> compute) const {
+Weight File::weight(std::string_view name, std::optional<Dtype> compute, bool touched) const {
   const WeightInfo* const info = find_weight(name);
   if (info == nullptr) {
     throw Error(Code::invalid_argument, state_->paths.front() + ": weight " + in_quotes(name) +
@@ -183,7 +228,9 @@ Weight File::weight(std::string_view name, std::optional<Dtype> compute) const {
     if (made.parts[i].name == "nested_offset") {
       parts[i] = &info->nested_offset;
     } else if (!info->forms.empty() && !info->forms[i].is_whole()) {
-      parts[i] = owner->keep(formed_part(*info, static_cast<int>(i), compute));
+      const int part = static_cast<int>(i);
+      parts[i] = touched ? formed_place(*info, part) : nullptr;
+      if (parts[i] == nullptr) parts[i] = owner->keep(formed_part(*info, part, compute));
     } else {
       parts[i] = owner->aligned(bytes(*find(info->parts[i])), made.parts[i].dtype);
       check_memory(bytes(*find(info->parts[i])).data());  // which may have been copied

@@ -189,22 +189,23 @@ Shape shape_of_blocks(const PartForm& form, const Shape& part) {
   return {part.rows(), in_records(form, bytes_of_row(form, part))};
 }
 
-std::vector<std::byte> part_of_blocks(const PartForm& form, const FormedTensor& tensor,
-                                      const Shape& part) {
-  const auto bytes = static_cast<std::size_t>(part.rows() * bytes_of_row(form, part));
+std::size_t bytes_of_blocks(const PartForm& form, const Shape& part) noexcept {
+  return static_cast<std::size_t>(part.rows() * bytes_of_row(form, part));
+}
+
+void part_of_blocks(const PartForm& form, const FormedTensor& tensor, const Shape& part,
+                    std::span<std::byte> out) {
   const auto held = static_cast<std::size_t>(shape_of_blocks(form, part).elements());
   if (!fills_blocks(form, part) || tensor.bytes.size() != held)
     refuse(Refusal::dialect_part, tensor.place,
            formatted("{} bytes for blocks of {}", tensor.bytes.size(), to_string(part)));
-  Bytes made(bytes);
-  move_blocks<false>(form, tensor.bytes.data(), made.data(), bytes);
-  if (const std::size_t at = first_beyond(form, made); at < made.size()) {
+  move_blocks<false>(form, tensor.bytes.data(), out.data(), out.size());
+  if (const std::size_t at = first_beyond(form, out); at < out.size()) {
     Place place = tensor.place;
     if (place.byte) *place.byte += at / form.span * form.record + form.at + at % form.span;
     refuse(Refusal::dialect_part, place,
-           formatted("{} for at most {}", std::to_integer<int>(made[at]), form.most));
+           formatted("{} for at most {}", std::to_integer<int>(out[at]), form.most));
   }
-  return made;
 }
 
 std::vector<std::byte> blocks_of_part(const PartForm& form, std::span<const std::byte> bytes,

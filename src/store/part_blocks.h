@@ -12,9 +12,9 @@
 
 namespace stowage {
 
-/// What a part is made of.
+/// What a part is made of. The place must outlive it.
 struct FormedTensor {
-  Place place;
+  const Place& place;
   std::span<const std::byte> bytes;
 };
 
@@ -23,10 +23,12 @@ bool is_block(const PartForm& form) noexcept;
 bool is_legal_block(const PartForm& form) noexcept;
 /// The shape of the tensor, in bytes, that has a part of this shape.
 Shape shape_of_blocks(const PartForm& form, const Shape& part);
-/// The part's bytes. Throws bad_file for another size, and where a row does not fill its records
-/// and runs.
-std::vector<std::byte> part_of_blocks(const PartForm& form, const FormedTensor& tensor,
-                                      const Shape& part);
+/// Puts the part's bytes into `out`, which has room for them. Throws bad_file for another size, and
+/// where a row does not fill its records and runs.
+void part_of_blocks(const PartForm& form, const FormedTensor& tensor, const Shape& part,
+                    std::span<std::byte> out);
+/// How many they are.
+std::size_t bytes_of_blocks(const PartForm& form, const Shape& part) noexcept;
 /// The way back: what is of other parts is 0. Throws invalid_argument likewise.
 std::vector<std::byte> blocks_of_part(const PartForm& form, std::span<const std::byte> bytes,
                                       const Shape& part);

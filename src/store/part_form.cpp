@@ -127,7 +127,8 @@ void each_word(const Frame& frame, const Moved& moved, Visit visit) {
 
 // The definition of a form, number by number, and its way back.
 template <class Word>
-void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tensor, Bytes& part) {
+void read_words(const Frame& frame, const Moved& moved, const FormedTensor& tensor,
+                std::span<std::byte> part) {
   const PartForm& form = frame.form;
   const std::uint32_t more = taken(form), mask = (1u << form.in_file) - 1;
   const int bits = form.in_file, in_part = form.in_part, run = static_cast<int>(frame.run);
@@ -367,18 +368,25 @@ float rounded(float x, Dtype compute) {
   return x;
 }
 
-Bytes one() {
-  Bytes made(sizeof(float));
-  put_value(made.data(), 0, 1.0F);
-  return made;
-}
+constexpr float kOne = 1;
 
-Bytes all_rounded(std::span<const std::byte> bytes, Dtype compute) {
-  Bytes made(bytes.begin(), bytes.end());
+void round_all(std::span<const std::byte> bytes, Dtype compute, std::byte* out) {
   const auto count = static_cast<std::int64_t>(bytes.size() / sizeof(float));
   for (std::int64_t i = 0; i < count; ++i)
-    put_value(made.data(), i, rounded(value_at<float>(made.data(), i), compute));
-  return made;
+    put_value(out, i, rounded(value_at<float>(bytes.data(), i), compute));
+}
+
+bool is_nothing(const FormedTensor& tensor, const Shape& part) {
+  return part.elements() == 0 && tensor.bytes.empty();  // however many rows of nothing
+}
+
+std::size_t bytes_of_part(const PartForm& form, const FormedTensor& tensor, const Shape& part) {
+  if (form.one) return sizeof kOne;
+  if (form.rounded || form.is_whole() || is_nothing(tensor, part)) return tensor.bytes.size();
+  if (is_block(form)) return bytes_of_blocks(form, part);
+  if (is_string(form)) return static_cast<std::size_t>(part.elements());
+  const Frame frame(form, part);
+  return static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8);
 }
 
 std::size_t bytes_of(const PartForm& form, const Frame& frame) {
@@ -435,23 +443,29 @@ Shape tensor_shape(const PartForm& form, const Shape& part) {
 
 Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Shape& part,
                      Dtype compute) {
-  if (form.rounded) return all_rounded(tensor.bytes, compute);
-  if (form.one) return one();
-  if (form.is_whole()) return {tensor.bytes.begin(), tensor.bytes.end()};
-  if (part.elements() == 0 && tensor.bytes.empty()) return {};  // however many rows of nothing
-  if (is_block(form)) return part_of_blocks(form, tensor, part);
-  if (is_string(form)) return part_of_strings(form, tensor, part);
+  Bytes made(bytes_of_part(form, tensor, part));
+  form_part(form, tensor, part, compute, made);
+  return made;
+}
+
+void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
+               std::span<std::byte> out) {
+  if (form.rounded) return round_all(tensor.bytes, compute, out.data());
+  if (form.one) return put_value(out.data(), 0, kOne);
+  if (form.is_whole()) return void(std::ranges::copy(tensor.bytes, out.begin()));
+  if (is_nothing(tensor, part)) return;
+  if (is_block(form)) return part_of_blocks(form, tensor, part, out);
+  if (is_string(form)) return part_of_strings(form, tensor, part, out);
   const Frame frame(form, part);
   if (tensor.bytes.size() != bytes_of(form, frame))
     refuse(Refusal::dialect_part, tensor.place,
            formatted("{} bytes for {} words of {} bits", tensor.bytes.size(),
                      to_string(tensor_shape(form, part)), form.word));
-  Bytes made(static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8));
+  std::ranges::fill(out, std::byte{});  // numbers of half a byte are put to what is there
   with_word(form, [&]<class Word>(Word) {
-    const Moved moved = move_large<Word, false>(frame, tensor.bytes.data(), made.data());
-    read_words<Word>(frame, moved, tensor, made);
+    const Moved moved = move_large<Word, false>(frame, tensor.bytes.data(), out.data());
+    read_words<Word>(frame, moved, tensor, out);
   });
-  return made;
 }
 
 inline namespace v0 {
@@ -460,7 +474,7 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
   if (form.rounded)
     throw Error(Code::invalid_argument, "a part must not be rounded to become a tensor again");
   if (form.is_whole()) return {bytes.begin(), bytes.end()};
-  if (form.one && !std::ranges::equal(bytes, one()))
+  if (form.one && !std::ranges::equal(bytes, std::as_bytes(std::span(&kOne, 1))))
     throw Error(Code::invalid_argument, "a number over scales must be 1, its tensor has no other");
   if (form.one) return {};
   if (part.elements() == 0 && bytes.empty()) return {};

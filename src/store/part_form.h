@@ -24,5 +24,8 @@ Shape tensor_shape(const PartForm& form, const Shape& part);
 /// they could not be written again.
 std::vector<std::byte> part_of_tensor(const PartForm& form, const FormedTensor& tensor,
                                       const Shape& part, Dtype compute);
+/// The same into `out`, of exactly that size. Where nothing is refused no memory is allocated.
+void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
+               std::span<std::byte> out);
 
 }  // namespace stowage

@@ -115,6 +115,16 @@ struct StringColumns {
                                                row % whole_in_word(form) * form.in_file;
     visit(bit / kStringWord * columns + column, bit % kStringWord);
   }
+  // That bits of no number are 0.
+  void check(const FormedTensor& tensor, std::int64_t words) const {
+    const std::int64_t each = form.string ? kStringWord : whole_in_word(form) * form.in_file;
+    for (std::int64_t w = 0; w < words; ++w) {
+      const std::int64_t some = std::min(each, rows * form.in_file - w * each);
+      for (std::int64_t at = w * columns; at < (w + 1) * columns; ++at)
+        if (std::uint64_t{string_word(tensor.bytes.data(), at)} >> some != 0)
+          refuse_bits(tensor, at);
+    }
+  }
   void read(const std::byte* tensor, std::byte* out) const {
     const std::uint32_t mask = (1u << form.in_file) - 1;
     for (std::int64_t row = 0; row < rows; ++row)
@@ -171,23 +181,17 @@ Shape shape_of_strings(const PartForm& form, const Shape& part) {
   return {words_for(form, part.rows()), part.row_elements()};
 }
 
-std::vector<std::byte> part_of_strings(const PartForm& form, const FormedTensor& tensor,
-                                       const Shape& part) {
+void part_of_strings(const PartForm& form, const FormedTensor& tensor, const Shape& part,
+                     std::span<std::byte> out) {
   const Shape words = shape_of_strings(form, part);
   const bool fills = !lies_in_rows(form) || part.row_elements() % form.in_part == 0;
   if (!fills || !std::cmp_equal(tensor.bytes.size(), words.elements() * kStringBytes))
     refuse(Refusal::dialect_part, tensor.place,
            formatted("{} bytes for {} words of 32 bits", tensor.bytes.size(), to_string(words)));
-  Bytes made(static_cast<std::size_t>(part.elements()));
-  if (lies_in_rows(form)) {
-    StringRows(form, part).read(tensor, made.data());
-    return made;
-  }
-  StringColumns(form, part).read(tensor.bytes.data(), made.data());
-  const Bytes again = strings_of_part(form, made, part);
-  const auto other = std::ranges::mismatch(again, tensor.bytes).in1;
-  if (other != again.end()) refuse_bits(tensor, (other - again.begin()) / kStringBytes);
-  return made;
+  if (lies_in_rows(form)) return StringRows(form, part).read(tensor, out.data());
+  const StringColumns columns(form, part);
+  columns.check(tensor, words[0]);
+  columns.read(tensor.bytes.data(), out.data());
 }
 
 std::vector<std::byte> strings_of_part(const PartForm& form, std::span<const std::byte> bytes,

@@ -14,9 +14,10 @@ bool is_string(const PartForm& form) noexcept;
 bool is_legal_string(const PartForm& form) noexcept;
 /// The shape of the tensor, in words, that has a part of this shape.
 Shape shape_of_strings(const PartForm& form, const Shape& part);
-/// The part's bytes. Throws bad_file for another size, and where bits of no number are not 0.
-std::vector<std::byte> part_of_strings(const PartForm& form, const FormedTensor& tensor,
-                                       const Shape& part);
+/// Puts the part's bytes into `out`. Throws bad_file for another size, and where bits of no number
+/// are not 0.
+void part_of_strings(const PartForm& form, const FormedTensor& tensor, const Shape& part,
+                     std::span<std::byte> out);
 /// The way back. Throws invalid_argument likewise, and for a number that has no code.
 std::vector<std::byte> strings_of_part(const PartForm& form, std::span<const std::byte> bytes,
                                        const Shape& part);

@@ -33,8 +33,8 @@ std::optional<Scheme> scheme_of(const WeightInfo& weight) {
     made = {"int", "channel", "int-quantized"};
   else if (weight.storage.codes != Codes::f8_e4m3)
     return std::nullopt;
-  if (scaling.type == ScaleType::e8m0 || scaling.zero != Zero::none || scaling.actorder)
-    return std::nullopt;
+  if (scaling.type == ScaleType::e8m0 || scaling.type == ScaleType::absmax) return std::nullopt;
+  if (scaling.zero != Zero::none || scaling.actorder) return std::nullopt;
   if (weight.shape.rank() != 2 || !weight.name.ends_with(kWeight)) return std::nullopt;
   if (scaling.kind == Kind::row) return made;
   if (scaling.kind == Kind::tensor) {

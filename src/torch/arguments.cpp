@@ -312,8 +312,9 @@ void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
     check_part(where, wanted.parts[i], *parts_[i]);
     pointers[i] = parts_[i]->data();
   }
-  if (reach == Reach::whole) {
-    if (auto lease = Engine::lease_at(pointers[0])) {
+  // Of few rows the mapping has the bytes, but for codes that are put in another order.
+  if (auto lease = Engine::lease_at(pointers[0], reach == Reach::rows)) {
+    {
       lease_.emplace(std::move(*lease));
       for (const void*& pointer : pointers) pointer = lease_->at(pointer);
     }

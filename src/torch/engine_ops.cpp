@@ -72,8 +72,8 @@ void engine_expect(std::int64_t handle, const std::string& names) {
   engine->expect(ids_of(*engine, names_of(kWhere, names)));
 }
 
-// Of `names`, the first that leave `ring` of the engine's `ram` bytes, and room for the largest of
-// the rest; returns how many. What is too large is passed over.
+// Of `names`, the first that leave `ring` of the engine's `ram` bytes beside scratch, and room for
+// the largest of the rest; returns how many. What is too large is passed over.
 std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int64_t ram,
                          std::int64_t ring) {
   constexpr const char* kWhere = "stowage::engine_keep";
@@ -84,7 +84,7 @@ std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int
                                             std::to_string(ram) + " and " + std::to_string(ring));
   }
   std::vector<WeightId> kept;
-  std::int64_t left = ram - ring;
+  std::int64_t left = ram - static_cast<std::int64_t>(engine->scratch()) - ring;
   const auto bytes = [&](WeightId id) { return static_cast<std::int64_t>(engine->bytes(id)); };
   for (const WeightId id : ids_of(*engine, names_of(kWhere, names))) {
     if (bytes(id) > left || bytes(id) == 0) continue;
@@ -117,22 +117,26 @@ std::uint64_t largest(const Engine& engine) {
   return most;
 }
 
-// {"reads": what automatic came to, "largest": bytes of a weight}.
+// {"reads": what automatic came to, "largest": bytes of a weight, and of scratch}.
 Tensor engine_describe(std::int64_t handle) {
   const auto engine = engines().get("stowage::engine_describe", handle);
-  const json out{{"reads", to_string(engine->report().reads)}, {"largest", largest(*engine)}};
+  const json out{{"reads", to_string(engine->report().reads)},
+                 {"largest", largest(*engine) + engine->scratch()}};
   return text_bytes(out.dump());
 }
 
 using Count = std::int64_t;
 // The numbers of EngineReport in their order. Not as a text: one is asked for after each pass.
-std::tuple<Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, double>
+std::tuple<Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, double,
+           double>
 engine_counts(std::int64_t handle) {
   const EngineReport r = engines().get("stowage::engine_counts", handle)->report();
   const auto count = [](std::uint64_t number) { return static_cast<Count>(number); };
-  return {count(r.acquired), count(r.hits),  count(r.misses),  count(r.late),
-          count(r.borrowed), count(r.ahead), count(r.evicted), count(r.bytes_read),
-          count(r.held),     count(r.peak),  r.stall};
+  return {count(r.acquired), count(r.hits),       count(r.misses),
+          count(r.late),     count(r.borrowed),   count(r.ahead),
+          count(r.evicted),  count(r.bytes_read), count(r.bytes_formed),
+          count(r.held),     count(r.peak),       r.stall,
+          r.forming};
 }
 
 void engine_close(std::int64_t handle) { engines().take("stowage::engine_close", handle); }

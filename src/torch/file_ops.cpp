@@ -112,17 +112,23 @@ const TensorInfo& tensor_of(const char* where, const File& file, const std::stri
   return *found;
 }
 
+// Memory of a file, which it keeps.
+Tensor octets_at(const std::byte* at, std::uint64_t bytes, std::shared_ptr<const File> file) {
+  const auto count = static_cast<std::int64_t>(bytes);
+  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
+  const std::int64_t stride = 1;
+  // torch has no read-only tensors: the Python layer guards against writing into the mapping.
+  return torch::stable::from_blob(const_cast<std::byte*>(at), {&count, 1}, {&stride, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  torch::headeronly::ScalarType::Byte,
+                                  [file = std::move(file)](void*) {});
+}
+
 Tensor file_read(std::int64_t handle, const std::string& name) {
   constexpr const char* kWhere = "stowage::file_read";
   const auto file = files().get(kWhere, handle);
   const auto bytes = file->bytes(tensor_of(kWhere, *file, name));
-  const auto count = static_cast<std::int64_t>(bytes.size());
-  if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
-  const std::int64_t stride = 1;
-  // torch has no read-only tensors: the Python layer guards against writing into the mapping.
-  return torch::stable::from_blob(const_cast<std::byte*>(bytes.data()), {&count, 1}, {&stride, 1},
-                                  torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  torch::headeronly::ScalarType::Byte, [file](void*) {});
+  return octets_at(bytes.data(), bytes.size(), file);
 }
 
 // Memory that may be written, which the file never sees.
@@ -150,9 +156,10 @@ Tensor octets_of(std::vector<std::byte> made) {
                                   torch::headeronly::ScalarType::Byte, [bytes](void*) {});
 }
 
-// A part of a weight that its tensor becomes in another form.
+// A part of a weight that its tensor becomes in another form: now, or, where it has an address for
+// that, when it is touched.
 Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t part,
-                 const std::string& compute) {
+                 const std::string& compute, bool touched) {
   constexpr const char* kWhere = "stowage::file_part";
   const auto file = files().get(kWhere, handle);
   const WeightInfo* const info = file->find_weight(weight);
@@ -161,7 +168,11 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   if (!formed || !is_value_dtype(dtype))
     fail(Code::invalid_argument,
          std::string(kWhere) + ": must be asked for a part that has a form, in a value dtype");
-  return octets_of(file->formed_part(*info, static_cast<int>(part), dtype));
+  const int at = static_cast<int>(part);
+  const std::byte* const place = touched ? file->formed_place(*info, at) : nullptr;
+  if (place == nullptr) return octets_of(file->formed_part(*info, at, dtype));
+  const Layout parts = layout(info->storage, info->shape);
+  return octets_at(place, static_cast<std::uint64_t>(parts.parts[at].bytes), file);
 }
 
 // The way back. The part has the shape that it has in memory.

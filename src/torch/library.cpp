@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_map(int file, str name) -> Tensor");
-  m.def("file_part(int file, str weight, int part, str compute) -> Tensor");
+  m.def("file_part(int file, str weight, int part, str compute, bool touched) -> Tensor");
   m.def("tensor_of_part(Tensor part, int form) -> Tensor");
   m.def("file_header(int file, int shard) -> Tensor");
   m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
@@ -61,7 +61,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("engine_signature(int engine, int signature) -> ()");
   m.def(
       "engine_counts(int engine) -> (int acquired, int hits, int misses, int late, int borrowed, "
-      "int ahead, int evicted, int bytes_read, int held, int peak, float stall)");
+      "int ahead, int evicted, int bytes_read, int bytes_formed, int held, int peak, float stall, "
+      "float forming)");
   m.def("engine_describe(int engine) -> Tensor");
   m.def("engine_close(int engine) -> ()");
   m.def("plan_make(str request, str links) -> Tensor");

@@ -28,6 +28,7 @@ std::vector<PlanUnit> units_of(const json& list) {
     unit.rest = given.at("rest");
     unit.rows = given.at("rows");
     unit.rests = given.value("rests", false);
+    unit.scratch = given.value("scratch", std::uint64_t{0});
     unit.uses = given.value("uses", 1.0);
     units.push_back(std::move(unit));
   }

@@ -13,13 +13,14 @@ namespace stowage::door {
 namespace {
 using nlohmann::json;
 
-constexpr const char* kTypes[] = {"f32",  "bf16", "f16",       "f64",           "of_values",
-                                  "e8m0", "e4m3", "e4m3_bf16", "e4m3_quotient", "super"};
+constexpr const char* kTypes[] = {"f32",           "bf16",  "f16",   "f64",
+                                  "of_values",     "e8m0",  "e4m3",  "e4m3_bf16",
+                                  "e4m3_quotient", "super", "absmax"};
 constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
-constexpr const char* kScaleCodes[] = {"plain", "mapped",  "affine",       "q4_k",
-                                       "q6_k",  "product", "product_bf16", "quotient"};
+constexpr const char* kScaleCodes[] = {"plain",  "mapped",  "affine",       "q4_k",    "q6_k",
+                                       "absmax", "product", "product_bf16", "quotient"};
 constexpr const char* kZeros[] = {"", "code", "offset", "sum", "rounded"};
 constexpr const char* kPackings[] = {"whole", "high_first", "low_first", "dense"};
 constexpr const char* kExtents[] = {"weight", "pairs",  "packed", "scales", "outers",
@@ -88,6 +89,7 @@ std::string storage_describe(std::int64_t key) {
               {"outer", form.outer.group.n},
               {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"under_one", stands_under_one(form)},
+              {"factor", form.factor},
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},

@@ -16,6 +16,7 @@ struct Row {
 };
 const std::vector<Row> kRows{
     {"awq-gemm", "awq", {"compressed-tensors", "gptq", "gptq:gptq_v2", "torchao"}},
+    {"bnb-int8", "bitsandbytes", {}},
     {"bnb-nf4", "bitsandbytes", {}},
     {"bnb-nf4-nested", "bitsandbytes", {}},
     {"comfy-fp8",
@@ -165,6 +166,7 @@ TEST_F(Convert, QuantizesAPlainModelWithATableOfErrors) {
         Pair{"compressed-tensors", "mxfp4"}, Pair{"fp8", "f8_e4m3:block128x128"},
         Pair{"fp8", "f8_e4m3:block128x128:e8m0"}, Pair{"modelopt", "nvfp4"},
         Pair{"modelopt", "f8_e4m3:tensor"}, Pair{"bitsandbytes", "nf4:nested"},
+        Pair{"bitsandbytes", "int8:row:absmax"},
         Pair{"gptq", "int4:block64:f16:zero"}, Pair{"awq", "int4:block64:f16:zero"},
         Pair{"torchao", "int8:row"}, Pair{"comfyui", "f8_e4m3:tensor"},
         Pair{"comfyui-scaled", "f8_e5m2:tensor"}}) {
@@ -250,6 +252,7 @@ TEST_F(Convert, RefusesBeforeAnythingIsWritten) {
   copy_golden("ct-int4-asym-g32", "int4");
   copy_golden("modelopt-fp8", "fp8");
   copy_golden("bnb-int8", "bnb");
+  fs::remove(path("bnb/config.json"));  // without which nobody says whose codes they are
   write_model(path("m.safetensors"), {f32_tensor("a.weight", {60, 100}, 1)});
   fs::create_directory(path("gpt"));
   write_model(path("gpt/model.safetensors"), {f32_tensor("a.weight", {60, 100}, 1)});

@@ -59,7 +59,8 @@ class Program : public testing::Test {
     std::string stdout_path{};             // where stdout goes
     rlim_t private_bytes = RLIM_INFINITY;  // memory that is no file's
     rlim_t file_bytes = RLIM_INFINITY;     // of one file that is written
-    int interrupt_after_us = -1;           // SIGINT so long after the start
+    int interrupt_after_us = -1;           // a signal so long after the start:
+    int signal = SIGINT;
   };
   Result run(std::vector<std::string> arguments) const { return run(std::move(arguments), {}); }
   Result run(std::vector<std::string> arguments, const Surroundings& around) const {
@@ -84,7 +85,7 @@ class Program : public testing::Test {
     }
     if (around.interrupt_after_us >= 0) {
       usleep(static_cast<useconds_t>(around.interrupt_after_us));
-      kill(child, SIGINT);
+      kill(child, around.signal);
     }
     int status = -1;
     waitpid(child, &status, 0);

@@ -36,6 +36,7 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
       {"f8_e4m3", whole, Codec::cast, FileForm::values, K::none, 0, 0, S::plain, kNone},
       {"f8_e5m2:tensor", whole, Codec::amax, FileForm::scaled, K::tensor, 0, 0, S::plain, kNone},
       {"int8", whole, Codec::amax, FileForm::scaled, K::row, 0, 0, S::plain, kNone},
+      {"int8:row:absmax", whole, Codec::amax, FileForm::manifest, K::row, 0, 0, S::absmax, kNone},
       {"int8:row2", whole, Codec::amax, FileForm::scaled, K::row2, 0, 0, S::plain, kNone},
       {"int8:block48", whole, Codec::amax, FileForm::scaled, K::along, 48, 0, S::plain, kNone},
       {"f8_e4m3:block128x64", whole, Codec::amax, FileForm::scaled, K::block2, 64, 0, S::plain,

@@ -33,6 +33,8 @@ TEST(Layout, GivesThePartsOfEveryStorage) {
       {"f8_e4m3", {2, 3}, "codes U8 [2, 3] 6"},
       {"f8_e5m2:tensor", {2, 3}, "codes U8 [2, 3] 6; scale F32 [] 4"},
       {"int8", {4, 3, 2}, "codes U8 [4, 3, 2] 24; scale F32 [4, 1, 1] 16"},
+      {"int8:row2:absmax", {4, 3, 2}, "codes U8 [4, 3, 2] 24; absmax F32 [4, 3, 1] 48"},
+      {"int8:absmax", {4, 3}, "codes U8 [4, 3] 12; absmax F32 [4, 1] 16"},
       {"int8", {7}, "codes U8 [7] 7; scale F32 [7] 28"},
       {"f8_e4m3:row2", {4, 3, 2}, "codes U8 [4, 3, 2] 24; scale F32 [4, 3, 1] 48"},
       {"int8:block32", {2, 65}, "codes U8 [2, 65] 130; scale F32 [2, 3] 24"},

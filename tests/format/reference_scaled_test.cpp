@@ -205,6 +205,31 @@ TEST(QuantizeScaled, NumbersOverE4m3ScalesDivideOrMultiplyInBf16) {
             std::vector{1.0f});
 }
 
+// int8_vectorwise_quant and int8_vectorwise_dequant of bitsandbytes 0.50.
+TEST(QuantizeScaled, KeepsTheLargestMagnitudesAndRoundsTwoProducts) {
+  const std::vector<float> values{0.7f, -0.1f, 0.35f, 0.0f, -0.0f, 0.0f, -3.0f, 1.5f, 2.99f};
+  const Packed packed = pack("int8:row:absmax", {3, 3}, values);
+  EXPECT_EQ(packed.floats(1), (std::vector{0.7f, 0.0f, 3.0f}));
+  EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{127, 0xEE, 64, 0, 0, 0, 0x81, 64, 127}));
+  const std::vector<float> decoded = packed.decoded();
+  EXPECT_EQ(decoded[1], -18.0f * 0.7f * (1.0f / 127));
+  EXPECT_EQ(decoded[3], 0.0f);
+  EXPECT_FALSE(std::signbit(decoded[4]));
+  int apart = 0;  // a product with one number would round to others
+  for (int q = 1; q < 127; ++q) {
+    const float code = static_cast<float>(q), amax = 0.7f;
+    apart += static_cast<int>(code * amax * (1.0f / 127) != code * (amax * (1.0f / 127)));
+  }
+  EXPECT_GT(apart, 20);
+}
+
+// The quotient of F and the largest magnitude stays finite.
+TEST(QuantizeScaled, TheLargestMagnitudeHasALowerBound) {
+  const Packed packed = pack("int8:row:absmax", {1, 2}, {0x1p-130f, -0x1p-149f});
+  EXPECT_EQ(packed.floats(1), std::vector{127 * 0x1p-126f});
+  EXPECT_EQ(packed.bytes(0), (std::vector<std::uint8_t>{0, 0}));
+}
+
 TEST(QuantizeScaled, MultipliesByTheRoundedReciprocal) {
   // Find a value whose code differs between x * fl(1 / s) and x / s: the rule is the product.
   int found = 0;

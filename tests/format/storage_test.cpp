@@ -18,7 +18,7 @@ std::vector<Storage> all_legal() {
       for (int kind = 0; kind <= static_cast<int>(Kind::block2); ++kind)
         for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
           for (const bool nested : {false, true})
-            for (int type = 0; type <= static_cast<int>(ScaleType::e4m3_quotient); ++type)
+            for (int type = 0; type <= static_cast<int>(ScaleType::absmax); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
                 for (const int rows : {0, 1, 2, 3, 4096, 8192})
                   for (const int more : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
@@ -36,8 +36,8 @@ TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks (7 of eights), of one row
   // or of 2 sizes, x those types and e8m0, but for zeros of each kind; three of e4m3 with those of
-  // one row; columns in another order with those of one row, with zeros and without; bitsandbytes:
-  // 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
+  // one row; absmax with tensor, row and row2; columns in another order with those of one row, with
+  // zeros and without; bitsandbytes: 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
     const Legal& legal = row.legal;
@@ -47,6 +47,7 @@ TEST(Storage, StringsAndKeysAreReadBack) {
     for (const bool zeros : {legal.zero, legal.sum, legal.rounded})
       expected += zeros ? 9 + blocks * 3 * 3 : 0;
     expected += legal.named ? blocks * 3 * 2 : 0;
+    expected += legal.absmax ? 3 : 0;
     expected +=
         (legal.product ? 3 * 8 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
   }
@@ -75,6 +76,7 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f8_e4m3:block128x128", "f8_e4m3:block128x128"},
       {"int8:block4x96:e8m0", "int8:block4x96:e8m0"},
       {"int8:bf16", "int8:row:bf16"},
+      {"int8:absmax", "int8:row:absmax"},
       {"int8:zero", "int8:row:zero"},
       {"int8:block128:bf16:zero", "int8:block128:bf16:zero"},
       {"f8_e4m3:tensor:f16", "f8_e4m3:tensor:f16"},
@@ -236,6 +238,10 @@ TEST(Storage, RefusesBlocksAndPowersOfTwoThatNoFormatHas) {
                            "f4_e2m1:block4x32:e4m3",
                            "f8_e4m3:block16:e4m3",
                            "int8:row:f64",
+                           "int8:block32:absmax",
+                           "int8:row:absmax:zero",
+                           "f8_e4m3:row:absmax",
+                           "int4:row:absmax",
                            "f8_e4m3:row:zero",
                            "int8:row:zero:bf16",
                            "int8:block32:e8m0:zero",

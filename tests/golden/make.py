@@ -55,6 +55,8 @@ ZEROS += ["uint4:block4x32:zero_rounded"]
 NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
 # Blocks of rows of each matrix of a stack, whose last ones are short.
 STACKS = ["f8_e4m3:block2x40", "int8:block2x40:bf16:zero", "f4_e2m1:block2x32"]
+# int8 of bitsandbytes: likewise.
+ABSMAX = ["int8:row:absmax"]
 # A signed zero, subnormals, ties, and what the narrow casts saturate.
 SPECIAL = [-0.0, 1e-40, -1e-45, 0.1, 1.0625, 449.0, -600.0, 60000.0, -65520.0, 1e30]
 
@@ -117,6 +119,7 @@ def main(folder: Path, program: str) -> None:
         "superblocks": SUPERBLOCKS,
         "zeros": ZEROS,
         "dense": DENSE,
+        "absmax": ABSMAX,
     }
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")

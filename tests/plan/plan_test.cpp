@@ -104,6 +104,31 @@ TEST(Plan, WhatRestsMovesHoweverSmall) {
   EXPECT_TRUE(at(plan_from_json(to_json(plan)), "resting.weight").rests);
 }
 
+// A storage that has a name of its own is one of its format.
+TEST(Plan, WhatIsMultipliedFromCodesMovesHoweverSmall) {
+  const std::vector<PlanUnit> units = {test::unit("a.weight", {8, 256}, "q4_k"),
+                                       test::unit("b.weight", {8, 64}, "mxfp4")};
+  const Plan plan = make_plan("m", units, {.ram = kMiB}, made_links());
+  for (const PlanUnit& unit : plan.units) EXPECT_FALSE(unit.stays) << unit.name;
+  EXPECT_GT(plan.tiles.at("ram"), 0u);
+}
+
+TEST(Plan, HasRoomForScratch) {
+  std::vector<PlanUnit> units = language_model(4, 512, 4096, "nf4");
+  const Plan without = make_plan("m", units, {.ram = 40 * kMiB}, made_links());
+  EXPECT_EQ(without.scratch, 0u);
+  units[2].scratch = 3 * kMiB;
+  const Plan plan = make_plan("m", units, {.ram = 40 * kMiB}, made_links());
+  EXPECT_EQ(plan.scratch, 3 * kMiB);
+  EXPECT_EQ(plan.peak.at("ram"), without.peak.at("ram") + 3 * kMiB);
+  EXPECT_EQ(plan_from_json(to_json(plan)).scratch, plan.scratch);
+  EXPECT_EQ(at(plan_from_json(to_json(plan)), units[2].name).scratch, 3 * kMiB);
+  EXPECT_EQ(make_plan("m", units, {.ram = 80 * kMiB}, made_links()).scratch, 6 * kMiB)
+      << "one is read while another is put in order";
+  EXPECT_STOWAGE_ERROR(make_plan("m", units, {.ram = 4 * kMiB}, made_links()), invalid_argument,
+                       "scratch for weights in another order (3.00 MiB)");
+}
+
 TEST(Plan, OrdersAsPeopleCount) {
   const Plan plan = make_plan("m", language_model(12, 256, 512), {.ram = 400 * kMiB}, made_links());
   EXPECT_EQ(plan.units.front().name, "model.embed_tokens.weight");

@@ -164,6 +164,7 @@ FILES = {
         f"{name}{of}" for name in PACKED for of in ("", ":row:bf16")
     ],
     "with `zero_sum` or `zero_rounded`": ["int4:block64:bf16:zero_sum", "uint4:row:zero_rounded"],
+    "`int8` with absmax": ["int8:row:absmax"],
     "`f4_e2m1` with e4m3": ["nvfp4", "f4_e2m1:block32:e4m3_bf16"],
     "`nf4`, `fp4`": ["nf4", "fp4"],
     "`nf4:torchao:<D>`": ["nf4:torchao:f16"],

@@ -54,6 +54,7 @@ DIALECTS = {
     "ct-mxfp8": "compressed-tensors",
     "modelopt-fp8": "modelopt",
     "modelopt-mxfp8": "modelopt",
+    "bnb-int8": "bitsandbytes",
     "bnb-nf4": "bitsandbytes",
     "bnb-nf4-nested": "bitsandbytes",
     "gguf-q8-0": "gguf",

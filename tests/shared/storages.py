@@ -15,6 +15,7 @@ from stowage._ops.storage import Storage
 _SCALINGS = ("", ":none", ":tensor", ":row", ":row2", ":block32", ":block6", ":block5", ":block48")
 _SCALINGS += (":block64", ":block128", ":block4x8", ":block4x32", ":block16", ":block4096")
 _TYPES = ("", ":bf16", ":f16", ":e8m0", ":e4m3", ":f32", ":f64", ":e4m3_bf16", ":e4m3_quotient")
+_TYPES += (":absmax",)
 _EXTRAS = ("", ":zero", ":nested", ":zero_sum", ":zero_rounded")
 _TORCHAO = (":torchao:block16", ":torchao:block32")
 _SCALERS = (":scaler1", ":scaler2", ":scaler4")

@@ -27,6 +27,9 @@ std::string comfy(const std::string& format) {
   return R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":{\"format\":\")" + format +
          R"(\"}}}"})";
 }
+const std::string kInt8 = R"({"quant_method": "bitsandbytes", "load_in_8bit": true})";
+const Piece kSigned{"a.weight", "I8", "[4,8]", 32};
+const Piece kAbsmax{"a.SCB", "F32", "[4]", 16};
 const char* const kGptOss = R"({"quant_method": "mxfp4"})";
 const char* const kTensorGroup =
     R"({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16})";
@@ -116,6 +119,45 @@ const Rows kDialects{{
          "", {},
          R"("__metadata__":{"_quantization_metadata":"{\"layers\":{\"a\":{\"format\":\"x\"}}}"})"),
      {"metadata '_quantization_metadata'", "format 'x'"}},
+    {Refusal::dialect_config,
+     "codes of 8 bits and of 4",
+     configured(R"({"quant_method": "bitsandbytes", "_load_in_8bit": true, "load_in_4bit": true})",
+                {kSigned, kAbsmax}),
+     {"load_in_8bit and load_in_4bit"}},
+    {Refusal::dialect_config,
+     "a width that is no yes or no",
+     configured(R"({"quant_method": "bitsandbytes", "_load_in_8bit": "yes"})", {}),
+     {"_load_in_8bit \"yes\""}},
+    {Refusal::dialect_part,
+     "codes of 8 bits without their largest magnitudes",
+     configured(kInt8, {kSigned}),
+     {"tensor 'a.weight': byte ", "no 'a.SCB'"}},
+    {Refusal::dialect_part,
+     "largest magnitudes of no codes",
+     configured(kInt8, {kAbsmax}),
+     {"no 'a.weight' (I8)"}},
+    {Refusal::dialect_part,
+     "largest magnitudes of other rows",
+     configured(kInt8, {kSigned, {"a.SCB", "F32", "[8]", 32}}),
+     {"tensor 'a.SCB'", "F32 [8] for [4, 1], int8:row:absmax"}},
+    {Refusal::dialect_part,
+     "largest magnitudes of another type",
+     configured(kInt8, {kSigned, {"a.SCB", "F16", "[4]", 8}}),
+     {"F16 [4] for scales of F32"}},
+    {Refusal::dialect_part,
+     "codes in the order of an old GPU",
+     configured(kInt8, {kSigned, kAbsmax, {"a.weight_format", "U8", "[]", 1}}),
+     {"tensor 'a.weight_format'", "weight_format 1 for 0"}},
+    {Refusal::dialect_part,
+     "an order of two bytes",
+     configured(kInt8, {kSigned, kAbsmax, {"a.weight_format", "U8", "[2]", 2}}),
+     {"U8 [2] for one U8"}},
+    {Refusal::dialect_part,
+     "codes of a module that is skipped",
+     configured(R"({"quant_method": "bitsandbytes", "load_in_8bit": true,)"
+                R"( "llm_int8_skip_modules": ["a"]})",
+                {kSigned, kAbsmax}),
+     {"llm_int8_skip_modules"}},
     {Refusal::dialect_part,
      "scales for another block size",
      configured(kFp8, {kCodes, {"a.weight_scale_inv", "F32", "[3,1]", 12}}),

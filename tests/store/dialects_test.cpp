@@ -60,6 +60,7 @@ const std::vector<Golden> kGolden{
     {"modelopt-nvfp4", "modelopt", "nvfp4"},
     {"modelopt-fp8", "modelopt", "f8_e4m3:tensor"},
     {"modelopt-mxfp8", "modelopt", "f8_e4m3:block32:e8m0"},
+    {"bnb-int8", "bitsandbytes", "int8:row:absmax"},
     {"bnb-nf4", "bitsandbytes", "nf4:block64"},
     {"bnb-nf4-nested", "bitsandbytes", "nf4:block64:nested"},
     {"gguf-q8-0", "gguf", "int8:block32:f16"},

@@ -16,12 +16,13 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -35,6 +36,16 @@ WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the sy
 _PIECE = 2 << 20
 _SWEEP = 0.002  # seconds after which the pages of the tensor that is being read go
 _SOON = 1.0  # seconds: a bar for less would only flicker
+
+
+class Formed(NamedTuple):
+    """Parts of weights that a file has in another order."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def and_one(self, size: int, seconds: float) -> Formed:
+        return Formed(self.bytes + size, self.seconds + seconds)
 
 
 class Source(Protocol):
@@ -52,9 +63,12 @@ class Source(Protocol):
         """The same in memory that may be written and is copied, page by page, when it is; None
         where there is no file."""
 
-    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
+    def parts(
+        self, entry: Entry, compute: torch.dtype, touched: bool = False
+    ) -> list[torch.Tensor]:
         """Codes and scales of a weight that rests, in the order of its layout. `compute`: what it
-        will work in, which the scales of some dialects are rounded to."""
+        will work in, which the scales of some dialects are rounded to. `touched`: what a file has
+        in another order is put in order when it is touched, and not now."""
 
     def size(self, entry: Entry) -> int:
         """Bytes of its tensors."""
@@ -88,7 +102,9 @@ class DictSource:
     def private(self, member: str) -> torch.Tensor | None:
         return None
 
-    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
+    def parts(
+        self, entry: Entry, compute: torch.dtype, touched: bool = False
+    ) -> list[torch.Tensor]:
         tensor = self._tensors[entry.parts[0]]
         if isinstance(tensor, StowedTensor):
             return list(tensor.parts.values())
@@ -121,6 +137,7 @@ class FileSource:
             raise translated(error) from None
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
         self.metadata: dict[str, str]
+        self.formed = Formed()  # by now
         self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
         self.paths: list[str] = facts["paths"]
         self.index: str = facts["index"]  # the path of a shard index, or ""
@@ -165,15 +182,21 @@ class FileSource:
         """dtype (as headers spell it), shape, shard, offset and bytes of each tensor, by name."""
         return self._tensors
 
-    def parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
-        formed = partial(self._formed, entry.name, DISK_NAMES[compute])
+    def parts(
+        self, entry: Entry, compute: torch.dtype, touched: bool = False
+    ) -> list[torch.Tensor]:
+        formed = partial(self._formed, entry.name, DISK_NAMES[compute], touched)
         return unflatten(entry, self.read, formed)
 
-    def _formed(self, weight: str, compute: str, part: int) -> torch.Tensor:
+    def _formed(self, weight: str, compute: str, touched: bool, part: int) -> torch.Tensor:
+        begun = time.perf_counter()
         try:
-            return library.file_part(self._handle, weight, part, compute)
+            found = library.file_part(self._handle, weight, part, compute, touched)
         except RuntimeError as error:
             raise translated(error) from None
+        if not touched:
+            self.formed = self.formed.and_one(found.nbytes, time.perf_counter() - begun)
+        return found
 
     def size(self, entry: Entry) -> int:
         return sum(self._tensors[member]["bytes"] for member in entry.members)

@@ -79,8 +79,9 @@ class Storage:
     actorder: bool = False  # the last part names the group of each column
     transposed: bool = False  # matrices of a stack [E, K, O] lie as [E, O, K], blocks too
     scaler_block: int = 0  # nf4:torchao: block scales that share a factor; else 0
-    scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3, super; nf4:torchao: f64 and of_values too
-    scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, q6_k, or as below
+    scale_type: str = "f32"  # or bf16, f16, e8m0, e4m3, super, absmax; nf4:torchao: f64, of_values
+    scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, q6_k, absmax, or as below
+    factor: float  # of each product with a scale, in turn: 1 / divisor of absmax; else 1
     record: int = 0  # bytes that a block has instead of a scale, in a dimension of their own
     under_one: bool  # e4m3 under one number: product, product_bf16 (both rounded), quotient
     least: float  # what codes reach: values over their scale are clamped to it

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import Any, NamedTuple
 
-_SUMS = slice(1, 9)  # of an EngineReport: "acquired" to "bytes_read"
+_SUMS = slice(1, 10)  # of an EngineReport: "acquired" to "bytes_formed"
 _LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copied")
 
 
@@ -73,9 +73,11 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
     ahead: int = 0  #: reads that were begun before the weight was used
     evicted: int = 0  #: weights that gave way to others
     bytes_read: int = 0  #: from the file
+    bytes_formed: int = 0  #: of weights that the file has in another order, put in order
     held: int = 0  #: bytes of the file in memory now
     peak: int = 0  #: the same at most, since the beginning; never more than the budget
     stall: float = 0.0  #: seconds that the model waited for weights
+    forming: float = 0.0  #: seconds that putting in order took, of all threads together
     written: int = 0  #: bytes of weights that were written to: in memory for good, in the budget
     journal: int = 0  #: bytes of weights that were written to and did not fit the budget
     seconds: float = 0.0  #: that the report is about
@@ -101,7 +103,8 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
             device = device.since(earlier.device)
         sums = map(sub, self._sums(), earlier._sums())
         stall, seconds = self.stall - earlier.stall, self.seconds - earlier.seconds
-        kept = (self.written, self.journal, seconds, self.probe, device)
+        forming = self.forming - earlier.forming
+        kept = (forming, self.written, self.journal, seconds, self.probe, device)
         return EngineReport._make((self.reads, *sums, self.held, self.peak, stall, *kept))
 
     def then(self, later: EngineReport) -> EngineReport:
@@ -114,7 +117,8 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
             The sums of all counts; what is said of now is that of `later`.
         """
         sums = map(add, self._sums(), later._sums())
-        more = (max(self.peak, later.peak), self.stall + later.stall, *later[-5:])
+        waited = (self.stall + later.stall, self.forming + later.forming)
+        more = (max(self.peak, later.peak), *waited, *later[-5:])
         return EngineReport._make((later.reads, *sums, later.held, *more))
 
     def _sums(self) -> Any:  # tuple[int, ...]
@@ -130,6 +134,8 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
             f"{self.stall:.3f} s of it waited; {self.held / 2**20:.1f} MiB held, "
             f"at most {self.peak / 2**20:.1f}"
         )
+        if self.bytes_formed:
+            text += f"; {self.bytes_formed / 2**20:.1f} MiB put in order in {self.forming:.3f} s"
         if self.written:
             text += f"; {self.written / 2**20:.1f} MiB were written to and stay in memory"
         if self.journal:

@@ -18,6 +18,7 @@ from stowage._model.choice.skips import Skip
 from stowage._model.files.factory import build
 from stowage._model.files.fill import Filling, Options
 from stowage._model.files.template import Template, remember_template
+from stowage._model.reports.report import remember_formed
 from stowage._model.rest.formation import Making
 from stowage._model.rest.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
@@ -120,6 +121,7 @@ def load(
         if verify:
             source.verify()
         made = _load(model, source, policy, options, grain, engine)
+        remember_formed(made, *source.formed)
     finally:
         source.close()
     keep_to(made, plan)

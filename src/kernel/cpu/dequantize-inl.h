@@ -187,6 +187,12 @@ void dequantize(const Run& run, void* to) noexcept {
           const WidenFrom<kCodes, kOut> step(values, run.scales[g], run.zeros[g]);
           sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
         });
+    if constexpr (may_have_factor(kCodes))
+      if (run.factor != 1.0f)
+        return for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
+          const WidenTwice<kCodes, kOut> step(values, run.scales[g], run.factor);
+          sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
+        });
     if constexpr (Lanes::kHasNumbers && bits_of(kCodes) == 8 && kOut == Dtype::bf16)
       return dequantize_bytes<kCodes>(values, run, out);
     for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {

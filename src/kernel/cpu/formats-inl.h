@@ -35,6 +35,8 @@ consteval bool may_be_named(Codes c) { return form_of(c).legal.named; }
 /// Whether they may have numbers beside their scales, which are taken off products, or off codes.
 consteval bool may_have_offsets(Codes c) { return form_of(c).legal.super || form_of(c).legal.sum; }
 consteval bool may_be_rounded(Codes c) { return form_of(c).legal.rounded; }
+/// Whether products with their scales may have a factor.
+consteval bool may_have_factor(Codes c) { return form_of(c).legal.absmax; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 

@@ -94,7 +94,7 @@ struct Sums {
       of[j][v % kChains] =
           Lanes::multiply_add(w, Lanes::load_f32(x + j * x_stride), of[j][v % kChains]);
   }
-  void add_to(float* y, std::int64_t y_stride) const {
+  void add_to(float* y, std::int64_t y_stride, float factor) const {
     F joined[4] = {};
     for (int j = 0; j < kM; ++j) {
       joined[j] = of[j][0] + of[j][1];
@@ -102,7 +102,7 @@ struct Sums {
     }
     float sums[4];
     Lanes::sum4(joined, sums);
-    for (int j = 0; j < kM; ++j) y[j * y_stride] += sums[j];
+    for (int j = 0; j < kM; ++j) y[j * y_stride] += sums[j] * factor;
   }
 };
 
@@ -287,7 +287,7 @@ template <class... Rows>
     k += n;
     group = task.run.group;
   }
-  (rows.sums.add_to(y + rows.at, task.y_stride), ...);
+  (rows.sums.add_to(y + rows.at, task.y_stride, task.run.factor), ...);
 }
 
 /// Two rows of weight share what is read of one row of x, if sums and two tables of 4-bit values

@@ -213,6 +213,20 @@ struct Rounded {
   }
 };
 
+/// Codes of 8 bits whose products with the scale are multiplied by `factor`.
+template <Codes kCodes, Dtype kOut>
+struct WidenTwice {
+  static constexpr int kStep = kWidth;
+  WidenTwice(const CodeValues<kCodes>&, float scale, float factor)
+      : scale_(splat(scale)), factor_(splat(factor)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    store<kOut>(out, decode<kCodes>(codes) * scale_ * factor_);
+  }
+
+ private:
+  F scale_, factor_;
+};
+
 /// Codes of 4 bits: multiply and round the sixteen values, then look up.
 template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // bitsandbytes: 4-bit codes with a JSON quant state beside them, which says everything; a
-// config.json of its quant_method adds nothing to it.
+// config.json of its quant_method adds nothing to it. And codes of 8 bits, which it alone shows:
+//   MODULE.weight, MODULE.SCB               I8 [O, K]; F32 [O], the largest magnitude of each row
+//   MODULE.weight_format                    U8 [], 0: rows as they are; older files have none
 //   W                                       packed codes, of any type whose bytes they fill
 //   W.absmax, W.quant_map                   one scale a block; the table of values
 //   W.quant_state.bitsandbytes__nf4         the state (or __fp4), U8
@@ -75,9 +77,71 @@ void read_quant_state(Claims& claims, const TensorInfo& tensor, const std::strin
   if (!nested) claims.add_beside(made, tensor.name);
 }
 
+constexpr std::string_view kWeight = ".weight", kAbsmax = ".SCB", kFormat = ".weight_format";
+
+Storage int8_storage() {
+  return {.codes = Codes::int8, .scaling = {.kind = Scaling::Kind::row, .type = ScaleType::absmax}};
+}
+
+bool loads_int8(const QuantConfig& config) {
+  const auto says = [&](const char* key) {
+    const auto at = config.all().find(key);
+    if (at != config.all().end() && !at->is_boolean())
+      config.refuse(formatted("{} {}", key, at->dump()));
+    return at != config.all().end() && at->get<bool>();
+  };
+  const bool is_8 = says("_load_in_8bit") || says("load_in_8bit");
+  if (is_8 && (says("_load_in_4bit") || says("load_in_4bit")))
+    config.refuse("load_in_8bit and load_in_4bit");
+  return is_8;
+}
+
+// Other numbers are orders that a GPU of old wanted.
+void add_format(Claims& claims, WeightInfo& weight, const std::string& name) {
+  const TensorInfo* const format = claims.find(name);
+  if (format == nullptr) return;
+  if (format->dtype != Dtype::u8 || format->bytes != 1)
+    refuse(Refusal::dialect_part, claims.place(*format), described(*format) + " for one U8");
+  if (const char order = claims.read(*format)[0]; order != 0)
+    refuse(Refusal::dialect_part, claims.place(*format),
+           formatted("weight_format {} for 0, codes in rows", int{order}));
+  claims.add_beside(weight, name);
+}
+
+void read_int8(Claims& claims) {
+  for (const TensorInfo& absmax : claims.tensors()) {
+    if (!absmax.name.ends_with(kAbsmax) || claims.is_taken(absmax.name)) continue;
+    const std::string module = absmax.name.substr(0, absmax.name.size() - kAbsmax.size());
+    const std::string name = module + std::string(kWeight);
+    const ScaledCodes weight{
+        .name = name, .codes = name, .scale = absmax.name, .storage = int8_storage()};
+    WeightInfo& made = weight.add(claims, claims.place(absmax));
+    add_format(claims, made, module + std::string(kFormat));
+    check_not_listed(claims, made, "llm_int8_skip_modules");
+  }
+  for (const TensorInfo& codes : claims.tensors())
+    if (codes.dtype == Dtype::i8 && codes.shape.rank() == 2 && codes.name.ends_with(kWeight) &&
+        !claims.is_taken(codes.name))
+      refuse(Refusal::dialect_part, claims.place(codes),
+             formatted("no {}", in_quotes(std::string(module_of(codes.name)).append(kAbsmax))));
+}
+
+void write_int8(Wording& wording, const WeightInfo& weight) {
+  const Shape& shape = weight.shape;
+  const std::string module(module_of(weight.name));
+  wording.add_part(weight.name, Dtype::i8, shape, 0);
+  wording.add_part(module + std::string(kAbsmax), Dtype::f32, {shape[0]}, 1);
+  wording.add_text(module + std::string(kFormat), Dtype::u8, {}, std::string(1, '\0'));
+}
+
 bool write(Wording& wording, const WeightInfo& weight) {
+  if (weight.storage == int8_storage() && weight.shape.rank() == 2 &&
+      weight.name.ends_with(kWeight)) {
+    write_int8(wording, weight);
+    return true;
+  }
   if (!has_quant_state(weight.storage) || weight.shape.rank() != 2) return false;
-  if (!weight.name.ends_with(".weight")) return false;
+  if (!weight.name.ends_with(kWeight)) return false;
   const std::vector<Declaration> declared = disk_layout(weight.name, weight.storage, weight.shape);
   const std::size_t state = declared.size() - 2;
   for (std::size_t i = 0; i < state; ++i)
@@ -94,7 +158,9 @@ bool write(Wording& wording, const WeightInfo& weight) {
 // Its config names one type for all. transformers skips every module whose path starts or ends with
 // a listed name.
 void finish(Wording& wording) {
-  wording.check_same("bnb_4bit_quant_type",
+  const WeightInfo& first = wording.weights().front();
+  const bool is_8 = first.storage == int8_storage();
+  wording.check_same(is_8 ? "load_in_8bit" : "bnb_4bit_quant_type",
                      [](const Storage& storage) { return std::string(trait(storage.codes).name); });
   const std::vector<std::string> skipped = wording.plain_modules();
   for (const WeightInfo& weight : wording.weights()) {
@@ -106,14 +172,13 @@ void finish(Wording& wording) {
                               "without '{}', which is packed",
                               name, module));
   }
-  const WeightInfo& first = wording.weights().front();
-  const Dtype compute = first.compute.value_or(Dtype::bf16);
+  const Dtype compute = is_8 ? Dtype::f32 : first.compute.value_or(Dtype::bf16);
   wording.set_config(
-      {{"_load_in_4bit", true},
-       {"_load_in_8bit", false},
+      {{"_load_in_4bit", !is_8},
+       {"_load_in_8bit", is_8},
        {"bnb_4bit_compute_dtype", torch_name(compute)},
        {"bnb_4bit_quant_storage", "uint8"},
-       {"bnb_4bit_quant_type", std::string(trait(first.storage.codes).name)},
+       {"bnb_4bit_quant_type", is_8 ? "fp4" : std::string(trait(first.storage.codes).name)},
        {"bnb_4bit_use_double_quant",
         std::ranges::any_of(wording.weights(),
                             [](const auto& one) { return one.storage.scaling.nested; })},
@@ -121,8 +186,8 @@ void finish(Wording& wording) {
        {"llm_int8_has_fp16_weight", false},
        {"llm_int8_skip_modules", skipped},
        {"llm_int8_threshold", 6.0},
-       {"load_in_4bit", true},
-       {"load_in_8bit", false},
+       {"load_in_4bit", !is_8},
+       {"load_in_8bit", is_8},
        {"quant_method", "bitsandbytes"}});
 }
 
@@ -134,7 +199,11 @@ std::string recognise(const TensorSource& source) {
 }
 
 // read_quant_states() has taken the 4-bit weights; 8-bit ones of other tools may be beside them.
-void read(Claims& claims) { read_scaled(claims); }
+void read(Claims& claims) {
+  const QuantConfig* const config = claims.source().config;
+  if (config != nullptr && loads_int8(*config)) read_int8(claims);
+  read_scaled(claims);
+}
 
 }  // namespace
 }  // namespace bitsandbytes

@@ -33,15 +33,16 @@ ScaleType type_of(const Claims& claims, const ScaledCodes& weight, const TensorI
       scale.dtype == Dtype::f8_e8m0 || (scale.dtype == Dtype::u8 && weight.bytes_are_exponents);
   std::optional<ScaleType> found;
   if (exponents) found = ScaleType::e8m0;
-  if (scale.dtype == Dtype::f32) found = ScaleType::f32;
+  if (scale.dtype == Dtype::f32) found = wanted == ScaleType::absmax ? wanted : ScaleType::f32;
   if (scale.dtype == Dtype::bf16) found = ScaleType::bf16;
   if (scale.dtype == Dtype::f16) found = ScaleType::f16;
-  if (scale.dtype == Dtype::f8_e4m3 && wanted >= ScaleType::e4m3) found = wanted;
+  if (scale.dtype == Dtype::f8_e4m3 && stand_under_one(wanted)) found = wanted;
   if (found && (wanted == ScaleType::f32 || wanted == *found)) return *found;
   const char* legal =
       weight.bytes_are_exponents ? "U8, F8_E8M0, F32, BF16 or F16" : "F32, BF16, F16 or F8_E8M0";
   if (wanted == ScaleType::e8m0) legal = "U8 or F8_E8M0";
-  if (wanted >= ScaleType::e4m3) legal = "F8_E4M3";
+  if (stand_under_one(wanted)) legal = "F8_E4M3";
+  if (wanted == ScaleType::absmax) legal = "F32";
   refuse(Refusal::dialect_part, claims.place(scale),
          formatted("{} for scales of {}", described(scale), legal));
 }
@@ -113,7 +114,7 @@ WeightInfo& ScaledCodes::add(Claims& claims, const Place& near) const {
                  zeros_type(made, third_form),
                  whole ? *wanted : tensor_shape(third_form, *wanted),
                  {}});
-  } else if (made.scaling.type >= ScaleType::e4m3) {
+  } else if (stand_under_one(made.scaling.type)) {
     check_outer(claims, held, third);
   }
   if (layout(made, shape).count > 2) parts.push_back(third), forms.push_back(third_form);
@@ -140,7 +141,7 @@ void ScaledCodes::write(Wording& wording, const WeightInfo& weight) const {
   wording.add_part(scale, type == Dtype::f8_e8m0 && bytes_are_exponents ? Dtype::u8 : type,
                    shape_in_file(scale_form, made.parts[1].shape), 1, scale_form);
   const bool zeros = weight.storage.scaling.zero != Zero::none;
-  if (!zeros && weight.storage.scaling.type < ScaleType::e4m3) return;
+  if (!zeros && !stand_under_one(weight.storage.scaling.type)) return;
   wording.add_part(third, zeros ? zeros_type(weight.storage, third_form) : Dtype::f32,
                    shape_in_file(third_form, made.parts[2].shape), 2, third_form);
 }

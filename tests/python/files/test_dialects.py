@@ -296,15 +296,6 @@ def test_columns_that_no_tool_has_put_in_order_are_in_order(tmp_path: Path) -> N
     assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "folder", ["gptq-v2", "comfy-nvfp4", "torchao-intx4", "torchao-int4", "hqq-4bit"]
-)
-def test_codes_in_another_order_stay_in_memory(folder: str, tmp_path: Path) -> None:
-    path = copied(folder, tmp_path)
-    with pytest.raises(stowage.Unsupported, match=f"{DIALECTS[folder]} has them in another order"):
-        opened(folder, path, ram="1MiB")
-
-
 def test_the_older_configuration_of_modelopt_alone_is_enough(tmp_path: Path) -> None:
     folder = "modelopt-nvfp4"
     path = copied(folder, tmp_path)

@@ -156,12 +156,14 @@ class Filling:
                 f"file has different values for {one.name} and {other.name}"
             )
 
-    def _tensors_of(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
+    def _tensors_of(
+        self, entry: Entry, compute: torch.dtype, touched: bool = False
+    ) -> list[torch.Tensor]:
         if entry.storage is None:
             return [self._values(entry)]
         if entry.pieces:
             return self._parts_of_pieces(entry, entry.storage, compute)
-        return [entry.as_in_model(part) for part in self._source.parts(entry, compute)]
+        return [entry.as_in_model(part) for part in self._source.parts(entry, compute, touched)]
 
     def _values(self, entry: Entry) -> torch.Tensor:
         if not entry.pieces:
@@ -356,8 +358,9 @@ class Filling:
             return from_indices(indices, entry.shape, step.storage, how, compute)
         if not step.as_it_is:
             return from_values(self._values(entry), step.storage, how, compute)
-        parts = self._tensors_of(entry, compute)
         stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
+        touched = stays and self._options.cast and not entry.is_converted
+        parts = self._tensors_of(entry, compute, touched)
         if not entry.pieces:
             parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does

@@ -23,6 +23,7 @@ from stowage._tensor.operators import fallbacks
 from stowage._tensor.stowed import StowedTensor
 
 _MEMORIES = "_stowage_memories"  # attribute of a module: its parameter's name -> _Memory
+_FORMED = "_stowage_formed"  # of the model that was loaded: bytes and seconds
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,20 @@ def report(model: nn.Module) -> Report:
         else:
             plain_buffers.append(held.tensor)
     buffer_bytes = sum(_rest_bytes(tensor, seen) for tensor in plain_buffers)
-    return Report(tuple(rows), buffer_bytes, fallbacks(), type(model).__name__)
+    formed, seconds = model.__dict__.get(_FORMED, (0, 0.0))
+    return Report(
+        tuple(rows),
+        buffer_bytes,
+        fallbacks(),
+        type(model).__name__,
+        formed_bytes=formed,
+        forming=seconds,
+    )
+
+
+def remember_formed(model: nn.Module, size: int, seconds: float) -> None:
+    """So many bytes were put in order while the model was loaded."""
+    model.__dict__[_FORMED] = (size, seconds)
 
 
 def _row(held: Held, seen: Seen, blocks: list[str], dtypes: dict[int, torch.dtype]) -> Row:

@@ -75,6 +75,8 @@ class Report:
     fallbacks: Mapping[str, int]  # of this process: operators that dequantized whole weights
     model: str = "model"  # its class
     engine: str | None = None  # what fetched its weights, in words; None: not offloaded
+    formed_bytes: int = 0  # of parts that its file has in another order, put in order by `load`
+    forming: float = 0.0  # seconds that this took
 
     @property
     def stowed(self) -> tuple[Row, ...]:
@@ -137,6 +139,8 @@ class Report:
             "whole_bytes": self.whole_bytes,
             "master_bytes": self.master_bytes,
             "buffer_bytes": self.buffer_bytes,
+            "formed_bytes": self.formed_bytes,
+            "forming": self.forming,
             "saturated": self.saturated,
             "fallbacks": dict(self.fallbacks),
         }
@@ -199,6 +203,11 @@ class Report:
             lines.append(_saturation(self.rows))
         for operator, times in sorted(self.fallbacks.items()):
             lines.append(f"{operator} dequantized whole weights {times} times in this process")
+        if self.formed_bytes:
+            lines.append(
+                f"{bytes_text(self.formed_bytes)} that the file has in another order were put in "
+                f"order in {self.forming:.3f} s"
+            )
         if self.engine is not None:
             lines += self.engine.splitlines()
         return lines

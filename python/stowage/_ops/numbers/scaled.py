@@ -129,7 +129,7 @@ def moved_by(zero: Tensor, scale: Tensor, storage: Storage) -> Tensor:
 def value_of(v: Tensor, scale: Tensor, zero: Tensor | None, storage: Storage) -> Tensor:
     """What codes stand for that have the values `v` in the table, before the one rounding."""
     if zero is None:
-        return v * scale
+        return v * scale if storage.factor == 1 else v * scale * storage.factor
     number = zero.to(torch.float32)
     if storage.zero == "sum":
         return v * scale + number
@@ -159,6 +159,9 @@ def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor,
             exact = amax / (storage.divisor * outer)
         nearest = torch.where(exact == 0, 1.0, exact.clamp(*_E4M3)).to(torch.float8_e4m3fn)
         return nearest.view(torch.uint8), _under_one(nearest.to(torch.float32), outer, storage)
+    if storage.scale_code == "absmax":
+        kept = torch.where(amax == 0, 0.0, amax.clamp(min=storage.divisor * _TINY))
+        return kept, kept
     scale = _scale_of(amax, storage.divisor)
     if storage.scale_type != "e8m0":
         return _typed(scale, storage)
@@ -185,7 +188,7 @@ def largest_shared(parts: Sequence[Tensor], storage: Storage) -> Tensor:
     """The largest scale that a group may have under what all rows share."""
     if storage.under_one:
         return _under_one(torch.full_like(parts[2], _E4M3[1]), parts[2], storage)
-    return numbers(parts[1], storage)
+    return numbers(parts[1], storage) * storage.factor
 
 
 def _ranks(v: Tensor) -> Tensor:
@@ -228,7 +231,10 @@ def _half(storage: Storage) -> int:
 def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = None) -> Tensor:
     """Codes as they rest: packed ones are half as many in the last dimension."""
     divides = storage.under_one
-    scaled = v / scale if divides else v * (torch.ones_like(scale) / scale)
+    if storage.scale_code == "absmax":
+        scaled = v * torch.where(scale == 0, 0.0, torch.ones_like(scale) / scale * storage.divisor)
+    else:
+        scaled = v / scale if divides else v * (torch.ones_like(scale) / scale)
     scaled = scaled if zero is None else scaled + zero
     scaled = scaled.clamp(storage.least, storage.largest)
     if storage.values:

@@ -4,8 +4,9 @@
 Scales are those of rounding to nearest. With v a value in fp32, s the scale that reading multiplies
 by (1 for casts; a nested scale after its own rounding), r = fl(1 / s) and u = fl(v * r), clamped to
 the largest values, let a <= u <= b be the neighbours in the storage's table. The code is b's where
-x < fl((u - a) / (b - a)), else a's. A u within 2^-22 |t| of a table value t is that value: what
-dequantizing gave goes back to where it was.
+x < fl((u - a) / (b - a)), else a's. A u within 2^-22 |t| of a table value t (2^-21 |t| where
+reading rounds two products, of absmax) is that value: what dequantizing gave goes back to where it
+was.
 
 x of element i is 24 bits of a counter: splitmix64 of (key + (i + 1) * 0x9E3779B97F4A7C15), its
 upper 24 bits over 2^24; key is the first 8 bytes (little-endian) of BLAKE2b of "<seed> <name>". So
@@ -109,12 +110,13 @@ def quantize(
     except RuntimeError as error:
         raise translated(error) from None
     grid, codes_of = (t.to(values.device) for t in _table(storage))
+    close = _CLOSE if storage.factor == 1 else 2 * _CLOSE
     flat, out = values.reshape(-1), torch.empty(values.numel(), dtype=codes_of.dtype)
     out = out.to(values.device)
     for span in spans(flat.numel(), 1):
         scale = None if scales is None else scales.view(-1)[span]
         x = uniform(key, first + span.start, first + span.stop, values.device)
-        out[span] = codes_of[_indices(flat[span], scale, grid, x)]
+        out[span] = codes_of[_indices(flat[span], scale, grid, x, close)]
     return [_as_codes(out, parts[0], storage), *parts[1:]]
 
 
@@ -198,7 +200,9 @@ def _all_of(codes: Tensor, storage: Storage, value: int) -> Tensor:
     return torch.full_like(codes, code)
 
 
-def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor:
+def _indices(
+    v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor, close: float = _CLOSE
+) -> Tensor:
     if scale is not None:
         # A scale of zero is that of a block of zeros.
         v = torch.where(scale == 0, 0.0, v * (torch.ones_like(scale) / scale))
@@ -207,8 +211,8 @@ def _indices(v: Tensor, scale: Tensor | None, grid: Tensor, x: Tensor) -> Tensor
     below = (above - 1).clamp(min=0)
     a, b = grid[below], grid[above]
     up = x < (u - a) / torch.where(b == a, torch.ones_like(a), b - a)
-    up = torch.where((u - a).abs() <= _CLOSE * a.abs(), False, up)
-    up = torch.where((u - b).abs() <= _CLOSE * b.abs(), True, up)
+    up = torch.where((u - a).abs() <= close * a.abs(), False, up)
+    up = torch.where((u - b).abs() <= close * b.abs(), True, up)
     return torch.where(up, above, below)
 
 

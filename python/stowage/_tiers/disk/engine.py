@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage._files.names import Entry
 from stowage._files.sources import FileSource
 from stowage._model.sizes import memory
 from stowage._model.weights import Held
@@ -40,7 +41,7 @@ from stowage._tiers.forks import Living
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
-_NOTHING = (0,) * 10 + (0.0,)  # counted
+_NOTHING = (0,) * 11 + (0.0, 0.0)  # counted
 
 
 @dataclass(frozen=True)
@@ -244,10 +245,16 @@ def _close(opened: list[int], source: FileSource) -> None:
     source.close()
 
 
-def mapped_only(names: Iterable[str], moved: Mapping[str, Held]) -> tuple[str, ...]:
+def mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tuple[str, ...]:
     """Of all names in a file, those that need no room in memory. `moved`: what rests there, by
-    name in the file."""
-    return tuple(name for name in names if name not in moved or moved[name].gives_rows)
+    name in the file. Rows of codes in another order are not read through the mapping."""
+
+    def needs_room(name: str, entry: Entry) -> bool:
+        if name not in moved or entry.is_converted:
+            return False
+        return entry.is_formed(0) or not moved[name].gives_rows
+
+    return tuple(name for name, entry in entries.items() if not needs_room(name, entry))
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -78,12 +78,13 @@ def carried_by_engine(where: str, plan: Plan) -> EngineOptions:
             "model that stowage.load(..., mmap=True) gives, and the same folder"
         )
     keep, ring = _kept(plan), plan.ring.get("ram", 0)
-    return EngineOptions(_room(keep, ring), keep=_names(keep), ring=ring)
+    return EngineOptions(_room(plan, keep, ring), keep=_names(keep), ring=ring)
 
 
-def _room(kept: list[Unit], ring: int) -> int:
+def _room(plan: Plan, kept: list[Unit], ring: int) -> int:
     """Bytes of the engine."""
-    return sum(unit.bytes for unit in kept) + ring
+    scratch: int = plan.facts.get("scratch", 0)
+    return sum(unit.bytes for unit in kept) + ring + scratch
 
 
 def _kept(plan: Plan) -> list[Unit]:
@@ -104,7 +105,7 @@ def carried(where: str, plan: Plan, inventory: Inventory) -> Carried:
     places = _places(plan, inventory.modules, home)
     # What the map names is beside the engine's memory.
     kept = [u for u in keep if not any(_inside(u.name, at) for at in places)]
-    size = _room(kept, ring)
+    size = _room(plan, kept, ring)
     tile = plan.facts["tiles"].get(home, 0) + plan.facts["activations"]
     limit = plan.facts["limits"]["accelerators"][home] - tile
     return Carried(size if streamed else None, home, limit, places, _names(kept), ring)
