@@ -248,7 +248,7 @@ void quantize_by_absmax(const Input& input, const Storage& storage, const Shape&
     const auto inverse = static_cast<float>(1.0 / double{most});
     const float r =
         most == 0.0f ? 0.0f : static_cast<float>(double{range.divisor} * double{inverse});
-    put_code(Packing::whole, parts[0], i,
+    put_code(storage, parts[0], i,
              scaled_code(storage.codes, range, static_cast<float>(double{input.single(i)} * r)));
   }
 }

@@ -53,8 +53,8 @@ Bytes some_bytes(std::int64_t count, std::mt19937& random) {
   return made;
 }
 
-void expect_both_ways(const PartForm& form, const Bytes& part, const Shape& shape,
-                      const Bytes& tensor) {
+void expect_strings_both_ways(const PartForm& form, const Bytes& part, const Shape& shape,
+                              const Bytes& tensor) {
   ASSERT_EQ(form.word / 8 * tensor_shape(form, shape).elements(), std::ssize(tensor));
   EXPECT_EQ(tensor_of_part(form, part, shape), tensor);
   EXPECT_EQ(part_of_tensor(form, {{"f", "t", 0}, tensor}, shape, Dtype::bf16), part);
@@ -78,7 +78,7 @@ TEST(PartStrings, CodesOfARowAreOneStringOrWholeOnesOfAWord) {
             for (int bit = 0; bit < bits; ++bit)
               if (bit_at(part, r * row * 8 + c * bits + bit))
                 set_bit(tensor, r * words * 32 + along(form, c, bit));
-        expect_both_ways(form, part, {rows, row}, tensor);
+        expect_strings_both_ways(form, part, {rows, row}, tensor);
       }
 }
 
@@ -101,7 +101,7 @@ TEST(PartStrings, ZeroPointsLieTheSameDownAColumn) {
               if ((code >> bit & 1) != 0) set_bit(tensor, (at / 32 * columns + c) * 32 + at % 32);
             }
           }
-        expect_both_ways(form, part, {rows, columns}, tensor);
+        expect_strings_both_ways(form, part, {rows, columns}, tensor);
       }
 }
 
@@ -136,7 +136,7 @@ TEST(PartStrings, BitsOfNoNumberMustBeZero) {
     for (const PartForm& form : {codes_of(3, string), zeros_of(3, string)}) {
       const bool rows = form.axis == Axis::rows;
       const Shape shape = rows ? Shape{40, 1} : Shape{1, 15};  // 40 numbers
-      Bytes full(static_cast<std::size_t>(shape.elements()), std::byte{rows ? 0x03 : 0xff});
+      Bytes full(static_cast<std::size_t>(shape.elements()), rows ? std::byte{0x03} : std::byte{0xff});
       const Bytes taken = tensor_of_part(form, full, shape);
       ASSERT_EQ(taken.size(), 16u);  // 128 bits, of which 120 are those of numbers
       for (std::int64_t bit = 0; bit < 128; ++bit) {

@@ -226,7 +226,8 @@ Words reading_of(const Claims& claims, const ScaledCodes& weight, const TensorIn
                  const TensorInfo& said, const Shape& shape) {
   const Words all[] = {{trait(weight.storage.codes).bits, true},
                        {trait(weight.storage.codes).bits, false}};
-  const TensorInfo* const zeros = weight.storage.scaling.zero ? claims.find(weight.third) : nullptr;
+  const TensorInfo* const zeros =
+      weight.storage.scaling.zero != Zero::none ? claims.find(weight.third) : nullptr;
   const auto has_zeros = [&](const Words& words) {
     return zeros == nullptr || zeros->shape.rank() == 0 || words.count(shape[0]) == zeros->shape[0];
   };
