@@ -49,13 +49,14 @@ struct BenchSizes {
   std::chrono::seconds time;   // after which no further turn begins, once there were enough
 };
 
-/// What all cases share. bf16 values lie in `values`; `out` takes as many. Weights lie in the two
-/// pools: codes of any storage are random bytes, scales plausible numbers.
+/// What all cases share. bf16 values lie in `values`; `out` takes as many. Weights lie in three
+/// pools: codes of any storage are random bytes, fp32 scales plausible numbers, and scales of other
+/// types bytes that are such in each of them.
 struct BenchMemory {
   explicit BenchMemory(const BenchSizes& sizes);
 
   BenchSizes sizes;
-  WarmBytes values, out, codes, scales;
+  WarmBytes values, out, codes, scales, others;
 };
 
 /// The memory must outlive the cases, and so must the executor.

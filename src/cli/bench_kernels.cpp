@@ -17,7 +17,7 @@ constexpr Dtype kDtype = Dtype::bf16;
 constexpr std::array kPublished{
     "mxfp4",        "f8_e4m3:block32:e8m0",   "mxint8",           "nvfp4",
     "int4:block64", "int4:block128:f16:zero", "int8:block32:f16", "f8_e4m3:block128x128",
-    "q6_k",         "int3:block128:bf16"};
+    "q4_k",         "q6_k",                   "int3:block128:bf16"};
 
 /// Weights of one storage and shape, one after the other in the pools, so that each is out of the
 /// caches when its turn comes again.
@@ -25,18 +25,18 @@ class Weights {
  public:
   Weights(const char* storage, const Shape& shape, BenchMemory& memory)
       : storage_(parse_storage(storage)), shape_(shape), layout_(layout(storage_, shape)) {
-    std::size_t code_bytes = 0, scale_bytes = 0;
+    std::array<WarmBytes*, 3> pools{&memory.codes, &memory.scales, &memory.others};
+    std::array<std::size_t, 3> used{};
     for (int i = 0; i < layout_.count; ++i) {
       const Part& part = layout_.parts[static_cast<std::size_t>(i)];
-      const bool scales = part.dtype == Dtype::f32;
-      std::size_t& used = scales ? scale_bytes : code_bytes;
-      WarmBytes& pool = scales ? memory.scales : memory.codes;
-      copies_.push_back({static_cast<char*>(pool.data()) + used, 0, scales});
-      used += static_cast<std::size_t>(part.bytes + 63) / 64 * 64;
+      const std::size_t pool = i == 0 ? 0 : part.dtype == Dtype::f32 ? 1 : 2;
+      copies_.push_back({static_cast<char*>(pools[pool]->data()) + used[pool], 0, pool});
+      used[pool] += static_cast<std::size_t>(part.bytes + 63) / 64 * 64;
     }
-    for (Copy& copy : copies_) copy.stride = copy.scales ? scale_bytes : code_bytes;
-    count_ = memory.codes.size() / code_bytes;
-    if (scale_bytes != 0) count_ = std::min(count_, memory.scales.size() / scale_bytes);
+    for (Copy& copy : copies_) copy.stride = used[copy.pool];
+    count_ = memory.codes.size() / used[0];
+    for (std::size_t pool = 1; pool < pools.size(); ++pool)
+      if (used[pool] != 0) count_ = std::min(count_, pools[pool]->size() / used[pool]);
   }
 
   std::int64_t bytes() const noexcept { return layout_.bytes(); }
@@ -57,8 +57,7 @@ class Weights {
  private:
   struct Copy {
     char* first;
-    std::size_t stride;
-    bool scales;
+    std::size_t stride, pool;
   };
   Storage storage_;
   Shape shape_;
@@ -146,7 +145,8 @@ BenchMemory::BenchMemory(const BenchSizes& of)
       values(static_cast<std::size_t>(2 * of.rows * of.columns)),
       out(values.size()),
       codes(static_cast<std::size_t>(std::max(of.pool_bytes, of.rows * of.columns))),
-      scales(codes.size() / 8) {
+      scales(codes.size() / 8),
+      others(codes.size() / 8) {
   fill_random(codes, 1);
   fill_random(values, 2);
   auto* value = static_cast<std::uint16_t*>(values.data());
@@ -158,6 +158,9 @@ BenchMemory::BenchMemory(const BenchSizes& of)
   auto* scale = static_cast<float*>(scales.data());
   for (std::size_t i = 0; i < scales.size() / 4; ++i)
     scale[i] = 0.01f + 1e-5f * static_cast<float>(i % 1000);
+  auto* other = static_cast<unsigned char*>(others.data());
+  for (std::size_t i = 0; i < others.size(); ++i)  // finite as numbers of 8 and of 16 bits
+    other[i] = static_cast<unsigned char>(0x70 + i * 7 % 12);
 }
 
 std::vector<BenchCase> dequantize_cases(BenchMemory& memory, Executor& executor) {

@@ -15,8 +15,17 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
+extern const BytesKernels kAvx2Bytes;
 
 namespace {
+const Kernels& with_bytes() {
+  static const Kernels table = [] {
+    Kernels better = kAvx2Kernels;
+    better.linear.bytes = kAvx2Bytes;
+    return better;
+  }();
+  return table;
+}
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
     Kernels better = kAvx512Kernels;
@@ -55,7 +64,7 @@ std::vector<NamedKernels> every_kernels() {
   std::vector<NamedKernels> tables{{"scalar", &kScalarKernels}};
 #if defined(__x86_64__)
   const CpuFeatures& cpu = cpu_features();
-  tables.push_back({"avx2", cpu.runs_avx2() ? &kAvx2Kernels : nullptr});
+  tables.push_back({"avx2", cpu.runs_avx2() ? &with_bytes() : nullptr});
   tables.push_back({"avx512", cpu.runs_avx512() ? &kAvx512Kernels : nullptr});
   const bool vbmi = cpu.runs_avx512() && cpu.avx512vbmi;
   tables.push_back({"avx512+vbmi", vbmi ? &with_vbmi() : nullptr});

@@ -102,6 +102,7 @@ void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dt
   check("linear", x, rows.columns(), m, dtype, y);
   const LinearCall call{&kernels.linear, &rows, x, m, dtype, bias, y, &executor};
   if (fits_tiny(call)) return linear_tiny(call);
+  if (fits_bytes(call) && linear_bytes(call)) return;
   if (fits_bf16(call)) return linear_bf16(call);
   if (fits_rows(call)) return linear_rows(call);
   linear_tiles(call);

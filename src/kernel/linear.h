@@ -49,6 +49,30 @@ struct Bf16Kernels {
   Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
 };
 
+/// y[j, i] += sum_k w[i, k] x[j, k] of 4-bit codes and x in integers
+/// (cpu/linear_bytes-inl.h).
+struct BytesDotTask {
+  Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
+  std::int64_t rows, row_stride;  // elements from row to row
+  std::int64_t columns;           // a multiple of kBytesBlock and of groups, or less than one
+  std::int64_t ahead;             // bytes from a code to those that will be read soon
+  const std::uint8_t* x;          // arranged, 3 bytes to an element
+  std::int64_t x_stride, m;       // bytes
+  float* y;
+  std::int64_t y_stride;
+};
+using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
+inline constexpr std::int64_t kBytesBlock = 64, kBytesOfX = 3, kMostBytesRows = 4;
+
+/// All null where an instruction set has none.
+struct BytesKernels {
+  /// out: x in the order that the others read; n is a multiple of kBytesBlock.
+  /// Whether it has only numbers whose products stay normal; else out is
+  /// anything.
+  bool (*arrange[kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
+  BytesDotKernel dot[kCodesCount];
+};
+
 /// y[j, i] += sum_k w[i, k] x[j, k] for a few rows x of widened weight rows.
 struct DotsTask {
   const float* w;  // [rows, columns] at stride
@@ -99,5 +123,6 @@ struct LinearKernels {
   void (*tile)(const TileTask& task) noexcept;
   void (*transpose)(const TransposeTask& task) noexcept;
   Bf16Kernels bf16;
+  BytesKernels bytes;
 };
 }  // namespace stowage

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ways that read the weight once, a batch of its rows at a time, so that decoding costs most
-// (docs/numbers.md): by fp32 dot products, for few rows of x, and by pairs of bf16, for any number.
+// (docs/numbers.md): by fp32 dot products or by bytes, for few rows of x, and by pairs of bf16, for
+// any number.
+#include <atomic>
+#include <cmath>
+
 #include "kernel/linear_weight.h"
 #include "kernel/scratch.h"
 
@@ -141,7 +145,39 @@ void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
   });
 }
 
+bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept {
+  bool all = true;
+  for (std::int64_t j = 0; j < m; ++j)
+    for (std::int64_t i = 0; i < count; ++i) all &= std::isfinite(sums[j * kBatch + i]);
+  return all;
+}
+
 }  // namespace
+
+bool fits_bytes(const LinearCall& call) noexcept {
+  return call.weight->has_dot_bytes() && call.m <= kMostBytesRows &&
+         call.kernels->bytes.arrange[value_index(call.dtype)] != nullptr &&
+         call.weight->columns() <= kMostX / call.m;
+}
+
+bool linear_bytes(const LinearCall& call) {
+  const std::int64_t k = call.weight->columns(), stride = k * kBytesOfX;
+  std::atomic<bool> held = true;
+  with_room<std::uint8_t>(call.m * stride, [&](std::uint8_t* x) {
+    const auto arrange = call.kernels->bytes.arrange[value_index(call.dtype)];
+    for (std::int64_t j = 0; j < call.m && held; ++j)
+      held = arrange(call.x_at(j * k), k, x + j * stride);
+    if (!held) return;
+    for_each_batch(call, call.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
+      alignas(64) float sums[kMostBytesRows * kBatch];
+      std::fill_n(sums, call.m * kBatch, 0.0f);
+      call.weight->dot_bytes(row, count, {x, stride, call.m}, sums, kBatch);
+      if (!are_finite(sums, call.m, count)) held = false;
+      call.finish(sums, kBatch, 0, call.m, row, count, call.weight->rows());
+    });
+  });
+  return held;
+}
 
 bool fits_rows(const LinearCall& call) noexcept {
   return call.m <= kMostRows && padded(call.weight->columns()) <= kMostX / call.m;

@@ -40,6 +40,12 @@ std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
   return some > 3 ? some / 4 * 4 : some > 1 ? some / 2 * 2 : some;
 }
 
+// Whether groups begin anew with each row, so that a Run has no more than one.
+bool restarts(const Group& group, std::int64_t columns) noexcept {
+  return group.kind == Group::Kind::block2 ||
+         (group.kind == Group::Kind::along && columns % group.n != 0);
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -55,6 +61,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
+  dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
+  dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
@@ -63,9 +71,8 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   if (arranged() && columns_ % kLinearPad != 0) return 0;
   if (group.n % kLinearPad != 0 || group.kind == Group::Kind::named) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(runs_.group(), columns_) : rows_;
-  const bool restarts = group.kind == Group::Kind::block2 ||
-                        (group.kind == Group::Kind::along && columns_ % group.n != 0);
-  if (restarts || (runs_.unpacks() && columns_ > kUnpacked)) return std::min<std::int64_t>(most, 1);
+  if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
+    return std::min<std::int64_t>(most, 1);
   return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
 }
 
@@ -73,6 +80,17 @@ std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept
   if (dot_bf16_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
   if (group.n % kBf16Block != 0) return 0;
   return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
+}
+
+// Rows must begin with a group, or lie in one.
+std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcept {
+  const std::int64_t of = runs_.group();
+  if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
+  if (runs_.form().zero == Zero::rounded) return 0;
+  if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
+  if ((columns_ % of != 0 && of % columns_ != 0) || group.kind == Group::Kind::named) return 0;
+  const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
+  return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
 }
 
 void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,
@@ -126,6 +144,19 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
       const auto* values = static_cast<const float*>(run.values);
       dot_bf16_(
           {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
+    });
+  }
+}
+
+void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
+                             std::int64_t y_stride) const noexcept {
+  constexpr std::int64_t kAhead = 8192;  // bytes
+  for (std::int64_t done = 0; done < count; done += dot_bytes_rows_) {
+    const std::int64_t some = std::min(dot_bytes_rows_, count - done);
+    const std::int64_t begin = (row + done) * columns_;
+    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
+      dot_bytes_(
+          {run, some, columns_, columns_, kAhead, to.x, to.x_stride, to.m, y + done, y_stride});
     });
   }
 }

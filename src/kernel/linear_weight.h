@@ -5,6 +5,8 @@
 // threads never change a byte:
 //
 //   tiny    everything fits a few stack buffers: no allocation, no thread
+//   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
+//           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
 //   rows    up to 16 rows of x: weights are read once, a row at a time, by dot products
 //   tiles   more rows of x, and the gradient: tiles of weight are widened into scratch
@@ -59,7 +61,17 @@ class LinearWeight {
   void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                 std::int64_t y_stride) const noexcept;
 
+  /// The same for x in bytes, whole rows of it, arranged.
+  bool has_dot_bytes() const noexcept { return dot_bytes_rows_ != 0; }
+  struct BytesVectors {
+    const std::uint8_t* x;
+    std::int64_t x_stride, m;
+  };
+  void dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
+                 std::int64_t y_stride) const noexcept;
+
  private:
+  std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
@@ -72,6 +84,8 @@ class LinearWeight {
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
   std::int64_t dot_bf16_rows_;
+  BytesDotKernel dot_bytes_;
+  std::int64_t dot_bytes_rows_;
 };
 
 /// What all ways need to know of a call. x and y are row-major, [m, ...], of `dtype`.
@@ -109,6 +123,10 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 bool fits_bf16(const LinearCall& call) noexcept;
 void linear_bf16(const LinearCall& call);
+bool fits_bytes(const LinearCall& call) noexcept;
+/// Whether it could: not where x has numbers, or sums become numbers, that it
+/// cannot hold.
+bool linear_bytes(const LinearCall& call);
 bool fits_rows(const LinearCall& call) noexcept;
 void linear_rows(const LinearCall& call);
 

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of 4-bit weights and a few rows of x in integers, on AVX2: values of such formats are
+// small multiples of one number, and pairs of bytes multiply 32 at a time. x is in fixed point,
+// each eight neighbors under a power of two of their own:
+//
+//   x = X 2^e,  X = 256 high + low, |X| <= 2^14, low from -128 to 127
+//   w = scale unit (digit + least), digit from 0 on
+//   sum x w = scale unit 2^e (256 sum high digit + sum low digit + least sum X)
+//
+// The sum in brackets is exact. A load of 32 bytes is a block of 64 columns; byte i has columns 2 i
+// and 2 i + 1. x is arranged block by block: high bytes of even columns, of odd ones, low bytes
+// likewise; then, for each eight columns, sum X and 2^e.
+#pragma once
+#include "kernel/cpu/dequantize-inl.h"
+#include "kernel/linear.h"
+
+namespace stowage {
+namespace {
+
+/// The largest power of two, from 1/8 to 1, that all values of a format are multiples of; 0: none.
+consteval float unit_of(Codes c) {
+  for (const float unit : {1.0f, 0.5f, 0.25f, 0.125f}) {
+    bool all = true;
+    for (const float value : format_of(c).values)
+      all = all && value / unit == static_cast<float>(static_cast<int>(value / unit));
+    if (all) return unit;
+  }
+  return 0;
+}
+/// The least value in units.
+consteval int least_digit(Codes c) {
+  float least = 0;
+  for (const float value : format_of(c).values) least = value < least ? value : least;
+  return static_cast<int>(least / unit_of(c));
+}
+consteval int digit_of(Codes c, int code) {
+  return static_cast<int>(format_of(c).values[static_cast<std::size_t>(code)] / unit_of(c)) -
+         least_digit(c);
+}
+consteval int largest_digit(Codes c) {
+  int most = 0;
+  for (int code = 0; code < 16; ++code) most = digit_of(c, code) > most ? digit_of(c, code) : most;
+  return most;
+}
+/// Whether four products of a digit and a byte fit 16 bits.
+consteval bool has_digits(Codes c) {
+  return is_four_bit(c) && packing_of(c) == Packing::low_first && unit_of(c) != 0 &&
+         largest_digit(c) * 128 * 4 <= 0x7FFF;
+}
+consteval bool are_codes_digits(Codes c) {
+  for (int code = 0; code < 16; ++code)
+    if (digit_of(c, code) != code) return false;
+  return true;
+}
+
+constexpr std::int64_t kEight = 8;  // neighbors that share an exponent
+constexpr int kFraction = 13;       // bits of the largest of them behind its first one
+
+struct BlockOfX {
+  std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of even columns, odd ones
+  float sums[kBytesBlock / kEight], powers[kBytesBlock / kEight];
+};
+static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX && kWidth == kEight);
+
+/// The exponents that x may have, so that powers and their products with sums are normal numbers.
+constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
+
+/// Low bytes: the first four of even columns, then those of odd ones.
+inline void put_bytes(I numbers, std::int64_t at, std::int8_t (&to)[2][kBytesBlock / 2]) {
+  std::int8_t bytes[kEight];
+  Lanes::store_u8(bytes, numbers);
+  __builtin_memcpy(to[0] + at, bytes, kEight / 2);
+  __builtin_memcpy(to[1] + at, bytes + kEight / 2, kEight / 2);
+}
+inline std::int32_t total(__m256i numbers) {
+  const __m128i four =
+      _mm_add_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+  const __m128i two = _mm_hadd_epi32(four, four);
+  return _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
+}
+
+inline bool arrange_eight(F x, std::int64_t at, BlockOfX& block) {
+  const std::uint32_t exponent = Lanes::largest(magnitude(x)) >> 23;
+  const auto eight = static_cast<std::size_t>(at / kEight);
+  block.sums[eight] = 0, block.powers[eight] = 1;
+  I number{};
+  if (Lanes::largest(magnitude(x)) != 0) {
+    if (exponent < kLeastExponent || exponent > kMostExponent) return false;
+    block.powers[eight] = __builtin_bit_cast(float, (exponent - kFraction) << 23);
+    const float inverse = __builtin_bit_cast(float, (254 - (exponent - kFraction)) << 23);
+    number = reinterpret_cast<I>(_mm256_cvtps_epi32(x * splat(inverse)));
+  }
+  const __m256i parted = _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(number),
+                                                     _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+  const I ordered = reinterpret_cast<I>(parted), high = (ordered + 128) >> 8;
+  put_bytes(high, at / 2, block.high);
+  put_bytes(ordered - (high << 8), at / 2, block.low);
+  block.sums[eight] = static_cast<float>(total(parted));
+  return true;
+}
+
+template <Dtype kIn>
+bool arrange_bytes(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
+  const auto* from = static_cast<const char*>(x);
+  for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(BlockOfX)) {
+    BlockOfX block;
+    for (std::int64_t at = 0; at < kBytesBlock; at += kEight) {
+      const void* eight = from + (k + at) * bytes_of(kIn);
+      const F values = kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight);
+      if (!arrange_eight(values, at, block)) return false;
+    }
+    store_as(out, block);
+  }
+  return true;
+}
+
+/// Groups of a block, where a group may be several blocks.
+constexpr int kSeveralBlocks = 0;
+
+/// A number of each group of a block, in the lanes of its columns.
+template <int kGroups>
+F spread(const float* numbers) {
+  if constexpr (kGroups <= 1) return _mm256_broadcast_ss(numbers);
+  if constexpr (kGroups == 2) {
+    const __m256 two = _mm256_castpd_ps(_mm256_set1_pd(load_as<double>(numbers)));
+    return _mm256_permutevar_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+  }
+  if constexpr (kGroups == 4) {
+    const __m128 some = load_as<__m128>(numbers);
+    return _mm256_permutevar_ps(_mm256_set_m128(some, some),
+                                _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+  }
+}
+
+/// What stands for the scales of a block: digits are less by `from`, products by `offset`.
+template <Codes kCodes, Zero kZero, int kGroups>
+struct BlockScales {
+  F scale, from, offset = {};
+  BlockScales(const Run& run, std::int64_t g)
+      : scale(spread<kGroups>(run.scales + g)),
+        from(splat(static_cast<float>(-least_digit(kCodes)))) {
+    if constexpr (kZero == Zero::offset) offset = spread<kGroups>(run.offsets + g);
+    if constexpr (kZero == Zero::code) {
+      constexpr int kCount = kGroups == kSeveralBlocks ? 1 : kGroups;
+      float zeros[kCount];
+      for (int i = 0; i < kCount; ++i) zeros[i] = static_cast<float>(run.zeros[g + i]);
+      from += spread<kGroups>(zeros);
+    }
+  }
+  /// sum += what exact sums of digits and bytes stand for.
+  [[gnu::always_inline]] void add(F exact, const BlockOfX& x, F& sum) const {
+    const F sums = Lanes::load_f32(x.sums), powers = Lanes::load_f32(x.powers);
+    const bool same = kZero != Zero::code && least_digit(kCodes) == 0;
+    const F number = same ? exact : _mm256_fnmadd_ps(from, sums, exact);  // exact: below 2^24
+    if constexpr (kZero == Zero::offset) {
+      const F less = _mm256_fnmadd_ps(sums, offset, number * scale);
+      sum = Lanes::multiply_add(less, powers, sum);
+    } else {
+      sum = Lanes::multiply_add(number * powers, scale, sum);
+    }
+  }
+};
+
+template <Codes kCodes>
+struct Digits {
+  __m256i even, odd;
+  [[gnu::always_inline]] explicit Digits(const std::uint8_t* codes) {
+    const __m256i pairs = load_as<__m256i>(codes), low = _mm256_set1_epi8(15);
+    even = _mm256_and_si256(pairs, low);
+    odd = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low);
+    if constexpr (!are_codes_digits(kCodes)) {
+      const __m256i table = _mm256_broadcastsi128_si256(digits());
+      even = _mm256_shuffle_epi8(table, even);
+      odd = _mm256_shuffle_epi8(table, odd);
+    }
+  }
+  /// Sums over each eight columns.
+  [[gnu::always_inline]] F times(const BlockOfX& x) const {
+    const __m256i high = products(x.high), low = products(x.low);
+    const __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)),
+                                          _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+    return _mm256_cvtepi32_ps(sums);
+  }
+
+ private:
+  static __m128i digits() {
+    return []<int... kCode>(Places<kCode...>) {
+      return _mm_setr_epi8(static_cast<char>(digit_of(kCodes, kCode))...);
+    }
+    (Places<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>{});
+  }
+  template <int... kCode>
+  struct Places {};
+  [[gnu::always_inline]] __m256i products(const std::int8_t (&bytes)[2][kBytesBlock / 2]) const {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<__m256i>(bytes[0])),
+                            _mm256_maddubs_epi16(odd, load_as<__m256i>(bytes[1])));
+  }
+};
+
+/// One row of weight with kM rows of x.
+template <Codes kCodes, Zero kZero, int kGroups, int kM>
+[[gnu::always_inline]] inline void bytes_row(const BytesDotTask& task, std::int64_t row) {
+  const std::int64_t first = task.run.first + row * task.row_stride;
+  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + first / 2;
+  const std::uint8_t* blocks = task.x;
+  std::int64_t g = first / task.run.group;
+  F sums[4] = {};
+  const std::int64_t most = kGroups == kSeveralBlocks ? task.run.group / kBytesBlock : 1;
+  for (std::int64_t left = task.columns / kBytesBlock; left > 0;
+       g += kGroups == kSeveralBlocks ? 1 : kGroups) {
+    const BlockScales<kCodes, kZero, kGroups> scales(task.run, g);
+    std::int64_t count = most < left ? most : left;
+    left -= count;
+    do {
+      __builtin_prefetch(codes + task.ahead, 0, 2);
+      const Digits<kCodes> digits(codes);
+      for (int j = 0; j < kM; ++j) {
+        const auto& x = *reinterpret_cast<const BlockOfX*>(blocks + j * task.x_stride);
+        scales.add(digits.times(x), x, sums[j]);
+      }
+      codes += kBytesBlock / 2, blocks += sizeof(BlockOfX);
+    } while (kGroups == kSeveralBlocks && --count > 0);
+  }
+  float totals[4];
+  Lanes::sum4(sums, totals);
+  for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * unit_of(kCodes);
+}
+
+template <Codes kCodes, Zero kZero, int kGroups>
+void bytes_rows(const BytesDotTask& task) {
+  const auto all = [&](auto row) {
+    for (std::int64_t i = 0; i < task.rows; ++i) row(i);
+  };
+  if (task.m == 1) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 1>(task, i); });
+  if (task.m == 2) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 2>(task, i); });
+  if (task.m == 3) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 3>(task, i); });
+  all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 4>(task, i); });
+}
+
+template <Codes kCodes, Zero kZero>
+void bytes_groups(const BytesDotTask& task) {
+  if (task.run.group == kBytesBlock / 4) return bytes_rows<kCodes, kZero, 4>(task);
+  if (task.run.group == kBytesBlock / 2) return bytes_rows<kCodes, kZero, 2>(task);
+  if (task.run.group == kBytesBlock) return bytes_rows<kCodes, kZero, 1>(task);
+  bytes_rows<kCodes, kZero, kSeveralBlocks>(task);
+}
+
+template <Codes kCodes>
+void bytes_dot(const BytesDotTask& task) noexcept {
+  if constexpr (may_have_zeros(kCodes))
+    if (task.run.zeros != nullptr) return bytes_groups<kCodes, Zero::code>(task);
+  if constexpr (may_have_offsets(kCodes))
+    if (task.run.offsets != nullptr) return bytes_groups<kCodes, Zero::offset>(task);
+  bytes_groups<kCodes, Zero::none>(task);
+}
+
+constexpr BytesKernels bytes_kernels() {
+  BytesKernels kernels{};
+  kernels.arrange[2] = &arrange_bytes<Dtype::bf16>;
+  kernels.arrange[3] = &arrange_bytes<Dtype::f16>;
+  for_all_codes([&]<Codes kCodes>() {
+    if constexpr (has_digits(kCodes)) kernels.dot[static_cast<int>(kCodes)] = &bytes_dot<kCodes>;
+  });
+  return kernels;
+}
+
+}  // namespace
+}  // namespace stowage

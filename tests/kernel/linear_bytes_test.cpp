@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of 4-bit weights and few rows of x in integers, where an instruction set has them.
+#include <bit>
+
+#include "base/threads.h"
+#include "kernel/linear_cases.h"
+#include "kernel/linear_weight.h"
+
+namespace stowage::linear_test {
+namespace {
+
+constexpr const char* kStorages[] = {"mxfp4",
+                                     "nvfp4",
+                                     "f4_e2m1:block16:e4m3_quotient",
+                                     "f4_e2m1:row",
+                                     "int4:block64",
+                                     "int4:block32",
+                                     "int4:block128:f16:zero",
+                                     "int4:block32:zero",
+                                     "int4:block16",
+                                     "int4:tensor",
+                                     "int4:row:bf16:zero",
+                                     "int4:block64x64",
+                                     "f4_e2m1:block192",
+                                     "q4_k",
+                                     "int4:block64:bf16:zero_sum",
+                                     "int4:block32:f16:zero_sum"};
+
+/// The same table without products in integers.
+Kernels without_bytes(const Kernels& table) {
+  Kernels other = table;
+  other.linear.bytes = {};
+  return other;
+}
+
+/// sum over the eights of columns of (max |x| sum |w|), for each element of y.
+std::vector<double> eights(const Values& x, std::int64_t m, const Weight& weight) {
+  const std::int64_t n = weight.shape()[0], k = weight.shape()[1];
+  std::vector<float> w(static_cast<std::size_t>(n * k));
+  reference::dequantize(weight, w.data(), Dtype::f32);
+  std::vector<double> sums;
+  for (std::int64_t j = 0; j < m; ++j)
+    for (std::int64_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < k; c += 8) {
+        double most = 0, all = 0;
+        for (std::int64_t d = c; d < c + 8; ++d) {
+          most = std::max(most, std::abs(x[j * k + d]));
+          all += std::abs(double{w[static_cast<std::size_t>(i * k + d)]});
+        }
+        sum += most * all;
+      }
+      sums.push_back(sum);
+    }
+  return sums;
+}
+
+/// The bound of docs/numbers.md, with what fixed point adds.
+void expect_within(const Values& y, const Values& x, std::int64_t m, const Weight& weight,
+                   const std::string& what) {
+  const Exact& truth = exact(x, m, weight, nullptr);
+  const std::vector<double> more = eights(x, m, weight);
+  const auto depth = static_cast<double>(weight.shape()[1] + 8);
+  for (std::size_t i = 0; i < truth.y.size(); ++i) {
+    const double bound = unit(y.dtype) * std::abs(truth.y[i]) +
+                         (depth * 0x1p-24 + unit(y.dtype)) * truth.magnitude[i] +
+                         0x1p-14 * more[i] + (y.dtype == Dtype::f16 ? 0x1p-24 : 0x1p-133);
+    ASSERT_LE(std::abs(y[static_cast<std::int64_t>(i)] - truth.y[i]), bound)
+        << what << ", element " << i;
+  }
+}
+
+Values filled(Dtype dtype, std::int64_t n, float (*number)(std::int64_t)) {
+  Values values{dtype, std::vector<std::byte>(bytes_of(dtype, n))};
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float x = number(i);
+    const std::uint16_t half = dtype == Dtype::bf16 ? f32_to_bf16(x) : f32_to_f16(x);
+    std::memcpy(&values.bytes[bytes_of(dtype, i)], &half, 2);
+  }
+  return values;
+}
+
+STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
+  for (const std::string storage : kStorages)
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16})
+      for (const std::int64_t m : {1, 2, 3, 4})
+        for (const Data data : {Data::normal, Data::heavy, Data::adversarial})
+          for (const std::int64_t k : {64, 192, 768}) {
+            if (!samples::holds(parse_storage(storage), {67, k})) continue;
+            const Weight weight = make_weight(storage, {67, k}, data);
+            const Values x = make_values(dtype, m * k, data, 11);
+            const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+            expect_within(y, x, m, weight, storage + " m " + std::to_string(m));
+          }
+}
+
+// Which storages and shapes: those whose groups blocks of 64 columns hold, or lie in.
+TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
+  for (const NamedKernels& level : runnable_kernels()) {
+    const bool has = level.kernels->linear.bytes.arrange[value_index(Dtype::bf16)] != nullptr;
+    EXPECT_EQ(has, level.name == "avx2") << level.name;
+    const auto reads = [&](const char* storage, std::int64_t columns) {
+      const Weight weight = make_weight(storage, {6, columns}, Data::normal);
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_bytes();
+    };
+    for (const char* storage : kStorages) EXPECT_EQ(reads(storage, 768), has) << storage;
+    for (const char* storage : {"int4:block128", "q4_k", "int4:block32"})
+      EXPECT_FALSE(reads(storage, 96)) << storage;
+    for (const char* storage : {"nf4", "fp4", "int8:block32", "int4:block24", "int4:block512",
+                                "uint4:block64:bf16:zero_rounded"})
+      EXPECT_FALSE(reads(storage, 768)) << storage;
+  }
+}
+
+// Small integers and a scale of 1: every sum is exact in fp32, in any order.
+STOWAGE_ON_EACH_ISA(LinearBytes, AreExactWhereFixedPointIs) {
+  constexpr std::int64_t kRows = 16, kColumns = 128;
+  for (const char* storage : {"f4_e2m1:block64", "int4:block64"}) {
+    const Weight weight(parse_storage(storage), {kRows, kColumns}, [] {
+      static std::vector<std::uint8_t> codes(kRows * kColumns / 2);
+      static const std::vector<float> scales(kRows * kColumns / 64, 1.0f);
+      for (std::size_t i = 0; i < codes.size(); ++i)  // row r: code r, or its neighbor
+        codes[i] = static_cast<std::uint8_t>(i / 64 * 17 + (i % 5 == 0 ? i % 16 : 0));
+      return std::vector<const void*>{codes.data(), scales.data()};
+    }());
+    for (const float most : {127.5f, -127.5f, 1.0f, 0.0f})
+      for (const bool alike : {true, false}) {
+        std::vector<float> x;
+        for (std::int64_t k = 0; k < kColumns; ++k)
+          x.push_back(alike || k % 3 == 0 ? most : static_cast<float>(k % 7) - 3.0f);
+        Values half{Dtype::bf16, std::vector<std::byte>(bytes_of(Dtype::bf16, kColumns))};
+        for (std::int64_t k = 0; k < kColumns; ++k) {
+          const std::uint16_t bits = f32_to_bf16(x[static_cast<std::size_t>(k)]);
+          std::memcpy(&half.bytes[bytes_of(Dtype::bf16, k)], &bits, 2);
+        }
+        const Values y = run_linear(table, half, 1, weight, nullptr, inline_executor());
+        const Exact& truth = exact(half, 1, weight, nullptr);
+        for (std::int64_t i = 0; i < kRows; ++i)
+          ASSERT_EQ(y[i], double{bf16_to_f32(f32_to_bf16(
+                              static_cast<float>(truth.y[static_cast<std::size_t>(i)])))})
+              << storage << " row " << i << " most " << most;
+      }
+  }
+}
+
+// One huge value among small ones costs those beside it alone.
+STOWAGE_ON_EACH_ISA(LinearBytes, OneHugeValueCostsItsNeighborsAlone) {
+  constexpr std::int64_t kColumns = 256;
+  const auto huge = [](std::int64_t i) {
+    return i % kColumns == 77 ? 3e4f : 0.01f * static_cast<float>(i % 13 - 6);
+  };
+  for (const char* storage : {"mxfp4", "nvfp4", "int4:block64", "q4_k"}) {
+    const Weight weight = make_weight(storage, {33, kColumns}, Data::normal);
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      const Values x = filled(dtype, 2 * kColumns, huge);
+      expect_within(run_linear(table, x, 2, weight, nullptr, inline_executor()), x, 2, weight,
+                    storage);
+    }
+  }
+}
+
+// Where fixed point holds x or a result in no way, the bytes are those of fp32 products.
+STOWAGE_ON_EACH_ISA(LinearBytes, LeaveOtherNumbersToFp32) {
+  constexpr std::int64_t kColumns = 256;
+  using Number = float (*)(std::int64_t);
+  const Number kinds[] = {[](std::int64_t i) { return i == 200 ? HUGE_VALF : 1.0f; },
+                          [](std::int64_t i) { return i == 3 ? std::nanf("") : -1.0f; },
+                          [](std::int64_t i) { return i / 8 == 5 ? 0x1p-130f : 2.0f; },
+                          [](std::int64_t i) { return i / 8 == 31 ? 0x1p110f : 2.0f; }};
+  for (const char* storage : {"mxfp4", "int4:block64", "q4_k"}) {
+    const Weight weight = make_weight(storage, {70, kColumns}, Data::normal);
+    for (const Number number : kinds) {
+      const Values x = filled(Dtype::bf16, kColumns, number);
+      EXPECT_EQ(run_linear(table, x, 1, weight, nullptr, inline_executor()).bytes,
+                run_linear(without_bytes(table), x, 1, weight, nullptr, inline_executor()).bytes)
+          << storage;
+    }
+  }
+  const float scales[] = {1.0f, HUGE_VALF, std::nanf(""), 0x1p127f, -0.5f, 3e38f};
+  std::vector<float> some;
+  for (std::size_t i = 0; i < 70 * 4; ++i) some.push_back(i < 200 ? 1.0f : scales[i % 6]);
+  const std::vector<std::uint8_t> codes(70 * kColumns / 2, 0x3B);
+  const Weight weight(parse_storage("int4:block64"), {70, kColumns},
+                      std::vector<const void*>{codes.data(), some.data()});
+  const Values x = make_values(Dtype::bf16, kColumns, Data::normal, 4);
+  EXPECT_EQ(run_linear(table, x, 1, weight, nullptr, inline_executor()).bytes,
+            run_linear(without_bytes(table), x, 1, weight, nullptr, inline_executor()).bytes);
+}
+
+STOWAGE_ON_EACH_ISA(LinearBytes, AreTheSameOnAnyNumberOfThreads) {
+  for (const char* storage : {"nvfp4", "int4:block128:f16:zero", "q4_k"}) {
+    const Weight weight = make_weight(storage, {515, 1024}, Data::normal);
+    for (const std::int64_t m : {1, 4}) {
+      const Values x = make_values(Dtype::bf16, m * 1024, Data::normal, 5);
+      const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+      for (const int threads : {2, 5}) {
+        const auto pool = make_pool(threads);
+        EXPECT_EQ(run_linear(table, x, m, weight, nullptr, *pool).bytes, y.bytes) << storage;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stowage::linear_test
