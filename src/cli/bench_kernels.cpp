@@ -14,10 +14,17 @@ namespace {
 constexpr Dtype kDtype = Dtype::bf16;
 
 /// Storages of groups and of blocks, as published models have them.
-constexpr std::array kPublished{
-    "mxfp4",        "f8_e4m3:block32:e8m0",   "mxint8",           "nvfp4",
-    "int4:block64", "int4:block128:f16:zero", "int8:block32:f16", "f8_e4m3:block128x128",
-    "q4_k",         "q6_k",                   "int3:block128:bf16"};
+constexpr std::array kPublished{"mxfp4",
+                                "f8_e4m3:block32:e8m0",
+                                "mxint8",
+                                "nvfp4",
+                                "int4:block64",
+                                "int4:block128:f16:zero",
+                                "int8:block32:f16",
+                                "f8_e4m3:block128x128",
+                                "q4_k",
+                                "q6_k",
+                                "int3:block128:bf16"};
 
 /// Weights of one storage and shape, one after the other in the pools, so that each is out of the
 /// caches when its turn comes again.

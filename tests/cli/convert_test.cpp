@@ -166,10 +166,9 @@ TEST_F(Convert, QuantizesAPlainModelWithATableOfErrors) {
         Pair{"compressed-tensors", "mxfp4"}, Pair{"fp8", "f8_e4m3:block128x128"},
         Pair{"fp8", "f8_e4m3:block128x128:e8m0"}, Pair{"modelopt", "nvfp4"},
         Pair{"modelopt", "f8_e4m3:tensor"}, Pair{"bitsandbytes", "nf4:nested"},
-        Pair{"bitsandbytes", "int8:row:absmax"},
-        Pair{"gptq", "int4:block64:f16:zero"}, Pair{"awq", "int4:block64:f16:zero"},
-        Pair{"torchao", "int8:row"}, Pair{"comfyui", "f8_e4m3:tensor"},
-        Pair{"comfyui-scaled", "f8_e5m2:tensor"}}) {
+        Pair{"bitsandbytes", "int8:row:absmax"}, Pair{"gptq", "int4:block64:f16:zero"},
+        Pair{"awq", "int4:block64:f16:zero"}, Pair{"torchao", "int8:row"},
+        Pair{"comfyui", "f8_e4m3:tensor"}, Pair{"comfyui-scaled", "f8_e5m2:tensor"}}) {
     SCOPED_TRACE(dialect + " " + storage);
     const std::string out = dialect + storage;
     const json report = json::parse(

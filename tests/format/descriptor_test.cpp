@@ -44,7 +44,6 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
       {"fp4", high_first, Codec::bitsandbytes, FileForm::quant_state, K::flat, 64, 0, S::plain,
        kNone},
       {"f4_e2m1", low_first, Codec::amax, FileForm::manifest, K::along, 32, 0, S::plain, kNone},
-      {"f4_e2m1:row", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
       {"int4", low_first, Codec::amax, FileForm::manifest, K::along, 128, 0, S::plain, kNone},
       {"int4:row:zero", low_first, Codec::amax, FileForm::manifest, K::row, 0, 0, S::plain, kNone},
       {"int4:block32:actorder", low_first, Codec::amax, FileForm::manifest, K::named, 32, 0,

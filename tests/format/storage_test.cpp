@@ -83,7 +83,6 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
       {"f8_e5m2:block128x128:bf16", "f8_e5m2:block128x128:bf16"},
       {"nf4", "nf4:block64"},
       {"nf4:nested", "nf4:block64:nested"},
-      {"nf4:block64:nested", "nf4:block64:nested"},
       {"nf4:torchao", "nf4:torchao"},
       {"nf4:torchao:bf16", "nf4:torchao:bf16"},
       {"nf4:torchao:block64:scaler256:f64", "nf4:torchao:f64"},

@@ -136,7 +136,8 @@ TEST(PartStrings, BitsOfNoNumberMustBeZero) {
     for (const PartForm& form : {codes_of(3, string), zeros_of(3, string)}) {
       const bool rows = form.axis == Axis::rows;
       const Shape shape = rows ? Shape{40, 1} : Shape{1, 15};  // 40 numbers
-      Bytes full(static_cast<std::size_t>(shape.elements()), rows ? std::byte{0x03} : std::byte{0xff});
+      Bytes full(static_cast<std::size_t>(shape.elements()),
+                 rows ? std::byte{0x03} : std::byte{0xff});
       const Bytes taken = tensor_of_part(form, full, shape);
       ASSERT_EQ(taken.size(), 16u);  // 128 bits, of which 120 are those of numbers
       for (std::int64_t bit = 0; bit < 128; ++bit) {
