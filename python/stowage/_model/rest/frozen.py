@@ -103,7 +103,9 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
         return _fill_blocks(parts, storage, shape, draw)
     scale = zero = outer = None
     if storage.kind == "tensor":
-        made = library.quantize(_reach(parts, storage, shape, draw).view(1, 2), storage.key)
+        ends = _reach(parts, storage, shape, draw)
+        row = nn.functional.pad(ends, (0, max(storage.together - 2, 0)))  # zeros change no scale
+        made = library.quantize(row[None], storage.key)
         for into, part in zip(parts[1:], made[1:], strict=True):
             into.copy_(part)
         scale = scaled.numbers(parts[1], storage)
