@@ -150,6 +150,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
         "model.layers.0.self_attn.q_proj.weight",
         s.random.randrange(3),
         "F16",
+        s.random.random() < 0.5,
     ),
     "tensor_of_part": lambda s: (torch.zeros(s.batch()[-1], 16, dtype=torch.uint8), _FORM),
     "file_header": lambda s: (s.file(), 0),

@@ -51,7 +51,7 @@ EVERY: list[Any] = [  # with CASES each storage once, and each form
     ("q6_k", (10, 264), {}),
 ]
 HAD = {feature for name, _, _ in CASES + EVERY for feature in form(Storage(name))}
-EVERY += [(name, (10, 80), {}) for name in covering(lambda s: {*form(s)} - HAD, flat_shapes)]
+EVERY += [(name, (24, 80), {}) for name in covering(lambda s: {*form(s)} - HAD, flat_shapes)]
 
 
 @pytest.mark.slow
