@@ -156,12 +156,12 @@ def test_the_parts_in_memory() -> None:
 FILES = {
     "casts": ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"],
     "f8 and int8 with scales": ["f8_e4m3:row", "f8_e5m2:tensor", "int8", "int8:block64"],
-    f"{' and '.join(ZEROS)} with zeros": [
+    "integers with zeros": [
         f"{name}{of}" for name in ZEROS for of in (":row:zero", ":block64:bf16:zero")
     ],
-    **{f"`{storage.codes}`": [str(storage)] for storage in RECORDS},
-    ", ".join(f"`{name}`" for name in PACKED): [
-        f"{name}{of}" for name in PACKED for of in ("", ":row:bf16")
+    "`q4_k`, `q6_k`": ["q4_k", "q6_k"],
+    "`f4_e2m1`, integers of less than 8 bits": [
+        f"{name}{of}" for name in (*PACKED, "int2", "int7") for of in ("", ":row:bf16")
     ],
     "with `zero_sum` or `zero_rounded`": ["int4:block64:bf16:zero_sum", "uint4:row:zero_rounded"],
     "`int8` with absmax": ["int8:row:absmax"],
@@ -311,8 +311,8 @@ MAP_GUARD, GEMM, BUDGET = (
 )
 CONSTANTS = [  # what a page says, and where the number is decided
     ("dispatch", r"Results of (\d+) MiB", "kernel/stream.h", r"kStreamBytes = \S+\{(\d+)\} << 20"),
-    ("dispatch", r"fp32 (\d+) at a time", "kernel/runs.h", r"kExpandedScales = (\d+)"),
-    ("benchmarks", r"expanded (\d+) at a time", "kernel/runs.h", r"kExpandedScales = (\d+)"),
+    ("dispatch", r"fp32 (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
+    ("benchmarks", r"expanded (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
     ("numbers", r"up to (\d+) rows of fp32", GEMM, r"!= Dtype::bf16\) return (\d+)"),
     ("numbers", r"up to (\d+) of bf16", GEMM, r"return fast \? (\d+)"),
     ("numbers", r"of bf16 \((\d+) by 4-bit", GEMM, r"kMostInBf16 = (\d+)"),

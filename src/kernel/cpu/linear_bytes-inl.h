@@ -152,12 +152,8 @@ struct BlockScales {
     const F sums = Lanes::load_f32(x.sums), powers = Lanes::load_f32(x.powers);
     const bool same = kZero != Zero::code && least_digit(kCodes) == 0;
     const F number = same ? exact : _mm256_fnmadd_ps(from, sums, exact);  // exact: below 2^24
-    if constexpr (kZero == Zero::offset) {
-      const F less = _mm256_fnmadd_ps(sums, offset, number * scale);
-      sum = Lanes::multiply_add(less, powers, sum);
-    } else {
-      sum = Lanes::multiply_add(number * powers, scale, sum);
-    }
+    sum = Lanes::multiply_add(number * powers, scale, sum);
+    if constexpr (kZero == Zero::offset) sum = _mm256_fnmadd_ps(sums * powers, offset, sum);
   }
 };
 

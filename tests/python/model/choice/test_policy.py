@@ -186,8 +186,8 @@ def test_a_typo_lists_the_legal_storages(where: Callable[[str], Any]) -> None:
 
 
 def test_every_typo_is_told_at_once() -> None:
-    with pytest.raises(stowage.InvalidArgument, match=r"(?s)'nf5'.*'int7'.*'f8'"):
-        Policy.parse("f8", {"a": "nf5", "b": "int7"})
+    with pytest.raises(stowage.InvalidArgument, match=r"(?s)'nf5'.*'int9'.*'f8'"):
+        Policy.parse("f8", {"a": "nf5", "b": "int9"})
     dtype: Any = torch.float8_e4m3fn
     with pytest.raises(stowage.InvalidArgument, match=r"such as 'f8_e4m3'.*got torch"):
         Policy.parse(dtype)
