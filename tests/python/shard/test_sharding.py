@@ -47,8 +47,8 @@ EVERY: list[Any] = [  # with CASES each storage once, and each form
     ("bf16", (3, 127), {}),
     ("nf4:nested", (9, 200), {}),
     ("int4:block32:zero", (10, 80), {}),
-    ("int3:block32:bf16:zero", (10, 80), {}),
-    ("q6_k", (10, 264), {}),
+    ("int3:block32:bf16:zero", (24, 80), {}),
+    ("q6_k", (24, 264), {}),
 ]
 HAD = {feature for name, _, _ in CASES + EVERY for feature in form(Storage(name))}
 EVERY += [(name, (24, 80), {}) for name in covering(lambda s: {*form(s)} - HAD, flat_shapes)]
