@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from stowage._files.row_cuts import RowCut
 from stowage._files.stacks import StackPlace
 from stowage._ops import library
 from stowage._ops.errors import BadFile, translated
@@ -67,6 +68,7 @@ class Entry:
     scaled_by: str = ""  # of 8-bit codes: the tensor that scales them in a way that we do not know
     place: StackPlace | None = None  # in a stack of the model
     pieces: tuple[Entry, ...] = ()  # of such a stack, which the file has in pieces: those
+    cut: RowCut | None = None  # of a tensor of the file, whose members it has
 
     def is_formed(self, part: int) -> bool:
         """Whether a part is made of its tensor, and does not lie in the file as it is."""
@@ -75,7 +77,19 @@ class Entry:
     @property
     def is_converted(self) -> bool:
         """Whether a model has other values than the file, or has them in another order."""
-        return self.heads != 0 or self.more != 0 or self.pieces != ()
+        moved = self.cut is not None and not self.cut.is_view
+        return self.heads != 0 or self.more != 0 or self.pieces != () or moved
+
+    @property
+    def whole(self) -> Entry:
+        """The entry of all its rows, as the file has them."""
+        if self.cut is None:
+            return self
+        return replace(self, name=self.cut.whole, shape=self.cut.shape, cut=None)
+
+    def own_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Of a plain tensor of the file."""
+        return values if self.cut is None else self.cut.values(values)
 
     @property
     def in_model(self) -> tuple[Storage | None, tuple[int, ...]]:

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ class FileSource:
         self.paths: list[str] = facts["paths"]
         self.index: str = facts["index"]  # the path of a shard index, or ""
         self.markers: list[str] = facts["markers"]  # tensors that only show the dialect
+        self.ours = "stowage" in facts["metadata"]  # has a manifest
         self.entries = self._entries(facts)
         metadata = self.metadata = facts["metadata"]
         self.ties = {a: b for a, b in metadata.items() if b in self.entries}
@@ -233,6 +235,30 @@ class FileSource:
         self._owners -= 1
         if self._owners == 0:
             library.file_close(self._handle)
+
+
+class Wholes:
+    """Parts of entries. Those of a tensor that several take rows of are put in order once, and let
+    go with the last that takes some."""
+
+    def __init__(self, source: Source, every: Iterable[Entry]) -> None:
+        self._source = source
+        self._left = Counter(entry.cut.whole for entry in every if entry.cut is not None)
+        self._found: dict[tuple[str, torch.dtype, bool], list[torch.Tensor]] = {}
+
+    def parts(self, entry: Entry, compute: torch.dtype, touched: bool) -> list[torch.Tensor]:
+        """As `Source.parts` says; of a run of rows views of those of the whole."""
+        if entry.cut is None:
+            return self._source.parts(entry, compute, touched)
+        assert entry.storage is not None
+        whole, known = entry.cut.whole, (entry.cut.whole, compute, touched)
+        if known not in self._found:
+            self._found[known] = self._source.parts(entry.whole, compute, touched)
+        parts = entry.cut.parts(self._found[known], entry.storage)
+        self._left[whole] -= 1
+        if self._left[whole] <= 0:
+            self._found = {key: kept for key, kept in self._found.items() if key[0] != whole}
+        return parts
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

@@ -78,7 +78,8 @@ def _row(t: StowedTensor, index: int, around: Around) -> Packed | None:
     with around(own[0]):
         if storage.flat:
             each = math.prod(t.shape[1:])
-            parts = _flat_slices(t, own, index * each, (index + 1) * each, index + 1 == t.shape[0])
+            ends = (index * each, (index + 1) * each)
+            parts = _flat_slices(storage, own, *ends, index + 1 == t.shape[0])
             if parts is None:
                 return None
         elif storage.kind == "block":
@@ -140,16 +141,24 @@ def _slice_of(
 
 
 def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> list[Tensor] | None:
+    if not (t.dim() and _may_be_written(own[0])):
+        return None
+    return rows_of_parts(own, t._storage, t.shape, first, last)
+
+
+def rows_of_parts(
+    own: Sequence[Tensor], storage: Storage, shape: Sequence[int], first: int, last: int
+) -> list[Tensor] | None:
     """Slices of the parts that hold rows [first, last), if there are such.
 
     4-bit blocks are flat: both ends must fall on a block's edge (nested: on one of 256 blocks).
     """
-    rows, columns = rows_and_columns(t.shape)
-    if not (t.dim() and 0 <= first <= last <= rows and _may_be_written(own[0])):
+    rows, columns = rows_and_columns(shape)
+    if not 0 <= first <= last <= rows:
         return None
-    if t._storage.flat:
-        return _flat_slices(t, own, first * columns, last * columns, last == rows)
-    each, in_rows = t._storage.rows_together(t.shape), t._storage.in_rows
+    if storage.flat:
+        return _flat_slices(storage, own, first * columns, last * columns, last == rows)
+    each, in_rows = storage.rows_together(shape), storage.in_rows
     if first % each or (last % each and last != rows):
         return None
     scales = [part[first // each : -(-last // each)] for part in own[1:in_rows]]
@@ -157,10 +166,10 @@ def _row_parts(t: StowedTensor, own: list[Tensor], first: int, last: int) -> lis
 
 
 def _flat_slices(
-    t: StowedTensor, own: list[Tensor], start: int, stop: int, to_end: bool
+    storage: Storage, own: Sequence[Tensor], start: int, stop: int, to_end: bool
 ) -> list[Tensor] | None:
-    block, nested = t._storage.block, t._storage.nested
-    edge = block * (t._storage.outer or 1)
+    block, nested = storage.block, storage.nested
+    edge = block * (storage.outer or 1)
     if start % edge or start % 2 or (not to_end and (stop % edge or stop % 2)):
         return None
     codes, absmax, *rest = own

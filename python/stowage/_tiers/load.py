@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stowage._files import experts, gguf
+from stowage._files import experts, gguf, originals
 from stowage._files.renames import Rename
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy, Rules
@@ -82,6 +82,7 @@ def load(
         rename: gives a weight of the file the model's name for it, or None to leave it out: a
             function, or patterns such as {"model.*": "*", "*.aux": None}. Without, names of a
             GGUF file become transformers' names, for which the package `gguf` must be installed.
+            Rows and names of Flux, as its authors lay it out, become those of diffusers' model.
         verify: compares checksums first.
         measure: as in `stow`.
         working: as in `stow`.
@@ -153,7 +154,10 @@ def _load(
     given: EngineOptions | None,
 ) -> nn.Module:
     target = model if isinstance(model, nn.Module) else build(model)
-    if source.dialect == gguf.DIALECT:
+    original = originals.adopt(source, target, options.rename, options.strict)
+    if original is not None:
+        options = replace(options, rename=original[1])
+    elif source.dialect == gguf.DIALECT:
         held = (target.named_parameters, target.named_buffers)
         names = {name for named in held for name, _ in named(remove_duplicate=False)}
         options = replace(options, rename=gguf.adopt(source, names, options.rename))
@@ -171,11 +175,12 @@ def _load(
             engine.append(Engine(source, replace(given, mapped_only=names)))
 
     filling = _fill(target, source, policy, options, "load", grain, open_engine)
-    if source.dialect:
-        remember_template(target, Template.of(source, filling.taken()))
+    dialect = source.dialect or ("" if original is None or source.ours else original[0])
+    if dialect:
+        remember_template(target, Template.of(source, filling.taken(), dialect))
     if engine:
         moved = filling.moved()
-        engine[0].expect(moved)
+        engine[0].expect(filling.expected())
         attach(target, engine[0], moved.values())
     return target
 

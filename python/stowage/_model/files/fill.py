@@ -14,7 +14,7 @@ from torch import nn
 
 from stowage._files.names import FLOAT8, Entry, in_stacks
 from stowage._files.renames import Rename, Renaming
-from stowage._files.sources import Source, is_aligned, reading
+from stowage._files.sources import Source, Wholes, is_aligned, reading
 from stowage._files.stacks import put
 from stowage._model.choice.policy import Policy
 from stowage._model.declared import WidePlaces
@@ -89,6 +89,7 @@ class Filling:
         plain = {e.dtype for e in source.entries.values() if e.dtype and e.dtype.is_floating_point}
         self._ambient = plain.pop() if len(plain) == 1 else None
         self._used: set[str] = set()
+        self._wholes = Wholes(source, self._entries.values())
         self._steps: list[_Step] = []
         self._ties: list[tuple[Held, str]] = []
         self._recast: list[tuple[Held, torch.dtype]] = []
@@ -163,11 +164,12 @@ class Filling:
             return [self._values(entry)]
         if entry.pieces:
             return self._parts_of_pieces(entry, entry.storage, compute)
-        return [entry.as_in_model(part) for part in self._source.parts(entry, compute, touched)]
+        parts = self._wholes.parts(entry, compute, touched)
+        return [entry.as_in_model(part) for part in parts]
 
     def _values(self, entry: Entry) -> torch.Tensor:
         if not entry.pieces:
-            return entry.as_in_model(self._source.read(entry.parts[0]))
+            return entry.as_in_model(entry.own_rows(self._source.read(entry.parts[0])))
         assert entry.dtype is not None
         made = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         for piece in entry.pieces:
@@ -292,6 +294,12 @@ class Filling:
         steps = (s for s in self._steps if s.storage is not None and not stays(s.held))
         return {step.entry.name: step.held for step in steps}
 
+    def expected(self) -> list[str]:
+        """Their names in the file, in the order of the model: of cuts those of the whole."""
+        stays = self._options.stays
+        rest = (s for s in self._steps if s.storage is not None and not stays(s.held))
+        return list(dict.fromkeys(step.entry.whole.name for step in rest))
+
     def taken(self) -> dict[str, str]:
         """The model's name for each entry of the source that it takes."""
         names = ((s, name) for s in self._steps for name in s.held.names)
@@ -304,8 +312,9 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        read = [step.entry for step in self._steps if not self._stays_in_file(step)]
-        with reading(self._source, read, self._options.progress) as done:
+        read = [step.entry.whole for step in self._steps if not self._stays_in_file(step)]
+        left = {entry.name: entry for entry in read}  # each once, of which all cuts are read
+        with reading(self._source, list(left.values()), self._options.progress) as done:
             for step in self._steps:
                 if self.problems and (step.storage is None or step.entry.storage is not None):
                     continue  # only checking values from here on
@@ -317,7 +326,8 @@ class Filling:
                     continue
                 finally:
                     self._source.drop(step.entry)
-                    done(step.entry)
+                    if step.entry.whole.name in left:
+                        done(left.pop(step.entry.whole.name))
                 if self.problems:
                     continue
                 if self._options.fills:
@@ -348,6 +358,7 @@ class Filling:
         if step.storage is None:
             mapped = self._stays_in_file(step)
             values = self._source.private(entry.parts[0]) if mapped else None
+            values = None if values is None else entry.own_rows(values)
             if values is None or not is_aligned(values):
                 values = self._values(entry)
                 own = entry.pieces and values.dtype == compute

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stowage._files.names import DISK_NAMES, flatten, label_all
+from stowage._files.originals import DIALECTS
 from stowage._model.files.configs import replaced
 from stowage._model.files.dialect import files_of, write_anew
 from stowage._model.files.real_values import (
@@ -159,6 +160,11 @@ def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[st
     every = gathered(inventory)
     spread = is_spread_out(inventory)
     if template is None:
+        if dialect in DIALECTS:
+            raise InvalidArgument(
+                f"stowage.save: dialect {dialect!r} must come with a model that was loaded from "
+                "such files, got one from elsewhere"
+            )
         raise_problems("stowage.save", _unsavable(model, every))
         files = files_of(every, dialect)
         by_the_first(spread, lambda: write_anew(model, files, every, where / FILE))

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from stowage._files.names import DISK_DTYPES, ROUNDED, WHOLE, Entry, flatten
+from stowage._files.row_cuts import Piece, joined
 from stowage._files.sources import FileSource
 from stowage._model.files.configs import CONFIG, QUANTIZED, check_others, replaced
 from stowage._model.weights import Held
@@ -47,13 +48,13 @@ class Template:
     kept: dict[str, torch.Tensor]  # by the name in the file
 
     @classmethod
-    def of(cls, source: FileSource, names: Mapping[str, str]) -> Template:
+    def of(cls, source: FileSource, names: Mapping[str, str], dialect: str) -> Template:
         """`names`: the model's name for each entry of the source that it has taken."""
         folder = os.path.dirname(source.index or source.paths[0])
         whole = bool(source.index) or os.path.isdir(source.where)  # else its header says it all
         facts = source.tensors().values()
         return cls(
-            source.dialect,
+            dialect,
             os.path.basename(source.index.removesuffix(_INDEX) or source.paths[0]),
             [
                 {
@@ -125,7 +126,7 @@ def differences(template: Template, every: Iterable[Held]) -> list[str]:
             if (storage, shape) != entry.in_model:
                 had, has = _kind(*entry.in_model), _kind(storage, shape)
                 problems.append(f"{one.name}: must be {had} as in its files, is {has}")
-        elif not all(member in template.kept for member in entry.members):
+        elif entry.cut or not all(member in template.kept for member in entry.members):
             problems.append(f"{entry.name}: must be in the model, is only in its files")
     return list(dict.fromkeys(problems)) + [
         f"{one.name}: must be in the files that the model came from, is only in the model"
@@ -157,11 +158,15 @@ def write_again(template: Template, every: Iterable[Held], folder: Path) -> None
 
 
 def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str, torch.Tensor]]:
-    parts: dict[str, list[tuple[Entry, int, Held]]] = {}
+    taken: dict[str, Taken] = {}
     for entry in template.entries:
         if entry.name in template.names:
-            for i, member in enumerate(entry.parts):
-                parts.setdefault(member, []).append((entry, i, held[template.names[entry.name]]))
+            one = held[template.names[entry.name]]
+            taken.setdefault(entry.whole.name, Taken(entry.whole, [])).by.append((entry, one))
+    parts: dict[str, list[tuple[Taken, int]]] = {}
+    for each in taken.values():
+        for i, member in enumerate(each.entry.parts):
+            parts.setdefault(member, []).append((each, i))
     for name in template.dtypes:
         if name in parts:
             made, *others = (_tensor(template, name, *part) for part in parts[name])
@@ -173,19 +178,51 @@ def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str,
             yield name, template.kept[name]
 
 
-def _tensor(template: Template, name: str, entry: Entry, i: int, held: Held) -> torch.Tensor:
+class Taken(NamedTuple):
+    """An entry of a file, and who has it: a tensor of the model, or several its rows."""
+
+    entry: Entry
+    by: list[tuple[Entry, Held]]
+
+    def values(self) -> torch.Tensor:
+        """Of a plain one, as a model has them."""
+        pieces: list[Piece] = []
+        for entry, held in self.by:
+            tensor = held.tensor
+            values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
+            if entry.place is not None:
+                values = entry.place.values(values, entry.shape)
+            pieces += [(0, [values])] if entry.cut is None else entry.cut.pieces(values.detach())
+        if len(pieces) == 1:
+            return pieces[0][1][0].detach()
+        return joined(self.entry.name, self._owners(), pieces, 0, 1)
+
+    def part(self, i: int) -> torch.Tensor:
+        """Of one that rests."""
+        storage, pieces = self.entry.storage, []
+        assert storage is not None
+        for entry, held in self.by:
+            assert isinstance(held.tensor, StowedTensor)
+            parts = [part.detach() for part in held.tensor.parts.values()]
+            if entry.place is not None:
+                parts = entry.place.taken(entry.name, parts, storage, entry.shape)
+            pieces += [(0, parts)] if entry.cut is None else entry.cut.pieces_of(parts, storage)
+        if len(pieces) == 1:
+            return pieces[0][1][i]
+        return joined(self.entry.name, self._owners(), pieces, i, storage.in_rows)
+
+    def _owners(self) -> list[str]:
+        return [held.name for _, held in self.by]
+
+
+def _tensor(template: Template, name: str, taken: Taken, i: int) -> torch.Tensor:
     """A tensor of the dialect from the part of a weight that it has become, or from a plain one."""
-    tensor, dtype = held.tensor, template.dtypes[name]
+    entry, tensor, dtype = taken.entry, taken.by[0][1].tensor, template.dtypes[name]
     if entry.storage is None:
-        values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
-        if entry.place is not None:
-            values = entry.place.values(values, entry.shape)
-        return _unchanged(template, name, entry, values.detach(), values.dtype).to(dtype)
+        values = taken.values()
+        return _unchanged(template, name, entry, values, values.dtype).to(dtype)
     assert isinstance(tensor, StowedTensor)
-    parts = [part.detach() for part in tensor.parts.values()]
-    if entry.place is not None:
-        parts = entry.place.taken(entry.name, parts, entry.storage, entry.shape)
-    part = entry.as_in_file(parts[i])
+    part = entry.as_in_file(taken.part(i))
     if name in _states(entry):
         if float(part) == entry.nested_offset:
             return template.kept[name]

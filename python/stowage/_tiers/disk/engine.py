@@ -254,7 +254,9 @@ def mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tupl
             return False
         return entry.is_formed(0) or not moved[name].gives_rows
 
-    return tuple(name for name, entry in entries.items() if not needs_room(name, entry))
+    room = {entry.whole.name for name, entry in entries.items() if needs_room(name, entry)}
+    every = dict.fromkeys(entry.whole.name for entry in entries.values())
+    return tuple(name for name in every if name not in room)
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
