@@ -31,11 +31,14 @@ inline const std::vector<Storage>& legal_samples() {
                                               : Zero::none;
           storage.scaling.nested = extra == 2 || extra == 3;
           storage.scaling.scaler_block = dialect == Dialect::standard ? 0 : extra - 1;
-          for (const bool transposed : {false, true}) {
-            storage.scaling.transposed = transposed;
-            if (is_legal(storage) && storage.scaling.type != ScaleType::of_values)
-              made.push_back(storage);
-          }
+          for (const bool transposed : {false, true})
+            for (const auto outer :
+                 {Scaling::Kind::none, Scaling::Kind::row, Scaling::Kind::row2}) {
+              storage.scaling.transposed = transposed;
+              storage.scaling.outer = outer;
+              if (is_legal(storage) && storage.scaling.type != ScaleType::of_values)
+                made.push_back(storage);
+            }
         }
     };
     using Kind = Scaling::Kind;
@@ -81,11 +84,12 @@ inline Features codec_features(const Storage& storage) {
   const auto number = [](auto of) { return std::to_string(static_cast<int>(of)) + " "; };
   const std::string name = number(storage.codes) + number(storage.dialect);
   const std::string form = number(row.packing) + number(row.codec);
-  return {"kind " + name + number(s.kind) + number(s.zero) + number(s.transposed),
-          "scales " + name + number(s.nested) + number(describe(storage).scale.code),
-          "type " + form + number(s.type),
-          "type " + form + number(s.kind) + number(s.type != ScaleType::f32),
-          "size " + form + std::to_string(s.block)};
+  return {
+      "kind " + name + number(s.kind) + number(s.zero) + number(s.transposed),
+      "scales " + name + number(s.nested) + number(describe(storage).scale.code) + number(s.outer),
+      "type " + form + number(s.type),
+      "type " + form + number(s.kind) + number(s.type != ScaleType::f32),
+      "size " + form + std::to_string(s.block)};
 }
 /// What products treat apart: which elements share a scale, whether scales are fp32 numbers as they
 /// lie, and zeros, of each format.
@@ -97,6 +101,7 @@ inline Features product_features(const Storage& storage) {
   const bool long_groups = form.scale.group.n == 0 && !is_cast(storage);
   return {"group " + name + (long_groups ? "long" : number(form.scale.group.kind)),
           "scale " + name + number(form.scale.code) + number(form.scale.type == Dtype::f32),
+          "outer " + name + number(form.outer.group.kind),
           "zero " + name + number(form.zero),
           "type " + form_of + number(form.scale.type),
           "long " + form_of + (long_groups ? number(form.scale.group.kind) : ""),
@@ -108,6 +113,7 @@ inline Features form_features(const Storage& storage) {
   const auto number = [](auto of) { return std::to_string(static_cast<int>(of)) + " "; };
   const std::string codes = number(form.packing) + number(form.codec);
   return {codes + number(form.scale.code) + number(form.zero),
+          codes + "outer " + number(form.outer.group.kind),
           codes + number(form.scale.group.kind) + number(form.transposed)};
 }
 
@@ -119,7 +125,7 @@ inline bool has_every_shape(const Storage& storage) {
 /// Those that matrices have.
 inline bool is_of_matrices(const Storage& storage) {
   return storage.dialect == Dialect::standard && storage.scaling.kind != Scaling::Kind::row2 &&
-         !storage.scaling.transposed;
+         storage.scaling.outer != Scaling::Kind::row2 && !storage.scaling.transposed;
 }
 inline bool is_any(const Storage& /*storage*/) { return true; }
 

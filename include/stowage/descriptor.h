@@ -48,9 +48,9 @@ enum class ScaleCode : std::uint8_t {
   q4_k,          // records of ggml: u6 codes of sub-blocks, times an f16 number; and of offsets
   q6_k,          // likewise: i8 codes of sub-blocks, then the f16 number that they count
   absmax,        // fp32 numbers, F times the scale: products are multiplied by fl(1 / F) too
-  product,       // e4m3 numbers, times one outer scale of all, in fp32
+  product,       // e4m3 numbers, times the outer scale of their group, in fp32
   product_bf16,  // the same in bf16, to which the outer scale is rounded first
-  quotient,      // e4m3 numbers, divided by one outer number of all, in fp32
+  quotient,      // e4m3 numbers, divided by that outer number, in fp32
 };
 struct Level {
   Group group;
@@ -83,7 +83,7 @@ enum class Extent : std::uint8_t {
   pairs,    // [(elements + 1) / 2, 1]
   packed,   // [rows, bytes of the codes of a row]
   scales,   // as the group of scales says, and behind that the bytes of a record
-  outers,   // one for each group of scales
+  outers,   // as the group of what scales stand under says
   one,      // []
   values,   // [16]
   map,      // [256]
@@ -113,7 +113,7 @@ struct Descriptor {
   bool transposed = false;           // matrices of a stack lie so: parts are those of lying()
   std::span<const PartRow> parts;    // codes first
 };
-/// Whether scales of this type are e4m3 numbers under one of all.
+/// Whether scales of this type are e4m3 numbers, each under one of fp32.
 constexpr bool stand_under_one(ScaleType type) noexcept {
   return type >= ScaleType::e4m3 && type <= ScaleType::e4m3_quotient;
 }
@@ -145,8 +145,8 @@ inline bool is_value_cast(Codes codes) noexcept { return is_value_dtype(trait(co
 inline bool runs_across_rows(const Storage& storage) {
   return describe(storage).packing == Packing::high_first;
 }
-/// Whether scales are e4m3 numbers under one number of all, which values are divided by when they
-/// are quantized: reciprocals would round again.
+/// Whether scales are e4m3 numbers, each under one of fp32; values are divided by what they are
+/// then when they are quantized: reciprocals would round again.
 inline bool stands_under_one(const Descriptor& form) noexcept {
   return form.scale.code >= ScaleCode::product;
 }
@@ -154,6 +154,8 @@ inline bool stands_under_one(const Descriptor& form) noexcept {
 inline int codes_together(Packing packing) noexcept {
   return packing == Packing::whole ? 1 : packing == Packing::dense ? 8 : 2;
 }
+/// How many scales of a weight of this shape, next to one another, stand under one such number.
+STOWAGE_API std::int64_t scales_under_one(const Storage& storage, const Shape& shape);
 /// Elements of a row of the part of codes that has so many of its own.
 inline std::int64_t elements_of(const Storage& storage, std::int64_t of_part) {
   if (describe(storage).packing == Packing::whole) return of_part;

@@ -37,10 +37,11 @@ inline constexpr int kCodesCount = 16;
 enum class Dialect : std::uint8_t { standard, torchao };
 /// The element type of scales. f32 unless the storage names another; of nf4:torchao, whose parts
 /// keep the type of the values that were quantized, `of_values` until there are values. e8m0 are
-/// powers of two. e4m3 stand under one fp32 number, by which each of them is multiplied first;
-/// e4m3_bf16: that number and the products are rounded to bf16; e4m3_quotient: each is divided by
-/// it. `super`: a block has a record of scales of its sub-blocks, as ggml's K-quants do. absmax:
-/// fp32 largest magnitudes; products with them are multiplied by fl(1 / F) too.
+/// powers of two. e4m3 stand under an fp32 number (Scaling::outer), by which each of them is
+/// multiplied first; e4m3_bf16: that number and the products are rounded to bf16; e4m3_quotient:
+/// each is divided by it. `super`: a block has a record of scales of its sub-blocks, as ggml's
+/// K-quants do. absmax: fp32 largest magnitudes; products with them are multiplied by fl(1 / F)
+/// too.
 enum class ScaleType : std::uint8_t {
   f32,
   bf16,
@@ -80,12 +81,13 @@ struct Scaling {
   Zero zero = Zero::none;         // what each scale has beside it that stands for 0
   bool actorder = false;          // of block: which columns are of a group stands in a part
   bool transposed = false;        // matrices of a stack [E, K, O] lie as [E, O, K], blocks too
+  Kind outer = Kind::none;        // of e4m3: which scales stand under one number: row, row2, or all
   bool operator==(const Scaling&) const = default;
 };
 
 /// What the codes of a weight mean. Written as one string,
 /// `codes[:dialect][:scaling][:type][:zero|:zero_sum|:zero_rounded]
-/// [:actorder|:nested|:transposed]`.
+/// [:actorder|:nested|:transposed|:row|:row2]`.
 struct Storage {
   Codes codes = Codes::f32;
   Dialect dialect = Dialect::standard;
@@ -143,12 +145,13 @@ struct STOWAGE_API Layout {
 /// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K];
 /// `zero`: zero i8, of `zero_sum` and `zero_rounded` in the type of the scales, in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
-/// global_scale f32 []; `super`: scale u8 [rows, ceil(K / N), bytes of a record]. `transposed`: of
-/// [E, K, O] what [E, O, K] has. `absmax`: that f32 for scale. 4-bit: absmax f32 [blocks]; nested:
-/// absmax u8 [blocks], nested_absmax f32 [ceil(blocks / 256)], nested_map f32 [256], nested_offset
-/// f32 []. nf4:torchao:<D>: quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler
-/// block], scaler_mean D [], nf4 D [16]. Throws invalid_argument where the format cannot hold the
-/// shape, and for nf4:torchao without its dtype.
+/// global_scale f32 [], `row` behind it [O, 1, ..], `row2` [E, O, 1, ..]; `super`: scale u8 [rows,
+/// ceil(K / N), bytes of a record]. `transposed`: of [E, K, O] what [E, O, K] has. `absmax`: that
+/// f32 for scale. 4-bit: absmax f32 [blocks]; nested: absmax u8 [blocks], nested_absmax f32
+/// [ceil(blocks / 256)], nested_map f32 [256], nested_offset f32 []. nf4:torchao:<D>:
+/// quantized_scalers i8 [blocks], quantization_factor D [blocks / scaler block], scaler_mean D [],
+/// nf4 D [16]. Throws invalid_argument where the format cannot hold the shape, and for nf4:torchao
+/// without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all); of `block` within
 /// rows groups restart at each row; block2: N, of one row. Throws as layout() for no such storage.

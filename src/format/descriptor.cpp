@@ -29,9 +29,9 @@ constexpr std::array kNamedZeroParts{kWhole, kScale, kZero, kGroups};
 constexpr std::array kPackedNamedParts{kPacked, kScale, kGroups};
 constexpr std::array kPackedNamedZeroParts{kPacked, kScale, kZero, kGroups};
 constexpr std::array kProductParts{kPacked, kScale,
-                                   PartRow{"global_scale", "_scale_2", one, Dtype::f32}};
+                                   PartRow{"global_scale", "_scale_2", outers, Dtype::f32}};
 constexpr std::array kQuotientParts{kPacked, kScale,
-                                    PartRow{"global_scale", "_global_scale", one, Dtype::f32}};
+                                    PartRow{"global_scale", "_global_scale", outers, Dtype::f32}};
 constexpr PartRow kAbsmax{"absmax", ".absmax", scales, Dtype::f32};
 constexpr std::array kWholeAbsmaxParts{kWhole, kAbsmax};
 constexpr std::array kAbsmaxParts{kPairs, kAbsmax};
@@ -74,6 +74,12 @@ Dtype dtype_of(ScaleType type) noexcept {
 ScaleCode code_under_one(ScaleType type) noexcept {
   if (type == ScaleType::e4m3_bf16) return ScaleCode::product_bf16;
   return type == ScaleType::e4m3_quotient ? ScaleCode::quotient : ScaleCode::product;
+}
+
+// What e4m3 scales stand under.
+Group outer_of(const Scaling& scaling) noexcept {
+  if (scaling.outer == Scaling::Kind::row) return {Group::Kind::row};
+  return {scaling.outer == Scaling::Kind::row2 ? Group::Kind::row2 : Group::Kind::tensor};
 }
 
 Group group_of(const Scaling& scaling, Packing packing) noexcept {
@@ -158,7 +164,7 @@ Descriptor describe(const Storage& storage) {
       made.parts = scaled_parts(scaling, row.packing);
       if (stand_under_one(scaling.type)) {
         made.scale.code = code_under_one(scaling.type);
-        made.outer.group = {Group::Kind::tensor};
+        made.outer.group = outer_of(scaling);
         made.parts = scaling.type == ScaleType::e4m3_quotient
                          ? std::span<const PartRow>(kQuotientParts)
                          : kProductParts;

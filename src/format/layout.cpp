@@ -55,6 +55,13 @@ Shape keep_leading(const Shape& shape, int kept) {
   return Shape(std::span<const std::int64_t>(sizes.data(), static_cast<std::size_t>(shape.rank())));
 }
 
+// Elements of each tuple of indices of the first dimensions.
+std::int64_t elements_from(const Shape& shape, int dim) {
+  std::int64_t product = 1;
+  for (int i = dim; i < shape.rank(); ++i) product *= shape[i];
+  return product;
+}
+
 // Elements that lie side by side with scales of their own: of a row, of a pair of indices, or of a
 // row of a matrix.
 std::int64_t line_elements(const Storage& storage, const Shape& shape) {
@@ -81,6 +88,17 @@ Shape packed_shape(const Storage& storage, const Shape& shape) {
             ", got shape " + to_string(shape));
   return {shape.rows(),
           shape.row_elements() / together * (together * trait(storage.codes).bits / 8)};
+}
+
+// Scales that stand under a number of each pair of indices: none is of two.
+void expect_whole_groups(const Storage& storage, const Shape& shape) {
+  if (storage.scaling.outer != Scaling::Kind::row2) return;
+  const std::int64_t block = storage.scaling.block;
+  if (shape.rank() >= 3 && elements_from(shape, 2) % block == 0) return;
+  throw Error(Code::invalid_argument,
+              "layout: a weight stored as " + to_string(storage) +
+                  " must have at least 3 dimensions, and for each pair of indices a multiple of " +
+                  std::to_string(block) + " elements, got shape " + to_string(shape));
 }
 
 Shape scale_shape(const Level& level, const Storage& storage, const Shape& shape) {
@@ -128,6 +146,8 @@ Shape part_shape(const Descriptor& form, Extent extent, const Storage& storage,
     case Extent::scales:
       return scale_shape(form.scale, storage, shape);
     case Extent::outers:
+      if (form.outer.group.kind != Group::Kind::flat)
+        return scale_shape(form.outer, storage, shape);
       return {ceil_div<std::int64_t>(scale_shape(form.scale, storage, shape).elements(),
                                      form.outer.group.n)};
     case Extent::one:
@@ -186,6 +206,7 @@ Layout layout(const Storage& storage, const Shape& given) {
   const Shape shape = lying(storage, given);
   const Descriptor form = describe(storage);
   if (form.codec == Codec::torchao) check_torchao(form, storage, shape);
+  expect_whole_groups(storage, shape);
   Layout made;
   for (const PartRow& part : form.parts) {
     Dtype dtype = part.dtype != Dtype::unknown ? part.dtype : form.scale.type;
@@ -202,11 +223,8 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) {
   switch (group.kind) {
     case Group::Kind::row:
       return shape.row_elements();
-    case Group::Kind::row2: {
-      std::int64_t product = 1;
-      for (int i = 2; i < shape.rank(); ++i) product *= shape[i];
-      return product;
-    }
+    case Group::Kind::row2:
+      return elements_from(shape, 2);
     case Group::Kind::along:
     case Group::Kind::flat:
     case Group::Kind::block2:
@@ -217,6 +235,15 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) {
       break;
   }
   return shape.elements();
+}
+
+std::int64_t scales_under_one(const Storage& storage, const Shape& shape) {
+  const Descriptor form = describe(storage);
+  if (form.outer.group.kind == Group::Kind::row2)
+    return elements_from(shape, 2) / form.scale.group.n;
+  const std::int64_t scales = scale_shape(form.scale, storage, shape).elements();
+  if (form.outer.group.kind == Group::Kind::row && shape.rows() != 0) return scales / shape.rows();
+  return form.outer.group.n != 0 ? form.outer.group.n : scales;
 }
 
 }  // namespace v0

@@ -253,6 +253,13 @@ std::uint32_t encode(Codes codes, double x) noexcept {
   return sign_bit(codes, x) | fields(codes, std::fabs(round(codes, x)));
 }
 
+std::int64_t outer_index(const Storage& storage, const Shape& shape, std::int64_t i) {
+  if (storage.scaling.outer == Scaling::Kind::none) return 0;
+  const std::int64_t row = i / shape.row_elements();
+  if (storage.scaling.outer == Scaling::Kind::row) return row;
+  return row * shape[1] + i % shape.row_elements() / (shape.row_elements() / shape[1]);
+}
+
 float number_under(ScaleType type, double scale, double outer) noexcept {
   if (type == ScaleType::e4m3_quotient) return static_cast<float>(scale / outer);
   if (type == ScaleType::e4m3_bf16)
@@ -281,7 +288,8 @@ float scale_at(const Weight& weight, std::int64_t i) noexcept {
   }
   if (stand_under_one(scaling.type)) {
     const float scale = trait(Codes::f8_e4m3).values[element<std::uint8_t>(weight.part(1), index)];
-    return number_under(scaling.type, scale, element<float>(weight.part(2), 0));
+    const std::int64_t over = outer_index(weight.storage(), weight.shape(), i);
+    return number_under(scaling.type, scale, element<float>(weight.part(2), over));
   }
   if (scaling.type == ScaleType::bf16 || scaling.type == ScaleType::f16)
     return number_of(scaling.type, weight.part(1), index);

@@ -38,6 +38,9 @@ std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_
 /// The same of any weight.
 std::int64_t scale_index(const Weight& weight, std::int64_t i);
 
+/// Which of the numbers that scales stand under is over that of element i.
+std::int64_t outer_index(const Storage& storage, const Shape& shape, std::int64_t i);
+
 /// Code i of `width` bits among codes that lie densely, whose bits may be anything before.
 void put_dense(std::uint8_t* codes, int width, std::int64_t i, unsigned code) noexcept;
 /// The code of x in [-1, 1] under nf4 or fp4: how many thresholds lie strictly below x, as a place
@@ -50,7 +53,7 @@ std::span<const float> thresholds4(Codes codes) noexcept;
 void quantize(const void* values, Dtype dtype, const Shape& shape, const Storage& storage,
               std::span<void* const> parts, bool keep_nonfinite = false);
 
-/// What a scale of such a type is under the number over all.
+/// What a scale of such a type is under its number.
 float number_under(ScaleType type, double scale, double outer) noexcept;
 /// The scale that element i of a weight is multiplied with; 1 for plain casts.
 float scale_at(const Weight& weight, std::int64_t i) noexcept;

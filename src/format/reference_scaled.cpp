@@ -108,7 +108,7 @@ int power_of(PowerRule rule, float amax, float scale, float largest) noexcept {
   return exponent;
 }
 
-// The number over all e4m3 scales, under which the largest of them is the largest of e4m3 (ModelOpt
+// The number over e4m3 scales, under which the largest of them is the largest of e4m3 (ModelOpt
 // 0.47). The lower bound keeps each product, and its reciprocal, a normal number.
 float outer_of(ScaleType type, float amax, float largest) noexcept {
   if (amax == 0.0f) return 1.0f;
@@ -162,12 +162,22 @@ float keep_scale(float scale, float amax, const Storage& storage, void* scales, 
 }
 
 // Turns the amax of each group into its scale, as the parts have it.
-void put_products(ScaleType type, std::span<float> scale, float largest,
-                  std::span<void* const> parts) noexcept {
-  const float outer =
-      outer_of(type, scale.empty() ? 0.0f : *std::ranges::max_element(scale), largest);
-  std::memcpy(parts[2], &outer, sizeof outer);
+void put_products(const Input& input, const Storage& storage, const Shape& shape,
+                  std::span<float> scale, std::span<void* const> parts) {
+  const ScaleType type = storage.scaling.type;
+  const float largest = code_range(storage).divisor;
+  const auto outers = static_cast<std::size_t>(layout(storage, shape).parts[2].shape.elements());
+  std::vector<float> most(outers, 0.0f);
+  std::vector<std::size_t> outer_of_group(scale.size(), 0);
+  for (std::int64_t i = 0; i < input.n; ++i) {
+    const auto at = static_cast<std::size_t>(outer_index(storage, shape, i));
+    most[at] = std::max(most[at], std::fabs(input.single(i)));
+    outer_of_group[static_cast<std::size_t>(scale_index(storage, shape, i))] = at;
+  }
+  for (float& outer : most) outer = outer_of(type, outer, largest);
+  if (!most.empty()) std::memcpy(parts[2], most.data(), most.size() * sizeof(float));
   for (std::size_t g = 0; g < scale.size(); ++g) {
+    const float outer = most[outer_of_group[g]];
     const double kept = scale_under(type, outer, scale[g], largest);
     static_cast<std::uint8_t*>(parts[1])[g] =
         static_cast<std::uint8_t>(encode(Codes::f8_e4m3, kept));
@@ -268,7 +278,7 @@ void quantize_scaled(const Input& input, const Storage& storage, const Shape& sh
   for (std::int64_t i = 0; i < input.n; ++i)
     scale[at(i)] = std::max(scale[at(i)], std::fabs(input.single(i)));
   if (stands_under_one(form))
-    put_products(storage.scaling.type, scale, range.divisor, parts);
+    put_products(input, storage, shape, scale, parts);
   else
     for (std::size_t g = 0; g < count; ++g)
       scale[g] = keep_scale(scale_of(scale[g], range.divisor), scale[g], storage, parts[1], g);

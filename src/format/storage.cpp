@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed]`, the
-// rules of what may be combined, and the integer that stands for a storage across a language door.
-// The field of zeros is zero, zero_sum or zero_rounded.
+// Storage strings, `codes[:dialect][:scaling][:type][:zero][:actorder|:nested|:transposed|:row|
+// :row2]`, the rules of what may be combined, and the integer that stands for a storage across a
+// language door. The field of zeros is zero, zero_sum or zero_rounded.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -30,6 +30,13 @@ constexpr std::array<std::string_view, 11> kTypeNames{
 constexpr std::array<std::string_view, 5> kZeroNames{"", "zero", "", "zero_sum", "zero_rounded"};
 
 constexpr std::string_view kTransposed = ":transposed";
+
+// Which scales stand under one number, behind what these stand under is.
+struct Outer {
+  std::string_view ending;
+  Kind kind;
+};
+constexpr std::array kOuters{Outer{":row", Kind::row}, Outer{":row2", Kind::row2}};
 
 // What the field calls some storages. Those that strings of ours spelled before they had a name
 // keep that spelling, which files hold.
@@ -177,6 +184,14 @@ std::optional<Storage> read(std::string_view text) {
     turned->scaling.transposed = true;
     return is_legal(*turned) ? turned : std::nullopt;
   }
+  for (const auto& [ending, kind] : kOuters) {
+    if (!text.ends_with(ending)) continue;
+    auto under = read(text.substr(0, text.size() - ending.size()));
+    if (!under || !stand_under_one(under->scaling.type)) continue;  // it says what shares a scale
+    if (under->scaling.outer != Kind::none) return std::nullopt;
+    under->scaling.outer = kind;
+    return under;
+  }
   if (const auto named = std::ranges::find(kNamed, text, &Named::name); named != kNamed.end())
     return named->storage;
   std::optional<std::string_view> rest = text;
@@ -273,6 +288,7 @@ std::string spelled(const FormRow& row) {
             : row.legal.super   ? "[:bf16|:f16|:e8m0|:super]"
             : row.legal.absmax  ? "[:bf16|:f16|:e8m0|:absmax]"
                                 : "[:bf16|:f16|:e8m0]";
+  if (row.legal.product) text += "[:row|:row2]";
   if (row.legal.zero) text += row.legal.sum ? "[:zero|:zero_sum]" : "[:zero]";
   if (row.legal.rounded) text += ":zero_rounded";
   if (row.legal.named) text += "[:actorder]";
@@ -307,6 +323,8 @@ bool is_legal(const Storage& storage) noexcept {
   if (blocks ? !is_legal_block(legal, s.block) : s.block != 0) return false;
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;
+  const bool outer = s.outer == Kind::row || s.outer == Kind::row2;
+  if (outer ? !stand_under_one(s.type) : s.outer != Kind::none) return false;
   if (s.transposed && (!legal.transposed || s.kind != Kind::block || s.type >= ScaleType::e4m3))
     return false;
   if (s.actorder && (!legal.named || s.kind != Kind::block || s.type > ScaleType::f16))
@@ -352,6 +370,12 @@ Storage parse_storage(std::string_view text) {
 
 std::string to_string(const Storage& storage) {
   if (storage.scaling.transposed) return to_string(lying(storage)).append(kTransposed);
+  if (const auto outer = std::ranges::find(kOuters, storage.scaling.outer, &Outer::kind);
+      outer != kOuters.end()) {
+    Storage of_all = storage;
+    of_all.scaling.outer = Kind::none;
+    return to_string(of_all).append(outer->ending);
+  }
   for (const Named& named : kNamed)
     if (named.canonical && named.storage == storage) return std::string(named.name);
   std::string text(trait(storage.codes).name);
@@ -374,20 +398,23 @@ std::string legal_storages() {
          names_with(&Legal::step, 8) + " a multiple of 8; for " + names_with(&Legal::powers, true) +
          " a power of two from " + std::to_string(kMinBlock4) + " to " +
          std::to_string(kMaxBlock4) + ", for nf4:torchao from " + std::to_string(kMinBlockTorchao) +
-         "; e8m0: with blocks; e4m3 and actorder: with block<N>; zero_sum: without actorder; "
+         "; e8m0: with blocks; e4m3 and actorder: with block<N>; a second row or row2: behind "
+         "e4m3; zero_sum: without actorder; "
          "absmax: without blocks; super: with block256; transposed: with block<N> but e4m3; M: a "
          "power of two from " +
          std::to_string(kMinScalerBlock) + " to " + std::to_string(kMaxScalerBlock) +
          ", of block<M>x<N> from " + std::to_string(kMinRows) + ")";
 }
 
-// bits   0-7 codes | 8-11 dialect | 12-15 scaling kind | 16-19 scale type | 20 nested |
+// bits   0-7 codes | 8-9 dialect | 10-11 outer kind | 12-15 scaling kind | 16-19 scale type | 20
+// nested |
 //        22 actorder | 23 transposed | 24-54 block
 //        56-59 scaler block, or M of block<M>x<N>: 0 for none, else 1 + its logarithm | 60-62 zero
 std::int64_t storage_key(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   return static_cast<std::int64_t>(storage.codes) |
-         static_cast<std::int64_t>(storage.dialect) << 8 | static_cast<std::int64_t>(s.kind) << 12 |
+         static_cast<std::int64_t>(storage.dialect) << 8 |
+         static_cast<std::int64_t>(s.outer) << 10 | static_cast<std::int64_t>(s.kind) << 12 |
          static_cast<std::int64_t>(s.type) << 16 | static_cast<std::int64_t>(s.nested) << 20 |
          static_cast<std::int64_t>(s.zero) << 60 | static_cast<std::int64_t>(s.actorder) << 22 |
          static_cast<std::int64_t>(s.transposed) << 23 | static_cast<std::int64_t>(s.block) << 24 |
@@ -399,7 +426,8 @@ std::int64_t storage_key(const Storage& storage) noexcept {
 Storage storage_from_key(std::int64_t key) {
   Storage storage;
   storage.codes = static_cast<Codes>(key & 0xff);
-  storage.dialect = static_cast<Dialect>(key >> 8 & 0xf);
+  storage.dialect = static_cast<Dialect>(key >> 8 & 3);
+  storage.scaling.outer = static_cast<Kind>(key >> 10 & 3);
   storage.scaling.kind = static_cast<Kind>(key >> 12 & 0xf);
   storage.scaling.type = static_cast<ScaleType>(key >> 16 & 0xf);
   storage.scaling.nested = (key >> 20 & 1) != 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a scale is that stands under one number of all. `static` as in convert.h.
+// What a scale is that stands under one number, with others. `static` as in convert.h.
 #pragma once
 #include "format/convert.h"
 #include "stowage/descriptor.h"

@@ -93,12 +93,14 @@ class Coder {
   /// Bits of the largest magnitude, of either side where there are zeros.
   using Reach = std::conditional_t<kZero, Extremes, std::uint32_t>;
 
-  explicit Coder(const QuantizeJob& job)
+  /// `under_one`: how many scales stand under one number, if they do.
+  Coder(const QuantizeJob& job, std::int64_t under_one)
       : job_(job),
         range_(code_range(job.storage)),
         most_(job.form.scale.type == Dtype::f16 ? 65504.0f : std::numeric_limits<float>::max()),
         scales_(job.parts[1]),
-        outer_(stands_under_one(job.form) ? *static_cast<const float*>(job.parts[2]) : 1.0f) {
+        outers_(stands_under_one(job.form) ? static_cast<const float*>(job.parts[2]) : nullptr),
+        under_one_(under_one) {
     const QuantizeKernels& kernels = job.kernels.quantize;
     const auto& encode = kZero                        ? kernels.encode_from
                          : stands_under_one(job.form) ? kernels.divide  // no reciprocal of products
@@ -236,18 +238,22 @@ class Coder {
                        __builtin_bit_cast(float, exponent << 23)};
     });
   }
-  // Numbers of e4m3 but 0, and what they are under the one of all. Values are finite: put_outer().
+  // Numbers of e4m3 but 0, and what they are under theirs. Values are finite: put_outers().
   template <ScaleCode kCode>
   bool put_products(std::int64_t g, std::int64_t n, const Reach* reach, Codings<kZero>& out) const {
     auto* const scales = static_cast<std::uint8_t*>(scales_) + g;
     const float* const values = trait(Codes::f8_e4m3).values.data();
-    const float under = range_.divisor * outer_;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float amax = width_of(reach[i]);
-      const float exact =
-          kCode == ScaleCode::quotient ? amax * outer_ / range_.divisor : amax / under;
-      scales[i] = f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
-      out.r[i] = under_one(kCode, values[scales[i]], outer_);
+    for (std::int64_t i = 0; i < n;) {
+      const std::int64_t which = (g + i) / under_one_;
+      const std::int64_t stop = std::min(n, (which + 1) * under_one_ - g);
+      const float outer = outers_[which], under = range_.divisor * outer;
+      for (; i < stop; ++i) {
+        const float amax = width_of(reach[i]);
+        const float exact =
+            kCode == ScaleCode::quotient ? amax * outer / range_.divisor : amax / under;
+        scales[i] = f32_to_e4m3(exact == 0.0f ? 1.0f : std::clamp(exact, 0x1p-9f, kLargestE4m3));
+        out.r[i] = under_one(kCode, values[scales[i]], outer);
+      }
     }
     return true;
   }
@@ -269,15 +275,16 @@ class Coder {
   float most_;  // scale that the type has
   EncodeKernel encode_;
   void* scales_;
-  float outer_;  // over all scales, where they stand under one
+  const float* outers_;     // over scales, where they stand under numbers
+  std::int64_t under_one_;  // so many under each
 };
 
 /// Groups of at most a chunk, or of rows: a task takes several and reads each twice, the second
 /// time from a cache.
 template <bool kZero>
-std::uint32_t quantize_groups(const QuantizeJob& job, const Groups& groups) {
+std::uint32_t quantize_groups(const QuantizeJob& job, const Coder<kZero>& coder,
+                              const Groups& groups) {
   using Reach = typename Coder<kZero>::Reach;
-  const Coder<kZero> coder(job);
   Largest refused;
   const std::int64_t chunk =
       std::max<std::int64_t>(1, kChunkElements / (groups.rows * groups.group));
@@ -302,9 +309,9 @@ std::uint32_t quantize_groups(const QuantizeJob& job, const Groups& groups) {
 
 /// One group of more than a chunk: all tasks look for its reach, then all encode.
 template <bool kZero>
-std::uint32_t quantize_large_group(const QuantizeJob& job, const Groups::Some& one) {
+std::uint32_t quantize_large_group(const QuantizeJob& job, const Coder<kZero>& coder,
+                                   const Groups::Some& one) {
   using Reach = typename Coder<kZero>::Reach;
-  const Coder<kZero> coder(job);
   Largest below, above;
   for_each_chunk(job.executor, one.size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     Reach reach;
@@ -324,27 +331,50 @@ std::uint32_t quantize_large_group(const QuantizeJob& job, const Groups::Some& o
   return 0;
 }
 
-/// The number over the scales of all groups, from the largest magnitude of all: the largest scale
-/// is then that of e4m3, and none is below 2^-126 under it. Whether the values are finite.
-bool put_outer(const QuantizeJob& job) {
-  const Values values{job.values, job.dtype, job.n};
-  float amax = 0;
-  amax_with(job.kernels, {&values, 1}, &amax, job.executor);
+/// The numbers over the scales of groups, from the largest magnitude of all that are under each:
+/// the largest scale is then that of e4m3, and none is below 2^-126 under it. Whether the values
+/// are finite.
+bool put_outers(const QuantizeJob& job, const Shape& shape) {
+  const std::int64_t count = layout(job.storage, shape).parts[2].shape.elements();
+  const std::int64_t each = count == 0 ? 0 : job.n / count;
+  auto* const outers = static_cast<float*>(job.parts[2]);
+  if (count == 1 || each == 0) {
+    std::fill_n(outers, count, 0.0f);
+    const Values values{job.values, job.dtype, job.n};
+    if (each != 0) amax_with(job.kernels, {&values, 1}, outers, job.executor);
+  } else {
+    const auto amaxes = job.kernels.quantize.amaxes[job.in()];
+    const std::int64_t chunk = std::max<std::int64_t>(1, kChunkElements / each);
+    for_each_chunk(job.executor, count, chunk, [&](std::int64_t from, std::int64_t to) {
+      std::uint32_t reach[Groups::kTogether];
+      for (std::int64_t some = 0; from < to; from += some) {
+        some = std::min(to - from, Groups::kTogether);
+        amaxes(job.at(from * each), some * each, each, reach);
+        for (std::int64_t i = 0; i < some; ++i) outers[from + i] = float_of(reach[i]);
+      }
+    });
+  }
   const ExactFloats exact;
   const float most = trait(job.storage.codes).divisor * kLargestE4m3;
-  const float outer = describe(job.storage).scale.code == ScaleCode::quotient
-                          ? std::min(most / amax, 0x1p117f)
-                          : std::max(amax / most, 0x1p-117f);
-  *static_cast<float*>(job.parts[2]) = amax == 0 ? 1.0f : outer;
-  return std::isfinite(amax);
+  const bool quotient = job.form.scale.code == ScaleCode::quotient;
+  bool finite = true;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float amax = outers[i];
+    finite = finite && std::isfinite(amax);
+    const float outer =
+        quotient ? std::min(most / amax, 0x1p117f) : std::max(amax / most, 0x1p-117f);
+    outers[i] = amax == 0 ? 1.0f : outer;
+  }
+  return finite;
 }
 
 /// Not 0 where a value or a scale is not finite.
 template <bool kZero>
 std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
-  if (stands_under_one(job.form) && !put_outer(job)) return kInfinityBits;
+  const bool under_one = stands_under_one(job.form);
+  if (under_one && !put_outers(job, shape)) return kInfinityBits;
+  const Coder<kZero> coder(job, under_one ? scales_under_one(job.storage, shape) : 1);
   if (job.n == 0) {  // groups without elements still have their scale
-    const Coder<kZero> coder(job);
     Codings<kZero> coding;
     const typename Coder<kZero>::Reach none{};
     for (std::int64_t g = layout(job.storage, shape).parts[1].shape.elements(); g-- > 0;)
@@ -352,10 +382,10 @@ std::uint32_t quantize_scaled(const QuantizeJob& job, const Shape& shape) {
     return 0;
   }
   const Groups groups(job, shape);
-  if (groups.group <= kChunkElements || groups.rows > 1) return quantize_groups<kZero>(job, groups);
+  if (groups.group <= kChunkElements || groups.rows > 1) return quantize_groups(job, coder, groups);
   std::uint32_t refused = 0;
   for (std::int64_t g = 0; g < groups.count && refused == 0; ++g)
-    refused = quantize_large_group<kZero>(job, groups.from(g, g + 1));
+    refused = quantize_large_group(job, coder, groups.from(g, g + 1));
   return refused;
 }
 

@@ -92,7 +92,8 @@ Runs::Runs(const Kernels& kernels, const Weight& weight) : form_(describe(weight
   }
   if (expand_ == nullptr) return;
   for (int i = 1; i < kMaxParts; ++i) kept_.parts[i - 1] = weight.part(i);
-  kept_.outer = std::max(form_.outer.group.n, 1);
+  if (form_.outer.group.kind != Group::Kind::none)
+    kept_.outer = std::max<std::int64_t>(scales_under_one(storage, weight.shape()), 1);
   rounds_ = form_.rounds_to != Dtype::unknown;
   exact_ = form_.rounds_to == Dtype::f64;
   if (rounds_)

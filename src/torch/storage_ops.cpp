@@ -57,6 +57,12 @@ std::vector<double> values_of(const Storage& storage) {
   return values;
 }
 
+// What e4m3 scales stand under numbers of.
+const char* outer_kind(const Scaling& scaling) {
+  const auto kind = scaling.outer == Scaling::Kind::none ? Scaling::Kind::tensor : scaling.outer;
+  return kKinds[static_cast<int>(kind)];
+}
+
 std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_storage(text)); }
 
 // A string, whose memory torch keeps: once for each storage, since Python remembers them. A tensor
@@ -87,6 +93,7 @@ std::string storage_describe(std::int64_t key) {
               {"transposed", storage.scaling.transposed},
               {"record", form.scale.record},
               {"outer", form.outer.group.n},
+              {"outer_kind", stands_under_one(form) ? outer_kind(storage.scaling) : ""},
               {"scale_code", kScaleCodes[static_cast<int>(form.scale.code)]},
               {"under_one", stands_under_one(form)},
               {"factor", form.factor},

@@ -87,6 +87,15 @@ TEST(Descriptor, SaysWhatEachStorageIs) {
   }
 }
 
+TEST(Descriptor, SaysWhatScalesStandUnder) {
+  using K = Group::Kind;
+  for (const auto& [name, kind] : {std::pair{"nvfp4", K::tensor}, std::pair{"nvfp4:row", K::row},
+                                   std::pair{"f4_e2m1:block16:e4m3_bf16:row", K::row},
+                                   std::pair{"f4_e2m1:block16:e4m3_quotient:row2", K::row2},
+                                   std::pair{"nf4:nested", K::flat}, std::pair{"mxfp4", K::none}})
+    EXPECT_EQ(describe(parse_storage(name)).outer.group.kind, kind) << name;
+}
+
 TEST(Descriptor, QuestionsTellTheKindsOfCodesApart) {
   for (const FormatTrait& format : formats()) {
     const Storage storage{.codes = format.codes, .scaling = format.default_scaling};

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "expect_error.h"
+#include "stowage/descriptor.h"
 #include "stowage/weight.h"
 
 namespace stowage {
@@ -171,6 +172,37 @@ TEST(Layout, TorchaoNeedsItsDtypeAndWholeScalerBlocks) {
                        "elements (block 64 x scaler block 256), got shape [128, 96]");
   EXPECT_STOWAGE_ERROR(layout(parse_storage("nf4:torchao:f32"), {2, 64, 128}), invalid_argument,
                        "got shape [2, 64, 128]");
+}
+
+TEST(Layout, HasNumbersOverScalesForRowsOrPairsOfIndices) {
+  const std::vector<Row> rows{
+      {"nvfp4:row",
+       {3, 70},
+       "codes U8 [3, 35] 105; scale U8 [3, 5] 15; global_scale F32 [3, 1] 12"},
+      {"nvfp4:row2",
+       {2, 3, 32},
+       "codes U8 [2, 48] 96; scale U8 [2, 6] 12; global_scale F32 [2, 3, 1] 24"}};
+  for (const Row& row : rows)
+    EXPECT_EQ(spell(layout(parse_storage(row.storage), row.shape)), row.expected) << row.storage;
+}
+
+TEST(Layout, RefusesScalesUnderTwoNumbers) {
+  for (const Shape& shape : {Shape{2, 3, 24}, Shape{2, 48}})
+    EXPECT_STOWAGE_ERROR(layout(parse_storage("nvfp4:row2"), shape), invalid_argument,
+                         "nvfp4:row2 must have at least 3 dimensions, and for each pair of indices "
+                         "a multiple of 16 elements, got shape " +
+                             to_string(shape));
+}
+
+TEST(ScalesUnderOne, CountsThoseNextToOneAnother) {
+  const Shape shape{4, 3, 32};
+  EXPECT_EQ(scales_under_one(parse_storage("nvfp4"), shape), 24);
+  EXPECT_EQ(scales_under_one(parse_storage("nvfp4:row"), shape), 6);
+  EXPECT_EQ(scales_under_one(parse_storage("nvfp4:row"), {4, 3, 8}), 2);  // one of them short
+  EXPECT_EQ(scales_under_one(parse_storage("nvfp4:row2"), shape), 2);
+  EXPECT_EQ(scales_under_one(parse_storage("nvfp4:row2"), {4, 3, 4, 8}), 2);
+  EXPECT_EQ(scales_under_one(parse_storage("nf4:block64:nested"), {64, 1024}), 256);
+  EXPECT_EQ(scales_under_one(parse_storage("nf4:torchao:bf16"), {128, 256}), 256);
 }
 
 TEST(GroupElements, CountsWhatSharesAScale) {

@@ -205,6 +205,43 @@ TEST(QuantizeScaled, NumbersOverE4m3ScalesDivideOrMultiplyInBf16) {
             std::vector{1.0f});
 }
 
+// Each number is that of a weight that has such values alone.
+TEST(QuantizeScaled, NumbersOverE4m3ScalesAreOfRowsOrOfPairsOfIndices) {
+  const std::vector<std::vector<float>> pairs{
+      {7.0f, -3.5f, 2.0f, 0.75f},          {0.0f, -0.0f, 0.0f, 0.0f},
+      {0x1p-126f, 0.0f, -0x1p-149f, 0.0f}, {5.0f, 640.0f, -0.25f, 1e-3f},
+      {3e38f, 1.0f, 1e30f, -2e30f},        {1e-20f, 3e-21f, -1e-20f, 2e-20f}};
+  const auto joined = [&](std::size_t from, std::size_t to) {
+    std::vector<float> all;
+    for (; from < to; ++from) all.insert(all.end(), pairs[from].begin(), pairs[from].end());
+    return all;
+  };
+  for (const std::string type : {"e4m3", "e4m3_bf16", "e4m3_quotient"}) {
+    const std::string name = "f4_e2m1:block2:" + type;
+    const auto expect_alone = [&](const Packed& all, std::int64_t rows, std::size_t each) {
+      std::vector<float> outers, values;
+      std::vector<std::uint8_t> codes, scales;
+      for (std::size_t i = 0; i < pairs.size(); i += each) {
+        const Packed one = pack(name.c_str(), {rows, 4}, joined(i, i + each));
+        for (const std::uint8_t code : one.bytes(0)) codes.push_back(code);
+        for (const std::uint8_t scale : one.bytes(1)) scales.push_back(scale);
+        outers.push_back(one.floats(2)[0]);
+        for (const float value : one.decoded()) values.push_back(value);
+      }
+      EXPECT_EQ(all.bytes(0), codes);
+      EXPECT_EQ(all.bytes(1), scales);
+      EXPECT_EQ(all.floats(2), outers);
+      EXPECT_EQ(all.decoded(), values);
+    };
+    const std::vector<float> all = joined(0, 6);
+    expect_alone(pack((name + ":row").c_str(), {6, 4}, all), 1, 1);
+    expect_alone(pack((name + ":row").c_str(), {3, 2, 4}, all), 2, 2);
+    expect_alone(pack((name + ":row2").c_str(), {3, 2, 4}, all), 1, 1);
+    expect_alone(pack((name + ":row2").c_str(), {2, 3, 2, 2}, all), 1, 1);
+  }
+  EXPECT_EQ(pack("nvfp4:row", {2, 0}, std::vector<float>{}).floats(2), (std::vector{1.0f, 1.0f}));
+}
+
 // int8_vectorwise_quant and int8_vectorwise_dequant of bitsandbytes 0.50.
 TEST(QuantizeScaled, KeepsTheLargestMagnitudesAndRoundsTwoProducts) {
   const std::vector<float> values{0.7f, -0.1f, 0.35f, 0.0f, -0.0f, 0.0f, -3.0f, 1.5f, 2.99f};
@@ -270,9 +307,9 @@ TEST(QuantizeScaled, RequantizingAnF32DequantizationChangesNoCode) {
     s = s * 1664525u + 1013904223u;
     x = std::ldexp(static_cast<float>(static_cast<std::int32_t>(s)), -31 - static_cast<int>(s % 7));
   }
-  for (const char* storage :
-       {"int8:row", "int8:block32", "f8_e4m3:row", "f8_e5m2:tensor", "f8_e4m3:block48", "nf4",
-        "fp4", "nf4:block128", "f4_e2m1", "f4_e2m1:block32:e8m0", "f4_e2m1:row", "nvfp4"}) {
+  for (const char* storage : {"int8:row", "int8:block32", "f8_e4m3:row", "f8_e5m2:tensor",
+                              "f8_e4m3:block48", "nf4", "fp4", "nf4:block128", "f4_e2m1",
+                              "f4_e2m1:block32:e8m0", "f4_e2m1:row", "nvfp4", "nvfp4:row"}) {
     const Packed first = pack(storage, {64, 64}, values);
     const Packed second = pack(storage, {64, 64}, first.decoded());
     if (first.storage.scaling.type == ScaleType::e4m3)  // the one over them may be next to it

@@ -21,12 +21,17 @@ std::vector<Storage> all_legal() {
             for (int type = 0; type <= static_cast<int>(ScaleType::absmax); ++type)
               for (const int scaler : {0, 1, 3, 256, 4096, 8192})
                 for (const int rows : {0, 1, 2, 3, 4096, 8192})
-                  for (const int more : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
-                    const Storage storage{
-                        static_cast<Codes>(codes),
-                        static_cast<Dialect>(dialect),
-                        {static_cast<Kind>(kind), block, nested, static_cast<ScaleType>(type),
-                         scaler, rows, static_cast<Zero>(more % 5), more >= 5}};
+                  for (const int more : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}) {
+                    Storage storage{static_cast<Codes>(codes),
+                                    static_cast<Dialect>(dialect),
+                                    {static_cast<Kind>(kind), block, nested,
+                                     static_cast<ScaleType>(type), scaler, rows}};
+                    if (more < 10) {
+                      storage.scaling.zero = static_cast<Zero>(more % 5);
+                      storage.scaling.actorder = more >= 5;
+                    } else {
+                      storage.scaling.outer = more == 10 ? Kind::row : Kind::row2;
+                    }
                     if (is_legal(storage)) found.push_back(storage);
                   }
   return found;
@@ -36,8 +41,9 @@ TEST(Storage, StringsAndKeysAreReadBack) {
   const auto storages = all_legal();
   // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks (7 of eights), of one row
   // or of 2 sizes, x those types and e8m0, but for zeros of each kind; three of e4m3 with those of
-  // one row; absmax with tensor, row and row2; columns in another order with those of one row, with
-  // zeros and without; bitsandbytes: 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
+  // one row, each under numbers of all, of rows and of pairs of indices; absmax with tensor, row
+  // and row2; columns in another order with those of one row, with zeros and without; bitsandbytes:
+  // 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
     const Legal& legal = row.legal;
@@ -49,7 +55,7 @@ TEST(Storage, StringsAndKeysAreReadBack) {
     expected += legal.named ? blocks * 3 * 2 : 0;
     expected += legal.absmax ? 3 : 0;
     expected +=
-        (legal.product ? 3 * 8 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
+        (legal.product ? 3 * 8 * 3 : 0) + (legal.nested ? 4 * 2 : 0) + (legal.open ? 4 * 5 * 3 : 0);
   }
   EXPECT_EQ(storages.size(), expected);
   std::set<std::int64_t> keys;
@@ -120,6 +126,20 @@ TEST(Storage, DefaultsAreFilledInAndWrittenOut) {
   };
   for (const auto& [text, canonical] : rows)
     EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+}
+
+TEST(Storage, E4m3ScalesStandUnderNumbersOfRowsOrOfPairsOfIndices) {
+  const std::vector<std::pair<const char*, const char*>> rows{
+      {"nvfp4:row", "nvfp4:row"},
+      {"f4_e2m1:block16:e4m3:row2", "nvfp4:row2"},
+      {"f4_e2m1:e4m3:row", "f4_e2m1:block32:e4m3:row"},
+      {"f4_e2m1:block16:e4m3_quotient:row2", "f4_e2m1:block16:e4m3_quotient:row2"}};
+  for (const auto& [text, canonical] : rows)
+    EXPECT_EQ(to_string(parse_storage(text)), canonical) << text;
+  for (const char* text : {"nvfp4:tensor", "nvfp4:row:row", "nvfp4:row:row2", "nvfp4:block16",
+                           "mxfp4:row", "f4_e2m1:row:row", "f4_e2m1:row:e4m3:row",
+                           "f4_e2m1:block16:row", "f4_e2m1:block16:row:e4m3"})
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, "[:row|:row2]");
 }
 
 TEST(Storage, IntegersOfOtherWidthsHaveBlocksOfWholeEights) {
@@ -298,7 +318,8 @@ TEST(Storage, RefusesKeysThatStandForNothing) {
   const std::int64_t row = storage_key(parse_storage("int8:row"));
   for (const std::int64_t key :
        {std::int64_t{-1}, std::int64_t{8}, std::int64_t{255}, row | 1 << 22, row | 1 << 21,
-        row | std::int64_t{4} << 60, row | std::int64_t{2} << 60, row | 3 << 16, row | 1 << 24})
+        row | 2 << 10, row | std::int64_t{4} << 60, row | std::int64_t{2} << 60, row | 3 << 16,
+        row | 1 << 24})
     EXPECT_STOWAGE_ERROR(storage_from_key(key), invalid_argument, "storage key: must come from");
   // Every type of scales that a key has room for and that no storage has.
   const std::int64_t block = storage_key(parse_storage("f4_e2m1:block16"));

@@ -55,6 +55,9 @@ ZEROS += ["uint4:block4x32:zero_rounded"]
 NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
 # Blocks of rows of each matrix of a stack, whose last ones are short.
 STACKS = ["f8_e4m3:block2x40", "int8:block2x40:bf16:zero", "f4_e2m1:block2x32"]
+# Scales of rows, and of pairs of indices, under numbers of their own: of a stack too.
+UNDER_ROWS = ["nvfp4:row", "nvfp4:row2", "f4_e2m1:block16:e4m3_bf16:row"]
+UNDER_ROWS += ["f4_e2m1:block16:e4m3_quotient:row2"]
 # int8 of bitsandbytes: likewise.
 ABSMAX = ["int8:row:absmax"]
 # A signed zero, subnormals, ties, and what the narrow casts saturate.
@@ -124,7 +127,8 @@ def main(folder: Path, program: str) -> None:
     for name, storages in others.items():
         beside = folder.with_name(f"{folder.name}-{name}")
         make(beside, program, storages, {"matrix.weight": weight})
-    make(folder.with_name(f"{folder.name}-stacks"), program, STACKS, {"weight": weight})
+    for name, storages in {"stacks": STACKS, "under-rows": UNDER_ROWS}.items():
+        make(folder.with_name(f"{folder.name}-{name}"), program, storages, {"weight": weight})
 
 
 if __name__ == "__main__":

@@ -168,5 +168,30 @@ STOWAGE_ON_EACH_ISA(Groups, ScalesOfEveryCode) {
     }
 }
 
+// Rows of each number of scales from one on, so that what is expanded ends everywhere.
+STOWAGE_ON_EACH_ISA(Groups, OfRowsStandUnderNumbersOfTheirOwn) {
+  constexpr float kOuters[] = {1.0f, 0.013f, -3e-9f, 0x1p-126f, 3e35f, 0.37f, 384.0f};
+  for (const std::string type : {"e4m3", "e4m3_bf16", "e4m3_quotient"})
+    for (std::int64_t across = 1; across < 20; ++across)
+      for (const std::int64_t more : {0, 6}) {  // a short group
+        const Shape shape{21, 16 * across + more};
+        const Storage storage = parse_storage("f4_e2m1:block16:" + type + ":row");
+        Parts parts(storage, shape);
+        for (const std::size_t i : {0U, 1U})
+          parts.bytes[i] = random_bytes(parts.bytes[i].size(), 9 + static_cast<unsigned>(i));
+        for (std::size_t i = 0; i < 21; ++i)
+          std::memcpy(parts.bytes[2].data() + i * sizeof(float),
+                      &kOuters[(i + static_cast<std::size_t>(across)) % std::size(kOuters)],
+                      sizeof(float));
+        const Weight weight = parts.weight(storage, shape);
+        for (const Dtype out : kValueTypes)
+          EXPECT_EQ(values_of(table, weight, {0, 21}, out), reference_values(weight, out))
+              << to_string(storage) << " " << to_string(shape) << " to " << disk_name(out);
+        const Weight tail(storage, {1, shape[1]},
+                          std::vector<const void*>{weight.part(0), weight.part(1), weight.part(2)});
+        if (more == 0) expect_scales(table, tail, 16, across / 2);
+      }
+}
+
 }  // namespace
 }  // namespace stowage::groups_test

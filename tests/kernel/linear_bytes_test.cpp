@@ -12,6 +12,8 @@ namespace {
 constexpr const char* kStorages[] = {"mxfp4",
                                      "nvfp4",
                                      "f4_e2m1:block16:e4m3_quotient",
+                                     "nvfp4:row",
+                                     "f4_e2m1:block16:e4m3_quotient:row",
                                      "f4_e2m1:row",
                                      "int4:block64",
                                      "int4:block32",

@@ -49,8 +49,9 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryBf16UnderEveryKindOfScale) {
       return storage.scaling.kind == Scaling::Kind::tensor &&
              storage.scaling.type == ScaleType::f32;
     });
-    for (const char* of : {"f4_e2m1:block256x256:e8m0", "nvfp4", "f4_e2m1:block16:e4m3_bf16",
-                           "f4_e2m1:block16:e4m3_quotient"})
+    for (const char* of :
+         {"f4_e2m1:block256x256:e8m0", "nvfp4", "f4_e2m1:block16:e4m3_bf16",
+          "f4_e2m1:block16:e4m3_quotient", "nvfp4:row", "f4_e2m1:block16:e4m3_quotient:row"})
       names.emplace_back(of);
     for (const std::string& name : names) {
       const Storage storage = parse_storage(name);
@@ -128,9 +129,10 @@ STOWAGE_ON_EACH_ISA(Quantize, LongRowsOfGroups) {
   const Shape shape{3, 140002};
   const Bytes values =
       as_type(numbers(Kind::normal, static_cast<std::size_t>(shape.elements())), Dtype::bf16);
-  for (const char* name : {"int8:block2", "f8_e4m3:block1000", "int8:block139000:zero",
-                           "f4_e2m1:block34:e8m0", "int4:block6:bf16:zero", "nvfp4", "int8:row",
-                           "f8_e4m3:block2x200000", "f8_e4m3:block2x139999", "int8:block2x3"}) {
+  for (const char* name :
+       {"int8:block2", "f8_e4m3:block1000", "int8:block139000:zero", "f4_e2m1:block34:e8m0",
+        "int4:block6:bf16:zero", "nvfp4", "nvfp4:row", "int8:row", "f8_e4m3:block2x200000",
+        "f8_e4m3:block2x139999", "int8:block2x3"}) {
     const Storage storage = parse_storage(name);
     EXPECT_TRUE(quantized(table, values, Dtype::bf16, shape, storage).bytes ==
                 reference_parts(values, Dtype::bf16, shape, storage).bytes)

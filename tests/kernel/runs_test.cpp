@@ -23,10 +23,12 @@ STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
     if (storage.dialect != Dialect::standard) continue;
     if (storage.scaling.transposed) continue;  // its runs are those of lying()
     const int together = codes_together(describe(storage).packing);
+    const bool whole_groups = storage.scaling.outer == Scaling::Kind::row2;
     const std::int64_t columns = runs_across_rows(storage) ? 997
+                                 : whole_groups            ? 31 * storage.scaling.block
                                  : together == 8           ? 1000
                                                            : 996 + together,
-                       all = 21 * columns;
+                       all = 21 * columns, some = std::min<std::int64_t>(all, 20000);
     const Shape shape = holds(storage, {3, 7, columns}) ? Shape{3, 7, columns} : Shape{21, columns};
     const Bytes values = as_type(numbers(Kind::normal, static_cast<std::size_t>(all)), Dtype::f32);
     const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
@@ -34,7 +36,7 @@ STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
     const auto* codes = static_cast<const std::uint8_t*>(weight.part(0));
     const Runs runs(table, weight);
     for (const auto& [begin, end] :
-         {std::pair<std::int64_t, std::int64_t>{0, all}, {997, 20000}, {5, 5}}) {
+         {std::pair<std::int64_t, std::int64_t>{0, all}, {some / 20 - 3, some}, {5, 5}}) {
       std::int64_t at = begin;
       runs.cover(begin, end, [&](const stowage::Run& run) {
         const std::int64_t bits = trait(storage.codes).bits;

@@ -165,6 +165,11 @@ inline const std::vector<Shape>& shapes() {
 inline bool holds(const Storage& storage, const Shape& shape) {
   if (storage.scaling.transposed) return shape.rank() == 3 && shape[1] % storage.scaling.block == 0;
   if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 2) return false;
+  if (storage.scaling.outer == Scaling::Kind::row2) {
+    std::int64_t each = 1;
+    for (int i = 2; i < shape.rank(); ++i) each *= shape[i];
+    return shape.rank() >= 3 && each % storage.scaling.block == 0;
+  }
   if (storage.scaling.kind == Scaling::Kind::block2) {
     if (shape.rank() != 2 && shape.rank() != 3) return false;
     return shape[shape.rank() - 1] % codes_together(describe(storage).packing) == 0;

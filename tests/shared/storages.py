@@ -16,7 +16,7 @@ _SCALINGS = ("", ":none", ":tensor", ":row", ":row2", ":block32", ":block6", ":b
 _SCALINGS += (":block64", ":block128", ":block4x8", ":block4x32", ":block16", ":block4096")
 _TYPES = ("", ":bf16", ":f16", ":e8m0", ":e4m3", ":f32", ":f64", ":e4m3_bf16", ":e4m3_quotient")
 _TYPES += (":absmax",)
-_EXTRAS = ("", ":zero", ":nested", ":zero_sum", ":zero_rounded")
+_EXTRAS = ("", ":zero", ":nested", ":zero_sum", ":zero_rounded", ":row", ":row2")
 _TORCHAO = (":torchao:block16", ":torchao:block32")
 _SCALERS = (":scaler1", ":scaler2", ":scaler4")
 
@@ -81,6 +81,7 @@ def covering(
 def flat_shapes(storage: Storage) -> bool:
     """Whether it has every shape of at least two dimensions with an even number of columns."""
     needs_three = storage.kind == "row2" and storage.packing == "low_first"
+    needs_three |= storage.outer_kind == "row2"
     return (
         storage.dialect == "standard"
         and storage.kind != "block2"
@@ -101,6 +102,7 @@ def codec(storage: Storage) -> list[Hashable]:
     return [
         (name, storage.kind),
         (name, storage.zero, storage.nested, storage.scale_code),
+        (name, storage.outer_kind),
         (storage.packing, storage.codec, storage.scale_type),
         (storage.packing, storage.codec, bool(storage.block % 32)),
     ]
@@ -111,6 +113,7 @@ def form(storage: Storage) -> list[Hashable]:
     return [
         (storage.packing, storage.codec == "cast", storage.scale_code, storage.zero),
         (storage.packing, storage.holds_values, storage.kind),
+        (storage.packing, storage.outer_kind),
     ]
 
 

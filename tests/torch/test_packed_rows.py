@@ -221,7 +221,9 @@ def test_rows_are_quantized_where_they_lie(name: str, key: int | None) -> None:
         assert torch.equal(records, encode(want, storage, shape, first, last))
 
 
-@pytest.mark.parametrize(("name", "most"), [("mxfp4", 4), ("nvfp4", 8), ("int3:block16:bf16", 8)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("mxfp4", 4), ("nvfp4", 8), ("nvfp4:row", 8), ("int3:block16:bf16", 8)]
+)
 def test_columns_are_cut_between_bytes(name: str, most: int) -> None:
     w = stowage.quantize(values(6, 128), name)
     assert columns_misfit(w._storage, w.shape, most) is None
@@ -236,7 +238,9 @@ def test_columns_are_cut_between_bytes(name: str, most: int) -> None:
     assert torch.equal(take_columns(whole, w._storage, 128, 32, 64), cut[1])
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4:block32:zero", "int3:block32:zero"])
+@pytest.mark.parametrize(
+    "name", ["mxfp4", "nvfp4", "nvfp4:row", "int4:block32:zero", "int3:block32:zero"]
+)
 def test_graphs_have_it(name: str) -> None:
     layer, x = nn.Linear(64, 48), torch.randn(3, 64)
     stowage.stow(layer, name)

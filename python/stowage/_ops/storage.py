@@ -83,13 +83,15 @@ class Storage:
     scale_code: str  # how scales are kept: plain, mapped, affine, q4_k, q6_k, absmax, or as below
     factor: float  # of each product with a scale, in turn: 1 / divisor of absmax; else 1
     record: int = 0  # bytes that a block has instead of a scale, in a dimension of their own
-    under_one: bool  # e4m3 under one number: product, product_bf16 (both rounded), quotient
+    under_one: bool  # e4m3, each under a number: product, product_bf16 (both rounded), quotient
+    outer_kind: str  # and which of them under one: tensor (all), row, row2; else ""
     least: float  # what codes reach: values over their scale are clamped to it
     largest: float
     divisor: float  # a scale is amax / divisor; with zeros, the span of the values / divisor
     values: tuple[float, ...]  # where there are sixteen, by code
     together: int  # codes that fill bytes: no row and no group begins between them
     part_names: tuple[str, ...]  # codes first
+    of_groups: int  # parts behind the codes that have one number for each group
     in_rows: int  # parts, the first ones, that rows have something of; the others are of all rows
     codes_dtype: torch.dtype
     outer: int  # scales that share a number of their own; 0: none do
@@ -134,7 +136,9 @@ class Storage:
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         of_groups = sum(extent == "scales" for _, extent, _ in facts["parts"])
-        object.__setattr__(self, "in_rows", 1 if self.kind == "tensor" else 1 + of_groups)
+        in_rows = 1 if self.kind == "tensor" else 1 + of_groups + self.under_rows
+        object.__setattr__(self, "of_groups", of_groups)
+        object.__setattr__(self, "in_rows", in_rows)
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
         return self
 
@@ -202,6 +206,21 @@ class Storage:
         return resting is self or self.for_values(_TYPES.get(resting.scale_type)) is resting
 
     @property
+    def under_one_of_all(self) -> bool:
+        """Whether scales of all rows stand under one number."""
+        return self.outer_kind == "tensor"
+
+    @property
+    def under_rows(self) -> bool:
+        """Whether scales of each row stand under numbers of their own, in a part behind theirs."""
+        return self.outer_kind in ("row", "row2")
+
+    def under(self, kind: str) -> "Storage":
+        """The same with e4m3 scales under numbers of this kind: tensor, row, row2."""
+        of_all = self.name.removesuffix(":" + self.outer_kind)
+        return Storage(of_all if kind == "tensor" else f"{of_all}:{kind}")
+
+    @property
     def lying(self) -> "Storage":
         """Of [E, O, K], how a weight [E, K, O] lies that lies transposed; others as they are."""
         return Storage(self.name.removesuffix(":transposed"))
@@ -221,6 +240,11 @@ class Storage:
             return f"a weight stored as {self.name} must have 2 dimensions"
         if self.kind == "block2" and len(shape) not in (2, 3):
             return f"a weight stored as {self.name} must have 2 or 3 dimensions"
+        if self.outer_kind == "row2" and (len(shape) < 3 or math.prod(shape[2:]) % self.block):
+            return (
+                f"a weight stored as {self.name} must have at least 3 dimensions, and for each "
+                f"pair of indices a multiple of {self.block} elements"
+            )
         if self.together > 1 and not self.flat:
             least = 3 if self.kind == "row2" else 2
             if len(shape) < least:
@@ -269,6 +293,8 @@ class Storage:
             case "scales":
                 return self._scales(shape)
             case "outers":
+                if self.outer_kind:
+                    return _of_kind(self.outer_kind, shape)
                 return ((math.prod(self._scales(shape)) + self.outer - 1) // self.outer,)
             case "columns":
                 return (math.prod(shape[1:]),)
@@ -276,10 +302,6 @@ class Storage:
 
     def _scales(self, shape: Sequence[int]) -> tuple[int, ...]:
         match self.kind:
-            case "row":
-                return (shape[0], *(1 for _ in shape[1:]))
-            case "row2":
-                return (*shape[:2], *(1 for _ in shape[2:]))
             case "block" if self.flat:
                 return ((math.prod(shape) + self.block - 1) // self.block,)
             case "block2":
@@ -288,7 +310,13 @@ class Storage:
             case "block":
                 blocks = (math.prod(shape[1:]) + self.block - 1) // self.block
                 return (shape[0], blocks, *((self.record,) if self.record else ()))
-        return ()
+        return _of_kind(self.kind, shape)
+
+
+def _of_kind(kind: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Of numbers of the whole weight, of each row or of each pair of indices."""
+    kept = {"row": 1, "row2": 2}.get(kind, 0)
+    return (*shape[:kept], *(1 for _ in shape[kept:])) if kept else ()
 
 
 def check_parts(

@@ -58,14 +58,14 @@ class Fragment(NamedTuple):
             return False
         if storage.rows_together(self.shape) > 1:
             return False
-        if storage.under_one:
+        if storage.under_one_of_all:
             return False
         return not storage.flat or (not storage.nested and self.columns % storage.block == 0)
 
     @property
     def needs_one(self) -> bool:
         """Whether of others' values it depends on no more than the largest magnitude of all."""
-        whole_groups = self.by_rows and self.storage.under_one
+        whole_groups = self.by_rows and self.storage.under_one_of_all
         return self.storage.kind == "tensor" or whole_groups
 
 

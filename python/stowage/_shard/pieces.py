@@ -91,7 +91,7 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
         own = [parts[0][:, of(first) : of(last)].contiguous(), *parts[1:]]
         if storage.kind not in ("none", "tensor", "row"):
             span = slice(first // block, -(-last // block))
-            rows_have = slice(1, storage.in_rows)
+            rows_have = slice(1, 1 + storage.of_groups)
             own[rows_have] = [part[:, span].contiguous() for part in parts[rows_have]]
     return wrap(own, storage, (rows, last - first), weight._dt, weight._exact)
 
@@ -99,28 +99,32 @@ def columns_of(weight: StowedTensor, first: int, last: int) -> StowedTensor:
 def join_columns(records: Sequence[Tensor], storage: Storage, rows: int, columns: int) -> Tensor:
     """Records of whole rows from those of equal pieces of their columns, in order."""
     fields = [_fields(piece, storage, columns // len(records)) for piece in records]
-    scales, codes = zip(*fields, strict=True)
+    outers, scales, codes = zip(*fields, strict=True)
     g = geometry(storage, (rows, columns))
     own = scales[0] if storage.kind == "row" else torch.cat(scales, 1)
-    joined = torch.cat([own, *codes], 1)
+    joined = torch.cat([outers[0], own, *codes], 1)
     return torch.nn.functional.pad(joined, (0, g.length - joined.shape[1]))
 
 
 def take_columns(records: Tensor, storage: Storage, columns: int, first: int, last: int) -> Tensor:
     """The inverse: the records of columns [first, last)."""
-    scales, codes = _fields(records, storage, columns)
+    outers, scales, codes = _fields(records, storage, columns)
     if scales.shape[1] and storage.kind != "row":
         per = geometry(storage, (1, columns)).scale_bytes // -(-columns // storage.block)
         scales = scales[:, per * (first // storage.block) : per * -(-last // storage.block)]
     wide = codes.shape[1]
-    taken = torch.cat([scales, codes[:, first * wide // columns : last * wide // columns]], 1)
+    codes = codes[:, first * wide // columns : last * wide // columns]
+    taken = torch.cat([outers, scales, codes], 1)
     g = geometry(storage, (1, last - first))
     return torch.nn.functional.pad(taken, (0, g.length - taken.shape[1]))
 
 
-def _fields(records: Tensor, storage: Storage, columns: int) -> tuple[Tensor, Tensor]:
+def _fields(records: Tensor, storage: Storage, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     g = geometry(storage, (1, columns))
-    return records[:, : g.scale_bytes], records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+    outers, scales, codes, _ = records.split(
+        [g.outer_bytes, g.scale_bytes, g.code_bytes, records.shape[1] - g.used], 1
+    )
+    return outers, scales, codes
 
 
 # --- rows that travel out of order ----------------------------------------------------------------

@@ -2,8 +2,9 @@
 """Row records: rows of a resting weight as one uint8 tensor [rows, length], so that they can lie in
 different processes whatever the blocks are. docs/sharding.md draws the layout.
 
-A record is the row's scale slots (a zero stands behind its scale), its codes from a byte's start,
-and zero bytes up to a multiple of 4 where slots have 4 bytes. Which bytes it has depends on the
+A record is what the row's scales stand under, where that is its own, its scale slots (a zero stands
+behind its scale), its codes from a byte's start, and zero bytes up to a multiple of 4 where slots
+or those numbers have 4 bytes. Which bytes it has depends on the
 row's number and on the columns alone.
 """
 
@@ -11,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.storage import Storage
 
+_T = TypeVar("_T")
 _PIECE = 1 << 21  # codes that are unpacked at once, where rows do not start on bytes
 
 
@@ -27,10 +30,15 @@ class Geometry:
 
     rows: int
     columns: int  # elements of a row
+    outer_bytes: int  # of numbers over scales
     slots: int  # scales in a record
     scale_bytes: int
     code_bytes: int
     length: int  # bytes of a record
+
+    @property
+    def used(self) -> int:
+        return self.outer_bytes + self.scale_bytes + self.code_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -40,19 +48,28 @@ def geometry(storage: Storage, shape: tuple[int, ...]) -> Geometry:
     layout = storage.layout(shape)
     if storage.flat:
         slots, code_bytes = _slots(columns, storage.block), (columns + 1) // 2
-        return _geometry(rows, columns, slots, layout[1][1].itemsize, code_bytes)
+        return _geometry(rows, columns, 0, slots, layout[1][1].itemsize, code_bytes)
     code_bytes = math.prod(layout[0][2][1:]) * layout[0][1].itemsize
-    kept = layout[1 : storage.in_rows]  # a zero stands behind its scale
+    kept, outers = _of_rows(layout, storage)
+    outer_bytes = sum(math.prod(sizes[1:]) * dtype.itemsize for _, dtype, sizes in outers)
     each = storage.record or 1
     slots = math.prod(kept[0][2][1:]) // each if kept else 0
     itemsize = sum(dtype.itemsize for _, dtype, _ in kept) * each
-    return _geometry(rows, columns, slots, itemsize, code_bytes)
+    return _geometry(rows, columns, outer_bytes, slots, itemsize, code_bytes)
 
 
-def _geometry(rows: int, columns: int, slots: int, itemsize: int, code_bytes: int) -> Geometry:
-    used = slots * itemsize + code_bytes
-    length = -(-used // 4) * 4 if itemsize == 4 else used
-    return Geometry(rows, columns, slots, slots * itemsize, code_bytes, length)
+def _geometry(
+    rows: int, columns: int, outer_bytes: int, slots: int, itemsize: int, code_bytes: int
+) -> Geometry:
+    used = outer_bytes + slots * itemsize + code_bytes
+    length = -(-used // 4) * 4 if itemsize == 4 or outer_bytes else used
+    return Geometry(rows, columns, outer_bytes, slots, slots * itemsize, code_bytes, length)
+
+
+def _of_rows(parts: Sequence[_T], storage: Storage) -> tuple[Sequence[_T], Sequence[_T]]:
+    """Of what rows have, the parts of scales, a zero behind its scale, and what is over them."""
+    behind = min(1 + storage.of_groups, storage.in_rows)
+    return parts[1:behind], parts[behind : storage.in_rows]
 
 
 def _slots(columns: int, block: int) -> int:
@@ -68,22 +85,25 @@ def encode(
     records = torch.zeros(last - first, g.length, dtype=torch.uint8, device=parts[0].device)
     if not records.numel():
         return records
-    codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+    scales = records[:, g.outer_bytes : g.outer_bytes + g.scale_bytes]
+    codes = records[:, g.used - g.code_bytes : g.used]
     if not storage.flat:
         codes.copy_(_bytes(parts[0][first:last].reshape(last - first, -1)))
+        kept, outers = _of_rows(parts, storage)
         if g.slots:
             where = _scale_rows(storage.rows_together(shape), first, last, records.device)
-            kept = parts[1 : storage.in_rows]
             slots = [_bytes(part[where].reshape(last - first, g.slots, -1)) for part in kept]
-            records[:, : g.scale_bytes] = torch.cat(slots, 2).view(last - first, -1)
+            scales.copy_(torch.cat(slots, 2).view(last - first, -1))
+        for part in outers:
+            records[:, : g.outer_bytes] = _bytes(part[first:last]).view(last - first, -1)
         return records
     if g.columns % 2 == 0:
         codes.copy_(parts[0].view(g.rows, -1)[first:last])
     else:
         _encode_odd(codes, parts[0].view(-1), g, first)
     blocks, used = _blocks(g, storage.block, first, last, records.device)
-    scales = parts[1][blocks.clamp_max(parts[1].numel() - 1)].masked_fill_(~used, 0)
-    records[:, : g.scale_bytes] = _bytes(scales)
+    found = parts[1][blocks.clamp_max(parts[1].numel() - 1)].masked_fill_(~used, 0)
+    scales.copy_(_bytes(found))
     return records
 
 
@@ -96,14 +116,18 @@ def decode(
     last = first + records.shape[0]
     if not records.numel():
         return
-    codes = records[:, g.scale_bytes : g.scale_bytes + g.code_bytes]
+    held = records[:, g.outer_bytes : g.outer_bytes + g.scale_bytes]
+    codes = records[:, g.used - g.code_bytes : g.used]
     if not storage.flat:
         own = into[0][first:last]
         own.view(last - first, -1).view(torch.uint8).copy_(codes)
+        kept, outers = _of_rows(into, storage)
+        for part in outers:
+            numbers = records[:, : g.outer_bytes].contiguous().view(part.dtype)
+            part[first:last] = numbers.view(last - first, *part.shape[1:])
         if g.slots:
-            slots = records[:, : g.scale_bytes].view(last - first, g.slots, -1)
+            slots = held.unflatten(1, (g.slots, -1))
             rows = _scale_rows(storage.rows_together(shape), first, last, records.device)
-            kept = into[1 : storage.in_rows]
             fields = slots.split([part.itemsize * (storage.record or 1) for part in kept], 2)
             for part, field in zip(kept, fields, strict=True):
                 own = field.contiguous().view(part.dtype)
@@ -113,7 +137,7 @@ def decode(
         into[0].view(g.rows, -1)[first:last].copy_(codes)
     else:
         _decode_odd(codes, into[0].view(-1), g, first)
-    scales = records[:, : g.scale_bytes].view(into[1].dtype)
+    scales = held.view(into[1].dtype)
     if g.columns % storage.block == 0:
         into[1].view(g.rows, -1)[first:last].copy_(scales)
         return

@@ -342,9 +342,15 @@ def _stack(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if storage.flat:
         return _joined(pieces, _flat(pieces), storage, shape)
     own = _by_part(pieces)
+    if storage.under_one_of_all and not all(map(_same, own[2:])):
+        storage = storage.under("row")
+    elif storage.outer_kind == "row":
+        storage = storage.under("row2")
+    elif storage.outer_kind == "row2":
+        return NotImplemented
     each = len(own) if storage.kind == "tensor" else storage.in_rows
     stacked, shared = [torch.stack(parts) for parts in own[:each]], _shared(own[each:])
-    if shared is None:
+    if shared is None or storage.misfit(shape):
         return NotImplemented
     if storage.kind == "tensor":
         storage = storage.of_kind("row")

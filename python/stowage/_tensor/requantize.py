@@ -308,6 +308,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         return _encode_casts(weight, parts, lines)
     if not lines.rest:
         whole = lines.values.view(weight.shape)
+        if storage.under_rows:
+            return _quantize_under(whole, lines.written, parts[2], storage)
         return _quantize_rows(whole, lines.written, parts, parts[1], storage)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
@@ -329,9 +331,11 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         fresh = [scaled.encode(lines.values, number, storage, zero)]
     else:
         values = lines.values.view(-1, *weight.shape[1:])
-        if storage.under_one:
+        if storage.under_one_of_all:
             _check_reach(weight, values, parts)
             fresh = scaled.quantize_groups(values, storage, parts[2])
+        elif storage.under_rows:
+            fresh = _quantize_under(values, lines.written, parts[2][lines.rows], storage)
         else:
             kept = parts[1][lines.rows]
             fresh = _quantize_rows(values, lines.written, parts, kept, storage)
@@ -374,6 +378,21 @@ def _quantize_rows(
         rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
         cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
     return [cut, torch.where(keeps.reshape(kept.shape), kept, fresh[1])]
+
+
+def _quantize_under(
+    values: Tensor, written: Tensor, kept: Tensor, storage: Storage
+) -> list[Tensor]:
+    """The parts of some rows, whose scales stood under numbers `kept`: what has values that were
+    not written stays under its own where all fit it, since another moves every one of them."""
+    fresh = library.quantize(values, storage.key)
+    if written.all() or not values.numel():
+        return fresh
+    partly = (~written).reshape(kept.numel(), -1).any(1).view(kept.shape)
+    most = values.abs().reshape(kept.numel(), -1).amax(1).view(kept.shape)
+    reach = scaled.largest_shared([values, values, kept], storage) * storage.divisor
+    outer = torch.where(partly & (most <= reach * scaled.SLACK), kept, fresh[2])
+    return scaled.quantize_groups(values, storage, outer)
 
 
 def _grouped(lines: Tensor, storage: Storage, scales: Tensor) -> Tensor:

@@ -85,11 +85,12 @@ def _row(t: StowedTensor, index: int, around: Around) -> Packed | None:
         elif storage.kind == "block":
             if math.prod(t.shape[2:]) % storage.block:
                 return None
-            groups = [
-                part[index].view(t.shape[1], -1, *part.shape[2:])
-                for part in own[1 : storage.in_rows]
-            ]
-            parts = [own[0][index], *groups, *own[storage.in_rows :]]
+            behind = 1 + storage.of_groups
+            groups = [part[index].view(t.shape[1], -1, *part.shape[2:]) for part in own[1:behind]]
+            parts = [own[0][index], *groups, *own[behind:]]
+            if storage.under_rows:
+                storage = storage.under(_OF_ONE[storage.outer_kind])
+                parts[-1] = parts[-1][index].view(() if storage.under_one_of_all else (-1, 1))
         elif storage.kind in ("none", "tensor"):
             parts = [own[0][index], *own[1:]]
         else:

@@ -42,19 +42,24 @@ void expand_f16(const KeptScales& kept, std::int64_t first, std::int64_t n, floa
             [](const std::uint8_t* codes) { return Lanes::load_f16(codes); });
 }
 
-/// e4m3 numbers, and the one that stands over all (format/under_one.h).
+/// e4m3 numbers, and those that stand over so many of them each (format/under_one.h).
 template <ScaleCode kCode>
 void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n,
                       float* out) noexcept {
-  const F given = splat(*static_cast<const float*>(kept.parts[1]));
-  const F outer = kCode == ScaleCode::product_bf16 ? round_as<Dtype::bf16>(given) : given;
-  expand<1>(kept.parts[0], first, n, out, [&](const std::uint8_t* codes) {
-    const F scale = Lanes::load_e4m3(codes);
-    if constexpr (kCode == ScaleCode::quotient) return scale / outer;
-    if constexpr (kCode == ScaleCode::product_bf16)  // of at most 12 bits: rounded once
-      return round_as<Dtype::bf16>(scale * outer);
-    return scale * outer;
-  });
+  for (std::int64_t b = first, end = first + n; b < end;) {
+    const std::int64_t which = b / kept.outer, next = (which + 1) * kept.outer;
+    const std::int64_t stop = next < end ? next : end;
+    const F given = splat(static_cast<const float*>(kept.parts[1])[which]);
+    const F outer = kCode == ScaleCode::product_bf16 ? round_as<Dtype::bf16>(given) : given;
+    expand<1>(kept.parts[0], b, stop - b, out + (b - first), [&](const std::uint8_t* codes) {
+      const F scale = Lanes::load_e4m3(codes);
+      if constexpr (kCode == ScaleCode::quotient) return scale / outer;
+      if constexpr (kCode == ScaleCode::product_bf16)  // of at most 12 bits: rounded once
+        return round_as<Dtype::bf16>(scale * outer);
+      return scale * outer;
+    });
+    b = stop;
+  }
 }
 
 /// Superblocks of ggml: sub-blocks, several to a record.

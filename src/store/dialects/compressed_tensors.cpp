@@ -336,7 +336,8 @@ bool has_scaling(const Format& format, const Storage& storage) {
   if (format.exponents)
     return scaling.type == ScaleType::e8m0 && scaling.kind == Scaling::Kind::block &&
            scaling.block == 32;
-  if (!format.scales.empty()) return scaling.type == ScaleType::e4m3_quotient;
+  if (!format.scales.empty())
+    return scaling.type == ScaleType::e4m3_quotient && scaling.outer == Scaling::Kind::none;
   if (scaling.kind == Scaling::Kind::none || scaling.kind == Scaling::Kind::row2) return false;
   if (scaling.kind == Scaling::Kind::block2 && format.words) return false;
   return scaling.type == ScaleType::f32 || scaling.type == ScaleType::bf16 ||

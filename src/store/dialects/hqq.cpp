@@ -15,6 +15,7 @@
 #include "base/formatted.h"
 #include "store/dialects/dialects.h"
 #include "store/dialects/scaled_codes.h"
+#include "stowage/descriptor.h"
 
 namespace stowage::dialects {
 namespace hqq {

@@ -110,7 +110,7 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
             into.copy_(part)
         scale = scaled.numbers(parts[1], storage)
         zero = scaled.moved_by(parts[2], scale, storage) if storage.zero else None
-    elif storage.under_one:
+    elif storage.under_one_of_all:
         largest = _reach(parts, storage, shape, draw).abs().amax()
         outer = parts[2].copy_(scaled.outer_of(largest, storage))
     for first, last in _spans(storage, shape):

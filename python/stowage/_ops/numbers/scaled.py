@@ -73,7 +73,7 @@ def _check_scales(scale: Tensor, most: float, storage: Storage) -> None:
 
 
 def outer_of(amax: Tensor, storage: Storage) -> Tensor:
-    """The number over the scales of a weight whose largest magnitude this is."""
+    """The number over scales of values whose largest magnitude this is."""
     most = torch.full_like(amax, storage.divisor * _E4M3[1])
     if storage.scale_code == "quotient":
         exact = (most / amax).clamp(max=_E4M3[0] / _TINY)
@@ -83,13 +83,23 @@ def outer_of(amax: Tensor, storage: Storage) -> Tensor:
 
 
 def _under_one(scale: Tensor, outer: Tensor, storage: Storage) -> Tensor:
-    """What e4m3 scales are under the number over all."""
+    """What e4m3 scales are under the numbers over them."""
     if storage.scale_code == "quotient":
         return scale / outer
     if storage.scale_code == "product_bf16":
         exact = scale * outer.to(torch.bfloat16).to(torch.float32)
         return exact.to(torch.bfloat16).to(torch.float32)
     return scale * outer
+
+
+def _over(outer: Tensor, groups: int, storage: Storage) -> Tensor:
+    """What stands over the scales of each of so many groups of rows: [rows, groups], [rows, 1] or
+    []."""
+    if not storage.under_rows:
+        return outer
+    lines = outer.reshape(outer.shape[0], math.prod(outer.shape[1:]))
+    each = groups // max(lines.shape[1], 1)
+    return lines if lines.shape[1] == 1 else lines.repeat_interleave(each, 1)
 
 
 def scales_and_zeros(
@@ -174,9 +184,10 @@ def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor,
 
 
 def numbers(kept: Tensor, storage: Storage, shared: Sequence[Tensor] = ()) -> Tensor:
-    """Scales in fp32 from how they are kept, and the parts that all rows share."""
+    """Scales in fp32 from how they are kept, and the parts behind them."""
     if storage.under_one:
-        return _under_one(kept.view(torch.float8_e4m3fn).to(torch.float32), shared[0], storage)
+        over = _over(shared[0], kept.shape[-1], storage)
+        return _under_one(kept.view(torch.float8_e4m3fn).to(torch.float32), over, storage)
     if storage.scale_type != "e8m0":
         return kept.to(torch.float32)
     exponent = kept.to(torch.int32)
@@ -280,21 +291,37 @@ def _quantize_tensor_scale(x: Tensor, storage: Storage) -> list[Tensor]:
     return [codes, *parts]
 
 
+def _outers(x: Tensor, like: Tensor, storage: Storage) -> Tensor:
+    """What stands over the scales of each row, or pair of indices."""
+    count = like.numel()
+    lines, most = x.reshape(count, x.numel() // max(count, 1)), torch.zeros_like(like)
+    for span in spans(count if x.numel() else 0, lines.shape[1]):
+        v = lines[span].to(torch.float32)
+        check_finite(v.reshape(-1), span.start * lines.shape[1])
+        most.view(-1)[span] = v.abs().amax(1)
+    return outer_of(most, storage)
+
+
 def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) -> list[Tensor]:
     """row, row2 and blocks: groups of `width` elements in each of `each` rows of `length`. In
     blocks of rows a stack is quantized by matrices.
 
-    `outer`: what stands over all scales, where something does; without, that of these values."""
+    `outer`: what stands over the scales, where something does; without, that of these values."""
     codes, *rest = (
         torch.empty(sizes, dtype=dtype, device=x.device)
         for _, dtype, sizes in storage.layout(x.shape)
     )
     shared: list[Tensor] = []
-    if storage.under_one:
+    if storage.under_one_of_all:
         if outer is None:
             lo, hi = _reach(x.reshape(-1))
             outer = outer_of(torch.maximum(-lo, hi), storage)
         *rest, shared = *rest[:-1], [outer]
+    elif storage.under_rows:
+        *rest, outers = rest
+        if outer is None:
+            outer = _outers(x, outers, storage)
+        shared = [outers.copy_(outer)]
     rows = x.shape[0] if storage.block else rest[0].numel()
     length, each = (x.numel() // rows if rows else 0), storage.rows or 1
     width = storage.block or length
@@ -306,7 +333,8 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         return [codes, *rest]
     if not codes.numel():
         none = torch.zeros(rest[0].shape)
-        made, _, _ = scales_and_zeros(none, none, storage, outer)
+        over = None if outer is None else _over(outer, none.shape[-1], storage)
+        made, _, _ = scales_and_zeros(none, none, storage, over)
         return [codes, *(into.copy_(part) for into, part in zip(rest, made, strict=True)), *shared]
     flat, out = x.reshape(rows, length), codes.view(rows, storage.bytes_of(length))
     grids = [part.view(-(-rows // each), -1) for part in rest]
@@ -317,7 +345,10 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         padded = torch.nn.functional.pad(v, (0, -length % width, 0, -len(v) % each))
         grouped = padded.view(-1, each, padded.shape[1] // width, width)
         lo, hi = grouped.amin((1, 3)).clamp(max=0), grouped.amax((1, 3)).clamp(min=0)
-        made, used, zero = scales_and_zeros(lo, hi, storage, outer)
+        over = None
+        if outer is not None:
+            over = _over(outer[span] if storage.under_rows else outer, lo.shape[1], storage)
+        made, used, zero = scales_and_zeros(lo, hi, storage, over)
         for grid, part in zip(grids, made, strict=True):
             grid[span].copy_(part)
         from_zero = None if zero is None else zero[:, None, :, None]
