@@ -13,30 +13,13 @@ from typing import Any
 import pytest
 import torch
 from dialect_models import factory
+from expert_models import IDS, WAYS, build, logits, published
 from safetensors.torch import load_file, save_file
 
 import stowage
 from stowage._ops.library import composite_forced
 
 transformers = pytest.importorskip("transformers")
-IDS = torch.arange(12).view(2, 6)
-WAYS = ["eager", "grouped_mm", "batched_mm"]
-
-_SIZES = {
-    "vocab_size": 64, "hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "num_experts_per_tok": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Qwen3Moe": {"num_experts": 4},
-    "Mixtral": {"num_local_experts": 4},
-    "DeepseekV3": {
-        "n_routed_experts": 4, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 2,
-        "topk_group": 1, "num_key_value_heads": 4,
-    },
-}  # fmt: skip
-
 # What the matrices of files rest as, and their stacks then; of these, the one of gate and up first.
 FORMS = {
     "f8_e4m3:block128x128": ("fp8", "f8_e4m3:block128x128", "f8_e4m3:block128x128"),
@@ -51,20 +34,14 @@ FORMS = {
     "int4:block64:f16:zero": ("awq", *["int4:block64:f16:zero"] * 2),
     "nf4": ("bitsandbytes", "nf4:block64", "nf4:block64"),
     "int8:row:bf16": ("torchao", "int8:row2:bf16", "int8:row2:bf16"),
-    "nvfp4": ("modelopt", "", ""),  # refused
+    "nvfp4": ("modelopt", "nvfp4:row2", "nvfp4:row"),
+    "f4_e2m1:block16:e4m3_quotient": (
+        "compressed-tensors",
+        "f4_e2m1:block16:e4m3_quotient:row2",
+        "f4_e2m1:block16:e4m3_quotient:row",
+    ),
+    "nf4:nested": ("bitsandbytes", "", ""),  # refused
 }
-
-
-def build(family: str) -> Any:
-    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **FAMILIES[family]})
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-
-
-def published(family: str, to: Path) -> Path:
-    """A plain model, by the owner's writer, which gives each expert tensors of its own."""
-    torch.manual_seed(0)
-    build(family).save_pretrained(to)
-    return to
 
 
 def quantized(plain: Path, storage: str, to: Path) -> tuple[Path, Path]:
@@ -86,15 +63,10 @@ def quantized(plain: Path, storage: str, to: Path) -> tuple[Path, Path]:
     return to / "packed", to / "values"
 
 
-def logits(model: Any, way: str) -> torch.Tensor:
-    model.set_experts_implementation(way)
-    with torch.no_grad():
-        found: torch.Tensor = model(IDS).logits
-    return found
-
-
 CASES = [("Qwen3Moe", storage) for storage, (_, rests, _) in FORMS.items() if rests]
 CASES += [("Mixtral", "f8_e4m3:tensor"), ("Mixtral", "int4:block64:f16:zero"), ("Mixtral", "nf4")]
+CASES += [("Mixtral", "nvfp4"), ("Mixtral", "f4_e2m1:block16:e4m3_quotient")]
+CASES += [("DeepseekV3", "nvfp4"), ("DeepseekV3", "f4_e2m1:block16:e4m3_quotient")]
 CASES += [("DeepseekV3", "f8_e4m3:block128x128"), ("DeepseekV3", "f8_e4m3:block128x128:e8m0")]
 
 
@@ -265,7 +237,7 @@ def test_an_expert_that_rests_otherwise_is_named(tmp_path: Path) -> None:
 
 
 def test_what_a_stack_cannot_hold_is_refused_with_the_reason(tmp_path: Path) -> None:
-    told = broken(tmp_path, lambda tensors: None, "nvfp4")
+    told = broken(tmp_path, lambda tensors: None, "nf4:nested")
     assert "experts.0.gate_proj.weight: must rest so that it can lie in" in told
     assert "scales of each matrix stand under a number of its own" in told
 

@@ -23,7 +23,8 @@ import stowage
 EXPERTS, HIDDEN, INNER, TOKENS = 16, 512, 512, 6
 ROUTED = (3, 11)
 WAYS = ("eager", "grouped_mm", "batched_mm")
-STORAGES = ("f8_e4m3:block128x128", "f8_e4m3:row2", "mxfp4", "int4:block32:bf16:zero", "nf4")
+STORAGES = ("f8_e4m3:block128x128", "f8_e4m3:row2", "mxfp4", "nvfp4:row2", "nf4")
+STORAGES += ("int4:block32:bf16:zero",)
 _PAGE = 4096
 _NONE, _READ_AND_WRITE, _READ = 0, 3, 1
 

@@ -35,7 +35,7 @@ class StackPlace:
         self, parts: Sequence[torch.Tensor], storage: Storage, shape: Shape
     ) -> list[torch.Tensor]:
         """Views of the stack's parts that have the values of the matrix's, in the shapes of these;
-        but one scale of a matrix lies there once for each of its rows, [rows] or [1]."""
+        but one number of a matrix lies there once for each of its rows, [rows] or [1]."""
         found = []
         for part, (_, _, sizes) in zip(parts, storage.layout(shape), strict=True):
             lead = sizes[0] if sizes else (shape[0] if part.shape[1] > 1 else 1)
@@ -49,14 +49,15 @@ class StackPlace:
         self, name: str, parts: Sequence[torch.Tensor], storage: Storage, shape: Shape
     ) -> list[torch.Tensor]:
         """The parts of the matrix, as its file has them. Raises InvalidArgument where its rows have
-        other scales than one another, and the file has one for all."""
+        another scale, or number over scales, than one another, and the file has one for all."""
         found = self.parts(parts, storage, shape)
-        for i, (part, (_, _, sizes)) in enumerate(zip(found, storage.layout(shape), strict=True)):
+        named = zip(found, storage.layout(shape), strict=True)
+        for i, (part, (what, _, sizes)) in enumerate(named):
             if sizes:
                 continue
             if not torch.equal(octets(part), octets(part[:1].expand_as(part).contiguous())):
                 raise InvalidArgument(
-                    f"stowage.save: {name}: must have one scale, as in its file; a write to "
+                    f"stowage.save: {name}: must have one {what}, as in its file; a write to "
                     f"{self.stack} has made one for each row, which is saved without dialect"
                 )
             found[i] = part[0]
@@ -75,7 +76,7 @@ def storage_of(storage: Storage, shape: Shape, alone: bool) -> Storage | str:
     rows, columns = shape
     if storage.kind == "none":
         return storage
-    if storage.under_one or storage.nested or storage.scaler_block:
+    if storage.nested or storage.scaler_block:
         return "scales of each matrix stand under a number of its own, and a stack has one for all"
     if storage.actorder:
         return "each matrix has its own order of columns, and a stack has one for all"
@@ -89,6 +90,9 @@ def storage_of(storage: Storage, shape: Shape, alone: bool) -> Storage | str:
     elif storage.kind == "block":
         if columns % storage.block:
             return f"blocks of {storage.block} would run on from one row into the next"
+        if storage.under_one:
+            of_matrix = storage.under_one_of_all
+            return storage.under("row" if of_matrix and alone else "row2")
     elif storage.kind == "block2":
         if not alone and rows % storage.rows:
             return f"blocks of {storage.rows} rows would run on from one matrix into the next"
