@@ -131,15 +131,20 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
   return octets_at(bytes.data(), bytes.size(), file);
 }
 
-// Memory that may be written, which the file never sees.
-Tensor file_map(std::int64_t handle, const std::string& name) {
+// Bytes of a tensor as memory that may be written, which the file never sees.
+Tensor file_map(std::int64_t handle, const std::string& name, std::int64_t begin,
+                std::int64_t count) {
   constexpr const char* kWhere = "stowage::file_map";
   const auto file = files().get(kWhere, handle);
-  const TensorInfo& tensor = tensor_of(kWhere, *file, name);
-  const auto count = static_cast<std::int64_t>(tensor.bytes);
+  TensorInfo some = tensor_of(kWhere, *file, name);
+  if (begin < 0 || count < 0 || std::cmp_greater(begin, some.bytes) ||
+      std::cmp_greater(count, some.bytes - static_cast<std::uint64_t>(begin)))
+    fail(Code::out_of_range, std::string(kWhere) + ": must be asked for bytes of the tensor");
   if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
+  some.offset += static_cast<std::uint64_t>(begin);
+  some.bytes = static_cast<std::uint64_t>(count);
   const std::int64_t stride = 1;
-  const auto bytes = map_private(*file, tensor);
+  const auto bytes = map_private(*file, some);
   return torch::stable::from_blob(bytes.get(), {&count, 1}, {&stride, 1},
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   torch::headeronly::ScalarType::Byte, [bytes](void*) {});

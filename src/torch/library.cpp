@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_open(str path) -> int");
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
-  m.def("file_map(int file, str name) -> Tensor");
+  m.def("file_map(int file, str name, int begin, int bytes) -> Tensor");
   m.def("file_part(int file, str weight, int part, str compute, bool touched) -> Tensor");
   m.def("tensor_of_part(Tensor part, int form) -> Tensor");
   m.def("file_header(int file, int shard) -> Tensor");

@@ -24,7 +24,9 @@ from flux_models import (
     theirs,
     values,
 )
+from flux_ranks import spread
 from safetensors.torch import load_file, save_file
+from sharded import run
 
 import stowage
 
@@ -257,6 +259,15 @@ def test_nf4_of_bitsandbytes_opens_and_is_written_again(mmap: bool, tmp_path: Pa
     assert torch.equal(values(found), whole[256:512])
     stowage.save(model, tmp_path / "again", dialect="bitsandbytes")
     assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_it_is_spread_over_processes(tmp_path: Path) -> None:
+    for path, dialect in ((scaled(tmp_path), "comfyui-scaled"), (nvfp4(tmp_path), "comfyui")):
+        assert run(2, spread, str(path), dialect) == path.name
+
+
+def nvfp4(to: Path) -> Path:
+    return converted(to, STORAGES["nvfp4"])
 
 
 def packed(to: Path, storage: str, head: int, heads: int) -> Path:

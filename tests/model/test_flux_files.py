@@ -25,7 +25,7 @@ from flux_models import (
     theirs,
     values,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 import stowage
 
@@ -63,6 +63,23 @@ def test_a_plain_file_opens_and_is_written_again(
     assert torch.equal(answer(model, dtype), answer(want, dtype))
     stowage.save(model, tmp_path / "again", dialect="flux")
     assert (tmp_path / "again/flux.safetensors").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_parameters_of_one_tensor_have_memory_of_their_own(mmap: bool, tmp_path: Path) -> None:
+    """As other writers of models ask for: what they take of each is what it has."""
+    path, want = plain(tmp_path / "flux.safetensors", torch.bfloat16)
+    model = stowage.load(built, path, mmap=mmap)
+    for name in (TO_Q, TO_K):
+        parameter = model.get_parameter(name)
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    save_model(model, tmp_path / "theirs.safetensors")
+    theirs = load_file(tmp_path / "theirs.safetensors")
+    assert all(torch.equal(theirs[name], value) for name, value in want.state_dict().items())
+    with torch.no_grad():
+        model.get_parameter(TO_Q).zero_()
+    assert torch.equal(model.get_parameter(TO_K), want.get_parameter(TO_K))
+    assert load_file(path)[QKV][0].any()  # the file is as it was
 
 
 @pytest.mark.parametrize("guidance", [False, True])

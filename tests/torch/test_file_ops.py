@@ -82,6 +82,31 @@ def test_mapped_codes_are_used_in_place(tmp_path: Path) -> None:
     library.file_close(file)
 
 
+@pytest.mark.parametrize(("begin", "count"), [(0, 40), (8, 16), (40, 0)])
+def test_bytes_of_a_tensor_are_mapped_to_be_written(begin: int, count: int, tmp_path: Path) -> None:
+    write(tmp_path / "m.safetensors", {"pad": torch.arange(3.0), "a": torch.arange(10.0)})
+    before = (tmp_path / "m.safetensors").read_bytes()
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    raw = library.file_map(file, "a", begin, count)
+    whole = torch.arange(10.0).view(torch.uint8)
+    assert torch.equal(raw, whole[begin : begin + count])
+    library.file_close(file)
+    raw.fill_(7)
+    assert bool((raw == 7).all())
+    assert (tmp_path / "m.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("begin", "count"), [(-1, 4), (0, -1), (0, 41), (41, 0), (4, 2**63 - 1), (2**63 - 1, 1)]
+)
+def test_bytes_beyond_a_tensor_are_not_mapped(begin: int, count: int, tmp_path: Path) -> None:
+    write(tmp_path / "m.safetensors", {"a": torch.arange(10.0), "z": torch.arange(10.0)})
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    with pytest.raises(RuntimeError, match=r"^\[out_of_range\] .*bytes of the tensor"):
+        library.file_map(file, "a", begin, count)
+    library.file_close(file)
+
+
 def test_discard_leaves_nothing(tmp_path: Path) -> None:
     text = json.dumps({"tensors": [{"name": "a", "dtype": "F32", "shape": [4]}]})
     writer = library.writer_open(str(tmp_path / "m.safetensors"), text)

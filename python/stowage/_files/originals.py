@@ -101,9 +101,9 @@ def adopt(
 
 def _class_name(kind: type) -> str:
     """Of diffusers, which is there if the model is; "" for others."""
-    package = sys.modules.get("diffusers")
-    is_theirs = package is not None and getattr(package, kind.__name__, None) is kind
-    return kind.__name__ if is_theirs else ""
+    name, package = kind.__name__, sys.modules.get("diffusers")
+    is_theirs = name in _LAYOUTS and package is not None and getattr(package, name, None) is kind
+    return name if is_theirs else ""
 
 
 def _wanted(layout: ModuleType, model: nn.Module) -> dict[str, _Wanted]:

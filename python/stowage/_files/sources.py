@@ -60,9 +60,9 @@ class Source(Protocol):
     def read(self, member: str) -> torch.Tensor:
         """A tensor by the name it has in the file; its memory may be mapped read-only."""
 
-    def private(self, member: str) -> torch.Tensor | None:
-        """The same in memory that may be written and is copied, page by page, when it is; None
-        where there is no file."""
+    def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
+        """The same, or rows [first, last) of it, in memory that may be written and is copied, page
+        by page, when it is; None where there is no file."""
 
     def parts(
         self, entry: Entry, compute: torch.dtype, touched: bool = False
@@ -100,7 +100,7 @@ class DictSource:
             return plain_values(tensor).detach()
         return tensor.detach()
 
-    def private(self, member: str) -> torch.Tensor | None:
+    def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
         return None
 
     def parts(
@@ -162,19 +162,27 @@ class FileSource:
         return found
 
     def read(self, member: str) -> torch.Tensor:
-        return self._as_it_is(library.file_read, member)
+        return self._as_it_is(member, self._tensors[member]["shape"], library.file_read)
 
-    def private(self, member: str) -> torch.Tensor | None:
-        return self._as_it_is(library.file_map, member)
-
-    def _as_it_is(self, op: Callable[[int, str], torch.Tensor], member: str) -> torch.Tensor:
+    def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
         facts = self._tensors[member]
+        begin, end, shape = 0, facts["bytes"], facts["shape"]
+        if rows is not None:
+            each = end // shape[0]
+            begin, end, shape = rows[0] * each, rows[1] * each, [rows[1] - rows[0], *shape[1:]]
+        return self._as_it_is(
+            member, shape, partial(library.file_map, begin=begin, bytes=end - begin)
+        )
+
+    def _as_it_is(
+        self, member: str, shape: Sequence[int], op: Callable[[int, str], torch.Tensor]
+    ) -> torch.Tensor:
         try:
             found = op(self._handle, member)
         except RuntimeError as error:
             raise translated(error) from None
-        dtype = DISK_DTYPES.get(facts["dtype"])  # blocks of GGUF have none: their bytes
-        return found if dtype is None else found.view(dtype).reshape(facts["shape"])
+        dtype = DISK_DTYPES.get(self._tensors[member]["dtype"])
+        return found if dtype is None else found.view(dtype).reshape(shape)  # blocks of GGUF: bytes
 
     def header(self, shard: int) -> bytes:
         """The JSON of one of its files, or all before the data of a GGUF file, as it lies there."""

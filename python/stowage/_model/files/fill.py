@@ -5,6 +5,7 @@ tensor; then changes the model in one step."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -266,7 +267,7 @@ class Filling:
             and not step.entry.is_converted
             and not self._options.stays(step.held)
             and step.entry.dtype == self._compute(step)
-            and self._source.size(step.entry) >= _WORTH_MAPPING
+            and math.prod(step.entry.shape) * step.entry.dtype.itemsize >= _WORTH_MAPPING
         )
 
     def _leftovers(self) -> None:
@@ -357,8 +358,8 @@ class Filling:
         compute = self._compute(step)
         if step.storage is None:
             mapped = self._stays_in_file(step)
-            values = self._source.private(entry.parts[0]) if mapped else None
-            values = None if values is None else entry.own_rows(values)
+            rows = entry.cut.runs[0] if entry.cut else None
+            values = self._source.private(entry.parts[0], rows) if mapped else None
             if values is None or not is_aligned(values):
                 values = self._values(entry)
                 own = entry.pieces and values.dtype == compute
