@@ -177,15 +177,19 @@ def test_rows_within_the_scale_in_common_are_written_to_their_rows_alone(tmp_pat
     assert rows.tolist() == [256 + 3]
 
 
-def test_rows_with_another_scale_are_not_written(tmp_path: Path) -> None:
-    path = scaled(tmp_path)
+@pytest.mark.parametrize("storage", ["f8_e4m3:tensor", "nvfp4"])
+def test_rows_with_another_scale_are_not_written(storage: str, tmp_path: Path) -> None:
+    path = scaled(tmp_path) if storage != "nvfp4" else converted(tmp_path, STORAGES["nvfp4"])
+    dialect, what = (
+        ("comfyui", "global_scale") if storage == "nvfp4" else ("comfyui-scaled", "scale")
+    )
     model = stowage.load(built, path)
     with torch.no_grad():
         model.get_parameter(TO_K).copy_(model.get_parameter(TO_K).dequantize() * 9)
     with pytest.raises(stowage.InvalidArgument) as caught:
-        stowage.save(model, tmp_path / "again", dialect="comfyui-scaled")
+        stowage.save(model, tmp_path / "again", dialect=dialect)
     assert (
-        f"{PREFIX}{QKV}: must have one scale for all rows, as in its file; a write to {TO_Q} or "
+        f"{PREFIX}{QKV}: must have one {what} for all rows, as in its file; a write to {TO_Q} or "
         f"{TO_K} or {TO_K.replace('_k', '_v')} has made another" in str(caught.value)
     )
     assert not (tmp_path / "again" / path.name).exists()

@@ -96,17 +96,17 @@ def _rows(
 
 
 def joined(
-    name: str, owners: Sequence[str], pieces: Sequence[Piece], part: int, in_rows: int
+    name: str, owners: Sequence[str], pieces: Sequence[Piece], part: int, what: str
 ) -> torch.Tensor:
-    """A part of the whole, from the pieces of all its rows; the first `in_rows` parts have
-    something of each row. Raises InvalidArgument where `owners` have other numbers in common to
-    their rows than one another, and the file has one for all."""
+    """A part of the whole, from the pieces of all its rows; `what` all rows have in common, ""
+    for a part that has something of each. Raises InvalidArgument where `owners` have another than
+    one another, and the file has one for all."""
     found = [parts[part] for _, parts in sorted(pieces, key=lambda piece: piece[0])]
-    if part < in_rows:
+    if not what:
         return torch.cat(found)
     if not all(torch.equal(octets(each), octets(found[0])) for each in found[1:]):
         raise InvalidArgument(
-            f"stowage.save: {name}: must have one scale for all rows, as in its file; a write to "
+            f"stowage.save: {name}: must have one {what} for all rows, as in its file; a write to "
             f"{' or '.join(owners)} has made another, which is saved without dialect"
         )
     return found[0]

@@ -302,8 +302,8 @@ class Filling:
         return list(dict.fromkeys(step.entry.whole.name for step in rest))
 
     def taken(self) -> dict[str, str]:
-        """The model's name for each entry of the source that it takes."""
-        names = ((s, name) for s in self._steps for name in s.held.names)
+        """The model's name for each entry of the source that it takes, and has when it is saved."""
+        names = ((s, name) for s in self._steps if is_persistent(s.held) for name in s.held.names)
         found = ((self._entries[n], s.held) for s, n in names if n in self._entries)
         return {e.name: held.name for entry, held in found for e in entry.pieces or (entry,)}
 

@@ -195,7 +195,7 @@ class Taken(NamedTuple):
             pieces += [(0, [values])] if entry.cut is None else entry.cut.pieces(values.detach())
         if len(pieces) == 1:
             return pieces[0][1][0].detach()
-        return joined(self.entry.name, self._owners(), pieces, 0, 1)
+        return joined(self.entry.name, self._owners(), pieces, 0, "")
 
     def part(self, i: int) -> torch.Tensor:
         """Of one that rests."""
@@ -209,7 +209,8 @@ class Taken(NamedTuple):
             pieces += [(0, parts)] if entry.cut is None else entry.cut.pieces_of(parts, storage)
         if len(pieces) == 1:
             return pieces[0][1][i]
-        return joined(self.entry.name, self._owners(), pieces, i, storage.in_rows)
+        in_common = "" if i < storage.in_rows else storage.part_names[i]
+        return joined(self.entry.name, self._owners(), pieces, i, in_common)
 
     def _owners(self) -> list[str]:
         return [held.name for _, held in self.by]
