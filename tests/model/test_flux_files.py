@@ -354,3 +354,17 @@ def test_a_checkpoint_with_other_models_is_opened_by_rename(tmp_path: Path) -> N
     assert (tmp_path / "again/all.safetensors").read_bytes() == same
     with pytest.raises(stowage.InvalidArgument, match=r"'vea\.\*' must match a name of the file"):
         stowage.load(built, tmp_path / "flux.safetensors", rename={"vea.*": None})
+
+
+def test_every_parameter_of_the_published_sizes_has_its_tensor(tmp_path: Path) -> None:
+    """flux1-dev has 780 tensors; a file without any but one lacks 779, by name."""
+    with torch.device("meta"):
+        model = diffusers.FluxTransformer2DModel(guidance_embeds=True)
+    names = original(model.state_dict()).keys()
+    assert len(names) == 780 and len(model.state_dict()) == 1160
+    one = {"img_in.weight": torch.zeros(3072, 64)}
+    save_file(one, tmp_path / "flux.safetensors")
+    with pytest.raises(stowage.InvalidArgument) as caught:
+        stowage.load(model, tmp_path / "flux.safetensors")
+    told = str(caught.value)
+    assert all(f"{name}: must be in the file, for " in told for name in names - one.keys())
