@@ -144,6 +144,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_open": lambda s: (s.written,),
     "file_describe": lambda s: (s.file(),),
     "file_read": lambda s: (s.file(), "m0.weight"),
+    "file_copy": lambda s: (s.file(), "m0.weight"),
     "file_map": lambda s: (s.file(), "m0.weight"),
     "file_part": lambda s: (
         s.peer_file(),
@@ -152,9 +153,14 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
         "F16",
         s.random.random() < 0.5,
     ),
+    "file_parts": lambda s: (
+        s.peer_file(),
+        "model.layers.0.self_attn.q_proj.weight",
+        s.random.choice(["F16", "BF16"]),
+    ),
     "tensor_of_part": lambda s: (torch.zeros(s.batch()[-1], 16, dtype=torch.uint8), _FORM),
     "file_header": lambda s: (s.file(), 0),
-    "file_populate": lambda s: (s.file(), "m0.weight", 0, 64),
+    "file_populate": lambda s: (s.file(), "m0.weight", 0, 64, s.random.random() < 0.5),
     "file_drop": lambda s: (s.file(), "m0.weight"),
     "file_verify": lambda s: (s.file(),),
     "file_check": lambda s: (s.file(),),

@@ -112,6 +112,9 @@ class STOWAGE_API File {
   const std::vector<TensorInfo>& tensors() const noexcept;              // sorted by name
   const TensorInfo* find(std::string_view name) const noexcept;
   std::span<const std::byte> bytes(const TensorInfo& tensor) const noexcept;
+  /// The same into `out`, of as many bytes, past the mapping, whose pages cost more to touch than
+  /// their bytes to copy. Throws io; bad_file where the file was cut short.
+  void read(const TensorInfo& tensor, std::span<std::byte> out) const;
   const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
   const WeightInfo* find_weight(std::string_view name) const noexcept;
   const std::map<std::string, std::string>& unreadable() const noexcept;  // as in FoundWeights
@@ -125,7 +128,14 @@ class STOWAGE_API File {
   /// The bytes of part `i` of a weight, where its form is not whole.
   std::vector<std::byte> formed_part(const WeightInfo& weight, int i,
                                      std::optional<Dtype> compute = {}) const;
-  /// The same into memory of that many bytes, from those of its tensor, wherever they lie.
+  /// How many bytes part `i` of a weight has here: those of its tensor where its form is whole,
+  /// else those of its layout. None for the offset of nested scales.
+  std::uint64_t part_bytes(const WeightInfo& weight, int i) const;
+  /// Every part into memory of that many bytes, past the mapping. Throws as read() does, and
+  /// bad_file for numbers that no part has.
+  void read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
+                  std::span<const std::span<std::byte>> out) const;
+  /// The bytes of part `i` from those of its tensor, wherever they lie, to memory of their size.
   void form_part(const WeightInfo& weight, int i, std::span<const std::byte> tensor,
                  std::span<std::byte> out) const;
   /// Where the bytes of part `i` of a weight of this file can be read that its tensor has in
@@ -138,6 +148,8 @@ class STOWAGE_API File {
   /// Fetches a part of a tensor's bytes into memory before they are read: advice, which never
   /// throws; a part that reaches past the tensor's end ends there.
   void populate(const TensorInfo& tensor, std::uint64_t begin, std::uint64_t bytes) const noexcept;
+  /// The same before they are read past the mapping; does not wait for them.
+  void expect(const TensorInfo& tensor, std::uint64_t begin, std::uint64_t bytes) const noexcept;
   /// Gives the pages of a tensor back to the system; the next read fetches them again.
   void drop(const TensorInfo& tensor) const noexcept;
   /// Throws bad_file where a file was cut short, written in place or unreadable since it was

@@ -51,6 +51,8 @@ class MappedFile {
   /// Fetches the pages of the range and maps them, large ones where the file system can. Returns 0,
   /// or -1 and errno; a page that cannot be had is no error of this call's caller yet.
   int populate(std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  /// Asks the system for the bytes of the range, which read() will be given: advice.
+  void expect(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// Releases the pages that lie wholly inside the range; the next touch reads them again.
   void drop(std::uint64_t offset, std::uint64_t bytes) const noexcept;
 

@@ -106,6 +106,11 @@ int MappedFile::populate(std::uint64_t offset, std::uint64_t bytes) const noexce
   return ::madvise(first, offset + bytes - begin, MADV_WILLNEED);
 }
 
+void MappedFile::expect(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  (void)::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                        POSIX_FADV_WILLNEED);
+}
+
 void MappedFile::drop(std::uint64_t offset, std::uint64_t bytes) const noexcept {
   static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = (offset + page - 1) / page * page;

@@ -13,6 +13,7 @@
 #include "store/header.h"
 #include "store/model_path.h"
 #include "store/part_form.h"
+#include "store/part_pieces.h"
 #include "store/quant_config.h"
 #include "store/refusal.h"
 #include "store/shard.h"
@@ -174,6 +175,39 @@ std::span<const std::byte> File::bytes(const TensorInfo& tensor) const noexcept 
   return {state_->data(tensor), tensor.bytes};
 }
 
+void File::read(const TensorInfo& tensor, std::span<std::byte> out) const {
+  state_->map(tensor).read(tensor.offset, out);
+}
+
+std::uint64_t File::part_bytes(const WeightInfo& weight, int i) const {
+  const auto at = static_cast<std::size_t>(i);
+  if (!weight.forms.empty() && !weight.forms[at].is_whole())
+    return static_cast<std::uint64_t>(layout(weight.storage, weight.shape).parts[at].bytes);
+  const TensorInfo* const tensor = find(weight.parts[at]);
+  return tensor == nullptr ? 0 : tensor->bytes;
+}
+
+void File::read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
+                      std::span<const std::span<std::byte>> out) const {
+  const Layout made = layout(weight.storage, weight.shape);
+  std::map<std::string_view, std::vector<PartPlace>> formed;  // by tensor
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (weight.forms.empty() || weight.forms[i].is_whole()) {
+      if (!out[i].empty()) read(*find(weight.parts[i]), out[i]);
+      continue;
+    }
+    formed[weight.parts[i]].push_back({&weight.forms[i], made.parts[i].shape, out[i]});
+  }
+  const Dtype dtype = compute.value_or(weight.compute.value_or(Dtype::bf16));
+  for (const auto& [name, parts] : formed) {
+    const TensorInfo& tensor = *find(name);
+    form_parts(parts, state_->place(tensor), tensor.bytes, dtype,
+               [&](std::uint64_t offset, std::span<std::byte> bytes) {
+                 state_->map(tensor).read(tensor.offset + offset, bytes);
+               });
+  }
+}
+
 std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,
                                          std::optional<Dtype> compute) const {
   const auto at = static_cast<std::size_t>(i);
@@ -244,6 +278,12 @@ void File::populate(const TensorInfo& tensor, std::uint64_t begin,
                     std::uint64_t bytes) const noexcept {
   if (begin >= tensor.bytes) return;
   (void)state_->map(tensor).populate(tensor.offset + begin, std::min(bytes, tensor.bytes - begin));
+}
+
+void File::expect(const TensorInfo& tensor, std::uint64_t begin,
+                  std::uint64_t bytes) const noexcept {
+  if (begin >= tensor.bytes) return;
+  state_->map(tensor).expect(tensor.offset + begin, std::min(bytes, tensor.bytes - begin));
 }
 
 void File::drop(const TensorInfo& tensor) const noexcept {

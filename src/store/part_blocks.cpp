@@ -35,8 +35,22 @@ bool fills_blocks(const PartForm& form, const Shape& part) {
 
 // byte j of a run in the file:   [ 7..4: number j + n/2 | 3..0: number j ]
 // byte j in the part:            [ 7..4: number 2j + 1 | 3..0: number 2j ]
+constexpr std::size_t kRun = 16;
+using Pairs = std::uint16_t __attribute__((vector_size(kRun)));
+using Halves = std::uint8_t __attribute__((vector_size(kRun / 2)));
+// Two numbers in a byte of each pair of bytes.
+Halves joined(Pairs numbers) { return __builtin_convertvector(numbers | numbers >> 4, Halves); }
+void join_run(const std::byte* from, std::byte* to, std::size_t half) {
+  Pairs both;
+  std::memcpy(&both, from, sizeof both);
+  const Halves low = joined(both & 0x0f0f), high = joined(both >> 4 & 0x0f0f);
+  std::memcpy(to, &low, sizeof low);
+  std::memcpy(to + half, &high, sizeof high);
+}
 void join_halves(const std::byte* from, std::byte* to, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes / 2; ++i) {
+  std::size_t i = 0;
+  for (; 2 * i + kRun <= bytes; i += kRun / 2) join_run(from + 2 * i, to + i, bytes / 2);
+  for (; i < bytes / 2; ++i) {
     std::uint16_t both;
     std::memcpy(&both, from + 2 * i, sizeof both);
     const unsigned low = both & 0x0f0fu, high = both >> 4 & 0x0f0fu;
@@ -128,10 +142,12 @@ void move_runs(const PartForm& form, const std::byte* from, std::byte* to, std::
                auto bytes) {
   const std::size_t span = form.record == 0 ? bytes : form.span;
   const std::size_t record = form.record == 0 ? bytes : form.record;
-  for (std::size_t i = 0; i < count; i += span) {
+  const bool are_halves = form.halves != 0;
+  std::size_t first = form.at;  // of a record, in the tensor
+  for (std::size_t i = 0; i < count; i += span, first += record) {
     for (std::size_t run = 0; run < span; run += bytes) {
-      const std::size_t packed = i + run, held = i / span * record + form.at + run;
-      if (form.halves == 0)
+      const std::size_t packed = i + run, held = first + run;
+      if (!are_halves)
         std::memcpy(to + (kBack ? held : packed), from + (kBack ? packed : held), bytes);
       else if (kBack)
         split_halves(from + packed, to + held, bytes);

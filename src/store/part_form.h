@@ -24,8 +24,9 @@ Shape tensor_shape(const PartForm& form, const Shape& part);
 /// they could not be written again.
 std::vector<std::byte> part_of_tensor(const PartForm& form, const FormedTensor& tensor,
                                       const Shape& part, Dtype compute);
-/// The same into `out`, of exactly that size. Where nothing is refused no memory is allocated.
+/// The same into `out`, of exactly that size, or, where `row_bytes` says how far apart the rows of
+/// the part lie there, up to its end. Where nothing is refused no memory is allocated.
 void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
-               std::span<std::byte> out);
+               std::span<std::byte> out, std::int64_t row_bytes = 0);
 
 }  // namespace stowage

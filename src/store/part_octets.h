@@ -9,15 +9,17 @@ namespace stowage::octets {
 
 inline constexpr std::int64_t kOctet = 8;  // codes of four bits in 32
 using Octets = std::array<std::uint32_t, kOctet>;
-// The transpose of 8 times 8 codes: quarters change places, then theirs, then theirs.
-inline void turn(Octets& words) {
+// The transpose of 8 times 8 codes: quarters change places, then theirs, then theirs. A word may
+// be a vector of those of several octets.
+template <class Word>
+void turn(std::array<Word, kOctet>& words) {
   constexpr std::array<std::uint32_t, 3> kLow{0x0f0f0f0f, 0x00ff00ff, 0x0000ffff};
   for (int level = 2; level >= 0; --level) {
     const std::size_t half = std::size_t{1} << level;
     const int shift = 4 << level;
     for (std::size_t k = 0; k < words.size(); ++k) {
       if ((k & half) != 0) continue;
-      const std::uint32_t other =
+      const Word other =
           (words[k] >> shift ^ words[k + half]) & kLow[static_cast<std::size_t>(level)];
       words[k + half] ^= other;
       words[k] ^= other << shift;

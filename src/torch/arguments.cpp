@@ -215,15 +215,16 @@ Argument::Argument(const char* where, std::string_view name, AtenTensorHandle ha
 
 namespace {
 
-constexpr std::int64_t kManyElements = 1 << 20;
+constexpr std::int64_t kManyElements = 1 << 18;
 
 // Touching new memory page by page costs as much as quantizing into it; large pages cost a third.
-// Advice, which the system may decline; only pages that lie inside are asked for.
+// Advice, which the system may decline. Whole pages are asked for that it lies in: memory beside it
+// is mostly that of the next tensor, and of others no bytes change.
 void ask_for_large_pages(void* data, std::size_t bytes) noexcept {
   constexpr std::uintptr_t kLarge = 2 << 20;
-  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kLarge - 1) / kLarge * kLarge;
-  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kLarge * kLarge;
-  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  const auto begin = reinterpret_cast<std::uintptr_t>(data) / kLarge * kLarge;
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes + kLarge - 1) / kLarge * kLarge;
+  (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 }  // namespace

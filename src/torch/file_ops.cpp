@@ -131,6 +131,21 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
   return octets_at(bytes.data(), bytes.size(), file);
 }
 
+std::span<std::byte> bytes_of(const Owned& tensor, std::uint64_t count) {
+  return {static_cast<std::byte*>(memory(tensor)), count};
+}
+
+// The same in memory of torch's.
+Tensor file_copy(std::int64_t handle, const std::string& name) {
+  constexpr const char* kWhere = "stowage::file_copy";
+  const auto file = files().get(kWhere, handle);
+  const TensorInfo& tensor = tensor_of(kWhere, *file, name);
+  const auto count = static_cast<std::int64_t>(tensor.bytes);
+  Owned made = empty({&count, 1}, Dtype::u8);
+  if (count != 0) file->read(tensor, bytes_of(made, tensor.bytes));
+  return boxed(std::move(made));
+}
+
 // Bytes of a tensor as memory that may be written, which the file never sees.
 Tensor file_map(std::int64_t handle, const std::string& name, std::int64_t begin,
                 std::int64_t count) {
@@ -180,6 +195,31 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   return octets_at(place, static_cast<std::uint64_t>(parts.parts[at].bytes), file);
 }
 
+// All parts of a weight in memory of torch's: the bytes of the tensors of those that are whole,
+// and of the others, formed, those of the layout. None for the offset of nested scales.
+std::vector<Tensor> file_parts(std::int64_t handle, const std::string& weight,
+                               const std::string& compute) {
+  constexpr const char* kWhere = "stowage::file_parts";
+  const auto file = files().get(kWhere, handle);
+  const WeightInfo* const info = file->find_weight(weight);
+  const Dtype dtype = dtype_from_disk_name(compute);
+  if (info == nullptr || !is_value_dtype(dtype))
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": must be asked for a weight of the file, in a value dtype");
+  std::vector<Owned> made;
+  std::vector<std::span<std::byte>> places;
+  for (int i = 0; std::cmp_less(i, info->parts.size()); ++i) {
+    const std::uint64_t bytes = file->part_bytes(*info, i);
+    const auto count = static_cast<std::int64_t>(bytes);
+    made.push_back(empty({&count, 1}, Dtype::u8));
+    places.push_back(bytes_of(made.back(), bytes));
+  }
+  file->read_parts(*info, dtype, places);
+  std::vector<Tensor> all;
+  for (Owned& one : made) all.push_back(boxed(std::move(one)));
+  return all;
+}
+
 // The way back. The part has the shape that it has in memory.
 Tensor tensor_of_part_op(const Tensor& part, std::int64_t form) {
   const Argument given("stowage::tensor_of_part", "part", part.get());
@@ -201,7 +241,7 @@ Tensor file_header(std::int64_t handle, std::int64_t shard) {
 }
 
 void file_populate(std::int64_t handle, const std::string& name, std::int64_t begin,
-                   std::int64_t bytes) {
+                   std::int64_t bytes, bool mapped) {
   constexpr const char* kWhere = "stowage::file_populate";
   const auto file = files().get(kWhere, handle);
   const TensorInfo& tensor = tensor_of(kWhere, *file, name);
@@ -210,7 +250,11 @@ void file_populate(std::int64_t handle, const std::string& name, std::int64_t be
                 std::string(kWhere) + ": begin and bytes must be at least " + "0, got " +
                     std::to_string(begin) + " and " + std::to_string(bytes));
   }
-  file->populate(tensor, static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(bytes));
+  const auto first = static_cast<std::uint64_t>(begin), count = static_cast<std::uint64_t>(bytes);
+  if (mapped)
+    file->populate(tensor, first, count);
+  else
+    file->expect(tensor, first, count);
 }
 
 void file_drop(std::int64_t handle, const std::string& name) {
@@ -239,6 +283,8 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("state_describe", TORCH_BOX(&Door<&state_describe>::call));
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
   m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
+  m.impl("file_copy", TORCH_BOX(&Door<&file_copy>::call));
+  m.impl("file_parts", TORCH_BOX(&Door<&file_parts>::call));
   m.impl("file_part", TORCH_BOX(&Door<&file_part>::call));
   m.impl("tensor_of_part", TORCH_BOX(&Door<&tensor_of_part_op>::call));
   m.impl("file_header", TORCH_BOX(&Door<&file_header>::call));

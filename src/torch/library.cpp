@@ -45,10 +45,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_describe(int file) -> Tensor");
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_map(int file, str name, int begin, int bytes) -> Tensor");
+  m.def("file_parts(int file, str weight, str compute) -> Tensor[]");
+  m.def("file_copy(int file, str name) -> Tensor");
   m.def("file_part(int file, str weight, int part, str compute, bool touched) -> Tensor");
   m.def("tensor_of_part(Tensor part, int form) -> Tensor");
   m.def("file_header(int file, int shard) -> Tensor");
-  m.def("file_populate(int file, str name, int begin, int bytes) -> ()");
+  m.def("file_populate(int file, str name, int begin, int bytes, bool mapped=True) -> ()");
   m.def("file_drop(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");
   m.def("file_check(int file) -> ()");

@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 
+#include "store/part_pieces.h"
 #include "stowage/error.h"
 
 namespace stowage::test {
@@ -122,6 +123,16 @@ void expect_both_ways(const PartForm& form, const Bytes& part, const Size& size,
             8 * std::ssize(tensor));
   EXPECT_EQ(tensor_of_part(form, part, shape), tensor);
   EXPECT_EQ(part_of_tensor(form, {{"f", "t", 0}, tensor}, shape, Dtype::bf16), part);
+  for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{700}, kPiece}) {
+    Bytes made(part.size(), std::byte{0xa5});
+    const PartPlace place{&form, shape, made};
+    const auto read = [&](std::uint64_t offset, std::span<std::byte> bytes) {
+      std::copy_n(tensor.begin() + static_cast<std::ptrdiff_t>(offset), bytes.size(),
+                  bytes.begin());
+    };
+    form_parts({&place, 1}, {"f", "t", 0}, tensor.size(), Dtype::bf16, read, piece);
+    EXPECT_EQ(made, part) << "in pieces of " << piece;
+  }
 }
 
 TEST(PartForm, LiesAsTheDialectsDrawIt) {
@@ -159,6 +170,8 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
   // GPTQ, word r of column o: bits 4j to 4j + 3 are q[8r + j, o]; v1 has z - 1 of o = 8c + j.
   check(kTurnedWords, {40, 64}, 1280,
         [](std::int64_t o, std::int64_t k) { return 32 * (k / 8 * 40 + o) + k % 8 * 4; });
+  check(kTurnedWords, {70, 392}, 70 * 196,
+        [](std::int64_t o, std::int64_t k) { return 32 * (k / 8 * 70 + o) + k % 8 * 4; });
   check(kLessOne, {40, 3}, 60,
         [](std::int64_t o, std::int64_t g) { return 32 * (g * 5 + o / 8) + o % 8 * 4; });
   check(kLessOne, {44, 19}, 456,
@@ -176,11 +189,20 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
   check(kNvfp4Codes, {3, 128}, 216, [](std::int64_t r, std::int64_t c) {
     return 8 * ((r * 2 + c / 64) * 36 + 4 + c % 64 / 16 * 8 + c % 8) + (c % 16 < 8 ? 0 : 4);
   });
-  // AWQ, word c: bits 4j to 4j + 3 are column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[j]
-  check(kAwq, {24, 40}, 480, [](std::int64_t o, std::int64_t k) {
-    constexpr std::array<int, 8> kSlot{0, 4, 1, 5, 2, 6, 3, 7};
-    return 32 * (k * 3 + o / 8) + kSlot[static_cast<std::size_t>(o % 8)] * 4;
-  });
+}
+
+// Word c: bits 4j to 4j + 3 are column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[j].
+TEST(PartForm, LiesAsAwqDrawsIt) {
+  std::mt19937 random(1);
+  for (const std::int64_t words : {3, 37}) {
+    const Size size{8 * words, 392};
+    const Bytes part = some_part(kAwq, size, random);
+    expect_both_ways(kAwq, part, size,
+                     drawn(kAwq, part, size, part.size(), [&](std::int64_t o, std::int64_t k) {
+                       constexpr std::array<int, 8> kSlot{0, 4, 1, 5, 2, 6, 3, 7};
+                       return 32 * (k * words + o / 8) + kSlot[static_cast<std::size_t>(o % 8)] * 4;
+                     }));
+  }
 }
 
 // Blocks of codes, of scales, or of both.
@@ -261,8 +283,9 @@ TEST(PartForm, ComesBackWhateverItIs) {
   std::mt19937 random(2);
   for (int trial = 0; trial < 600; ++trial) {
     const PartForm form = some_form(random);
-    Size size{1 + static_cast<std::int64_t>(random() % 70),
-              2 * (1 + static_cast<std::int64_t>(random() % 40))};
+    const unsigned most = trial % 10 == 0 ? 400 : 40;
+    Size size{1 + static_cast<std::int64_t>(random() % (most + 30)),
+              2 * (1 + static_cast<std::int64_t>(random() % most))};
     if (random() % 2 == 0) size = {size.rows / 8 * 8, size.columns / 8 * 8};
     size = filling(form, size);
     SCOPED_TRACE(testing::Message()
@@ -330,6 +353,22 @@ TEST(PartForm, PartsShareRecords) {
   }
   EXPECT_EQ(part_of_tensor(kQ40Codes, {{"f", "t", 0}, both}, codes_shape, Dtype::bf16), codes);
   EXPECT_EQ(part_of_tensor(kQ40Scales, {{"f", "t", 0}, both}, scales_shape, Dtype::bf16), scales);
+  // And are formed together, while the records are read once.
+  Bytes made_codes(codes.size()), made_scales(scales.size());
+  const std::array<PartPlace, 2> places{
+      {{&kQ40Codes, codes_shape, made_codes}, {&kQ40Scales, scales_shape, made_scales}}};
+  std::size_t read = 0;
+  form_parts(
+      places, {"f", "t", 0}, both.size(), Dtype::bf16,
+      [&](std::uint64_t offset, std::span<std::byte> bytes) {
+        read += bytes.size();
+        std::copy_n(both.begin() + static_cast<std::ptrdiff_t>(offset), bytes.size(),
+                    bytes.begin());
+      },
+      100);
+  EXPECT_EQ(made_codes, codes);
+  EXPECT_EQ(made_scales, scales);
+  EXPECT_EQ(read, both.size());
 }
 
 TEST(PartForm, HasNoNumberBeyondTheMost) {

@@ -36,10 +36,13 @@ def test_round_trip(tmp_path: Path) -> None:
         assert raw.dtype == torch.uint8 and raw.numel() == found[name]["bytes"]
         assert torch.equal(raw.view(tensor.dtype).view(found[name]["shape"]), tensor)
         for begin, size in ((0, raw.numel()), (1, 1 << 40), (1 << 40, 1), (0, 0)):
-            library.file_populate(file, name, begin, size)
+            for mapped in (True, False):
+                library.file_populate(file, name, begin, size, mapped)
         with pytest.raises(RuntimeError, match="at least 0, got -1 and 2"):
             library.file_populate(file, name, -1, 2)
         library.file_drop(file, name)
+        own = library.file_copy(file, name)
+        assert torch.equal(own, raw) and own.untyped_storage().resizable()
     assert library.file_verify(file) == len(tensors)
     library.file_close(file)
 

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +30,7 @@ import torch
 from stowage._files.names import DISK_DTYPES, DISK_NAMES, Entry, described, entries, unflatten
 from stowage._ops import library
 from stowage._ops.errors import translated
+from stowage._ops.memory import new_copy
 from stowage._tensor.casts import plain_values
 from stowage._tensor.stowed import StowedTensor
 
@@ -60,16 +61,20 @@ class Source(Protocol):
     def read(self, member: str) -> torch.Tensor:
         """A tensor by the name it has in the file; its memory may be mapped read-only."""
 
+    def copy(self, member: str) -> torch.Tensor:
+        """The same in memory of its own. May be called on several threads, as parts()."""
+
     def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
         """The same, or rows [first, last) of it, in memory that may be written and is copied, page
         by page, when it is; None where there is no file."""
 
     def parts(
-        self, entry: Entry, compute: torch.dtype, touched: bool = False
+        self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False
     ) -> list[torch.Tensor]:
         """Codes and scales of a weight that rests, in the order of its layout. `compute`: what it
         will work in, which the scales of some dialects are rounded to. `touched`: what a file has
-        in another order is put in order when it is touched, and not now."""
+        in another order is put in order when it is touched, and not now. `own`: in memory of their
+        own."""
 
     def size(self, entry: Entry) -> int:
         """Bytes of its tensors."""
@@ -100,16 +105,21 @@ class DictSource:
             return plain_values(tensor).detach()
         return tensor.detach()
 
+    def copy(self, member: str) -> torch.Tensor:
+        return new_copy(self.read(member))
+
     def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
         return None
 
     def parts(
-        self, entry: Entry, compute: torch.dtype, touched: bool = False
+        self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False
     ) -> list[torch.Tensor]:
         tensor = self._tensors[entry.parts[0]]
         if isinstance(tensor, StowedTensor):
-            return list(tensor.parts.values())
-        return unflatten(entry, self.read)
+            parts = list(tensor.parts.values())
+        else:
+            parts = unflatten(entry, self.read)
+        return [new_copy(part) for part in parts] if own else parts
 
     def size(self, entry: Entry) -> int:
         return sum(self._tensors[member].nbytes for member in entry.members)
@@ -139,6 +149,7 @@ class FileSource:
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
         self.metadata: dict[str, str]
         self.formed = Formed()  # by now
+        self._counting = threading.Lock()
         self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
         self.paths: list[str] = facts["paths"]
         self.index: str = facts["index"]  # the path of a shard index, or ""
@@ -164,6 +175,9 @@ class FileSource:
     def read(self, member: str) -> torch.Tensor:
         return self._as_it_is(member, self._tensors[member]["shape"], library.file_read)
 
+    def copy(self, member: str) -> torch.Tensor:
+        return self._as_it_is(member, self._tensors[member]["shape"], library.file_copy)
+
     def private(self, member: str, rows: tuple[int, int] | None) -> torch.Tensor | None:
         facts = self._tensors[member]
         begin, end, shape = 0, facts["bytes"], facts["shape"]
@@ -181,8 +195,15 @@ class FileSource:
             found = op(self._handle, member)
         except RuntimeError as error:
             raise translated(error) from None
-        dtype = DISK_DTYPES.get(self._tensors[member]["dtype"])
-        return found if dtype is None else found.view(dtype).reshape(shape)  # blocks of GGUF: bytes
+        return self._typed(member, found, shape)
+
+    def _typed(
+        self, member: str, found: torch.Tensor, shape: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        facts = self._tensors[member]
+        dtype = DISK_DTYPES.get(facts["dtype"])  # blocks of GGUF have none: their bytes
+        shape = facts["shape"] if shape is None else shape
+        return found if dtype is None else found.view(dtype).reshape(shape)
 
     def header(self, shard: int) -> bytes:
         """The JSON of one of its files, or all before the data of a GGUF file, as it lies there."""
@@ -193,10 +214,32 @@ class FileSource:
         return self._tensors
 
     def parts(
-        self, entry: Entry, compute: torch.dtype, touched: bool = False
+        self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False
     ) -> list[torch.Tensor]:
+        if own:
+            return self._own_parts(entry, compute)
         formed = partial(self._formed, entry.name, DISK_NAMES[compute], touched)
         return unflatten(entry, self.read, formed)
+
+    def _own_parts(self, entry: Entry, compute: torch.dtype) -> list[torch.Tensor]:
+        begun = time.perf_counter()
+        try:
+            found = library.file_parts(self._handle, entry.name, DISK_NAMES[compute])
+        except RuntimeError as error:
+            raise translated(error) from None
+        self._note([part for i, part in enumerate(found) if entry.is_formed(i)], begun)
+        whole = {
+            member: self._typed(member, part)
+            for i, (member, part) in enumerate(zip(entry.parts, found, strict=True))
+            if member in self._tensors and not entry.is_formed(i)
+        }
+        return unflatten(entry, whole.__getitem__, found.__getitem__)
+
+    def _note(self, formed: list[torch.Tensor], begun: float) -> None:
+        size = sum(part.nbytes for part in formed)
+        if size:
+            with self._counting:
+                self.formed = self.formed.and_one(size, time.perf_counter() - begun)
 
     def _formed(self, weight: str, compute: str, touched: bool, part: int) -> torch.Tensor:
         begun = time.perf_counter()
@@ -205,7 +248,7 @@ class FileSource:
         except RuntimeError as error:
             raise translated(error) from None
         if not touched:
-            self.formed = self.formed.and_one(found.nbytes, time.perf_counter() - begun)
+            self._note([found], begun)
         return found
 
     def size(self, entry: Entry) -> int:
@@ -281,6 +324,7 @@ class Extent:
     file: int  # as ops name it
     name: str
     bytes: int
+    mapped: bool = True  # and read there
 
 
 @dataclass
@@ -322,8 +366,9 @@ class Prefetch:
                 if not self._wait(asked + size, extents, ends):
                     return
                 asked += size
-                library.file_populate(extent.file, extent.name, begin, size)
-                library.file_drop(extent.file, extent.name)
+                library.file_populate(extent.file, extent.name, begin, size, extent.mapped)
+                if extent.mapped:
+                    library.file_drop(extent.file, extent.name)
         self._wait(math.inf, extents, ends)
 
     def _wait(self, asked: float, extents: list[Extent], ends: list[int]) -> bool:
@@ -334,19 +379,22 @@ class Prefetch:
                     return not self._stopped
                 self._changed.wait(_SWEEP)
                 current = bisect.bisect_right(ends, self._used)
-            if current < len(extents) and extents[current].bytes > _PIECE:
+            is_large = current < len(extents) and extents[current].bytes > _PIECE
+            if is_large and extents[current].mapped:
                 library.file_drop(extents[current].file, extents[current].name)
 
 
 @contextmanager
 def reading(
-    source: Source, entries: Sequence[Entry], progress: bool
+    source: Source, entries: Sequence[tuple[Entry, bool]], progress: bool
 ) -> Iterator[Callable[[Entry], None]]:
-    """Gives what to call when an entry has been read; `entries` are those that will be."""
-    sizes = {entry.name: source.size(entry) for entry in entries}
+    """Gives what to call when an entry has been read; `entries` are those that will be, and whether
+    where they are mapped."""
+    sizes = {entry.name: source.size(entry) for entry, _ in entries}
     listeners: list[Callable[[int], object]] = []
     with ExitStack() as stack:
-        if extents := [extent for entry in entries for extent in source.extents(entry)]:
+        each = ((mapped, x) for entry, mapped in entries for x in source.extents(entry))
+        if extents := [replace(extent, mapped=mapped) for mapped, extent in each]:
             listeners.append(stack.enter_context(Prefetch(extents)).use)
         if progress and sys.stderr is not None and sys.stderr.isatty():
             from tqdm import tqdm  # type: ignore[import-untyped]  # 2 MiB that few loads need

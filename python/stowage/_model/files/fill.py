@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
 
+from stowage._files.ahead import ahead
 from stowage._files.names import FLOAT8, Entry, in_stacks
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import Source, Wholes, is_aligned, reading
@@ -159,18 +161,22 @@ class Filling:
             )
 
     def _tensors_of(
-        self, entry: Entry, compute: torch.dtype, touched: bool = False
+        self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False
     ) -> list[torch.Tensor]:
         if entry.storage is None:
-            return [self._values(entry)]
+            return [self._values(entry, own)]
         if entry.pieces:
             return self._parts_of_pieces(entry, entry.storage, compute)
-        parts = self._wholes.parts(entry, compute, touched)
+        if own:
+            parts = self._source.parts(entry, compute, own=True)
+        else:
+            parts = self._wholes.parts(entry, compute, touched)
         return [entry.as_in_model(part) for part in parts]
 
-    def _values(self, entry: Entry) -> torch.Tensor:
+    def _values(self, entry: Entry, own: bool = False) -> torch.Tensor:
         if not entry.pieces:
-            return entry.as_in_model(entry.own_rows(self._source.read(entry.parts[0])))
+            read = self._source.copy if own else self._source.read
+            return entry.as_in_model(entry.own_rows(read(entry.parts[0])))
         assert entry.dtype is not None
         made = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         for piece in entry.pieces:
@@ -313,14 +319,19 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        read = [step.entry.whole for step in self._steps if not self._stays_in_file(step)]
-        left = {entry.name: entry for entry in read}  # each once, of which all cuts are read
-        with reading(self._source, list(left.values()), self._options.progress) as done:
-            for step in self._steps:
+        read = [step for step in self._steps if not self._stays_in_file(step)]
+        left = {  # each once, of which all cuts are read
+            step.entry.whole.name: (step.entry.whole, self._owned(step) is None) for step in read
+        }
+        with (
+            reading(self._source, list(left.values()), self._options.progress) as done,
+            ahead(self._owned(step) for step in self._steps) as each,
+        ):
+            for step, owned in zip(self._steps, each, strict=True):
                 if self.problems and (step.storage is None or step.entry.storage is not None):
                     continue  # only checking values from here on
                 try:
-                    tensor, loss = self._make(step)
+                    tensor, loss = self._make(step, owned)
                 except StowageError as error:
                     self.problems.append(f"{step.held.name}: {error}")
                     swap, memories, made = Swap(), [], {}
@@ -328,7 +339,7 @@ class Filling:
                 finally:
                     self._source.drop(step.entry)
                     if step.entry.whole.name in left:
-                        done(left.pop(step.entry.whole.name))
+                        done(left.pop(step.entry.whole.name)[0])
                 if self.problems:
                     continue
                 if self._options.fills:
@@ -351,11 +362,24 @@ class Filling:
 
         return commit
 
-    def _make(self, step: _Step) -> tuple[torch.Tensor, Loss | None]:
+    def _owned(self, step: _Step) -> Callable[[], list[torch.Tensor]] | None:
+        """What gives the values or parts of a step in memory of their own, if no more is done to
+        them; None where they stay in the file, are in pieces, or are rows of a tensor."""
+        entry, compute = step.entry, self._compute(step)
+        as_it_is = entry.dtype == compute if step.storage is None else step.as_it_is
+        if not as_it_is or entry.pieces or entry.cut or self._stays_in_file(step):
+            return None
+        return partial(self._tensors_of, entry, compute, own=True)
+
+    def _make(
+        self, step: _Step, owned: Callable[[], list[torch.Tensor]] | None
+    ) -> tuple[torch.Tensor, Loss | None]:
         entry, held, how = step.entry, step.held, self._options.how
         if isinstance(held.tensor, StowedTensor) and held.tensor._exact:
             how = replace(how, exact=True)
         compute = self._compute(step)
+        if step.storage is None and owned is not None:
+            return _as(owned()[0], held.tensor), None
         if step.storage is None:
             mapped = self._stays_in_file(step)
             rows = entry.cut.runs[0] if entry.cut else None
@@ -370,11 +394,13 @@ class Filling:
             return from_indices(indices, entry.shape, step.storage, how, compute)
         if not step.as_it_is:
             return from_values(self._values(entry), step.storage, how, compute)
-        stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
-        touched = stays and self._options.cast and not entry.is_converted
-        parts = self._tensors_of(entry, compute, touched)
-        if not entry.pieces:
-            parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
+        if owned is not None:
+            parts = owned()
+        else:
+            touched = self._options.cast and not entry.is_converted
+            parts = self._tensors_of(entry, compute, touched)
+        if not entry.pieces:  # mapped where the alignment suits torch; else copied once
+            parts = [p if is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None
