@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading a model of each dialect as it rests, beside pread + memcpy of the bytes of its files.
 
-The model lies in the page cache. What is compared, and how memory is warmed before, is in load.py.
+The model has matrices of 4096 and 14336 and lies in the page cache. What is compared, and how memory is warmed before, is in load.py.
 Parts that the file has in another order are put in order meanwhile, which the limit has not. Run:
 python bench/python/load_dialects.py [--json] [--gigabytes 0.5] [--threads 2] [--rounds 5]
     [--only gptq] [--processor-time]
@@ -26,6 +26,7 @@ from torch import nn
 import stowage
 
 LIMIT = 1.5
+load.HIDDEN, load.WIDE = 4096, 14336  # of a model of eight billion
 # What is loaded: the dialect, maybe with its form, and what the weights rest as.
 CASES = (
     ("fp8", "f8_e4m3:block128x128"),
