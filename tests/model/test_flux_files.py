@@ -179,6 +179,8 @@ def test_a_gguf_file_rests_in_diffusers_model(
     assert {TO_Q, TO_K, "norm_out.linear.weight"} <= rests.keys()
     assert "single_transformer_blocks.0.proj_mlp.weight" in rests
     assert "transformer_blocks.0.ff.net.0.proj.weight" not in rests
+    for part in (part for p in rests.values() for part in p.parts.values() if not mmap):
+        assert part.untyped_storage().resizable()  # torch's, and not the file's
     assert_same(model, want)
     torch.testing.assert_close(answer(model), answer(want), rtol=1e-4, atol=1e-4)
     stowage.save(model, tmp_path / "again", dialect="gguf")

@@ -397,10 +397,11 @@ class Filling:
         if owned is not None:
             parts = owned()
         else:
-            touched = self._options.cast and not entry.is_converted
+            stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
+            touched = stays and self._options.cast and not entry.is_converted
             parts = self._tensors_of(entry, compute, touched)
-        if not entry.pieces:  # mapped where the alignment suits torch; else copied once
-            parts = [p if is_aligned(p) else new_copy(p) for p in parts]
+            if not entry.pieces:
+                parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]
         exact = how.exact or entry.storage is None  # plain values compute as torch does
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None
