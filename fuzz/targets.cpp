@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "store/header.h"
 #include "store/manifest.h"
@@ -53,6 +54,21 @@ void check_cover(const Header& header, std::uint64_t begin, std::uint64_t end) {
   promise(begin == end);
 }
 
+// Parts that are read past the mapping, piece by piece, are those that it has.
+void check_read(const File& file, const WeightInfo& weight) {
+  std::vector<std::vector<std::byte>> made;
+  for (std::size_t i = 0; i < weight.parts.size(); ++i)
+    made.emplace_back(file.part_bytes(weight, static_cast<int>(i)));
+  const std::vector<std::span<std::byte>> places(made.begin(), made.end());
+  file.read_parts(weight, {}, places);
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (!weight.forms.empty() && !weight.forms[i].is_whole())
+      promise(file.formed_part(weight, static_cast<int>(i)) == made[i]);
+    else if (!made[i].empty())
+      promise(std::ranges::equal(file.bytes(*file.find(weight.parts[i])), made[i]));
+  }
+}
+
 // Parts in another form are the tensors of the file when they are put together again.
 void check_again(const File& file, const WeightInfo& weight) {
   const Layout parts = layout(weight.storage, weight.shape);
@@ -81,6 +97,7 @@ void file(Bytes bytes) {
     for (const WeightInfo& weight : file.weights()) {
       promise(file.weight(weight.name).bytes() >= 0);
       check_again(file, weight);
+      check_read(file, weight);
     }
     for (const TensorInfo& tensor : file.tensors()) {
       promise(tensor.offset + tensor.bytes <= bytes.size());

@@ -38,8 +38,8 @@ Places lay_out(Unit& unit, std::vector<const TensorInfo*> parts,
                const std::vector<std::uint64_t>& shard_bytes, bool to_scratch) {
   std::erase_if(parts, [](const TensorInfo* part) { return part->bytes == 0; });
   std::ranges::sort(parts, {}, [](const TensorInfo* t) { return std::tuple(t->shard, t->offset); });
-  const auto again = std::ranges::unique(parts);  // records with several parts
-  parts.erase(again.begin(), again.end());
+  // Records with several parts. clang 14 has no std::ranges::unique of libstdc++.
+  parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
   std::uint64_t& bytes = to_scratch ? unit.scratch : unit.bytes;
   Places places;
   for (std::size_t i = 0; i < parts.size();) {

@@ -31,8 +31,8 @@ struct Counts {  // of a sub-block
 
 Counts counts_of(const Record& record, std::size_t j) noexcept {
   if (j < 4) return {record[4 + j] & 63u, record[8 + j] & 63u};
-  const unsigned low = record[8 + j];
-  return {(low & 15u) | (record[j] >> 6 << 4), low >> 4 | (record[4 + j] >> 6 << 4)};
+  const unsigned low = record[8 + j], scale = record[j], offset = record[4 + j];
+  return {(low & 15u) | (scale >> 6 << 4), low >> 4 | (offset >> 6 << 4)};
 }
 
 void put_counts(Record& record, std::size_t j, Counts counts) noexcept {

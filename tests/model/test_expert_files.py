@@ -148,10 +148,20 @@ def test_rows_of_a_matrix_with_one_scale_keep_it_or_are_not_written(tmp_path: Pa
         stack[1, 3] = 9.0
     with pytest.raises(
         stowage.InvalidArgument,
-        match=r"experts\.1\.w1\.weight: must have one scale, as in its file; a write to "
-        r"model\.layers\.0\.mlp\.experts\.gate_up_proj has made one for each row",
+        match=r"experts\.1\.w1\.weight: must have one scale for all rows, as in its file; a write "
+        r"to model\.layers\.0\.mlp\.experts\.gate_up_proj has made one for each",
     ):
         stowage.save(model, tmp_path / "again", dialect="modelopt")
+    stowage.save(model, tmp_path / "again", dialect="modelopt", requantize=True)
+    one, two = (load_file(p / "model.safetensors") for p in (packed, tmp_path / "again"))
+    changed = {n for n in one if not torch.equal(one[n].float(), two[n].float())}
+    gate = "model.layers.0.block_sparse_moe.experts.1.w1"
+    assert changed == {f"{gate}.weight", f"{gate}.weight_scale"}
+    wide = stack[1, : one[f"{gate}.weight"].shape[0]].dequantize(torch.float32)
+    scale = two[f"{gate}.weight_scale"]
+    torch.testing.assert_close(
+        two[f"{gate}.weight"].float() * scale, wide, rtol=2**-4, atol=float(scale) * 2**-9
+    )
     stowage.save(model, tmp_path / "ours")
     again = stowage.load(lambda: build("Mixtral"), tmp_path / "ours", mmap=True)
     found = again.get_parameter("model.layers.0.mlp.experts.gate_up_proj")

@@ -238,10 +238,18 @@ def test_rows_that_no_longer_have_one_number_are_saved_in_our_form(
         stack[1, 3] = 9.0
     with pytest.raises(
         stowage.InvalidArgument,
-        match=rf"experts\.1\.{GATE[family]}\.weight: must have one global_scale, as in its file; "
-        r"a write to model\.layers\.1\.mlp\.experts\.gate_up_proj has made one for each row",
+        match=rf"experts\.1\.{GATE[family]}\.weight: must have one global_scale for all rows, as "
+        r"in its file; a write to model\.layers\.1\.mlp\.experts\.gate_up_proj has made one for ",
     ):
         stowage.save(model, tmp_path / "again", dialect=form.dialect)
+    stowage.save(model, tmp_path / "one", dialect=form.dialect, requantize=True)
+    one = stowage.load(lambda: build(family), tmp_path / "one")
+    rounded = one.get_parameter("model.layers.1.mlp.experts.gate_up_proj").dequantize(torch.float32)
+    exact = stack.dequantize(torch.float32)
+    rows = exact.shape[1] // 2  # of gate, which was written to
+    assert torch.equal(rounded[0], exact[0]) and torch.equal(rounded[1, rows:], exact[1, rows:])
+    error = (rounded[1, :rows] - exact[1, :rows]).norm() / exact[1, :rows].norm()
+    assert 0 < float(error) < 0.15
     stowage.save(model, tmp_path / "ours")
     with pytest.raises(stowage.StowageError, match="must rest in a storage that"):
         stowage.save(

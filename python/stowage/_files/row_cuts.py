@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stowage._ops.errors import InvalidArgument
+from stowage._files.in_common import NotInCommon
 from stowage._ops.memory import octets
 from stowage._ops.storage import Storage
 from stowage._tensor.slices import rows_of_parts
@@ -99,14 +99,11 @@ def joined(
     name: str, owners: Sequence[str], pieces: Sequence[Piece], part: int, what: str
 ) -> torch.Tensor:
     """A part of the whole, from the pieces of all its rows; `what` all rows have in common, ""
-    for a part that has something of each. Raises InvalidArgument where `owners` have another than
+    for a part that has something of each. Raises NotInCommon where `owners` have another than
     one another, and the file has one for all."""
     found = [parts[part] for _, parts in sorted(pieces, key=lambda piece: piece[0])]
     if not what:
         return torch.cat(found)
     if not all(torch.equal(octets(each), octets(found[0])) for each in found[1:]):
-        raise InvalidArgument(
-            f"stowage.save: {name}: must have one {what} for all rows, as in its file; a write to "
-            f"{' or '.join(owners)} has made another, which is saved without dialect"
-        )
+        raise NotInCommon(name, what, f"{' or '.join(owners)} has made another")
     return found[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stowage._ops.errors import InvalidArgument
+from stowage._files.in_common import NotInCommon
 from stowage._ops.memory import octets
 from stowage._ops.storage import Storage
 
@@ -48,7 +48,7 @@ class StackPlace:
     def taken(
         self, name: str, parts: Sequence[torch.Tensor], storage: Storage, shape: Shape
     ) -> list[torch.Tensor]:
-        """The parts of the matrix, as its file has them. Raises InvalidArgument where its rows have
+        """The parts of the matrix, as its file has them. Raises NotInCommon where its rows have
         another scale, or number over scales, than one another, and the file has one for all."""
         found = self.parts(parts, storage, shape)
         named = zip(found, storage.layout(shape), strict=True)
@@ -56,10 +56,7 @@ class StackPlace:
             if sizes:
                 continue
             if not torch.equal(octets(part), octets(part[:1].expand_as(part).contiguous())):
-                raise InvalidArgument(
-                    f"stowage.save: {name}: must have one {what}, as in its file; a write to "
-                    f"{self.stack} has made one for each row, which is saved without dialect"
-                )
+                raise NotInCommon(name, what, f"{self.stack} has made one for each")
             found[i] = part[0]
         return found
 

@@ -351,19 +351,25 @@ def _quantize_rows(
     """The parts of some rows of a weight of `parts`, whose scales were `kept`. Where the largest
     code is not what a scale is made for, quantizing what was read moves the scale and every value,
     and one write after the other would add that up: there groups that were written in part keep a
-    scale that all fit, and an absmax whose last bits alone would be others."""
+    scale that all fit, and an absmax whose last bits alone would be others. Groups that were not
+    written keep the scale that they had, whoever made it, but for those with zero points and those
+    in records."""
     if storage.actorder:
         return ordered.quantize(values, storage, parts[-1], ordered.Partly(written, kept))
     fresh = library.quantize(values, storage.key)
     rounds_twice = storage.scale_code == "absmax"
-    steady = storage.zero or (storage.divisor == storage.largest and not rounds_twice)
-    if steady or written.all():
+    steady = storage.divisor == storage.largest and not rounds_twice
+    if storage.zero or storage.record or written.all():
         return fresh
     shape = values.shape if storage.rows else written.shape
     v = _grouped(values.reshape(shape), storage, kept)
     partly = _grouped(~written.reshape(shape), storage, kept).any(3).any(1)
     old, new = (scaled.numbers(s, storage).reshape(partly.shape) for s in (kept, fresh[1]))
-    if rounds_twice:
+    if steady:
+        keeps = (new != old) & ~_grouped(written.reshape(shape), storage, kept).any(3).any(1)
+        if not keeps.any():
+            return fresh
+    elif rounds_twice:
         keeps = partly & ((new - old).abs() <= 2.0**-21 * old)
     else:
         lo, hi = storage.least * old * scaled.SLACK, storage.divisor * old * scaled.SLACK

@@ -29,6 +29,37 @@ def test_other_rows_keep_their_bytes(storage: str, columns: int) -> None:
     assert not torch.equal(after[3], was[3])
 
 
+@pytest.mark.parametrize("shape", [(6, 8, 64), (8, 64), (4, 4, 4, 8, 8)])
+@pytest.mark.parametrize(
+    "storage",
+    "f8_e4m3:row2 int8:row2 int5:row2 f4_e2m1:row2 f8_e4m3:row int8:row f8_e4m3:block32 "
+    "int4:block32:bf16 int8:block32:f16 f4_e2m1:block32".split(),
+)
+def test_groups_that_were_not_written_keep_scales_that_others_made(
+    storage: str, shape: tuple[int, ...]
+) -> None:
+    """Of a calibrated file, or under one scale for all: the largest code is not the largest."""
+    if storage in ("int5:row2", "f4_e2m1:row2") and len(shape) < 3:
+        return
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    w = nn.Parameter(stowage.quantize(values, storage), False).data
+    scale = list(w.parts.values())[1]
+    scale.mul_(1.5)  # exact in bf16 and f16 too, nearly
+    before, was = w.dequantize(), scale.clone()
+    written = torch.zeros(shape, dtype=torch.bool)
+    if len(shape) > 2:
+        written[1, 3] = True
+        w[1, 3] = 9.0
+    else:
+        written[3] = True
+        w[3] = 9.0
+    each = math.prod(shape) // scale.numel()  # of a group, of values that lie together
+    shares = written.reshape(-1, each).any(1)
+    keeps = ~shares.repeat_interleave(each).view(shape)
+    assert keeps.any() and torch.equal(w.dequantize()[keeps], before[keeps])
+    assert torch.equal(list(w.parts.values())[1].reshape(-1)[~shares], was.reshape(-1)[~shares])
+
+
 @pytest.mark.parametrize("storage", ["nf4", "fp4"])
 @pytest.mark.parametrize("columns", [63, 96])
 def test_block_shared_with_other_rows_refuses_what_does_not_fit(storage: str, columns: int) -> None:

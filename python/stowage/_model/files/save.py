@@ -79,6 +79,7 @@ def save(
     *,
     dtype: torch.dtype | None = None,
     dialect: str | None = None,
+    requantize: bool = False,
     shard_bytes: int = 0,
     metadata: Mapping[str, str] | None = None,
     checksums: bool = True,
@@ -104,6 +105,9 @@ def save(
             but for the weights that were changed, each in the form that it had. Any other model is
             written as files of that dialect, or of one form of it ("gptq:gptq_v2"), if it has the
             storage of every weight that rests (docs/dialects.md).
+        requantize: with a dialect: where rows have other scales than one another, and its files
+            have one for all, they are quantized again, to one; else that is an error. What was not
+            changed may then be rounded once more.
         shard_bytes: the most bytes of a file; 0 is one file.
         metadata: more texts for the header of the file.
         checksums: writes one for each tensor, which `load(verify=True)` compares.
@@ -121,11 +125,13 @@ def save(
         >>> stowage.save(model, "packed").name
         'model.safetensors'
     """
+    if requantize and dialect is None:
+        raise InvalidArgument("stowage.save: requantize must come with a dialect, got none")
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     if dialect is not None:
         given = {"dtype": dtype, "shard_bytes": shard_bytes or None, "metadata": metadata}
-        return _save_dialect(model, where, dialect, given)
+        return _save_dialect(model, where, dialect, requantize, given)
     if dtype is not None:
         return _save_values(model, where, dtype, shard_bytes, metadata, checksums)
     inventory = in_rows(model)
@@ -151,7 +157,9 @@ def save(
     return _written_path(where, FILE)
 
 
-def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[str, object]) -> Path:
+def _save_dialect(
+    model: nn.Module, where: Path, dialect: str, requantize: bool, given: Mapping[str, object]
+) -> Path:
     for name, value in given.items():
         if value is not None:
             raise InvalidArgument(f"stowage.save: dialect must come without {name}, got both")
@@ -170,7 +178,7 @@ def _save_dialect(model: nn.Module, where: Path, dialect: str, given: Mapping[st
         by_the_first(spread, lambda: write_anew(model, files, every, where / FILE))
         return _written_path(where, FILE)
     raise_problems("stowage.save", _unheld(model, every) or differences(template, every))
-    by_the_first(spread, lambda: write_again(template, every, where))
+    by_the_first(spread, lambda: write_again(template, every, where, requantize))
     return _written_path(where, template.file)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from stowage._files.in_common import NotInCommon
 from stowage._files.names import DISK_DTYPES, ROUNDED, WHOLE, Entry, flatten
 from stowage._files.row_cuts import Piece, joined
 from stowage._files.sources import FileSource
@@ -145,24 +146,28 @@ def _kind(storage: Storage | None, shape: tuple[int, ...]) -> str:
     return f"{storage.name if storage else 'plain'} {list(shape)}"
 
 
-def write_again(template: Template, every: Iterable[Held], folder: Path) -> None:
+def write_again(template: Template, every: Iterable[Held], folder: Path, requantize: bool) -> None:
     """Files without `differences`. Raises InvalidArgument for parts that a write has made such that
     the tensors of the dialect cannot hold them, and for a folder whose configuration contradicts
-    them."""
+    them. `requantize`: where rows have other scales than one another, and a tensor has one for all,
+    their values are quantized to one."""
     check_others(folder, template.configs)
     for form in template.forms:
         (folder / form["name"]).parent.mkdir(parents=True, exist_ok=True)
     with replaced(folder, template.configs):
-        stream = _stream(template, {name: one for one in every for name in one.names})
+        stream = _stream(template, {n: one for one in every for n in one.names}, requantize)
         write(folder / template.file, [], stream, like=template.forms, index=template.index)
 
 
-def _stream(template: Template, held: Mapping[str, Held]) -> Iterator[tuple[str, torch.Tensor]]:
+def _stream(
+    template: Template, held: Mapping[str, Held], requantize: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     taken: dict[str, Taken] = {}
     for entry in template.entries:
         if entry.name in template.names:
             one = held[template.names[entry.name]]
-            taken.setdefault(entry.whole.name, Taken(entry.whole, [])).by.append((entry, one))
+            whole = entry.whole
+            taken.setdefault(whole.name, Taken(whole, [], requantize)).by.append((entry, one))
     parts: dict[str, list[tuple[Taken, int]]] = {}
     for each in taken.values():
         for i, member in enumerate(each.entry.parts):
@@ -183,22 +188,31 @@ class Taken(NamedTuple):
 
     entry: Entry
     by: list[tuple[Entry, Held]]
+    requantizes: bool
 
     def values(self) -> torch.Tensor:
-        """Of a plain one, as a model has them."""
+        """Of a plain one, as a model has them; of one that rests, in float32."""
         pieces: list[Piece] = []
         for entry, held in self.by:
-            tensor = held.tensor
-            values = plain_values(tensor) if isinstance(tensor, StowedTensor) else tensor
-            if entry.place is not None:
-                values = entry.place.values(values, entry.shape)
+            values = _values(held.tensor, entry)
             pieces += [(0, [values])] if entry.cut is None else entry.cut.pieces(values.detach())
         if len(pieces) == 1:
             return pieces[0][1][0].detach()
         return joined(self.entry.name, self._owners(), pieces, 0, "")
 
     def part(self, i: int) -> torch.Tensor:
-        """Of one that rests."""
+        """Of one that rests. Raises NotInCommon."""
+        storage = self.entry.storage
+        assert storage is not None
+        if self.requantizes:
+            try:
+                for shared in range(storage.in_rows, len(storage.part_names)):
+                    self._part(shared)
+            except NotInCommon:
+                return library.quantize(self.values().contiguous(), storage.key)[i]
+        return self._part(i)
+
+    def _part(self, i: int) -> torch.Tensor:
         storage, pieces = self.entry.storage, []
         assert storage is not None
         for entry, held in self.by:
@@ -214,6 +228,15 @@ class Taken(NamedTuple):
 
     def _owners(self) -> list[str]:
         return [held.name for _, held in self.by]
+
+
+def _values(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """Of an entry that has a tensor, or lies in it."""
+    if entry.storage is None and isinstance(tensor, StowedTensor):
+        tensor = plain_values(tensor)
+    if entry.place is not None:
+        tensor = entry.place.values(tensor.detach(), entry.shape)
+    return tensor.dequantize(torch.float32) if isinstance(tensor, StowedTensor) else tensor
 
 
 def _tensor(template: Template, name: str, taken: Taken, i: int) -> torch.Tensor:
