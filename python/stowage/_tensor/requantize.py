@@ -352,14 +352,14 @@ def _quantize_rows(
     code is not what a scale is made for, quantizing what was read moves the scale and every value,
     and one write after the other would add that up: there groups that were written in part keep a
     scale that all fit, and an absmax whose last bits alone would be others. Groups that were not
-    written keep the scale that they had, whoever made it, but for those with zero points and those
-    in records."""
+    written keep the scale that they had, whoever made it, but for those with zero points, in
+    records or flat."""
     if storage.actorder:
         return ordered.quantize(values, storage, parts[-1], ordered.Partly(written, kept))
     fresh = library.quantize(values, storage.key)
     rounds_twice = storage.scale_code == "absmax"
     steady = storage.divisor == storage.largest and not rounds_twice
-    if storage.zero or storage.record or written.all():
+    if storage.zero or storage.record or storage.flat or written.all():
         return fresh
     shape = values.shape if storage.rows else written.shape
     v = _grouped(values.reshape(shape), storage, kept)
