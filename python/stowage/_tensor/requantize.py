@@ -310,7 +310,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         whole = lines.values.view(weight.shape)
         if storage.under_rows:
             return _quantize_under(whole, lines.written, parts[2], storage)
-        return _quantize_rows(whole, lines.written, parts, parts[1], storage)
+        fresh = _quantize_rows(whole, lines.written, parts, parts[1], storage)
+        return _with_groups_of(parts, fresh, lines.written, storage)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, *scales = (part.clone() for part in parts)
@@ -339,6 +340,8 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         else:
             kept = parts[1][lines.rows]
             fresh = _quantize_rows(values, lines.written, parts, kept, storage)
+            before = [part[lines.rows] for part in parts[: storage.in_rows]]
+            fresh = _with_groups_of(before, fresh, lines.written, storage)
         for scale, part in zip(scales[: storage.in_rows - 1], fresh[1:], strict=False):
             scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
@@ -351,25 +354,19 @@ def _quantize_rows(
     """The parts of some rows of a weight of `parts`, whose scales were `kept`. Where the largest
     code is not what a scale is made for, quantizing what was read moves the scale and every value,
     and one write after the other would add that up: there groups that were written in part keep a
-    scale that all fit, and an absmax whose last bits alone would be others. Groups that were not
-    written keep the scale that they had, whoever made it, but for those with zero points, in
-    records or flat."""
+    scale that all fit, and an absmax whose last bits alone would be others."""
     if storage.actorder:
         return ordered.quantize(values, storage, parts[-1], ordered.Partly(written, kept))
     fresh = library.quantize(values, storage.key)
     rounds_twice = storage.scale_code == "absmax"
-    steady = storage.divisor == storage.largest and not rounds_twice
-    if storage.zero or storage.record or storage.flat or written.all():
+    steady = storage.zero or (storage.divisor == storage.largest and not rounds_twice)
+    if steady or storage.record or written.all():
         return fresh
     shape = values.shape if storage.rows else written.shape
     v = _grouped(values.reshape(shape), storage, kept)
     partly = _grouped(~written.reshape(shape), storage, kept).any(3).any(1)
     old, new = (scaled.numbers(s, storage).reshape(partly.shape) for s in (kept, fresh[1]))
-    if steady:
-        keeps = (new != old) & ~_grouped(written.reshape(shape), storage, kept).any(3).any(1)
-        if not keeps.any():
-            return fresh
-    elif rounds_twice:
+    if rounds_twice:
         keeps = partly & ((new - old).abs() <= 2.0**-21 * old)
     else:
         lo, hi = storage.least * old * scaled.SLACK, storage.divisor * old * scaled.SLACK
@@ -384,6 +381,29 @@ def _quantize_rows(
         rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
         cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
     return [cut, torch.where(keeps.reshape(kept.shape), kept, fresh[1])]
+
+
+def _with_groups_of(
+    parts: Sequence[Tensor], fresh: list[Tensor], written: Tensor, storage: Storage
+) -> list[Tensor]:
+    """Fresh parts of some rows, but those that rows had for groups that were not written: whoever
+    made their scales may have made others than quantizing what was read would."""
+    alone = storage.kind in ("row", "row2") or (storage.kind == "block" and not storage.flat)
+    if not alone or storage.actorder or storage.transposed or written.all() or not written.numel():
+        return fresh
+    rows = fresh[1].numel() if storage.kind == "row2" else len(fresh[0])
+    lines = written.reshape(rows, -1)
+    length, width = lines.shape[1], storage.block or lines.shape[1]
+    stays = ~pad(lines, (0, -length % width)).view(rows, -1, width).any(2)
+    together = storage.together
+    of_bytes = stays.repeat_interleave(width, 1)[:, :length:together]
+    masks = [of_bytes.repeat_interleave(storage.bytes_of(together), 1)]
+    masks += [stays] * storage.of_groups
+    made = list(fresh)
+    for i, mask in enumerate(masks):
+        ours, old = (p.reshape(*mask.shape, -1) for p in (fresh[i], parts[i]))
+        made[i] = torch.where(mask[..., None], old, ours).reshape(fresh[i].shape)
+    return made
 
 
 def _quantize_under(

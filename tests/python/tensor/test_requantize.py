@@ -31,19 +31,23 @@ def test_other_rows_keep_their_bytes(storage: str, columns: int) -> None:
 
 LOOSE = ["f8_e4m3:row2", "int8:row2", "int5:row2", "f4_e2m1:row2", "f8_e4m3:row", "int8:row"]
 LOOSE += ["f8_e4m3:block32", "int4:block32:bf16", "int8:block32:f16", "f4_e2m1:block32"]
+LOOSE += ["int4:block32:bf16:zero", "uint4:row2:zero_rounded", "int3:block32:bf16:zero"]
 
 
-@pytest.mark.parametrize("shape", [(6, 8, 64), (8, 64), (4, 4, 4, 8, 8)])
-@pytest.mark.parametrize("storage", LOOSE)
+SHAPES = [(6, 8, 64), (8, 64), (4, 4, 4, 8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("storage", "shape"),
+    [(s, shape) for s in LOOSE for shape in SHAPES if len(shape) > 2 or ":row2" not in s],
+)
 def test_groups_that_were_not_written_keep_scales_that_others_made(
     storage: str, shape: tuple[int, ...]
 ) -> None:
     """Of a calibrated file, or under one scale for all: the largest code is not the largest."""
-    if storage in ("int5:row2", "f4_e2m1:row2") and len(shape) < 3:
-        return
     values = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     w = nn.Parameter(stowage.quantize(values, storage), False).data
-    scale = list(w.parts.values())[1]
+    scale = next(part for part in w.parts.values() if part.is_floating_point())
     scale.mul_(1.5)  # exact in bf16 and f16 too, nearly
     before, was = w.dequantize(), scale.clone()
     written = torch.zeros(shape, dtype=torch.bool)
@@ -57,7 +61,19 @@ def test_groups_that_were_not_written_keep_scales_that_others_made(
     shares = written.reshape(-1, each).any(1)
     keeps = ~shares.repeat_interleave(each).view(shape)
     assert keeps.any() and torch.equal(w.dequantize()[keeps], before[keeps])
-    assert torch.equal(list(w.parts.values())[1].reshape(-1)[~shares], was.reshape(-1)[~shares])
+    assert torch.equal(scale.reshape(-1)[~shares], was.reshape(-1)[~shares])
+
+
+@pytest.mark.parametrize("storage", ["q4_k", "q6_k"])
+def test_superblocks_that_were_not_written_keep_their_bytes(storage: str) -> None:
+    values = torch.randn(3, 8, 96, generator=torch.Generator().manual_seed(5))
+    w = nn.Parameter(stowage.quantize(values, storage), False).data
+    before = [part.clone() for part in w.parts.values()]
+    w[1, 3] = 9.0  # elements 288 to 383 of the 768 of row 1: the second of its three superblocks
+    for part, was in zip(w.parts.values(), before, strict=True):
+        changed = part.ne(was).view(9, -1).any(1)
+        assert changed.nonzero().flatten().tolist() in ([4], [])
+    assert not torch.equal(next(iter(w.parts.values())), before[0])
 
 
 @pytest.mark.parametrize("storage", ["nf4", "fp4"])
