@@ -131,8 +131,8 @@ class STOWAGE_API File {
   /// How many bytes part `i` of a weight has here: those of its tensor where its form is whole,
   /// else those of its layout. None for the offset of nested scales.
   std::uint64_t part_bytes(const WeightInfo& weight, int i) const;
-  /// Every part into memory of that many bytes, past the mapping. Throws as read() does, and
-  /// bad_file for numbers that no part has.
+  /// Every part into memory of that many bytes, past the mapping, but those for which there is
+  /// none. Throws as read() does, and bad_file for numbers that no part has.
   void read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
                   std::span<const std::span<std::byte>> out) const;
   /// The bytes of part `i` from those of its tensor, wherever they lie, to memory of their size.

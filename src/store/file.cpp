@@ -196,6 +196,7 @@ void File::read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
       if (!out[i].empty()) read(*find(weight.parts[i]), out[i]);
       continue;
     }
+    if (out[i].empty() && made.parts[i].bytes != 0) continue;
     formed[weight.parts[i]].push_back({&weight.forms[i], made.parts[i].shape, out[i]});
   }
   const Dtype dtype = compute.value_or(weight.compute.value_or(Dtype::bf16));

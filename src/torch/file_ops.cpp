@@ -190,9 +190,14 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
          std::string(kWhere) + ": must be asked for a part that has a form, in a value dtype");
   const int at = static_cast<int>(part);
   const std::byte* const place = touched ? file->formed_place(*info, at) : nullptr;
-  if (place == nullptr) return octets_of(file->formed_part(*info, at, dtype));
-  const Layout parts = layout(info->storage, info->shape);
-  return octets_at(place, static_cast<std::uint64_t>(parts.parts[at].bytes), file);
+  const std::uint64_t bytes = file->part_bytes(*info, at);
+  if (place != nullptr) return octets_at(place, bytes, file);
+  const auto count = static_cast<std::int64_t>(bytes);
+  Owned made = empty({&count, 1}, Dtype::u8);
+  std::vector<std::span<std::byte>> places(info->parts.size());
+  places[static_cast<std::size_t>(at)] = bytes_of(made, bytes);
+  file->read_parts(*info, dtype, places);
+  return boxed(std::move(made));
 }
 
 // All parts of a weight in memory of torch's: the bytes of the tensors of those that are whole,

@@ -172,6 +172,18 @@ def test_it_rests_on_the_disk(folder: str, tmp_path: Path) -> None:
         assert octets(model.get_parameter(name)) == octets(whole.get_parameter(name)), name
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_report_of_a_mapped_model_says_where_codes_lie(folder: str, tmp_path: Path) -> None:
+    """Those that were put in order lie in memory, though the file is mapped."""
+    model = loaded(folder, copied(folder, tmp_path), mmap=True)
+    tiers = {row.name: row.tier for row in stowage.report(model).stowed}
+    for name in weights_of(folder):
+        codes = model.get_parameter(name).parts["codes"]
+        is_mapped = not codes.untyped_storage().resizable()
+        assert tiers[name] == ("disk" if is_mapped else "ram"), name
+        assert not (is_mapped and folder in FORMED), name
+
+
 @pytest.mark.parametrize("folder", ["gptq-v1", "awq-gemm", "gguf-q4-k", "comfy-nvfp4"])
 def test_less_memory_than_the_weights_is_enough(folder: str, tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
