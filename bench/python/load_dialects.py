@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading a model of each dialect as it rests, beside pread + memcpy of the bytes of its files.
 
-The model has matrices of 4096 and 14336 and lies in the page cache. What is compared, and how memory is warmed before, is in load.py.
-Parts that the file has in another order are put in order meanwhile, which the limit has not. Run:
+The model has matrices of 4096 and 14336 and lies in the page cache. What is compared, and how
+memory is warmed before, is in load.py. Parts that the file has in another order are put in order
+meanwhile, which the limit has not. Run:
 python bench/python/load_dialects.py [--json] [--gigabytes 0.5] [--threads 2] [--rounds 5]
     [--only gptq] [--processor-time]
 """

@@ -192,7 +192,7 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   const std::byte* const place = touched ? file->formed_place(*info, at) : nullptr;
   const std::uint64_t bytes = file->part_bytes(*info, at);
   if (place != nullptr) return octets_at(place, bytes, file);
-  // Of a weight that stays in the file, though: no write has brought it to torch's memory.
+  // Of a weight that stays in the file, though: no write has made it torch's.
   if (touched) return octets_of(file->formed_part(*info, at, dtype));
   const auto count = static_cast<std::int64_t>(bytes);
   Owned made = empty({&count, 1}, Dtype::u8);
