@@ -121,10 +121,10 @@ void split_planes(const std::byte* from, std::uint8_t* low, std::uint8_t* high, 
 template <bool kBack>
 void move_planes(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count) {
   const std::size_t quarter = form.halves / 4u, run = static_cast<std::size_t>(bytes_of_run(form));
-  const std::size_t lower = form.span / 3u * 2;  // bytes of a record
-  for (std::size_t i = 0; i < count; i += form.span) {
-    const std::size_t held = i / form.span * form.record + form.at;
-    for (std::size_t r = 0; r < form.span / run; ++r) {
+  const std::size_t lower = std::size_t{form.span} / 3 * 2;  // bytes of a record
+  std::size_t held = form.at;
+  for (std::size_t i = 0; i < count; i += form.span, held += form.record) {
+    for (std::size_t r = 0; r * run < form.span; ++r) {
       const std::size_t low = held + r * 2 * quarter, high = held + lower + r * quarter;
       if constexpr (kBack)
         split_planes(from + i + r * run, reinterpret_cast<std::uint8_t*>(to + low),

@@ -196,7 +196,7 @@ Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
       Octets words;
       for (std::size_t j = 0; j < words.size(); ++j) {
         if constexpr (kBack) {
-          const Eight eight = value_at<Eight>(from + part(i, j, k), 0);
+          const auto eight = value_at<Eight>(from + part(i, j, k), 0);
           const std::uint64_t codes = kSpreads ? octets::joined(eight, form.bias) : eight;
           if (codes >> 32 != 0) return {};  // numbers, one by one, find out which is too large
           words[j] = static_cast<std::uint32_t>(codes);
