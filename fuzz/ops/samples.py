@@ -145,7 +145,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_describe": lambda s: (s.file(),),
     "file_read": lambda s: (s.file(), "m0.weight"),
     "file_copy": lambda s: (s.file(), "m0.weight"),
-    "file_map": lambda s: (s.file(), "m0.weight"),
+    "file_map": lambda s: (s.file(), "m0.weight", 0, s.random.choice([0, 64])),
     "file_part": lambda s: (
         s.peer_file(),
         "model.layers.0.self_attn.q_proj.weight",

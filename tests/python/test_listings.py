@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = "test_listings.py"
 
 # Page: the file that runs each listing, in their order. The card's listing and those of sharding
-# name what a single process lacks; what they call is run by the named tests, on other models.
+# name what a single process lacks, and Flux's a published file; what they call is run by the named
+# tests, on other models.
 RUN_BY = {
     "adapters": [HERE, HERE],
-    "compat": [HERE] * 7,
+    "compat": [HERE] * 1 + ["../model/test_flux_files.py"] + [HERE] * 6,
     "kept-init": ["training/test_kept_sharded.py"],
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
