@@ -95,8 +95,12 @@ void form_piece(const PartPlace& part, const Cut& cut, const Piece& piece,
 
 void form_parts(std::span<const PartPlace> parts, const Place& place, std::uint64_t bytes,
                 Dtype compute, const ReadPiece& read, std::int64_t piece) {
-  for (const PartPlace& part : parts)
+  bool are_read = false;
+  for (const PartPlace& part : parts) {
     if (part.form->one) form_part(*part.form, {place, {}}, part.shape, compute, part.out);
+    are_read = are_read || !part.form->one;
+  }
+  if (!are_read) return;
   const auto rows = Rows::of(parts, bytes);
   const std::int64_t step = rows ? std::min(rows->step(piece), rows->count) : 0;
   const std::uint64_t most = rows ? static_cast<std::uint64_t>(step * rows->bytes) : bytes;

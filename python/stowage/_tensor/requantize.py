@@ -387,9 +387,17 @@ def _with_groups_of(
     parts: Sequence[Tensor], fresh: list[Tensor], written: Tensor, storage: Storage
 ) -> list[Tensor]:
     """Fresh parts of some rows, but those that rows had for groups that were not written: whoever
-    made their scales may have made others than quantizing what was read would."""
+    made their scales may have made others than quantizing what was read would. Not of scales that
+    stand under a number of others too, which may be another now."""
     alone = storage.kind in ("row", "row2") or (storage.kind == "block" and not storage.flat)
-    if not alone or storage.actorder or storage.transposed or written.all() or not written.numel():
+    if (
+        not alone
+        or storage.under_one
+        or storage.actorder
+        or storage.transposed
+        or written.all()
+        or not written.numel()
+    ):
         return fresh
     rows = fresh[1].numel() if storage.kind == "row2" else len(fresh[0])
     lines = written.reshape(rows, -1)

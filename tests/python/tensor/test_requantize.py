@@ -64,6 +64,27 @@ def test_groups_that_were_not_written_keep_scales_that_others_made(
     assert torch.equal(scale.reshape(-1)[~shares], was.reshape(-1)[~shares])
 
 
+WRITTEN = [*LOOSE, "nvfp4", "f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
+WRITTEN += ["nvfp4:row", "nvfp4:row2", "mxfp4", "mxfp4:transposed", "q4_k", "q6_k", "int8:tensor"]
+WRITTEN += ["int8:row:absmax", "f8_e4m3:block32x32", "nf4", "int4:block32:zero_sum"]
+
+
+@pytest.mark.parametrize("which", [(..., 3), (..., 3, 5), (..., slice(2, 5), slice(7, 90))])
+@pytest.mark.parametrize("storage", WRITTEN)
+def test_a_write_in_part_is_as_near_as_quantizing_its_result(
+    storage: str, which: tuple[object, ...]
+) -> None:
+    """Whatever scales, and numbers over them, become others: what was not written too."""
+    values = torch.randn(4, 32, 256, generator=torch.Generator().manual_seed(5))
+    w = nn.Parameter(stowage.quantize(values, storage), False).data
+    wanted = w.dequantize().clone()
+    wanted[which] = 20.0
+    w[which] = 20.0
+    error = (w.dequantize() - wanted).norm()
+    again = (stowage.quantize(wanted, storage).dequantize() - wanted).norm()
+    assert error <= 1.1 * again + 1e-3 * wanted.norm()
+
+
 @pytest.mark.parametrize("storage", ["q4_k", "q6_k"])
 def test_superblocks_that_were_not_written_keep_their_bytes(storage: str) -> None:
     values = torch.randn(3, 8, 96, generator=torch.Generator().manual_seed(5))
