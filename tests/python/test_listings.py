@@ -30,6 +30,7 @@ RUN_BY = {
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
     "sharding": ["test_sharding.py"],
     "tensor": [HERE],
+    "transformers": [HERE],
     "working": [HERE],
 }
 
@@ -108,3 +109,11 @@ def test_what_a_facade_is_imported_as_is_there() -> None:
             loaded = importlib.import_module(module)
             assert not [n for n in (names or "").split(", ") if n and not hasattr(loaded, n)]
     assert found == 6
+
+
+def test_the_listing_of_transformers(tmp_path: Path) -> None:
+    (code,) = listings("transformers")
+    around = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = fresh.run(code, cwd=tmp_path, env=around)
+    assert done.returncode == 0, done.stderr
+    assert "int8:row" in done.stdout and "bytes at rest" in done.stdout

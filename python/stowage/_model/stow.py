@@ -39,7 +39,7 @@ from stowage._tensor.stowed import StowedTensor
 
 def stow(
     model: nn.Module,
-    storage: Wish | Rules,
+    storage: Wish | Rules | Policy,
     *,
     rules: Rules | None = None,
     skip: Skip = None,
@@ -68,7 +68,8 @@ def stow(
 
     Args:
         model: any module.
-        storage: a storage string, a list of such to choose from by measured errors, or rules.
+        storage: a storage string, a list of such to choose from by measured errors, rules, or a
+            `stowage.policy.Policy`, which has all of them.
         rules: a glob over parameter names and module paths, a regular expression, a module type or
             a predicate, to a storage, a list of storages or None (stay plain). The first match
             decides; `storage` decides by the defaults what no rule matches.

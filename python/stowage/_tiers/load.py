@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load` and `load_state_dict`: models from safetensors files and from tensors."""
+"""`load` and `load_state_dict`: models from safetensors files and from tensors; `RestingLoad`: only
+what rests, for another loader."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from stowage._files import experts, gguf, originals
-from stowage._files.renames import Rename
+from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy, Rules
 from stowage._model.choice.skips import Skip
@@ -163,6 +164,21 @@ def _load(
         options = replace(options, rename=gguf.adopt(source, names, options.rename))
     else:
         options = replace(options, then=experts.adopt(source, target, options.rename))
+    filling = _filled(target, source, policy, options, grain, given)
+    dialect = source.dialect or ("" if original is None or source.ours else original[0])
+    if dialect:
+        remember_template(target, Template.of(source, filling.taken(), dialect))
+    return target
+
+
+def _filled(
+    target: nn.Module,
+    source: FileSource,
+    policy: Policy | None,
+    options: Options,
+    grain: Granularity,
+    given: EngineOptions | None,
+) -> Filling:
     engine: list[Engine] = []
 
     def open_engine(filling: Filling) -> None:
@@ -175,14 +191,78 @@ def _load(
             engine.append(Engine(source, replace(given, mapped_only=names)))
 
     filling = _fill(target, source, policy, options, "load", grain, open_engine)
-    dialect = source.dialect or ("" if original is None or source.ours else original[0])
-    if dialect:
-        remember_template(target, Template.of(source, filling.taken(), dialect))
     if engine:
         moved = filling.moved()
         engine[0].expect(filling.expected())
         attach(target, engine[0], moved.values())
-    return target
+    return filling
+
+
+class RestingLoad:
+    """Those weights of a model that rest in a file, for another loader, which does the rest.
+
+    Args:
+        model: one of transformers, on the meta device.
+        source: the file.
+        rename: the model's names for those of the file.
+
+    Raises:
+        InvalidArgument: experts that cannot lie in one stack.
+    """
+
+    def __init__(self, model: nn.Module, source: FileSource, rename: Rename) -> None:
+        self._model, self._source, self._rename = model, source, rename
+        self._then = experts.adopt(source, model, rename)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each, by the model's name."""
+        found: dict[str, int] = {}
+        names = Renaming(self._rename, self._then)
+        for entry in self._source.entries.values():
+            if entry.in_model[0] is not None:
+                name = names(entry.name) if entry.place is None else entry.place.stack
+                if name is not None:
+                    found[name] = found.get(name, 0) + self._source.size(entry)
+        return found
+
+    def fill(
+        self,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        exact: bool = False,
+        ram: int | str | None = None,
+        plan: Planned | None = None,
+    ) -> dict[str, str]:
+        """Gives them to the model.
+
+        Args:
+            compute_dtype: as in `load`.
+            exact: as in `load`.
+            ram: as in `load`.
+            plan: as in `load`.
+
+        Returns:
+            The model's name for each tensor of the file that a resting weight is made of.
+
+        Raises:
+            As `load` does.
+        """
+        model, source = self._model, self._source
+        plan = None if plan is None else read_plan(plan)
+        engine = _engine_options(source.where, ram, plan, "automatic")
+        how, mapped = Making(compute_dtype, exact), engine is not None
+        options = Options(
+            how, mapped, mapped, False, self._rename, self._then, progress=False, rests_only=True
+        )
+        grain = Granularity.parse(None, None, None, exact)
+        filling = _filled(model, source, None, options, grain, engine)
+        remember_formed(model, *source.formed)
+        if source.dialect:
+            remember_template(model, Template.of(source, filling.taken(), source.dialect))
+        keep_to(model, plan)
+        taken = filling.taken(resting=True)
+        entries = (source.entries[name] for name in taken)
+        return {member: taken[entry.name] for entry in entries for member in entry.members}
 
 
 def _policy(

@@ -13,6 +13,9 @@ constexpr std::array<const FileDialect*, 12> kDialects{
     &kComfyUi,  &kComfyUiScaled, &kTorchao, &kFp8, &kMxfp4, &kCompressedTensors,
     &kModelOpt, &kBitsandbytes,  &kGptq,    &kAwq, &kHqq,   &kGguf};
 
+// Models that our quantizer of transformers has written, whose files say themselves what rests.
+constexpr std::string_view kOwnMethod = "stowage";
+
 // Dialects without a method are never said by a configuration.
 bool is_named(const FileDialect& dialect, const QuantConfig* config) {
   return config != nullptr && !dialect.method.empty() && config->method() == dialect.method;
@@ -44,7 +47,7 @@ const FileDialect* recognised(const TensorSource& source) {
     shown = another;
   }
   const QuantConfig* const config = source.config;
-  if (config == nullptr) return found;
+  if (config == nullptr || config->method() == kOwnMethod) return found;
   if (std::ranges::none_of(file_dialects(), [&](const auto* d) { return is_named(*d, config); }))
     refuse(Refusal::dialect_unknown, config->place(),
            formatted("quant_method {}", in_quotes(config->method())));

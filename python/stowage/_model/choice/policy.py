@@ -60,7 +60,7 @@ class Policy:
     @classmethod
     def parse(
         cls,
-        storage: Wish | Rules,
+        storage: Wish | Rules | Policy,
         rules: Rules | None = None,
         skip: Skip = None,
         allow_unmatched: bool = False,
@@ -68,7 +68,7 @@ class Policy:
         """The policy that the arguments of `stow` mean.
 
         Args:
-            storage: as in `stow`.
+            storage: as in `stow`; a policy, alone, is that one.
             rules: as in `stow`.
             skip: as in `stow`.
             allow_unmatched: as in `stow`.
@@ -79,6 +79,10 @@ class Policy:
         Raises:
             InvalidArgument: every misspelt storage at once, with the legal ones.
         """
+        if isinstance(storage, Policy):
+            if rules is not None or skip is not None or allow_unmatched:
+                raise InvalidArgument("stowage: a policy must come alone, it has rules and skips")
+            return storage
         wishes: dict[Pattern, Wish] = dict((rules or {}).items())
         if isinstance(storage, Mapping):
             wishes |= storage.items()

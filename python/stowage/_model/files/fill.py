@@ -72,6 +72,7 @@ class Options:
     keep_dtypes: bool = False  # the model's dtypes stand, not the file's
     fills: bool = False  # the model's tensors take the values; else new ones take their place
     progress: bool = False  # a bar, on a terminal
+    rests_only: bool = False  # another loader gives the model all that does not rest afterwards
     stays: Callable[[Held], bool] = lambda held: False  # in memory, whatever `mmap` and `cast` say
 
 
@@ -118,6 +119,8 @@ class Filling:
         for other in present[1:]:
             self._check_tie(held, entry, self._entries[other])
         if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
+            if self._options.rests_only and entry.storage is None:
+                return
             self.problems.append(
                 f"{held.name}: shape must be {list(held.tensor.shape)}, the file has "
                 f"{list(entry.shape)}"
@@ -129,6 +132,8 @@ class Filling:
         tie = next((self._kept_name[name] for name in held.names if name in self._kept_name), None)
         if tie is not None:
             self._ties.append((held, tie))
+        elif self._options.rests_only:
+            pass
         elif required and self._options.strict and not self._may_lack(held.name):
             self.problems.append(f"{held.name}: must be in {self._source.where}, is missing")
         elif held.tensor.is_meta:
@@ -307,9 +312,11 @@ class Filling:
         rest = (s for s in self._steps if s.storage is not None and not stays(s.held))
         return list(dict.fromkeys(step.entry.whole.name for step in rest))
 
-    def taken(self) -> dict[str, str]:
-        """The model's name for each entry of the source that it takes, and has when it is saved."""
-        names = ((s, name) for s in self._steps if is_persistent(s.held) for name in s.held.names)
+    def taken(self, resting: bool = False) -> dict[str, str]:
+        """The model's name for each entry of the source that it takes, and has when it is saved.
+        `resting`: of those that rest."""
+        steps = (s for s in self._steps if s.storage is not None or not resting)
+        names = ((s, name) for s in steps if is_persistent(s.held) for name in s.held.names)
         found = ((self._entries[n], s.held) for s, n in names if n in self._entries)
         return {e.name: held.name for entry, held in found for e in entry.pieces or (entry,)}
 
@@ -319,15 +326,16 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        read = [step for step in self._steps if not self._stays_in_file(step)]
+        steps = [s for s in self._steps if s.storage is not None or not self._options.rests_only]
+        read = [step for step in steps if not self._stays_in_file(step)]
         left = {  # each once, of which all cuts are read
             step.entry.whole.name: (step.entry.whole, self._owned(step) is None) for step in read
         }
         with (
             reading(self._source, list(left.values()), self._options.progress) as done,
-            ahead(self._owned(step) for step in self._steps) as each,
+            ahead(self._owned(step) for step in steps) as each,
         ):
-            for step, owned in zip(self._steps, each, strict=True):
+            for step, owned in zip(steps, each, strict=True):
                 if self.problems and (step.storage is None or step.entry.storage is not None):
                     continue  # only checking values from here on
                 try:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's configuration says of its resting weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from stowage._model.choice.policy import Policy
+from stowage._ops.errors import InvalidArgument
+
+METHOD = "stowage"
+# What concerns this machine or this process, and no file.
+_PASSING = ("ram", "plan", "folder")
+
+
+@register_quantization_config(METHOD)
+class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is untyped
+    """How the weights of a model of transformers rest.
+
+    `from_pretrained` with it quantizes each weight when it is read: the model is that of
+    `stowage.stow` after a plain `from_pretrained`. What `save_pretrained` writes then rests in the
+    file, says so in config.json, and `from_pretrained` takes it without an argument, once this
+    module is imported.
+
+    Args:
+        storage: a storage string, a list of such to choose from by measured errors, or None:
+            weights rest as they do in the file, plain ones stay plain.
+        rules: globs over parameter names and module paths to storages, or to None (stay plain); as
+            in `stowage.stow`.
+        skip: globs of what stays plain, or "diffusion", "language" or "auto".
+        modules_to_not_convert: names of modules that stay plain, whole or their last parts;
+            transformers' word.
+        max_error: the largest relative error that a weight may have; as in `stowage.stow`.
+        budget: bytes for all resting weights together. With it, with `max_error` or with a list of
+            storages the model is loaded plain and then stowed, since all errors are compared.
+        exact: makes linear layers bit-equal to dense ones with the dequantized weights.
+        keep_nonfinite: keeps NaN and infinities instead of refusing them.
+        measure: measures the errors that `stowage.report` shows, which takes a pass over the
+            values.
+        ram: bytes of weights ("2GiB") that are in memory at a time; the rest stays on the disk. Not
+            written to config.json, as `plan` and `folder` are not.
+        plan: of `stowage.plan` for the checkpoint, or the path of one: of one that rests already.
+        folder: where weights that are quantized now lie on the disk, with `ram`.
+
+    Raises:
+        InvalidArgument: a misspelt storage, a rule that config.json cannot hold, or arguments that
+            contradict each other.
+
+    Example:
+        >>> from stowage.integrations.transformers import StowageConfig
+        >>> config = StowageConfig("nf4", rules={"*.down_proj": "int8:row"})
+        >>> config.to_dict()["storage"]
+        'nf4'
+    """
+
+    def __init__(
+        self,
+        storage: str | Sequence[str] | None = None,
+        rules: Mapping[str, str | Sequence[str] | None] | None = None,
+        skip: str | Sequence[str] | None = None,
+        modules_to_not_convert: Sequence[str] | None = None,
+        max_error: float | None = None,
+        budget: int | str | None = None,
+        exact: bool = False,
+        keep_nonfinite: bool = False,
+        measure: bool = True,
+        ram: int | str | None = None,
+        plan: str | os.PathLike[str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
+        if quant_method != METHOD:
+            raise InvalidArgument(
+                f"StowageConfig: quant_method must be {METHOD!r}, got {quant_method!r}"
+            )
+        for pattern in rules or {}:
+            if not isinstance(pattern, str):
+                raise InvalidArgument(
+                    "StowageConfig: rules must be globs, which config.json can hold, got "
+                    f"{pattern!r}"
+                )
+        if plan is not None and (ram is not None or storage is not None or rules):
+            raise InvalidArgument(
+                "StowageConfig: plan must come without storage, rules and ram, which it decides"
+            )
+        if folder is not None and ram is None:
+            raise InvalidArgument("StowageConfig: folder must come with ram, got folder alone")
+        if storage is None and not rules:
+            for name, value in (("budget", budget), ("max_error", max_error), ("skip", skip)):
+                if value is not None:
+                    raise InvalidArgument(
+                        f"StowageConfig: {name} must come with storage or rules, got it alone"
+                    )
+        self.quant_method = METHOD
+        self.storage = storage
+        self.rules = dict(rules) if rules else None
+        self.skip = skip if skip is None or isinstance(skip, str) else list(skip)
+        self.modules_to_not_convert = (
+            None if modules_to_not_convert is None else list(modules_to_not_convert)
+        )
+        self.max_error = max_error
+        self.budget = budget
+        self.exact = exact
+        self.keep_nonfinite = keep_nonfinite
+        self.measure = measure
+        self.ram = ram
+        self.plan = plan
+        self.folder = folder
+        self._check()
+
+    def _check(self) -> None:
+        """Raises InvalidArgument for what is misspelt."""
+        Policy.parse(self.storage, self.rules, self.skip)
+
+    def every_skip(self, more: Sequence[str] = ()) -> Any:
+        """`skip` with more patterns; None where there are none.
+
+        Args:
+            more: patterns.
+
+        Returns:
+            What `stowage.stow` takes as `skip`.
+        """
+        if not more:
+            return self.skip
+        return [*([self.skip] if isinstance(self.skip, str) else self.skip or []), *more]
+
+    @property
+    def compares(self) -> bool:
+        """Whether the errors of all weights decide, so that none can rest before all are read."""
+        several = Policy.parse(self.storage, self.rules).several
+        return several or self.budget is not None or self.max_error is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json has of it.
+
+        Returns:
+            What differs from the defaults, but for what concerns this machine.
+        """
+        given = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        given = {name: value for name, value in given.items() if name not in _PASSING}
+        if self.measure:
+            del given["measure"]
+        else:
+            given["measure"] = False
+        return given
+
+    @classmethod
+    def from_checkpoint(cls, folder: str | os.PathLike[str], **arguments: Any) -> PreTrainedConfig:
+        """The configuration of a model that is published in another form (GPTQ, AWQ, FP8, MXFP4,
+        compressed-tensors, ModelOpt, bitsandbytes, HQQ, ...), for `from_pretrained(folder,
+        config=...)`: its weights rest as they came, and nothing of it must be installed.
+
+        Args:
+            folder: the checkpoint's.
+            arguments: of StowageConfig: `exact`, `ram`, `plan`.
+
+        Returns:
+            The model's configuration, whose quantizer is Stowage's.
+
+        Example:
+            >>> from transformers import AutoModelForCausalLM
+            >>> from stowage.integrations.transformers import StowageConfig
+            >>> config = StowageConfig.from_checkpoint("Qwen3-8B-AWQ")  # doctest: +SKIP
+            >>> model = AutoModelForCausalLM.from_pretrained(
+            ...     "Qwen3-8B-AWQ", config=config
+            ... )  # doctest: +SKIP
+        """
+        made = cls(**arguments)
+        config = AutoConfig.from_pretrained(folder)
+        for part in {id(c): c for c in (config, config.get_text_config(decoder=True))}.values():
+            if getattr(part, "quantization_config", None) is not None:
+                del part.quantization_config
+        passing = {
+            name: getattr(made, name) for name in _PASSING if getattr(made, name) is not None
+        }
+        config.quantization_config = made.to_dict() | passing
+        return config
