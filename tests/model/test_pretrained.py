@@ -185,6 +185,11 @@ def test_what_is_saved_opens_as_it_was(plain: Path, tmp_path: Path, shards: str)
     assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    for command in (
+        "inspect",
+        "verify",
+    ):  # which a method of its own in config.json does not mislead
+        subprocess.run([PROGRAM, command, tmp_path / "one"], check=True, capture_output=True)
     loaded = stowage.load(built, tmp_path / "one")  # the same files, through our own door
     assert same(loaded, model)
     inner = AutoModel.from_pretrained(tmp_path / "one")
