@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -14,7 +15,14 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from stowage._model.choice.policy import Policy
 from stowage._ops.errors import InvalidArgument
 
-METHOD = "stowage"
+
+class Method(StrEnum):
+    """The name of the quantizer, as both libraries want it."""
+
+    STOWAGE = "stowage"
+
+
+METHOD = Method.STOWAGE.value
 # What concerns this machine or this process, and no file.
 _PASSING = ("ram", "plan", "folder")
 
@@ -97,7 +105,7 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
                     raise InvalidArgument(
                         f"StowageConfig: {name} must come with storage or rules, got it alone"
                     )
-        self.quant_method = METHOD
+        self.quant_method = Method.STOWAGE
         self.storage = storage
         self.rules = dict(rules) if rules else None
         self.skip = skip if skip is None or isinstance(skip, str) else list(skip)
@@ -145,6 +153,7 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         """
         given = {name: value for name, value in vars(self).items() if value not in (None, False)}
         given = {name: value for name, value in given.items() if name not in _PASSING}
+        given["quant_method"] = METHOD
         if self.measure:
             del given["measure"]
         else:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,16 +13,9 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from stowage._files.sources import FileSource
-from stowage._model.choice.policy import Policy
 from stowage._model.files.save import state_dict
-from stowage._model.reports.report import remember
-from stowage._model.rest.formation import Making, from_values
 from stowage._model.sizes import nbytes
-from stowage._model.stow import stow, unstow
-from stowage._model.weights import Choice, Inventory
-from stowage._ops.errors import InvalidArgument, raise_problems
-from stowage._ops.storage import Storage
+from stowage._model.stow import unstow
 from stowage._tensor.stowed import VALUE_DTYPES
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.load import RestingLoad
@@ -32,6 +23,8 @@ from stowage._tiers.offload import onload
 from stowage.integrations.transformers.at_rest import AtRest, renaming
 from stowage.integrations.transformers.config import METHOD, StowageConfig
 from stowage.integrations.transformers.destinations import Destinations
+from stowage.integrations.transformers.meaning import opened
+from stowage.integrations.transformers.quantizing import Quantizing
 
 _IGNORED = "_keys_to_ignore_on_load_unexpected"
 
@@ -53,10 +46,9 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         super().__init__(quantization_config, **kwargs)
         self._said = quantization_config
         self._files: list[str] = []
+        self._quantizing: Quantizing  # of the model, once it is there
         self._dtype: torch.dtype | None = None
-        self._choices: dict[str, Choice] = {}
         self._resting: dict[str, int] = {}  # bytes, by name of a parameter
-        self._policy: Policy | None = None
         self._destinations = Destinations(quantization_config)
         self._before: dict[str, Any] = {}  # attributes of the model
         # transformers reads in threads what needs no work. Nothing does here: tensors are views of
@@ -108,13 +100,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         self._files = list(kwargs.get("checkpoint_files") or ())
-        self._policy = policy = _policy(model, self._said)
-        if policy is None:
-            return
-        choices = policy.choices(Inventory(model))
-        raise_problems("StowageConfig", policy.idle_rules(choices))
-        if not self._said.compares:
-            self._choices = {c.held.name: c for c in choices if c.storage is not None}
+        self._quantizing = Quantizing(model, self._said)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Fills what rests in the files, and leads their tensors to it.
@@ -129,14 +115,13 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         conversions = [*weight_conversions, *self.get_weight_conversions()]
         if not self._files or not self._files[0].endswith(".safetensors"):
             return conversions
-        source = _opened(self._files)
+        source = opened(self._files)
         if not any(entry.storage for entry in source.entries.values()):
             source.close()
             return conversions
         resting = RestingLoad(model, source, renaming(model, conversions))
         self._resting = resting.sizes()
-        for name in self._resting:
-            self._choices.pop(name, None)
+        self._quantizing.leave(self._resting)
         if source.markers:
             self._before[_IGNORED] = getattr(model, _IGNORED, None)
             names = map(re.escape, source.markers)
@@ -165,7 +150,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         Returns:
             Whether it is.
         """
-        return param_name in self._choices
+        return self._quantizing.takes(param_name)
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes of each element, as the parameter will rest.
@@ -178,12 +163,10 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         Returns:
             The bytes, scales among them.
         """
-        choice, count = self._choices.get(param_name), max(param.numel(), 1)
         if param_name in self._resting:
-            return self._resting[param_name] / count
-        if choice is not None and choice.storage is not None:
-            layout = choice.storage.for_values(param.dtype).layout(tuple(param.shape))
-            return sum(torch.Size(sizes).numel() * d.itemsize for _, d, sizes in layout) / count
+            return self._resting[param_name] / max(param.numel(), 1)
+        if self._quantizing.takes(param_name):
+            return self._quantizing.bytes_of(param_name, param) / max(param.numel(), 1)
         return param.element_size()
 
     def get_quantize_ops(self) -> ConversionOps:
@@ -192,8 +175,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         Returns:
             The operation.
         """
-        how = Making(None, self._said.exact, self._said.keep_nonfinite, self._said.measure)
-        return Stow(self._choices, how)
+        return Stow(self._quantizing)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, value in self._before.items():
@@ -203,30 +185,10 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
             given = self._before["_weight_conversions"]
             self._before["_weight_conversions"] = [c for c in given if not isinstance(c, AtRest)]
         model._weight_conversions = []  # parts of weights have the model's names in files
-        if self._policy is not None:
-            self._finish(model, self._policy)
+        self._quantizing.finish(model)
         self._destinations.keep(model)
         model.get_memory_footprint = _Footprint(model)
         return model
-
-    def _finish(self, model: Any, policy: Policy) -> None:
-        """Lets rest what is plain and is to rest: no file had it, or it was made of several
-        tensors, or the errors of all decide; says of the others why they do not."""
-        said, choices = self._said, policy.choices(Inventory(model))
-        plain = [choice for choice in choices if not choice.held.rests]
-        if said.compares or any(choice.storage is not None for choice in plain):
-            stow(
-                model,
-                policy,
-                max_error=said.max_error,
-                budget=said.budget,
-                exact=said.exact,
-                keep_nonfinite=said.keep_nonfinite,
-                measure=said.measure,
-            )
-            return
-        for choice in plain:
-            remember(choice.held, choice.held.tensor, choice.reason, None)
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if engine_of(model) is not None:
@@ -273,12 +235,11 @@ class Stow(ConversionOps):  # type: ignore[misc]  # transformers is untyped
     """Quantizes what transformers has made of the tensors of a file.
 
     Args:
-        choices: by name of a parameter.
-        how: weights are made.
+        quantizing: of the model.
     """
 
-    def __init__(self, choices: Mapping[str, Choice], how: Making) -> None:
-        self._choices, self._how = choices, how
+    def __init__(self, quantizing: Quantizing) -> None:
+        self._quantizing = quantizing
 
     def __deepcopy__(self, memo: Any) -> Stow:
         return self  # of each parameter a copy is made
@@ -301,71 +262,11 @@ class Stow(ConversionOps):  # type: ignore[misc]  # transformers is untyped
         Returns:
             By name of a parameter.
         """
-        made = {}
-        for name, given in input_dict.items():
-            values = given[0] if isinstance(given, list) else given
-            choice = self._choices.get(name)
-            if choice is None or choice.storage is None:
-                made[name] = values
-                continue
-            weight, loss = from_values(values, choice.storage, self._how, values.dtype)
-            remember(choice.held, weight, choice.reason, loss)
-            made[name] = weight
-        return made
-
-
-def _policy(model: nn.Module, said: StowageConfig) -> Policy | None:
-    """What a configuration means for a model."""
-    if said.storage is None and not said.rules:
-        return None
-    rules = {**(said.rules or {}), **_of_experts(model, said.storage)}
-    return Policy.parse(said.storage, rules, said.every_skip(_skipped(model, said)))
-
-
-def _of_experts(model: nn.Module, storage: Any) -> dict[str, Any]:
-    """Rules for stacks of experts, which the defaults take no more than other parameters of modules
-    that are none of torch's. Each row of a matrix has a scale where each row of a weight would."""
-    if storage is None:
-        return {}
-    each = [Storage.parse(one) for one in ([storage] if isinstance(storage, str) else storage)]
-    own = [s.name.replace(":row", ":row2", 1) if s.kind == "row" else s.name for s in each]
-    return {
-        f"{path}.{name}": own if len(own) > 1 else own[0]
-        for path, module in model.named_modules()
-        if hasattr(module, "_apply_gate") and hasattr(module, "is_concatenated")
-        for name, stack in module.named_parameters(recurse=False)
-        if stack.dim() == 3
-    }
-
-
-def _skipped(model: nn.Module, said: StowageConfig) -> list[str]:
-    """Globs of modules that are not converted. Raises InvalidArgument for a name that none has."""
-    found, paths = [], [path for path, _ in model.named_modules() if path]
-    for name in said.modules_to_not_convert or ():
-        globs = [one for one in (name, f"*.{name}") if fnmatch.filter(paths, one)]
-        if not globs:
-            raise InvalidArgument(
-                "StowageConfig: modules_to_not_convert must name modules of the model, got "
-                f"{name!r}"
-            )
-        found += globs
-    return found
-
-
-def _opened(files: Sequence[str]) -> FileSource:
-    """A checkpoint, by its folder: its index and its configuration are there. Raises
-    InvalidArgument where other files are found there."""
-    source = FileSource(os.path.dirname(files[0]))
-    found, wanted = ({*map(os.path.realpath, paths)} for paths in (source.paths, files))
-    if found == wanted:
-        return source
-    source.close()
-    if len(files) == 1:
-        return FileSource(files[0])
-    raise InvalidArgument(
-        f"StowageConfig: {source.where} must have the files that transformers reads, such as "
-        f"{sorted(wanted - found or wanted)[0]}, has {', '.join(sorted(found))}"
-    )
+        values = {
+            name: given[0] if isinstance(given, list) else given
+            for name, given in input_dict.items()
+        }
+        return {name: self._quantizing.made(name, each) for name, each in values.items()}
 
 
 class _Footprint:
