@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration means for a model and its files."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from stowage._files.sources import FileSource
+from stowage._model.choice.policy import Policy
+from stowage._ops.errors import InvalidArgument
+from stowage._ops.storage import Storage
+from stowage.integrations.transformers.config import StowageConfig
+
+
+def policy_of(model: nn.Module, said: StowageConfig) -> Policy | None:
+    """What a configuration means for a model."""
+    if said.storage is None and not said.rules:
+        return None
+    rules = {**(said.rules or {}), **_of_experts(model, said.storage)}
+    return Policy.parse(said.storage, rules, said.every_skip(_skipped(model, said)))
+
+
+def _of_experts(model: nn.Module, storage: Any) -> dict[str, Any]:
+    """Rules for stacks of experts, which the defaults take no more than other parameters of modules
+    that are none of torch's. Each row of a matrix has a scale where each row of a weight would."""
+    if storage is None:
+        return {}
+    each = [Storage.parse(one) for one in ([storage] if isinstance(storage, str) else storage)]
+    own = [s.name.replace(":row", ":row2", 1) if s.kind == "row" else s.name for s in each]
+    return {
+        f"{path}.{name}": own if len(own) > 1 else own[0]
+        for path, module in model.named_modules()
+        if hasattr(module, "_apply_gate") and hasattr(module, "is_concatenated")
+        for name, stack in module.named_parameters(recurse=False)
+        if stack.dim() == 3
+    }
+
+
+def _skipped(model: nn.Module, said: StowageConfig) -> list[str]:
+    """Globs of modules that are not converted. Raises InvalidArgument for a name that none has."""
+    found, paths = [], [path for path, _ in model.named_modules() if path]
+    for name in said.modules_to_not_convert or ():
+        globs = [one for one in (name, f"*.{name}") if fnmatch.filter(paths, one)]
+        if not globs:
+            raise InvalidArgument(
+                "StowageConfig: modules_to_not_convert must name modules of the model, got "
+                f"{name!r}"
+            )
+        found += globs
+    return found
+
+
+def opened(files: Sequence[str]) -> FileSource:
+    """A checkpoint, by its folder: its index and its configuration are there. Raises
+    InvalidArgument where other files are found there."""
+    source = FileSource(os.path.dirname(files[0]))
+    found, wanted = ({*map(os.path.realpath, paths)} for paths in (source.paths, files))
+    if found == wanted:
+        return source
+    source.close()
+    if len(files) == 1:
+        return FileSource(files[0])
+    raise InvalidArgument(
+        f"StowageConfig: {source.where} must have the files that transformers reads, such as "
+        f"{sorted(wanted - found or wanted)[0]}, has {', '.join(sorted(found))}"
+    )

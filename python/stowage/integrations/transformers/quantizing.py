@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain weights of a model that come to rest while another loader reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from stowage._model.choice.policy import Policy
+from stowage._model.reports.report import remember
+from stowage._model.rest.formation import Making, from_values
+from stowage._model.stow import stow
+from stowage._model.weights import Choice, Inventory
+from stowage._ops.errors import raise_problems
+from stowage.integrations.transformers.config import StowageConfig
+from stowage.integrations.transformers.meaning import policy_of
+
+
+class Quantizing:
+    """Of one load.
+
+    Args:
+        model: on the meta device.
+        said: which of its weights rest, and how.
+
+    Raises:
+        InvalidArgument: rules and names that match nothing.
+    """
+
+    def __init__(self, model: nn.Module, said: StowageConfig) -> None:
+        self._said = said
+        self._how = Making(None, said.exact, said.keep_nonfinite, said.measure)
+        self._policy: Policy | None = policy_of(model, said)
+        self._choices: dict[str, Choice] = {}
+        if self._policy is None:
+            return
+        choices = self._policy.choices(Inventory(model))
+        raise_problems("StowageConfig", self._policy.idle_rules(choices))
+        if not said.compares:  # else none before all are read
+            self._choices = {c.held.name: c for c in choices if c.storage is not None}
+
+    def leave(self, names: Iterable[str]) -> None:
+        """These rest in the file."""
+        for name in names:
+            self._choices.pop(name, None)
+
+    def takes(self, name: str) -> bool:
+        return name in self._choices
+
+    def bytes_of(self, name: str, parameter: torch.Tensor) -> int:
+        """At rest, of one that is taken."""
+        storage = self._choices[name].storage
+        assert storage is not None
+        layout = storage.for_values(parameter.dtype).layout(tuple(parameter.shape))
+        return sum(math.prod(sizes) * dtype.itemsize for _, dtype, sizes in layout)
+
+    def made(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The parameter that rests, or the values as they came."""
+        choice = self._choices.get(name)
+        if choice is None or choice.storage is None:
+            return values
+        weight, loss = from_values(values, choice.storage, self._how, values.dtype)
+        remember(choice.held, weight, choice.reason, loss)
+        return weight
+
+    def finish(self, model: nn.Module) -> None:
+        """Lets rest what is plain and is to rest: no file had it, or it was made of several
+        tensors, or the errors of all decide; says of the others why they do not."""
+        said, policy = self._said, self._policy
+        if policy is None:
+            return
+        plain = [c for c in policy.choices(Inventory(model)) if not c.held.rests]
+        if said.compares or any(choice.storage is not None for choice in plain):
+            stow(
+                model,
+                policy,
+                max_error=said.max_error,
+                budget=said.budget,
+                exact=said.exact,
+                keep_nonfinite=said.keep_nonfinite,
+                measure=said.measure,
+            )
+            return
+        for choice in plain:
+            remember(choice.held, choice.held.tensor, choice.reason, None)
