@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/formatted.h"
+#include "store/part_lines.h"
 
 namespace stowage {
 namespace {
@@ -46,6 +47,15 @@ void join_run(const std::byte* from, std::byte* to, std::size_t half) {
   const Halves low = joined(both & 0x0f0f), high = joined(both >> 4 & 0x0f0f);
   std::memcpy(to, &low, sizeof low);
   std::memcpy(to + half, &high, sizeof high);
+}
+using Run = std::uint8_t __attribute__((vector_size(kRun)));
+Run joined_run(const std::byte* from) {
+  Pairs both;
+  std::memcpy(&both, from, sizeof both);
+  Pairs low = both & 0x0f0f, high = both >> 4 & 0x0f0f;
+  low |= low >> 4, high |= high >> 4;
+  return __builtin_shufflevector(reinterpret_cast<Run>(low), reinterpret_cast<Run>(high), 0, 2, 4,
+                                 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
 }
 void join_halves(const std::byte* from, std::byte* to, std::size_t bytes) {
   std::size_t i = 0;
@@ -156,10 +166,46 @@ void move_runs(const PartForm& form, const std::byte* from, std::byte* to, std::
     }
   }
 }
+// Of records that have one run each, as many as fill lines of the part; returns its bytes. Halves
+// are those of kRun bytes.
+template <std::size_t kBytes, bool kHalves>
+std::size_t put_runs(const PartForm& form, const std::byte* from, std::byte* to,
+                     std::size_t count) {
+  const std::byte* held = from + form.at;
+  std::size_t i = 0;
+  for (; i + kLine <= count; i += kLine) {
+    Line line;
+    auto* run = reinterpret_cast<std::byte*>(line.data());
+    for (std::size_t r = 0; r < kLine / kBytes; ++r, run += kBytes, held += form.record) {
+      if constexpr (kHalves) {
+        const Run codes = joined_run(held);
+        std::memcpy(run, &codes, sizeof codes);
+      } else {
+        std::memcpy(run, held, kBytes);
+      }
+    }
+    put_line(line.data(), to + i);
+  }
+  finish_lines();
+  return i;
+}
+std::size_t put_records(const PartForm& form, const std::byte* from, std::byte* to,
+                        std::size_t count) {
+  const bool are_halves = form.halves != 0;
+  if (form.record == 0 || (are_halves && form.span != form.halves / 2)) return 0;
+  if (form.span == 2 && !are_halves) return put_runs<2, false>(form, from, to, count);
+  if (form.span == kRun && are_halves) return put_runs<kRun, true>(form, from, to, count);
+  if (form.span == 32 && !are_halves) return put_runs<32, false>(form, from, to, count);
+  return 0;
+}
 // The compiler knows the runs of blocks that exist. `count`: bytes of the part.
 template <bool kBack>
 void move_blocks(const PartForm& form, const std::byte* from, std::byte* to, std::size_t count) {
   if (form.in_part == 6) return move_planes<kBack>(form, from, to, count);
+  if constexpr (!kBack) {
+    const std::size_t done = put_records(form, from, to, count);
+    if (done != 0) from += done / form.span * form.record, to += done, count -= done;
+  }
   const auto move = [&](auto bytes) { move_runs<kBack>(form, from, to, count, bytes); };
   const std::size_t bytes = form.halves == 0 ? form.span : form.halves / 2u;
   if (bytes == 1) return move(std::integral_constant<std::size_t, 1>{});

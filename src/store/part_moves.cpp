@@ -1,45 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of the nearest cache are written whole: a part is far larger than what caches hold, and its
-// rows are often a power of two of bytes apart, where few of them have room beside each other.
 #include "store/part_moves.h"
-
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "store/part_lines.h"
 #include "store/part_octets.h"
+#include "store/part_turns.h"
 
 namespace stowage {
 namespace {
 
 using octets::kOctet, octets::Octets;
 constexpr PartForm kNoForm{};
-constexpr std::int64_t kLine = 64;  // bytes
-using Line = std::array<std::uint32_t, kLine / 4>;
-
-// Past the caches where they can be: a line that is written whole need not be read before. What is
-// written so is seen by other threads after finish_lines().
-void put_line(const Line& line, std::byte* to) {
-#ifdef __SSE2__
-  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(__m128i) == 0) {
-    for (std::size_t i = 0; i < line.size(); i += 4)
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i * 4),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(&line[i])));
-    return;
-  }
-#endif
-  std::memcpy(to, line.data(), kLine);
-}
-void finish_lines() {
-#ifdef __SSE2__
-  _mm_sfence();
-#endif
-}
-
 // Words that the part has as the file has them, but for the highest bits of numbers, at other
 // places.
 bool moves_words(const PartForm& form) {
@@ -47,56 +21,25 @@ bool moves_words(const PartForm& form) {
   return form.in_file == form.in_part && form.axis == PartForm::Axis::columns && !form.tiled &&
          form.order == kNoForm.order && (form.bias == 0 || flips) && form.less == 0;
 }
-template <class Word>
-void flip_words(const std::byte* from, std::byte* to, std::int64_t count, Word flip) {
-  for (std::int64_t i = 0; i < count; ++i)
-    put_value(to, i, static_cast<Word>(value_at<Word>(from, i) ^ flip));
-}
-// A square of words of a line each, or what there is of it.
-template <class Byte>
-struct Square {
-  Byte* data;
-  std::int64_t step, rows;  // bytes from a row to the next
-};
-// Of 32 bits, four by four.
-constexpr std::size_t kQuad = 4;
-using Quad = std::uint32_t __attribute__((vector_size(4 * kQuad)));
-using Quads = std::array<Quad, kQuad>;
-Quads turned(const Quads& of) {
-  const Quad low = __builtin_shufflevector(of[0], of[1], 0, 4, 1, 5);
-  const Quad high = __builtin_shufflevector(of[0], of[1], 2, 6, 3, 7);
-  const Quad low2 = __builtin_shufflevector(of[2], of[3], 0, 4, 1, 5);
-  const Quad high2 = __builtin_shufflevector(of[2], of[3], 2, 6, 3, 7);
-  return {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
-          __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-          __builtin_shufflevector(high, high2, 0, 1, 4, 5),
-          __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-}
-void turn_square(const Square<const std::byte>& from, const Square<std::byte>& to,
-                 std::uint32_t flip) {
-  constexpr std::int64_t kWords = kLine / 4;
-  std::array<Line, kWords> square;
-  for (std::int64_t i = 0; i < kWords; i += kQuad) {
-    for (std::int64_t k = 0; k < kWords; k += kQuad) {
-      Quads quads;
-      for (std::size_t j = 0; j < kQuad; ++j)
-        quads[j] =
-            value_at<Quad>(from.data + (i + static_cast<std::int64_t>(j)) * from.step + k * 4, 0) ^
-            flip;
-      quads = turned(quads);
-      for (std::size_t j = 0; j < kQuad; ++j)
-        std::memcpy(&square[static_cast<std::size_t>(k) + j][static_cast<std::size_t>(i)],
-                    &quads[j], sizeof quads[j]);
-    }
+// Each is a word or more of 32 bits, or of fewer that are alike in these.
+void flip_words(const std::byte* from, std::byte* to, std::int64_t bytes, std::uint32_t flip) {
+  std::int64_t i = 0;
+  for (; i + kLine <= bytes; i += kLine) {
+    auto line = value_at<Line>(from + i, 0);
+    for (std::uint32_t& word : line) word ^= flip;
+    put_line(line.data(), to + i);
   }
-  for (std::int64_t k = 0; k < kWords; ++k)
-    put_line(square[static_cast<std::size_t>(k)], to.data + k * to.step);
+  for (; i < bytes; ++i) to[i] = from[i] ^ static_cast<std::byte>(flip);
 }
 template <class Word>
-void turn_words(const Square<const std::byte>& from, const Square<std::byte>& to, Word flip) {
-  if constexpr (sizeof(Word) == 4)
-    if (from.rows == kLine / 4 && to.rows == kLine / 4) return turn_square(from, to, flip);
-  for (std::int64_t i = 0; i < from.rows; ++i)
+void turn_all(const Square<const std::byte>& from, const Square<std::byte>& to,
+              std::uint32_t flip) {
+  std::int64_t done = 0;
+  if constexpr (sizeof(Word) == 4) {
+    if (to.rows == kLineWords) done = from.rows / kLineWords * kLineWords;
+    if (done != 0) turn_words({from.data, from.step, done}, to, flip);
+  }
+  for (std::int64_t i = done; i < from.rows; ++i)
     for (std::int64_t k = 0; k < to.rows; ++k)
       put_value(to.data + k * to.step, i,
                 static_cast<Word>(value_at<Word>(from.data + i * from.step, k) ^ flip));
@@ -104,26 +47,30 @@ void turn_words(const Square<const std::byte>& from, const Square<std::byte>& to
 template <class Word, bool kBack>
 Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
   constexpr std::int64_t kSize = sizeof(Word), kWords = kLine / kSize;
+  constexpr std::int64_t kBeside = kSize == 4 ? kWordsBeside : kWords;
+  constexpr std::int64_t kAlong = kBack ? kWords : kBeside, kAcross = kBack ? kBeside : kWords;
   const std::uint32_t highest = frame.form.in_file == 4 ? 0x88888888u : 0x80808080u;
-  const Word flip = frame.form.bias == 0 ? Word{0} : static_cast<Word>(highest);
+  const std::uint32_t flip = frame.form.bias == 0 ? 0 : highest;
   const std::int64_t wholes = frame.columns / frame.run, row_bytes = frame.row_bytes();
   if (frame.step_along == 1) {
     for (std::int64_t row = 0; row < frame.rows; ++row) {
       const std::int64_t part = row * row_bytes, tensor = row * frame.step_across * kSize;
-      flip_words(from + (kBack ? part : tensor), to + (kBack ? tensor : part), wholes, flip);
+      flip_words(from + (kBack ? part : tensor), to + (kBack ? tensor : part), wholes * kSize,
+                 flip);
     }
+    finish_lines();
     return {wholes, frame.rows};
   }
   const std::int64_t down = frame.step_along * kSize;
-  for (std::int64_t i = 0; i < wholes; i += kWords) {
-    for (std::int64_t row = 0; row < frame.rows; row += kWords) {
+  for (std::int64_t i = 0; i < wholes; i += kAlong) {
+    for (std::int64_t row = 0; row < frame.rows; row += kAcross) {
       const std::int64_t part = row * row_bytes + i * kSize, tensor = i * down + row * kSize;
-      const std::int64_t along = std::min(kWords, wholes - i);
-      const std::int64_t across = std::min(kWords, frame.rows - row);
+      const std::int64_t along = std::min(kAlong, wholes - i);
+      const std::int64_t across = std::min(kAcross, frame.rows - row);
       if constexpr (kBack)
-        turn_words<Word>({from + part, row_bytes, across}, {to + tensor, down, along}, flip);
+        turn_all<Word>({from + part, row_bytes, across}, {to + tensor, down, along}, flip);
       else
-        turn_words<Word>({from + tensor, down, along}, {to + part, row_bytes, across}, flip);
+        turn_all<Word>({from + tensor, down, along}, {to + part, row_bytes, across}, flip);
     }
   }
   finish_lines();
@@ -135,41 +82,6 @@ bool turns_octets(const PartForm& form) {
   return form.in_file == 4 && form.in_part <= 8 && form.word == 32 && !form.tiled &&
          form.axis == PartForm::Axis::rows &&
          (form.in_part == 8 || (form.less == 0 && form.bias == 0));
-}
-// Several octets of words that lie beside each other in the file, and lines of the part's rows.
-constexpr std::size_t kLanes = 4, kBeside = kLine / 4, kLineOctets = kLine / 4;
-using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
-void turn_lines(const Frame& frame, const std::byte* from, std::byte* to) {
-  std::array<Line, kBeside * kOctet> lines;
-  const std::int64_t wholes = frame.rows / kOctet / std::int64_t{kBeside} * std::int64_t{kBeside};
-  const std::int64_t row_bytes = frame.row_bytes(), octets = frame.columns / kOctet;
-  for (std::int64_t first = 0; first < octets; first += kLineOctets) {
-    const auto count = std::min(kLineOctets, static_cast<std::size_t>(octets - first));
-    for (std::int64_t i = 0; i < wholes; i += kBeside) {
-      for (std::size_t at = 0; at < count * kBeside; at += kLanes) {
-        const std::size_t q = at / kBeside, beside = at % kBeside;
-        const std::int64_t k = (first + static_cast<std::int64_t>(q)) * kOctet;
-        const std::byte* const word = from + (i + static_cast<std::int64_t>(beside)) * 4;
-        std::array<Words, kOctet> words;
-        for (std::size_t j = 0; j < words.size(); ++j)
-          words[j] =
-              value_at<Words>(word + (k + static_cast<std::int64_t>(j)) * frame.step_across * 4, 0);
-        octets::turn(words);
-        for (std::size_t j = 0; j < words.size(); ++j)
-          for (std::size_t lane = 0; lane < kLanes; ++lane)
-            lines[(beside + lane) * kOctet + frame.form.order[j]][q] = words[j][lane];
-      }
-      std::byte* row = to + i * kOctet * row_bytes + first * 4;
-      for (const Line& line : lines) {
-        if (count == line.size())
-          put_line(line, row);
-        else
-          std::memcpy(row, line.data(), count * 4);
-        row += row_bytes;
-      }
-    }
-  }
-  finish_lines();
 }
 // Eight: numbers of a row of the part as one, of codes or of bytes.
 template <bool kBack, class Eight>
@@ -186,13 +98,10 @@ Moved turn_octets(const Frame& frame, const std::byte* from, std::byte* to) {
   const auto tensor = [&](std::int64_t i, std::size_t j, std::int64_t k) {
     return i * frame.step_along + (k + static_cast<std::int64_t>(j)) * frame.step_across;
   };
-  std::int64_t done = 0;
-  if (!kBack && !kSpreads && frame.step_along == 1) {
-    turn_lines(frame, from, to);
-    done = wholes / std::int64_t{kBeside} * std::int64_t{kBeside};
-  }
+  Turned done;
+  if (!kBack && !kSpreads && frame.step_along == 1) done = turn_codes(frame, from, to);
   for (std::int64_t k = 0; k < columns; k += kOctet) {
-    for (std::int64_t i = done; i < wholes; ++i) {
+    for (std::int64_t i = k < done.across ? done.along : 0; i < wholes; ++i) {
       Octets words;
       for (std::size_t j = 0; j < words.size(); ++j) {
         if constexpr (kBack) {
@@ -224,13 +133,16 @@ bool swaps_halves(const PartForm& form) {
          form.bias == 0 && form.less == 0;
 }
 Moved swap_halves(const Frame& frame, const std::byte* from, std::byte* to) {
-  constexpr std::uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
-  const std::int64_t bytes = frame.along * frame.across, wholes = bytes / 8;
-  for (std::int64_t i = 0; i < wholes; ++i) {
-    const auto eight = value_at<std::uint64_t>(from, i);
-    put_value(to, i, (eight & kLow) << 4 | (eight >> 4 & kLow));
+  constexpr std::uint32_t kLow = 0x0f0f0f0f;
+  const std::int64_t bytes = frame.along * frame.across;
+  std::int64_t i = 0;
+  for (; i + kLine <= bytes; i += kLine) {
+    auto line = value_at<Line>(from + i, 0);
+    for (std::uint32_t& word : line) word = (word & kLow) << 4 | (word >> 4 & kLow);
+    put_line(line.data(), to + i);
   }
-  for (std::int64_t i = wholes * 8; i < bytes; ++i) to[i] = from[i] << 4 | from[i] >> 4;
+  finish_lines();
+  for (; i < bytes; ++i) to[i] = from[i] << 4 | from[i] >> 4;
   return {frame.along, frame.across};
 }
 
@@ -242,7 +154,9 @@ bool moves_tiles(const PartForm& form) {
 template <bool kBack>
 Moved move_tiles(const Frame& frame, const std::byte* from, std::byte* to) {
   const std::int64_t wholes = frame.columns / kTileColumns;
-  for (std::int64_t row = 0; row < frame.rows; ++row) {
+  std::int64_t done = 0;
+  if (!kBack && frame.columns % kTilesColumns == 0) done = turn_tiles(frame, from, to);
+  for (std::int64_t row = done; row < frame.rows; ++row) {
     for (std::int64_t i = 0; i < wholes; ++i) {
       const std::int64_t part = row * frame.columns + i * kTileColumns;
       const std::int64_t tensor = tiled(row, 0, frame.breadth) + i * kTile;

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/part_pieces.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
 #include "base/checked.h"
 #include "store/part_frame.h"
+#include "store/part_turns.h"
 
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kLineWords = 16, kLineCodes = 128;  // of 4 bytes, of 4 bits in 64 bytes
+constexpr std::int64_t kMost = 8 << 20;  // bytes of a piece, for more than a line of each row
 
 // What a row of a tensor is of a part.
 struct Cut {
@@ -65,7 +68,9 @@ struct Rows {
     return found;
   }
   std::int64_t step(std::int64_t piece) const {
-    return std::max<std::int64_t>(piece / (bytes * cut.unit), 1) * cut.unit;
+    std::int64_t unit = cut.unit;
+    if (cut.columns && bytes <= kMost / (unit * kLinesBeside)) unit *= kLinesBeside;
+    return std::max<std::int64_t>(piece / (bytes * unit), 1) * unit;
   }
 };
 
@@ -91,6 +96,27 @@ void form_piece(const PartPlace& part, const Cut& cut, const Piece& piece,
             part.out.subspan(static_cast<std::size_t>(first * held / 8)), row_bytes);
 }
 
+constexpr std::uint64_t kLarge = 2 << 20;  // bytes of a page
+
+// Memory of a piece. New pages of a large one that are small cost a third of what forming does.
+class Held {
+ public:
+  explicit Held(std::uint64_t bytes) {
+    if (bytes >= kLarge / 2) bytes = ceil_div(bytes, kLarge) * kLarge, align_ = kLarge;
+    data_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{align_}));
+    // Advice, which the system may decline.
+    if (align_ == kLarge) (void)::madvise(data_, bytes, MADV_HUGEPAGE);
+  }
+  ~Held() { ::operator delete (data_, std::align_val_t{align_}); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  std::span<std::byte> first(std::uint64_t bytes) const { return {data_, bytes}; }
+
+ private:
+  std::size_t align_ = kLine;
+  std::byte* data_;
+};
+
 }  // namespace
 
 void form_parts(std::span<const PartPlace> parts, const Place& place, std::uint64_t bytes,
@@ -104,9 +130,9 @@ void form_parts(std::span<const PartPlace> parts, const Place& place, std::uint6
   const auto rows = Rows::of(parts, bytes);
   const std::int64_t step = rows ? std::min(rows->step(piece), rows->count) : 0;
   const std::uint64_t most = rows ? static_cast<std::uint64_t>(step * rows->bytes) : bytes;
-  const auto held = std::make_unique_for_overwrite<std::byte[]>(most);
+  const Held held(most);
   if (!rows) {
-    const std::span all(held.get(), bytes);
+    const std::span all = held.first(bytes);
     read(0, all);
     for (const PartPlace& part : parts)
       if (!part.form->one) form_part(*part.form, {place, all}, part.shape, compute, part.out);
@@ -116,7 +142,7 @@ void form_parts(std::span<const PartPlace> parts, const Place& place, std::uint6
   for (std::int64_t first = 0; first < rows->count; first += step) {
     const Piece some_rows{first, std::min(step, rows->count - first)};
     const auto offset = static_cast<std::uint64_t>(first * rows->bytes);
-    const std::span some(held.get(), static_cast<std::size_t>(some_rows.count * rows->bytes));
+    const std::span some = held.first(static_cast<std::uint64_t>(some_rows.count * rows->bytes));
     read(offset, some);
     at.byte = place.byte ? std::optional(*place.byte + offset) : std::nullopt;
     for (const PartPlace& part : parts)

@@ -10,16 +10,14 @@
 #include <functional>
 #include <random>
 
-#include "store/part_pieces.h"
+#include "store/part_drawings.h"
 #include "stowage/error.h"
 
 namespace stowage::test {
 namespace {
 
 using Axis = PartForm::Axis;
-using Bytes = std::vector<std::byte>;
 
-constexpr PartForm kTiles{.in_file = 8, .in_part = 8, .word = 8, .tiled = true};
 constexpr PartForm kHalves{
     .in_file = 4, .in_part = 4, .word = 8, .order = {1, 0, 2, 3, 4, 5, 6, 7}};
 constexpr PartForm kRagged{.in_file = 4, .in_part = 4, .word = 32};
@@ -33,7 +31,6 @@ constexpr PartForm kFolded{.in_file = 4,
                            .order = {1, 0, 2, 3, 4, 5, 6, 7},
                            .folded = true};
 constexpr PartForm kTurned{.in_file = 16, .in_part = 16, .word = 16, .transposed = true};
-constexpr PartForm kTurnedWords{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
 constexpr PartForm kZerosDown{
     .in_file = 4, .in_part = 8, .word = 32, .axis = Axis::rows, .bias = 8};
 constexpr PartForm kLessOne{.in_file = 4,
@@ -50,90 +47,6 @@ constexpr PartForm kNvfp4Codes{
     .in_file = 4, .in_part = 4, .word = 8, .record = 36, .at = 4, .span = 32, .halves = 16};
 constexpr PartForm kNvfp4Scales{
     .in_file = 8, .in_part = 8, .word = 8, .record = 36, .span = 4, .most = 0x7e};
-constexpr PartForm kAwq{.in_file = 4,
-                        .in_part = 4,
-                        .word = 32,
-                        .axis = Axis::rows,
-                        .order = {0, 2, 4, 6, 1, 3, 5, 7},
-                        .transposed = true};
-
-struct Size {
-  std::int64_t rows, columns;  // in numbers
-};
-
-Shape part_shape(const PartForm& form, const Size& size) {
-  return {size.rows, form.in_part == 4 ? size.columns / 2 : size.columns};
-}
-
-// Numbers of the widths that a file has for them, at random; `fill` for all of their bits.
-Bytes some_part(const PartForm& form, const Size& size, std::mt19937& random, bool fill = false) {
-  Bytes made(static_cast<std::size_t>(size.rows * size.columns * form.in_part / 8));
-  const std::uint32_t mask = (1u << form.in_file) - 1;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    std::uint32_t byte = fill ? 0xff : static_cast<std::uint32_t>(random());
-    if (form.in_part == 8) byte = (byte & mask) - form.bias;
-    if (form.in_part == 4 && form.in_file == 4)
-      byte = ((byte & 15) - form.bias) % 16 | ((byte >> 4) - form.bias) % 16 << 4;
-    made[i] = static_cast<std::byte>(byte);
-  }
-  return made;
-}
-
-std::uint32_t number_at(const PartForm& form, const Bytes& part, const Size& size, std::int64_t row,
-                        std::int64_t column) {
-  const auto at = static_cast<std::size_t>(row * size.columns + column);
-  std::uint16_t found = 0;
-  if (form.in_part == 16) std::memcpy(&found, part.data() + 2 * at, 2);
-  if (form.in_part == 8) found = std::to_integer<std::uint8_t>(part[at]);
-  if (form.in_part == 4) found = std::to_integer<std::uint8_t>(part[at / 2]) >> (4 * (at % 2)) & 15;
-  return (found + form.bias) & ((1u << form.in_file) - 1);
-}
-
-// The place in the tensor of the lowest bit of a number: of one row, one column, one order.
-using Drawing = std::function<std::int64_t(std::int64_t row, std::int64_t column)>;
-
-// What drawings say: bits alone, from each number of the part.
-Bytes drawn(const PartForm& form, const Bytes& part, const Size& size, std::size_t bytes,
-            const Drawing& drawing) {
-  Bytes made(bytes);
-  for (std::int64_t row = 0; row < size.rows; ++row) {
-    for (std::int64_t column = 0; column < size.columns; ++column) {
-      const std::uint32_t number = number_at(form, part, size, row, column);
-      for (int bit = 0; bit < form.in_file; ++bit) {
-        const auto at = static_cast<std::size_t>(drawing(row, column) + bit);
-        made.at(at / 8) |= static_cast<std::byte>((number >> bit & 1) << at % 8);
-      }
-    }
-  }
-  if (form.less == 0) return made;
-  for (std::size_t at = 0; at < made.size(); at += 4) {
-    std::uint32_t word = 0;
-    std::memcpy(&word, made.data() + at, sizeof word);
-    word -= 0x11111111u * form.less;
-    std::memcpy(made.data() + at, &word, sizeof word);
-  }
-  return made;
-}
-
-void expect_both_ways(const PartForm& form, const Bytes& part, const Size& size,
-                      const Bytes& tensor) {
-  const Shape shape = part_shape(form, size);
-  const bool is_block = form.record != 0 || form.halves != 0;  // of bytes
-  ASSERT_EQ((is_block ? 8 : form.word) * tensor_shape(form, shape).elements(),
-            8 * std::ssize(tensor));
-  EXPECT_EQ(tensor_of_part(form, part, shape), tensor);
-  EXPECT_EQ(part_of_tensor(form, {{"f", "t", 0}, tensor}, shape, Dtype::bf16), part);
-  for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{700}, kPiece}) {
-    Bytes made(part.size(), std::byte{0xa5});
-    const PartPlace place{&form, shape, made};
-    const auto read = [&](std::uint64_t offset, std::span<std::byte> bytes) {
-      std::copy_n(tensor.begin() + static_cast<std::ptrdiff_t>(offset), bytes.size(),
-                  bytes.begin());
-    };
-    form_parts({&place, 1}, {"f", "t", 0}, tensor.size(), Dtype::bf16, read, piece);
-    EXPECT_EQ(made, part) << "in pieces of " << piece;
-  }
-}
 
 TEST(PartForm, LiesAsTheDialectsDrawIt) {
   std::mt19937 random(1);
@@ -189,20 +102,6 @@ TEST(PartForm, LiesAsTheDialectsDrawIt) {
   check(kNvfp4Codes, {3, 128}, 216, [](std::int64_t r, std::int64_t c) {
     return 8 * ((r * 2 + c / 64) * 36 + 4 + c % 64 / 16 * 8 + c % 8) + (c % 16 < 8 ? 0 : 4);
   });
-}
-
-// Word c: bits 4j to 4j + 3 are column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[j].
-TEST(PartForm, LiesAsAwqDrawsIt) {
-  std::mt19937 random(1);
-  for (const std::int64_t words : {3, 37}) {
-    const Size size{8 * words, 392};
-    const Bytes part = some_part(kAwq, size, random);
-    expect_both_ways(kAwq, part, size,
-                     drawn(kAwq, part, size, part.size(), [&](std::int64_t o, std::int64_t k) {
-                       constexpr std::array<int, 8> kSlot{0, 4, 1, 5, 2, 6, 3, 7};
-                       return 32 * (k * words + o / 8) + kSlot[static_cast<std::size_t>(o % 8)] * 4;
-                     }));
-  }
 }
 
 // Blocks of codes, of scales, or of both.

@@ -33,8 +33,8 @@ TEST(PartPieces, NameTheByte) {
 
 TEST(PartPieces, AreAsLargeAsTheyWereAskedFor) {
   const PartForm form{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
-  const Shape part{24, 4 * 64};  // 64 rows of 24 words, of which a line of a part has 16
-  std::vector<std::byte> tensor(64 * 24 * 4), made(tensor.size());
+  const Shape part{24, 4 * 256};  // 256 rows of 24 words, of which lines of a part have 64
+  std::vector<std::byte> tensor(256 * 24 * 4), made(tensor.size());
   const PartPlace place{&form, part, made};
   std::vector<std::size_t> pieces;
   const auto read = [&](std::uint64_t, std::span<std::byte> bytes) {
@@ -42,10 +42,25 @@ TEST(PartPieces, AreAsLargeAsTheyWereAskedFor) {
     pieces.push_back(bytes.size());
   };
   form_parts({&place, 1}, {"f", "t", 0}, tensor.size(), Dtype::bf16, read, 1);
-  EXPECT_THAT(pieces, testing::ElementsAre(1536, 1536, 1536, 1536));
+  EXPECT_THAT(pieces, testing::ElementsAre(6144, 6144, 6144, 6144));
   pieces.clear();
   form_parts({&place, 1}, {"f", "t", 0}, tensor.size(), Dtype::bf16, read);
   EXPECT_THAT(pieces, testing::ElementsAre(tensor.size()));
+}
+
+// Of tensors that are so wide that several lines of each row of the part would be much memory.
+TEST(PartPieces, HaveALineOfEachRowWhereTheyAreWide) {
+  const PartForm form{.in_file = 4, .in_part = 4, .word = 32, .transposed = true};
+  const Shape part{40000, 4 * 64};  // 64 rows of 160 KB
+  std::vector<std::byte> tensor(64 * 40000 * 4), made(tensor.size());
+  const PartPlace place{&form, part, made};
+  std::vector<std::size_t> pieces;
+  const auto read = [&](std::uint64_t, std::span<std::byte> bytes) {
+    std::ranges::fill(bytes, std::byte{});
+    pieces.push_back(bytes.size());
+  };
+  form_parts({&place, 1}, {"f", "t", 0}, tensor.size(), Dtype::bf16, read);
+  EXPECT_THAT(pieces, testing::ElementsAre(2560000, 2560000, 2560000, 2560000));
 }
 
 }  // namespace
