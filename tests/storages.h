@@ -51,6 +51,7 @@ inline const std::vector<Storage>& legal_samples() {
       if (row.legal.nested) add(row.codes, row.dialect, {.kind = Kind::block, .block = 4096});
       for (const int n : {32, 6, 7})
         add(row.codes, row.dialect, {.kind = Kind::block2, .block = n, .rows = n == 7 ? 16 : 4});
+      for (const int n : {4, 6}) add(row.codes, row.dialect, {.kind = Kind::column, .block = n});
     }
     return made;
   }();

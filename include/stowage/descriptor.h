@@ -34,9 +34,11 @@ struct Group {
     block2,  // M rows by N columns of a matrix, of a stack too; those at its edges may be smaller
     named,   // of each row of a matrix those whose columns a part gives the same number; as many
              // numbers as groups of N columns would be
+    column,  // N elements of a column of a matrix, in rows that lie as far apart as they can: of R
+             // rows of groups, row o of the matrix is of row o mod R
   };
   Kind kind = Kind::none;
-  std::int32_t n = 0;  // of flat, along, block2 and named
+  std::int32_t n = 0;  // of flat, along, block2, named and column
   std::int32_t m = 0;  // of block2
 };
 
@@ -150,9 +152,13 @@ inline bool runs_across_rows(const Storage& storage) {
 inline bool stands_under_one(const Descriptor& form) noexcept {
   return form.scale.code >= ScaleCode::product;
 }
-/// Codes that fill bytes together: no row, and no group of one, begins between them.
+/// Codes that fill bytes together: no row, and no group of several columns, begins between them.
 inline int codes_together(Packing packing) noexcept {
   return packing == Packing::whole ? 1 : packing == Packing::dense ? 8 : 2;
+}
+/// Whether elements of several rows share a number, but not all of a row.
+inline bool spans_rows(const Group& group) noexcept {
+  return group.kind == Group::Kind::block2 || group.kind == Group::Kind::column;
 }
 /// How many scales of a weight of this shape, next to one another, stand under one such number.
 STOWAGE_API std::int64_t scales_under_one(const Storage& storage, const Shape& shape);

@@ -69,11 +69,12 @@ enum class Zero : std::uint8_t {
 /// Which values share a scale. `row`: one scale per index of dim 0; `row2`: per index of dims 0 and
 /// 1; `block`: N consecutive elements, inside a row, but for the 4-bit codes of bitsandbytes and
 /// torchao, whose blocks are flat over the tensor; `block2`: M rows by N columns of a matrix, or of
-/// each matrix of a stack, less at its edges.
+/// each matrix of a stack, less at its edges; `column`: N elements of one column of a matrix, whose
+/// rows lie so far apart that each group has one in every Nth of the matrix.
 struct Scaling {
-  enum class Kind : std::uint8_t { none, tensor, row, row2, block, block2 };
+  enum class Kind : std::uint8_t { none, tensor, row, row2, block, block2, column };
   Kind kind = Kind::none;
-  std::int32_t block = 0;  // N for Kind::block and Kind::block2, else 0
+  std::int32_t block = 0;  // N for Kind::block, block2 and column, else 0
   bool nested = false;     // the scales are themselves quantized to 8 bits (4-bit codes only)
   ScaleType type = ScaleType::f32;
   std::int32_t scaler_block = 0;  // nf4:torchao: block scales that share one factor; else 0
@@ -142,7 +143,8 @@ struct STOWAGE_API Layout {
 /// row, u8 [rows, K / 2] with the first in the low one; those of 2, 3, 5, 6 and 7 bits u8 [rows,
 /// K * bits / 8]; wider casts keep their dtype.
 /// scale f32, bf16 or f16 (e8m0: u8): tensor [], row [O, 1, ..], row2 [E, O, 1, ..], block [rows,
-/// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K];
+/// ceil(K / N)], block2 [ceil(O / M), ceil(K / N)], a stack [E, O, K] one such for each of [O, K],
+/// column [O / N, K];
 /// `zero`: zero i8, of `zero_sum` and `zero_rounded` in the type of the scales, in the same shape;
 /// `actorder`: g_idx i32 [K], the group of each column; e4m3 and its like: scale u8 and
 /// global_scale f32 [], `row` behind it [O, 1, ..], `row2` [E, O, 1, ..]; `super`: scale u8 [rows,
@@ -154,7 +156,8 @@ struct STOWAGE_API Layout {
 /// without its dtype.
 STOWAGE_API Layout layout(const Storage& storage, const Shape& shape);
 /// Elements that share one scale, in flat order (row: K; tensor and none: all); of `block` within
-/// rows groups restart at each row; block2: N, of one row. Throws as layout() for no such storage.
+/// rows groups restart at each row; block2: N, of one row; column: 1. Throws as layout() for no
+/// such storage.
 STOWAGE_API std::int64_t group_elements(const Storage& storage, const Shape& shape);
 
 }  // namespace v0

@@ -99,6 +99,8 @@ Group group_of(const Scaling& scaling, Packing packing) noexcept {
               scaling.block};
     case Kind::block2:
       return {Group::Kind::block2, scaling.block, scaling.rows};
+    case Kind::column:
+      return {Group::Kind::column, scaling.block};
   }
   return {};
 }

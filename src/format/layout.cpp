@@ -127,6 +127,8 @@ Shape scale_shape(const Level& level, const Storage& storage, const Shape& shape
         return {shape[0], ceil_div<std::int64_t>(shape[1], group.m),
                 ceil_div<std::int64_t>(shape[2], group.n)};
       return {ceil_div<std::int64_t>(shape[0], group.m), ceil_div<std::int64_t>(shape[1], group.n)};
+    case Group::Kind::column:
+      return {shape[0] / group.n, shape[1]};
     case Group::Kind::none:
     case Group::Kind::tensor:
       break;
@@ -191,6 +193,16 @@ void check_transposed(const Storage& storage, const Shape& shape) {
                                           to_string(shape));
 }
 
+// Of a matrix, no group of which is short.
+void check_columns(const Storage& storage, const Shape& shape) {
+  const std::int64_t block = storage.scaling.block;
+  if (shape.rank() == 2 && shape[0] % block == 0) return;
+  throw Error(Code::invalid_argument, "layout: a weight stored as " + to_string(storage) +
+                                          " must have 2 dimensions, the first a multiple of " +
+                                          std::to_string(block) + ", got shape " +
+                                          to_string(shape));
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -203,6 +215,7 @@ std::int64_t Layout::bytes() const noexcept {
 Layout layout(const Storage& storage, const Shape& given) {
   check_legal(storage, "layout");
   if (storage.scaling.transposed) check_transposed(storage, given);
+  if (storage.scaling.kind == Scaling::Kind::column) check_columns(storage, given);
   const Shape shape = lying(storage, given);
   const Descriptor form = describe(storage);
   if (form.codec == Codec::torchao) check_torchao(form, storage, shape);
@@ -230,6 +243,8 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) {
     case Group::Kind::block2:
     case Group::Kind::named:
       return group.n;
+    case Group::Kind::column:
+      return 1;
     case Group::Kind::none:
     case Group::Kind::tensor:
       break;

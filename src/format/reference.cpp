@@ -200,6 +200,7 @@ std::int64_t scale_index(const Storage& storage, const Shape& shape, std::int64_
                ceil_div(columns, group) +
            i % columns / group;
   }
+  if (kind.kind == Group::Kind::column) return i / row % (shape[0] / kind.n) * row + i % row;
   if (kind.kind == Group::Kind::along) return i / row * ceil_div(row, group) + i % row / group;
   return i / group;
 }

@@ -98,6 +98,8 @@ std::optional<Scaling> scaling_from(std::string_view field) {
   if (field == "row") return Scaling{.kind = Kind::row};
   if (field == "row2") return Scaling{.kind = Kind::row2};
   if (const auto n = number_after("block", field)) return Scaling{.kind = Kind::block, .block = *n};
+  if (const auto n = number_after("column", field))
+    return Scaling{.kind = Kind::column, .block = *n};
   const std::size_t by = field.find('x');
   const auto m = number_after("block", field.substr(0, by));
   if (!m || by == std::string_view::npos) return std::nullopt;
@@ -138,6 +140,8 @@ std::string spell(const Scaling& scaling) {
       return "row";
     case Kind::row2:
       return "row2";
+    case Kind::column:
+      return "column" + std::to_string(scaling.block);
     case Kind::block:
     case Kind::block2:
       break;
@@ -279,7 +283,8 @@ std::string spelled(const FormRow& row) {
   if (row.legal.super && row.legal.rounded)
     text.append("[:block256][:super], ").append(trait(row.codes).name);
   if (has(Kind::tensor))
-    text += "[:tensor|:row|:row2|:block<N>|:block<M>x<N>]";
+    text.append("[:tensor|:row|:row2|:block<N>|:block<M>x<N>")
+        .append(has(Kind::column) ? "|:column<N>]" : "]");
   else if (has(Kind::block))
     text += "[:block<N>]";
   if (row.legal.typed)
@@ -316,10 +321,10 @@ std::string names_with(T Legal::*rule, T has) {
 bool is_legal(const Storage& storage) noexcept {
   const Scaling& s = storage.scaling;
   const FormRow* const row = form_row(storage.codes, storage.dialect);
-  if (row == nullptr || s.kind > Kind::block2) return false;
+  if (row == nullptr || s.kind > Kind::column) return false;
   const Legal& legal = row->legal;
   if ((legal.kinds >> static_cast<int>(s.kind) & 1) == 0) return false;
-  const bool blocks = s.kind == Kind::block || s.kind == Kind::block2;
+  const bool blocks = s.kind >= Kind::block;
   if (blocks ? !is_legal_block(legal, s.block) : s.block != 0) return false;
   if (s.kind == Kind::block2 ? !is_power_within(s.rows, kMinRows, kMaxRows) : s.rows != 0)
     return false;

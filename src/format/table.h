@@ -188,7 +188,12 @@ constexpr Legal kBlocks4{.kinds = kinds({Kind::block}),
                          .most_block = kMaxBlock4,
                          .powers = true,
                          .nested = true};
-constexpr Legal kUnsignedLegal = with(in_steps(kScaledLegal, 2), {&Legal::rounded, &Legal::super});
+consteval Legal with_columns(Legal legal) {
+  legal.kinds |= kinds({Kind::column});
+  return legal;
+}
+constexpr Legal kUnsignedLegal =
+    with_columns(with(in_steps(kScaledLegal, 2), {&Legal::rounded, &Legal::super}));
 constexpr Legal kTorchaoLegal{.kinds = kinds({Kind::block}),
                               .least_block = kMinBlockTorchao,
                               .most_block = kMaxBlock4,

@@ -46,6 +46,11 @@ bool restarts(const Group& group, std::int64_t columns) noexcept {
          (group.kind == Group::Kind::along && columns % group.n != 0);
 }
 
+// Whether elements of a group lie side by side.
+bool side_by_side(const Group& group) noexcept {
+  return group.kind != Group::Kind::named && group.kind != Group::Kind::column;
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -69,7 +74,7 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   if (columns_ == 0) return 0;
   if (dot_ == nullptr) return 0;
   if (arranged() && columns_ % kLinearPad != 0) return 0;
-  if (group.n % kLinearPad != 0 || group.kind == Group::Kind::named) return 0;
+  if (group.n % kLinearPad != 0 || !side_by_side(group)) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(runs_.group(), columns_) : rows_;
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);
@@ -88,7 +93,7 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
   if (runs_.form().zero == Zero::rounded) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
-  if ((columns_ % of != 0 && of % columns_ != 0) || group.kind == Group::Kind::named) return 0;
+  if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
 }

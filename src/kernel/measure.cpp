@@ -37,11 +37,11 @@ class BlockPlaces {
     const Storage& storage = weight.storage();
     group_ = std::max<std::int64_t>(group_elements(storage, weight.shape()), 1);
     const Group& group = describe(storage).scale.group;
-    if (group.kind == Group::Kind::block2) rows_ = BlockRows(group, weight.shape());
+    if (spans_rows(group)) rows_ = BlockRows(group, weight.shape());
     const bool restarts = group.kind == Group::Kind::along ||
                           group.kind == Group::Kind::named;  // of whose columns those side by side
     row_ = restarts ? weight.row_elements() : std::max<std::int64_t>(weight.shape().elements(), 1);
-    if (group.kind == Group::Kind::block2) row_ = rows_.columns();
+    if (spans_rows(group)) row_ = rows_.columns();
   }
   /// Elements of whole rows of blocks, where blocks have several rows; else 0.
   std::int64_t elements_of_rows() const noexcept {

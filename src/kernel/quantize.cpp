@@ -286,8 +286,7 @@ std::uint32_t quantize_groups(const QuantizeJob& job, const Coder<kZero>& coder,
                               const Groups& groups) {
   using Reach = typename Coder<kZero>::Reach;
   Largest refused;
-  const std::int64_t chunk =
-      std::max<std::int64_t>(1, kChunkElements / (groups.rows * groups.group));
+  const std::int64_t chunk = groups.chunk();
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
     Reach all[Groups::kTogether], more[Groups::kTogether];
     Codings<kZero> codings;
@@ -295,12 +294,12 @@ std::uint32_t quantize_groups(const QuantizeJob& job, const Coder<kZero>& coder,
       const Groups::Some some = groups.from(from, to);
       coder.reach(some.begin, some.size, groups.group, all);
       for (std::int64_t row = 1; row < some.rows; ++row) {
-        coder.reach(some.begin + row * groups.line, some.size, groups.group, more);
+        coder.reach(some.begin + row * groups.step, some.size, groups.group, more);
         for (std::int64_t i = 0; i < some.n; ++i) coder.take(all[i], more[i]);
       }
       if (!coder.put(from, some.n, all, codings)) return refused.take(kInfinityBits);
       for (std::int64_t row = 0; row < some.rows; ++row)
-        coder.encode(some.begin + row * groups.line, some.size, groups.group, codings);
+        coder.encode(some.begin + row * groups.step, some.size, groups.group, codings);
       from += some.n;
     }
   });

@@ -6,31 +6,36 @@
 
 #include "base/checked.h"
 #include "kernel/block_rows.h"
+#include "kernel/chunks.h"
 #include "kernel/quantize_job.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
 
 /// Elements that share a scale: `rows` times `group` of them in lines of `line`, restarting at each
-/// line. Those of a line that are read again from a near cache are taken together.
+/// line, from each of which it is `step` elements to the next. Those of a line that are read again
+/// from a near cache are taken together, so many as fill bytes.
 struct Groups {
   std::int64_t group;
   BlockRows blocks;
-  std::int64_t rows, line, lines, per_line, count, together;
+  std::int64_t rows, line, step, lines, per_line, count, filling, together;
   Groups(const QuantizeJob& job, const Shape& shape)
       : group(group_elements(job.storage, shape)),
         blocks(blocks_of(job, shape)),
         rows(blocks.each()),
         line(line_of(job, shape, group)),
+        step(line * blocks.step()),
         lines(job.n / line),
         per_line(ceil_div(line, group)),
         count(blocks.rows(lines) * per_line),
-        together(std::clamp((rows == 1 ? kNear : kNearRows) / (rows * group), std::int64_t{1},
-                            kTogether)) {}
+        filling(group == 1 ? codes_together(job.form.packing) : 1),
+        together(filled((rows == 1 ? kNear : kNearRows) / (rows * group), kTogether)) {}
   // Rows lie far apart, where a cache has few places for them and no line is asked for in time, so
   // blocks are taken by so many of a line that a row of them is long.
   static constexpr std::int64_t kNear = 4096, kNearRows = 65536, kTogether = 256;
 
+  /// So many groups that are worth a task.
+  std::int64_t chunk() const { return filled(kChunkElements / (rows * group), kChunkElements); }
   /// Groups from g on, of one line.
   struct Some {
     std::int64_t g, n, begin, size, rows;
@@ -44,15 +49,18 @@ struct Groups {
   }
 
  private:
+  std::int64_t filled(std::int64_t groups, std::int64_t most) const {
+    return std::clamp(groups / filling * filling, filling, most);
+  }
   static BlockRows blocks_of(const QuantizeJob& job, const Shape& shape) {
     const Group& group = job.form.scale.group;
-    return group.kind == Group::Kind::block2 ? BlockRows(group, shape) : BlockRows();
+    return spans_rows(group) ? BlockRows(group, shape) : BlockRows();
   }
   // All, where no group restarts before it is whole.
   static std::int64_t line_of(const QuantizeJob& job, const Shape& shape, std::int64_t group) {
-    const Group::Kind kind = job.form.scale.group.kind;
-    if (kind == Group::Kind::block2) return blocks_of(job, shape).columns();
-    const bool restarts = kind == Group::Kind::along && shape.row_elements() % group != 0;
+    const Group& of = job.form.scale.group;
+    if (spans_rows(of)) return blocks_of(job, shape).columns();
+    const bool restarts = of.kind == Group::Kind::along && shape.row_elements() % group != 0;
     return restarts ? shape.row_elements() : job.n;
   }
 };

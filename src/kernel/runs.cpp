@@ -72,7 +72,9 @@ Runs::Runs(const Kernels& kernels, const Weight& weight) : form_(describe(weight
   if (group.kind == Group::Kind::none) return;
   group_ = group.n != 0 ? group.n : group_elements(storage, weight.shape());
   group_ = std::max<std::int64_t>(group_, 1);
-  if (group.kind == Group::Kind::block2) {
+  if (group.kind == Group::Kind::column)
+    group_ = 1, begins_ = -std::int64_t{codes_together(form_.packing)};
+  if (spans_rows(group)) {
     rows_ = BlockRows(group, weight.shape());
     row_ = rows_.columns(), across_ = ceil_div(row_, group_);
   } else if (group.kind == Group::Kind::along && weight.row_elements() % group_ != 0) {

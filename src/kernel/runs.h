@@ -130,7 +130,7 @@ class Runs {
   }
   // Inlined into the loop: rows of few groups are runs of few scales.
   Run next_expanded(const Line& line, float* scales) const noexcept {
-    const std::int64_t from = line.first / group_, last = line.first + line.n;
+    const std::int64_t from = line.first / group_ & begins_, last = line.first + line.n;
     const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
     if (expand_ == &expand_mapped)  // called directly: the most frequent
       expand_mapped(kept_, line.scale + from, to - from, scales);
@@ -162,6 +162,7 @@ class Runs {
   bool beside_ = false;                   // what is expanded has offsets
   const std::int32_t* groups_ = nullptr;  // of each column, where a part names it
   std::int64_t group_ = 1;
+  std::int64_t begins_ = -1;       // bits of the numbers of groups that begin with a byte
   std::int64_t row_ = 0;           // elements of a row where groups restart at each row; else 0
   std::int64_t across_ = 0;        // groups of such a row, and those that its last record lacks
   BlockRows rows_;                 // which have the same scales

@@ -16,7 +16,7 @@ using nlohmann::json;
 constexpr const char* kTypes[] = {"f32",           "bf16",  "f16",   "f64",
                                   "of_values",     "e8m0",  "e4m3",  "e4m3_bf16",
                                   "e4m3_quotient", "super", "absmax"};
-constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2"};
+constexpr const char* kKinds[] = {"none", "tensor", "row", "row2", "block", "block2", "column"};
 
 constexpr const char* kCodecs[] = {"cast", "amax", "bitsandbytes", "torchao", "ggml"};
 constexpr const char* kScaleCodes[] = {"plain",  "mapped",  "affine",       "q4_k",    "q6_k",

@@ -153,6 +153,25 @@ TEST(Layout, RefusesBlocksOfRowsWithoutMatrices) {
                        "an even number of elements in each row, got shape [2, 2, 3]");
 }
 
+TEST(Layout, GivesEachColumnOfSomeRowsItsGroups) {
+  const Storage storage = parse_storage("uint4:column4:bf16:zero_rounded");
+  EXPECT_EQ(spell(layout(storage, {12, 6})),
+            "codes U8 [12, 3] 36; scale BF16 [3, 6] 36; zero BF16 [3, 6] 36");
+  EXPECT_EQ(spell(layout(storage, {0, 6})),
+            "codes U8 [0, 3] 0; scale BF16 [0, 6] 0; zero BF16 [0, 6] 0");
+}
+
+TEST(Layout, RefusesGroupsOfColumnsThatAMatrixDoesNotFill) {
+  for (const Shape& shape : {Shape{64}, Shape{96, 64}, Shape{64, 8, 8}, Shape{64, 4, 2, 2}})
+    EXPECT_STOWAGE_ERROR(layout(parse_storage("uint4:column64:zero_rounded"), shape),
+                         invalid_argument,
+                         "layout: a weight stored as uint4:column64:zero_rounded must have 2 "
+                         "dimensions, the first a multiple of 64, got shape " +
+                             to_string(shape));
+  EXPECT_STOWAGE_ERROR(layout(parse_storage("uint4:column64:zero_rounded"), {64, 3}),
+                       invalid_argument, "an even number of elements in each row");
+}
+
 TEST(Layout, RefusesBytesBeyond64Bits) {
   EXPECT_STOWAGE_ERROR(layout(parse_storage("f32"), {std::int64_t{1} << 60}), invalid_argument,
                        "codes must fit 64-bit sizes");
@@ -213,6 +232,7 @@ TEST(GroupElements, CountsWhatSharesAScale) {
   EXPECT_EQ(group_elements(parse_storage("int8:row2"), shape), 10);
   EXPECT_EQ(group_elements(parse_storage("int8:block16"), shape), 16);
   EXPECT_EQ(group_elements(parse_storage("nf4"), shape), 64);
+  EXPECT_EQ(group_elements(parse_storage("uint4:column4:zero_rounded"), {8, 6}), 1);
 }
 
 }  // namespace

@@ -109,5 +109,34 @@ TEST(Zeros, OfTheDifferenceNeedBeNoInteger) {
   EXPECT_EQ(none.codes, std::vector<std::uint8_t>{0x00});
 }
 
+// Of eight rows in groups of four, rows 0, 2, 4 and 6 of a column are one, and those between them.
+TEST(Zeros, OfAColumnAreThoseOfRowsAsFarApart) {
+  const Storage storage = parse_storage("uint4:column4:f16:zero_rounded");
+  const Shape shape{8, 2};
+  std::vector<float> values(16);
+  const float of_column[2][2][4] = {{{0, 15, 3, 7}, {-1, 9, 0, 1}}, {{0, 0, 0, 0}, {3, 0, 1, 2}}};
+  for (std::size_t column : {0U, 1U})
+    for (std::size_t first : {0U, 1U})
+      for (std::size_t i = 0; i < 4; ++i)
+        values[(2 * i + first) * 2 + column] = of_column[column][first][i];
+  std::vector<std::uint8_t> codes(8);
+  std::vector<std::uint16_t> scales(4), zeros(4);
+  const std::vector<void*> parts{codes.data(), scales.data(), zeros.data()};
+  reference::quantize(values.data(), Dtype::f32, shape, storage, parts);
+  const auto number = [](std::uint16_t bits) { return f16_to_f32(bits); };
+  const auto fifth = f16_to_f32(f32_to_f16(3.0f / 15)),
+             two_thirds = f16_to_f32(f32_to_f16(10.0f / 15));
+  for (std::size_t g = 0; g < 4; ++g) {
+    EXPECT_EQ(number(scales[g]), (std::array{1.0f, 1.0f, two_thirds, fifth})[g]) << g;
+    EXPECT_EQ(number(zeros[g]), (std::array{0.0f, 0.0f, 1.5f, 0.0f})[g]) << g;
+  }
+  EXPECT_EQ(codes, (std::vector<std::uint8_t>{0x00, 0xF0, 0x0F, 0x0F, 0x03, 0x52, 0x07, 0xA3}));
+  const Weight weight(storage, shape, std::vector<const void*>(parts.begin(), parts.end()));
+  const auto rounded = [&](float x) { return number(f32_to_f16(x)); };
+  EXPECT_EQ(reference::value_at(weight, 4), 15.0f);                        // row 2, column 0
+  EXPECT_EQ(reference::value_at(weight, 6), rounded(13.5f * two_thirds));  // row 3, column 0
+  EXPECT_EQ(reference::value_at(weight, 11), rounded(5 * fifth));          // row 5, column 1
+}
+
 }  // namespace
 }  // namespace stowage

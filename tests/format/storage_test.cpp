@@ -15,7 +15,7 @@ std::vector<Storage> all_legal() {
   std::vector<Storage> found;
   for (int codes = 0; codes < kCodesCount; ++codes)
     for (int dialect = 0; dialect < 2; ++dialect)
-      for (int kind = 0; kind <= static_cast<int>(Kind::block2); ++kind)
+      for (int kind = 0; kind <= static_cast<int>(Kind::column); ++kind)
         for (const int block : {0, 1, 2, 32, 48, 64, 128, 4096, 8192, kMaxBlock, kMaxBlock + 1})
           for (const bool nested : {false, true})
             for (int type = 0; type <= static_cast<int>(ScaleType::absmax); ++type)
@@ -42,7 +42,8 @@ TEST(Storage, StringsAndKeysAreReadBack) {
   // Without scales 1; tensor, row and row2 x f32, bf16 and f16; 8 blocks (7 of eights), of one row
   // or of 2 sizes, x those types and e8m0, but for zeros of each kind; three of e4m3 with those of
   // one row, each under numbers of all, of rows and of pairs of indices; absmax with tensor, row
-  // and row2; columns in another order with those of one row, with zeros and without; bitsandbytes:
+  // and row2; columns in another order with those of one row, with zeros and without; groups of
+  // one column with zeros that are rounded; bitsandbytes:
   // 4 blocks x nested; torchao: 4 blocks x 5 types x 3 scalers.
   std::size_t expected = 0;
   for (const FormRow& row : form_rows()) {
@@ -52,6 +53,7 @@ TEST(Storage, StringsAndKeysAreReadBack) {
     expected += legal.typed && !legal.rounded ? 9 + blocks * 3 * 4 : 0;
     for (const bool zeros : {legal.zero, legal.sum, legal.rounded})
       expected += zeros ? 9 + blocks * 3 * 3 : 0;
+    expected += legal.rounded ? blocks * 3 : 0;
     expected += legal.named ? blocks * 3 * 2 : 0;
     expected += legal.absmax ? 3 : 0;
     expected +=
@@ -154,6 +156,22 @@ TEST(Storage, IntegersOfOtherWidthsHaveBlocksOfWholeEights) {
   for (const char* text : {"int3:block12", "int3:block256:super", "int6:super",
                            "int6:block128:super", "q6_k:zero", "q6_k:actorder", "int7:nested"})
     EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, legal_storages());
+}
+
+TEST(Storage, HasGroupsOfColumnsOfUnsignedCodesWithRoundedZeros) {
+  const Storage storage = parse_storage("uint4:column64:bf16:zero_rounded");
+  EXPECT_EQ(to_string(storage), "uint4:column64:bf16:zero_rounded");
+  EXPECT_EQ(storage.scaling.kind, Kind::column);
+  const Descriptor form = describe(storage);
+  EXPECT_EQ(form.scale.group.kind, Group::Kind::column);
+  EXPECT_EQ(form.scale.group.n, 64);
+  EXPECT_EQ(form.packing, Packing::low_first);
+  for (const char* text :
+       {"uint4:column64", "uint4:column64:zero", "uint4:column64:e8m0:zero_rounded",
+        "uint4:column7:zero_rounded", "uint4:column0:zero_rounded", "uint4:column:zero_rounded",
+        "uint4:column4x8:zero_rounded", "uint4:column64:zero_rounded:actorder",
+        "uint4:column64:zero_rounded:transposed", "int4:column64:zero", "int8:column64"})
+    EXPECT_STOWAGE_ERROR(parse_storage(text), invalid_argument, "|:column<N>]");
 }
 
 TEST(Storage, LiesTransposedInBlocksOfPlainScales) {

@@ -51,6 +51,9 @@ PACKED = ["f4_e2m1:row", "mxfp4", "nvfp4"]
 ZEROS = ["int4:block32:bf16:zero_sum", "int4:row:f16:zero_sum", "int4:tensor:zero_sum"]
 ZEROS += ["uint4:block32:f16:zero_rounded", "uint4:row:bf16:zero_rounded"]
 ZEROS += ["uint4:block4x32:zero_rounded"]
+# Groups of one column, of a matrix whose rows they fill.
+COLUMNS = ["uint4:column2:f16:zero_rounded", "uint4:column6:bf16:zero_rounded"]
+COLUMNS += ["uint4:column2:zero_rounded"]
 # The other arithmetics of scales under one number.
 NVFP4 = ["f4_e2m1:block16:e4m3_bf16", "f4_e2m1:block16:e4m3_quotient"]
 # Blocks of rows of each matrix of a stack, whose last ones are short.
@@ -121,6 +124,7 @@ def main(folder: Path, program: str) -> None:
         "nvfp4": NVFP4,
         "superblocks": SUPERBLOCKS,
         "zeros": ZEROS,
+        "columns": COLUMNS,
         "dense": DENSE,
         "absmax": ABSMAX,
     }

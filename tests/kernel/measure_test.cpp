@@ -32,6 +32,8 @@ std::int64_t block_of(const Weight& weight, std::int64_t i) {
       const std::int64_t above = line / rows * ((rows + each - 1) / each) + line % rows / each;
       return above * across + i % columns / block;
     }
+    case Scaling::Kind::column:
+      return i / row % (shape[0] / scaling.block) * row + i % row;
     default:
       return 0;
   }
@@ -68,7 +70,8 @@ STOWAGE_ON_EACH_ISA(Measure, FindsTheWorstBlock) {
     names.emplace_back(of);
   for (const std::string& name : names) {
     const Storage storage = parse_storage(name);
-    for (const Shape& shape : std::vector<Shape>{{33, 128}, {30, 101}, {6, 5, 7}, {140, 1001}}) {
+    for (const Shape& shape :
+         std::vector<Shape>{{33, 128}, {30, 101}, {6, 5, 7}, {140, 1001}, {24, 1002}}) {
       if (storage.dialect != Dialect::standard && shape.elements() % 128 != 0) continue;
       if (storage.scaling.kind == Scaling::Kind::row2 && shape.rank() < 3) continue;
       if (!holds(storage, shape)) continue;

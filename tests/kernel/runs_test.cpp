@@ -28,8 +28,8 @@ STOWAGE_ON_EACH_ISA(Runs, CoverEveryElementOnceWithItsScale) {
                                  : whole_groups            ? 31 * storage.scaling.block
                                  : together == 8           ? 1000
                                                            : 996 + together,
-                       all = 21 * columns, some = std::min<std::int64_t>(all, 20000);
-    const Shape shape = holds(storage, {3, 7, columns}) ? Shape{3, 7, columns} : Shape{21, columns};
+                       all = 24 * columns, some = std::min<std::int64_t>(all, 20000);
+    const Shape shape = holds(storage, {3, 8, columns}) ? Shape{3, 8, columns} : Shape{24, columns};
     const Bytes values = as_type(numbers(Kind::normal, static_cast<std::size_t>(all)), Dtype::f32);
     const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
     const Weight weight = parts.weight(storage, shape);

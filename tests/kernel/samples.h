@@ -158,7 +158,7 @@ inline const std::vector<Shape>& shapes() {
       {1, 1},     {3, 5},     {4, 64},      {7, 67},    {33, 129},    {2, 3, 50},  {150, 211},
       {5, 0},     {0, 5},     {3, 2, 3, 3}, {1, 4097},  {64},         {6, 48},     {3, 192},
       {128, 129}, {33, 130},  {3, 2, 70},   {2, 96, 5}, {3, 64, 290}, {3, 33, 70}, {5, 8},
-      {3, 4104},  {2, 3, 88}, {2, 33000},   {40, 600}};
+      {3, 4104},  {2, 3, 88}, {2, 33000},   {40, 600},  {24, 130}};
   return all;
 }
 /// Whether a weight of this storage can have this shape.
@@ -174,6 +174,9 @@ inline bool holds(const Storage& storage, const Shape& shape) {
     if (shape.rank() != 2 && shape.rank() != 3) return false;
     return shape[shape.rank() - 1] % codes_together(describe(storage).packing) == 0;
   }
+  if (storage.scaling.kind == Scaling::Kind::column &&
+      (shape.rank() != 2 || shape[0] % storage.scaling.block != 0))
+    return false;
   if (const int together = codes_together(describe(storage).packing);
       together != 1 && !runs_across_rows(storage)) {
     const bool row2 = storage.scaling.kind == Scaling::Kind::row2;

@@ -11,6 +11,11 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import checkpoint
 
 import stowage
@@ -237,6 +242,34 @@ def mixed(mesh: Any) -> list[float]:
         results.append(losses)
     assert results[0] == results[1], results
     return results[1]
+
+
+def groups_of_columns(mesh: Any) -> None:
+    """Each process has some rows of codes and all scales; pieces of columns are refused by name."""
+    name, x = "uint4:column8:bf16:zero_rounded", torch.randn(3, 64)
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 64, bias=False))
+        return sharding.prepare(stowage.stow(made.requires_grad_(False), name) and made)
+
+    cut, whole = model(), model()
+    dist.broadcast(x, 0)
+    parallelize_module(cut, mesh, {"0": ColwiseParallel(), "1": ColwiseParallel()})
+    rows = cut[0].weight.to_local()
+    codes, scale, zero = whole[0].weight.parts.values()
+    assert rows.nbytes_at_rest == codes.nbytes // mesh.size() + scale.nbytes + zero.nbytes
+    full = cut[0].weight.full_tensor()
+    assert all(map(torch.equal, full.parts.values(), (codes, scale, zero)))
+    assert torch.equal(full.dequantize(), whole[0].weight.dequantize())
+    torch.testing.assert_close(cut[0](x), whole[0](x).chunk(mesh.size(), 1)[dist.get_rank()])
+    try:
+        parallelize_module(model(), mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    except stowage.Unsupported as error:
+        text = str(error)
+        assert "stowage: 1.weight:" in text and "use Shard(0)" in text and name in text, text
+    else:
+        raise AssertionError("columns must be refused")
 
 
 def bytes_of(model: nn.Module) -> list[bytes]:

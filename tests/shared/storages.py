@@ -14,6 +14,7 @@ from stowage._ops.storage import Storage
 
 _SCALINGS = ("", ":none", ":tensor", ":row", ":row2", ":block32", ":block6", ":block5", ":block48")
 _SCALINGS += (":block64", ":block128", ":block4x8", ":block4x32", ":block16", ":block4096")
+_SCALINGS += (":column2", ":column4")
 _TYPES = ("", ":bf16", ":f16", ":e8m0", ":e4m3", ":f32", ":f64", ":e4m3_bf16", ":e4m3_quotient")
 _TYPES += (":absmax",)
 _EXTRAS = ("", ":zero", ":nested", ":zero_sum", ":zero_rounded", ":row", ":row2")
@@ -84,7 +85,7 @@ def flat_shapes(storage: Storage) -> bool:
     needs_three |= storage.outer_kind == "row2"
     return (
         storage.dialect == "standard"
-        and storage.kind != "block2"
+        and storage.kind not in ("block2", "column")
         and storage.together <= 2
         and not needs_three
     )

@@ -14,7 +14,7 @@ from stowage._shard.fragments import row_parts, rows_fragment
 from stowage._shard.pieces import columns_of, join_columns, take_columns
 from stowage._shard.records import encode
 
-NAMES = covering(codec, lambda storage: storage.zero and storage.kind != "row2")
+NAMES = covering(codec, lambda storage: storage.zero and storage.kind not in ("row2", "column"))
 FITTED = [f"{codes}:tensor:zero" for codes in ("int8", "int4")]
 FITTED += ["int4:tensor:zero_sum", "uint4:tensor:bf16:zero_rounded"]
 TRAVELLERS = [f"{codes}:block8:f16:zero" for codes in ("int8", "int4")]

@@ -51,6 +51,8 @@ class RowCut:
             if storage.flat and any(end * self.shape[1] % (2 * storage.block) for end in ends):
                 return f"blocks of {storage.block} run on across the ends of rows {first} to {last}"
             if any(end % storage.rows_together(self.shape) for end in ends):
+                if storage.by_columns:
+                    return f"groups of columns have rows outside of rows {first} to {last}"
                 return f"blocks of {storage.rows} rows run on across rows {first} to {last}"
         return ""
 

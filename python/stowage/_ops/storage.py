@@ -67,12 +67,12 @@ class Storage:
     powers: str  # of scales that are powers of two: ceil, floor
     codec: str  # whose arithmetic makes it: cast, amax, bitsandbytes, torchao, ggml
     dialect: str
-    kind: str  # none, tensor, row, row2, block, block2
+    kind: str  # none, tensor, row, row2, block, block2, column
     packing: str  # of codes in bytes: whole, high_first, low_first (two, the first in that half),
     #   dense (eight in as many bytes as a code has bits)
     bits: int  # of a code
     flat: bool  # codes and blocks run on across rows: one may begin in the middle of either
-    block: int  # 0 unless kind is block or block2
+    block: int  # 0 unless kind is block, block2 or column
     rows: int  # M of block2, whose blocks are M rows by `block` columns; else 0
     nested: bool
     zero: str = ""  # what each scale has beside it that stands for 0: code, sum, rounded
@@ -136,7 +136,8 @@ class Storage:
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         of_groups = sum(extent == "scales" for _, extent, _ in facts["parts"])
-        in_rows = 1 if self.kind == "tensor" else 1 + of_groups + self.under_rows
+        of_all = self.kind == "tensor" or self.by_columns
+        in_rows = 1 if of_all else 1 + of_groups + self.under_rows
         object.__setattr__(self, "of_groups", of_groups)
         object.__setattr__(self, "in_rows", in_rows)
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
@@ -221,6 +222,12 @@ class Storage:
         return Storage(of_all if kind == "tensor" else f"{of_all}:{kind}")
 
     @property
+    def by_columns(self) -> bool:
+        """Whether groups are of one column, and each has rows all over it: every row needs scales
+        that others need too, and some rows are no weight of their own."""
+        return self.kind == "column"
+
+    @property
     def lying(self) -> "Storage":
         """Of [E, O, K], how a weight [E, K, O] lies that lies transposed; others as they are."""
         return Storage(self.name.removesuffix(":transposed"))
@@ -240,6 +247,11 @@ class Storage:
             return f"a weight stored as {self.name} must have 2 dimensions"
         if self.kind == "block2" and len(shape) not in (2, 3):
             return f"a weight stored as {self.name} must have 2 or 3 dimensions"
+        if self.by_columns and (len(shape) != 2 or shape[0] % self.block):
+            return (
+                f"a weight stored as {self.name} must have 2 dimensions, the first a multiple of "
+                f"{self.block}"
+            )
         if self.outer_kind == "row2" and (len(shape) < 3 or math.prod(shape[2:]) % self.block):
             return (
                 f"a weight stored as {self.name} must have at least 3 dimensions, and for each "
@@ -267,7 +279,9 @@ class Storage:
 
     def rows_together(self, shape: Sequence[int]) -> int:
         """So many indices of dim 0 have the same scales, where not all have: of a matrix in blocks
-        of rows those of a block. A stack of them has scales for each index."""
+        of rows those of a block, in groups of columns all. A stack has scales for each index."""
+        if self.by_columns:
+            return max(shape[0], 1)
         return self.rows if self.rows and len(shape) == 2 else 1
 
     def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
@@ -307,6 +321,8 @@ class Storage:
             case "block2":
                 m, n = self.rows, self.block
                 return (*shape[:-2], (shape[-2] + m - 1) // m, (shape[-1] + n - 1) // n)
+            case "column":
+                return (shape[0] // self.block, shape[1])
             case "block":
                 blocks = (math.prod(shape[1:]) + self.block - 1) // self.block
                 return (shape[0], blocks, *((self.record,) if self.record else ()))

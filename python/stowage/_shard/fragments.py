@@ -91,6 +91,11 @@ def _groups(fragment: Fragment) -> tuple[int, int, int]:
             f"stowage: values of a part of a weight cannot rest as {storage}, whose blocks have "
             "rows of others; stow the weight whole and shard it then, or use block<N>"
         )
+    if storage.by_columns:
+        raise Unsupported(
+            f"stowage: values of a part of a weight cannot rest as {storage}, whose groups have "
+            "rows of others; stow the weight whole and shard it then, or use block<N>"
+        )
     if storage.transposed:
         raise Unsupported(
             f"stowage: values of a part of a weight cannot rest as {storage}, whose matrices lie "

@@ -26,6 +26,8 @@ _TAG = 8  # bytes at the end of a record that say which row it is, where rows tr
 
 def rows_misfit(storage: Storage, shape: Sequence[int], first: int, last: int) -> str | None:
     """Why rows [first, last) have no flat form of their own; None where they have."""
+    if storage.by_columns and (first, last) != (0, shape[0]):
+        return "groups of its columns have rows all over it"
     if first % (each := storage.rows_together(shape)):
         return f"its piece must begin with a block of {each} rows, got row {first}"
     if not storage.flat:
@@ -51,6 +53,8 @@ def columns_misfit(storage: Storage, shape: Sequence[int], parts: int) -> str | 
         return f"it must be a matrix whose columns {parts} divides, got {list(shape)}"
     if storage.actorder:
         return "its columns are in an order that is not that of its groups; use Shard(0)"
+    if storage.by_columns:
+        return "all rows share scales of its columns; use Shard(0)"
     if storage.nested:
         return "scales of scales run on across rows; use Shard(0), or scales in fp32"
     columns = shape[1] // parts

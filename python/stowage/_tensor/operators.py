@@ -387,6 +387,8 @@ def _same(parts: Sequence[Tensor]) -> bool:
 def _rows(pieces: Sequence[StowedTensor]) -> list[Tensor] | None:
     """Joined parts of 8-bit codes and casts; None where pieces have different scales for all."""
     storage, parts = pieces[0]._storage, _by_part(pieces)
+    if storage.by_columns and len(pieces) > 1:  # groups of the whole would be others
+        return None
     shared = _shared(parts[storage.in_rows :])
     if shared is None or any(p.shape[0] % storage.rows_together(p.shape) for p in pieces[:-1]):
         return None

@@ -25,6 +25,7 @@ from stowage._ops.numbers import four_bit, ordered, scaled, torchao
 from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.storage import NESTED_BLOCK, Storage
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor, rows_and_columns
+from stowage._tensor.untouched import with_groups_of
 
 
 class Rows(NamedTuple):
@@ -311,17 +312,19 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
         if storage.under_rows:
             return _quantize_under(whole, lines.written, parts[2], storage)
         fresh = _quantize_rows(whole, lines.written, parts, parts[1], storage)
-        return _with_groups_of(parts, fresh, lines.written, storage)
+        return with_groups_of(parts, fresh, lines.written, storage)
     if storage.flat:
         return encode_blocks(weight, parts, lines)
     codes, *scales = (part.clone() for part in parts)
     if (each := storage.rows_together(weight.shape)) > 1:
-        blocks, every = _rows_of_blocks(each, lines.rows, weight.shape[0])
+        blocks, every = _rows_of_blocks(each, lines.rows, scales[0], storage, weight.shape[0])
         values = _values(weight, parts, every)
         which = torch.searchsorted(every, lines.rows)
         values[which] = lines.values
         written = torch.zeros_like(values, dtype=torch.bool).index_copy_(0, which, lines.written)
-        codes[every], *fresh = _quantize_rows(values, written, parts, scales[0][blocks], storage)
+        before = [codes[every], *(scale[blocks] for scale in scales)]
+        fresh = _quantize_rows(values, written, parts, before[1], storage)
+        codes[every], *fresh = with_groups_of(before, fresh, written, storage)
         for scale, part in zip(scales, fresh, strict=True):
             scale[blocks] = part
         return [codes, *scales]
@@ -341,7 +344,7 @@ def _encode(weight: StowedTensor, parts: Sequence[Tensor], lines: Rows) -> list[
             kept = parts[1][lines.rows]
             fresh = _quantize_rows(values, lines.written, parts, kept, storage)
             before = [part[lines.rows] for part in parts[: storage.in_rows]]
-            fresh = _with_groups_of(before, fresh, lines.written, storage)
+            fresh = with_groups_of(before, fresh, lines.written, storage)
         for scale, part in zip(scales[: storage.in_rows - 1], fresh[1:], strict=False):
             scale[lines.rows] = part
     codes[lines.rows] = fresh[0].view(-1, *codes.shape[1:])
@@ -381,37 +384,6 @@ def _quantize_rows(
         rows = fresh[0].reshape(kept.numel() if storage.kind == "row2" else len(written), -1)
         cut = codes[: len(rows), : rows.shape[1]].reshape(fresh[0].shape)
     return [cut, torch.where(keeps.reshape(kept.shape), kept, fresh[1])]
-
-
-def _with_groups_of(
-    parts: Sequence[Tensor], fresh: list[Tensor], written: Tensor, storage: Storage
-) -> list[Tensor]:
-    """Fresh parts of some rows, but those that rows had for groups that were not written: whoever
-    made their scales may have made others than quantizing what was read would. Not of scales that
-    stand under a number of others too, which may be another now."""
-    alone = storage.kind in ("row", "row2") or (storage.kind == "block" and not storage.flat)
-    if (
-        not alone
-        or storage.under_one
-        or storage.actorder
-        or storage.transposed
-        or written.all()
-        or not written.numel()
-    ):
-        return fresh
-    rows = fresh[1].numel() if storage.kind == "row2" else len(fresh[0])
-    lines = written.reshape(rows, -1)
-    length, width = lines.shape[1], storage.block or lines.shape[1]
-    stays = ~pad(lines, (0, -length % width)).view(rows, -1, width).any(2)
-    together = storage.together
-    of_bytes = stays.repeat_interleave(width, 1)[:, :length:together]
-    masks = [of_bytes.repeat_interleave(storage.bytes_of(together), 1)]
-    masks += [stays] * storage.of_groups
-    made = list(fresh)
-    for i, mask in enumerate(masks):
-        ours, old = (p.reshape(*mask.shape, -1) for p in (fresh[i], parts[i]))
-        made[i] = torch.where(mask[..., None], old, ours).reshape(fresh[i].shape)
-    return made
 
 
 def _quantize_under(
@@ -455,8 +427,15 @@ def _check_reach(weight: StowedTensor, values: Tensor, parts: Sequence[Tensor]) 
         refuse(weight, f"values {span}")
 
 
-def _rows_of_blocks(each: int, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The blocks of `each` rows that these rows are of, and all of their rows."""
+def _rows_of_blocks(
+    each: int, rows: Tensor, scales: Tensor, storage: Storage, count: int
+) -> tuple[Tensor, Tensor]:
+    """Which rows of scales these rows have, and all rows that have them: of blocks of `each`, or of
+    groups of columns."""
+    if storage.by_columns:
+        apart = len(scales)
+        mine = torch.unique(rows % apart)
+        return mine, (torch.arange(0, count, apart, device=rows.device)[:, None] + mine).view(-1)
     blocks = torch.unique(rows // each)
     every = (blocks[:, None] * each + torch.arange(each, device=rows.device)).view(-1)
     return blocks, every[every < count]

@@ -159,6 +159,8 @@ def rows_of_parts(
         return None
     if storage.flat:
         return _flat_slices(storage, own, first * columns, last * columns, last == rows)
+    if storage.by_columns:
+        return list(own) if (first, last) == (0, rows) else None
     each, in_rows = storage.rows_together(shape), storage.in_rows
     if first % each or (last % each and last != rows):
         return None

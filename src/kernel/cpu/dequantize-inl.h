@@ -127,12 +127,21 @@ void dequantize_nibbles(const CodeValues<kCodes>& values, const Run& run, char* 
   while (at < end) one();
 }
 
-/// Elements of groups that are named. What is no whole step, or begins in the middle of a byte,
-/// goes through copies, as in ragged().
-template <Codes kCodes, Dtype kOut>
-void dequantize_named(const CodeValues<kCodes>& values, const Run& run, char* out) {
+/// n elements of an array, from place `skipped` on.
+template <class T>
+struct Placed {
+  T of[kWidth] = {};
+  Placed(const T* from, std::int64_t skipped, std::int64_t n) {
+    __builtin_memcpy(of + skipped, from, static_cast<std::size_t>(n) * sizeof(T));
+  }
+};
+
+/// Elements that each have an element of `beside` too, which begin with that of element 0 of the
+/// codes. What is no whole step, or begins in the middle of a byte, goes through copies, as in
+/// ragged().
+template <Codes kCodes, Dtype kOut, class Step, class... Beside>
+void sweep_beside(const Step& step, const Run& run, char* out, const Beside*... beside) {
   constexpr std::int64_t kBits = bits_of(kCodes);
-  const WidenNamed<kCodes, kOut> step(values, run.scales, *run.named);
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
   std::int64_t n = 0;
   for (std::int64_t done = 0; done < run.n; done += n) {
@@ -141,19 +150,35 @@ void dequantize_named(const CodeValues<kCodes>& values, const Run& run, char* ou
     n = left < room ? left : room;
     char* const to = out + done * bytes_of(kOut);
     if (n == kWidth) {
-      step(codes + at * kBits / 8, run.named->groups + at, to);
+      step(codes + at * kBits / 8, to, beside + at...);
       continue;
     }
     std::uint8_t some[kWidth * kBits / 8] = {};
-    std::int32_t groups[kWidth] = {};
     char made[kWidth * bytes_of(kOut)];
     const std::int64_t begin = (at - odd) * kBits / 8, end = ((at + n) * kBits + 7) / 8;
     __builtin_memcpy(some, codes + begin, static_cast<std::size_t>(end - begin));
-    __builtin_memcpy(groups + odd, run.named->groups + at,
-                     static_cast<std::size_t>(n) * sizeof(std::int32_t));
-    step(some, groups, made);
+    step(some, made, Placed<Beside>(beside + at, odd, n).of...);
     __builtin_memcpy(to, made + odd * bytes_of(kOut), static_cast<std::size_t>(n * bytes_of(kOut)));
   }
+}
+
+/// Elements of groups that are named.
+template <Codes kCodes, Dtype kOut>
+void dequantize_named(const CodeValues<kCodes>& values, const Run& run, char* out) {
+  const WidenNamed<kCodes, kOut> step(values, run.scales, *run.named);
+  sweep_beside<kCodes, kOut>(step, run, out, run.named->groups);
+}
+
+/// Elements that have scales and zeros of their own.
+template <Codes kCodes, Dtype kOut>
+void dequantize_each(const CodeValues<kCodes>& values, const Run& run, char* out) {
+  const auto in_type = [&]<Dtype kType>() {
+    const WidenEach<kCodes, kOut, kType> step(values);
+    sweep_beside<kCodes, kOut>(step, run, out, run.scales, run.offsets);
+  };
+  if (run.rounds == Dtype::bf16) return in_type.template operator()<Dtype::bf16>();
+  if (run.rounds == Dtype::f16) return in_type.template operator()<Dtype::f16>();
+  in_type.template operator()<Dtype::f32>();
 }
 
 template <Codes kCodes, Dtype kOut>
@@ -174,8 +199,10 @@ void dequantize(const Run& run, void* to) noexcept {
       if (run.zeros != nullptr)
         return dequantize_nibbles<kCodes, kOut, Zero::code>(values, run, out);
     if constexpr (may_be_rounded(kCodes))
-      if (run.rounds != Dtype::unknown)
+      if (run.rounds != Dtype::unknown) {
+        if (run.group == 1) return dequantize_each<kCodes, kOut>(values, run, out);
         return dequantize_nibbles<kCodes, kOut, Zero::rounded>(values, run, out);
+      }
     if constexpr (may_have_offsets(kCodes))
       if (run.offsets != nullptr)
         return dequantize_nibbles<kCodes, kOut, Zero::offset>(values, run, out);

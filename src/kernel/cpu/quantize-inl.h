@@ -226,9 +226,27 @@ void divide(const ScaledGroups& all) noexcept {
       all, [&] { s = splat(*next++); }, [&](F v) { return encoder(v / s); });
 }
 
+/// `count` numbers of those that values have one each of, then zeros.
+inline F numbers_at(const float* from, int count) {
+  if (count == kWidth) return Lanes::load_f32(from);
+  float some[kWidth] = {};
+  __builtin_memcpy(some, from, static_cast<std::size_t>(count) * sizeof(float));
+  return Lanes::load_f32(some);
+}
+
 template <Codes kCodes, Dtype kIn>
 void encode_from(const ScaledGroups& all) noexcept {
   constexpr int kLeast = least_integer(kCodes), kMost = kLeast + (1 << bits_of(kCodes)) - 1;
+  if (all.group == 1) {
+    auto* const to = static_cast<char*>(all.codes);
+    for_each_step<kIn>(all.x, all.n, [&](const char* from, int count, std::int64_t i) {
+      const F moved =
+          load<kIn>(from) * numbers_at(all.r + i, count) + numbers_at(all.zero + i, count);
+      store_codes<kCodes>(to + i * bits_of(kCodes) / 8, integer_code<kCodes, kLeast, kMost>(moved),
+                          count);
+    });
+    return;
+  }
   const float *next = all.r, *next_zero = all.zero;
   F r{}, zero{};
   encode_by<kCodes, kIn>(

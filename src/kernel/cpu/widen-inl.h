@@ -277,7 +277,7 @@ struct Unscaled {
   F operator()(const std::uint8_t* codes) const { return decode<kCodes>(codes); }
 };
 template <Codes kCodes>
-requires(is_four_bit(kCodes)) struct Unscaled<kCodes> {
+requires(is_four_bit(kCodes) && !is_integer(kCodes)) struct Unscaled<kCodes> {
   explicit Unscaled(const CodeValues<kCodes>& values) : table_(Lanes::load_table(values.all)) {}
   F operator()(const std::uint8_t* codes) const {
     return as_float(Lanes::look_up(table_, Lanes::load_nibbles<packing_of(kCodes)>(codes)));
@@ -286,13 +286,22 @@ requires(is_four_bit(kCodes)) struct Unscaled<kCodes> {
  private:
   Lanes::Table16 table_;
 };
+template <Codes kCodes>
+requires(is_four_bit(kCodes) && is_integer(kCodes)) struct Unscaled<kCodes> {
+  static_assert(first_integer(kCodes) == least_integer(kCodes));
+  explicit Unscaled(const CodeValues<kCodes>&) {}
+  F operator()(const std::uint8_t* codes) const {
+    const I nibbles = Lanes::load_nibbles<packing_of(kCodes)>(codes) & 15;  // above them is noise
+    return __builtin_convertvector(nibbles + first_integer(kCodes), F);
+  }
+};
 
 /// Codes each of which has the scale and the zero of the group that is named for it.
 template <Codes kCodes, Dtype kOut>
 struct WidenNamed {
   WidenNamed(const CodeValues<kCodes>& values, const float* scales, const NamedGroups& named)
       : value_(values), scales_(scales), zeros_(named.zeros), last_(splat(named.last)) {}
-  void operator()(const std::uint8_t* codes, const std::int32_t* groups, void* out) const {
+  void operator()(const std::uint8_t* codes, void* out, const std::int32_t* groups) const {
     const I group = max(min(load_as<I>(groups), last_), I{});
     F value = value_(codes);
     if (zeros_ != nullptr) value -= Lanes::gather(zeros_, group);
@@ -303,6 +312,22 @@ struct WidenNamed {
   Unscaled<kCodes> value_;
   const float *scales_, *zeros_;
   I last_;
+};
+
+/// Codes each of which has a scale and a zero of its own, numbers of kType, to which their distance
+/// from the zero is rounded, and the product.
+template <Codes kCodes, Dtype kOut, Dtype kType>
+struct WidenEach {
+  explicit WidenEach(const CodeValues<kCodes>& values) : value_(values) {}
+  void operator()(const std::uint8_t* codes, void* out, const float* scales,
+                  const float* zeros) const {
+    const F distance = round_as<kType>(value_(codes) - Lanes::load_f32(zeros));
+    const F product = distance * Lanes::load_f32(scales);
+    store<kOut>(out, kType == kOut ? product : round_as<kType>(product));  // which rounds itself
+  }
+
+ private:
+  Unscaled<kCodes> value_;
 };
 
 /// fp8 to bf16 under a scale that keeps all results normal: rounding depends on the mantissa alone,

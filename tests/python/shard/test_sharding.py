@@ -49,6 +49,7 @@ EVERY: list[Any] = [  # with CASES each storage once, and each form
     ("int4:block32:zero", (10, 80), {}),
     ("int3:block32:bf16:zero", (24, 80), {}),
     ("q6_k", (24, 264), {}),
+    ("uint4:column8:bf16:zero_rounded", (24, 80), {}),
 ]
 HAD = {feature for name, _, _ in CASES + EVERY for feature in form(Storage(name))}
 EVERY += [(name, (24, 80), {}) for name in covering(lambda s: {*form(s)} - HAD, flat_shapes)]
@@ -127,6 +128,11 @@ def test_pairs_that_replicate_each_other_and_mixed_precision() -> None:
 @pytest.mark.slow
 def test_a_model_of_many_storages_and_trainable_weights() -> None:
     run(2, sharded.mixed)
+
+
+@pytest.mark.slow
+def test_groups_of_columns_are_spread_by_rows() -> None:
+    run(2, sharded.groups_of_columns)
 
 
 @pytest.mark.slow

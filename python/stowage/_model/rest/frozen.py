@@ -90,7 +90,9 @@ def _bound(columns: int) -> float:
 def _spans(storage: Storage, shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """Rows [first, last) of each piece; none ends inside of a 4-bit block."""
     rows, columns = shape
-    step = storage.block // math.gcd(storage.block, columns) if storage.flat else storage.rows or 1
+    step = storage.rows_together(shape)
+    if storage.flat:
+        step = storage.block // math.gcd(storage.block, columns)
     each = max(_PIECE // max(columns, 1) // step, 1) * step
     for first in range(0, rows if columns else 0, each):
         yield first, min(first + each, rows)
@@ -122,6 +124,10 @@ def _fill(parts: list[Tensor], storage: Storage, shape: tuple[int, int], draw: D
             fresh = library.quantize(values, storage.key)
         else:
             fresh = scaled.quantize_groups(values, storage, outer)
+        if storage.by_columns:  # of all rows
+            for into, part in zip(parts, fresh, strict=True):
+                into.copy_(part)
+            continue
         for into, part in zip(parts[: storage.in_rows], fresh, strict=False):
             each = 1 if into is parts[0] else storage.rows or 1
             into[first // each : -(-last // each)] = part

@@ -307,6 +307,8 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
     blocks of rows a stack is quantized by matrices.
 
     `outer`: what stands over the scales, where something does; without, that of these values."""
+    if storage.by_columns:
+        return _quantize_columns(x, storage)
     codes, *rest = (
         torch.empty(sizes, dtype=dtype, device=x.device)
         for _, dtype, sizes in storage.layout(x.shape)
@@ -355,6 +357,25 @@ def quantize_groups(x: Tensor, storage: Storage, outer: Tensor | None = None) ->
         coded = encode(grouped, used[:, None, :, None], storage, from_zero).view(len(padded), -1)
         out[lines].copy_(coded[: len(v), : out.shape[1]])
     return [codes, *rest, *shared]
+
+
+def _quantize_columns(x: Tensor, storage: Storage) -> list[Tensor]:
+    """Groups of elements that lie as far apart as there are groups."""
+    codes, *rest = (
+        torch.empty(sizes, dtype=dtype, device=x.device)
+        for _, dtype, sizes in storage.layout(x.shape)
+    )
+    _reach(x.reshape(-1))  # what is not finite stands where the caller has it
+    apart, columns = rest[0].shape
+    lines = x.reshape(storage.block, apart, columns)
+    out = codes.view(storage.block, apart, codes.shape[1])
+    for span in spans(apart, x.shape[0] * columns):
+        v = lines[:, span].to(torch.float32)
+        made, used, zero = scales_and_zeros(v.amin(0).clamp(max=0), v.amax(0).clamp(min=0), storage)
+        for into, part in zip(rest, made, strict=True):
+            into[span] = part
+        out[:, span] = encode(v, used, storage, zero)
+    return [codes, *rest]
 
 
 # --- the two doors ------------------------------------------------------------------------------
@@ -437,6 +458,8 @@ def _scaled(
             return part
         if storage.rows:
             return spread_blocks(part)
+        if storage.by_columns:
+            return part[which % part.shape[0]]
         own = part.reshape(rows_of(shape), -1)[which]
         if storage.actorder:
             return own.index_select(1, parts[-1])

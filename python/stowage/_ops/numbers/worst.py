@@ -26,6 +26,9 @@ class BlockErrors:
             self._size = max(length, 1)
         elif storage.kind == "row2":
             self._size = max(math.prod(shape[2:]), 1)
+        elif storage.by_columns:  # of as many elements that lie as far apart as there are blocks
+            self._size, self._row = 1, max(elements // storage.block, 1)
+            self._each = self._rows = storage.block
         elif storage.block:
             self._size = storage.block
             if not storage.flat:  # blocks begin anew in each row
