@@ -47,6 +47,7 @@ const std::vector<Row> kRows{
     {"gptq-v2", "gptq:gptq_v2", {"compressed-tensors", "awq", "gptq", "torchao"}},
     {"gptq-v2-actorder", "gptq:gptq_v2", {"compressed-tensors", "gptq"}},
     {"hqq-4bit", "hqq", {}},
+    {"hqq-4bit-axis0", "hqq", {}},
     {"modelopt-fp8", "modelopt", {"compressed-tensors", "fp8", "torchao"}},
     {"modelopt-mxfp8", "modelopt", {"compressed-tensors"}},
     {"modelopt-nvfp4", "modelopt", {}},

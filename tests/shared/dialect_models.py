@@ -46,6 +46,7 @@ DIALECTS = {
     "gptq-v2-actorder": "gptq",
     "awq-gemm": "awq",
     "hqq-4bit": "hqq",
+    "hqq-4bit-axis0": "hqq",
     "ct-mxfp4": "compressed-tensors",
     "mxfp4-gpt-oss": "mxfp4",
     "deepseek-v4": "fp8",

@@ -53,6 +53,7 @@ const std::vector<Golden> kGolden{
     {"gptq-v2", "gptq", "int4:block64:f16:zero"},
     {"awq-gemm", "awq", "int4:block64:f16:zero"},
     {"hqq-4bit", "hqq", "uint4:block64:f16:zero_rounded"},
+    {"hqq-4bit-axis0", "hqq", "uint4:column64:bf16:zero_rounded"},
     {"ct-mxfp4", "compressed-tensors", "mxfp4"},
     {"mxfp4-gpt-oss", "mxfp4", "mxfp4:transposed"},
     {"ct-mxfp8", "compressed-tensors", "f8_e4m3:block32:e8m0"},

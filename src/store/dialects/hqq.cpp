@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// hqq of four bits along rows, by the configuration beside the files. A group is group_size
-// neighbours of the flat matrix [O, K]; of n groups in all,
-//   MODULE.W_q          U8 [n / 2, group_size]: the codes of a group of the first half are in the
-//                       high halves of the bytes of its row, those of as far a one of the second
-//                       in the low halves
-//   MODULE.scale, zero  F16, BF16 or F32 [n, 1], of the dtype that it computes in
+// hqq of four bits, by the configuration beside the files. Of n groups in all, a group is
+// group_size neighbours of the flat matrix [O, K], axis 1: a row of [n, group_size], or as many
+// elements that lie n apart in it, axis 0: a column of [group_size, n]. Of that matrix [R, C],
+//   MODULE.W_q          U8 [R / 2, C]: the codes of a row of the first half are in the high halves
+//                       of the bytes of its row, those of as far a one of the second in the low
+//                       halves
+//   MODULE.scale, zero  F16, BF16 or F32 [n, 1], axis 0: [1, n], of the dtype that it computes in
 //   MODULE.shape        I64 [2], and what else its reader is told, one tensor each: numbers as I32
 //                       [], booleans as U8 [], texts as U8 [length]
 #include <algorithm>
@@ -135,20 +136,38 @@ Shape shape_of(const Module& module) {
   return Shape(sizes);
 }
 
+/// How a matrix of elements has its groups.
+struct Grouping {
+  int axis;
+  std::int64_t group, groups;
+  Grouping(const Storage& storage, const Shape& shape)
+      : axis(storage.scaling.kind == Scaling::Kind::column ? 0 : 1),
+        group(axis == 0 ? storage.scaling.block : group_elements(storage, shape)),
+        groups(shape.elements() / group) {}
+  std::int64_t rows() const { return axis == 0 ? group : groups; }
+  Shape codes() const { return {rows() / 2, axis == 0 ? groups : group}; }
+  Shape numbers() const { return axis == 0 ? Shape{1, groups} : Shape{groups, 1}; }
+};
+
 // The groups of a matrix.
 Storage storage_of(const Module& module, const Shape& shape, ScaleType type) {
   const TensorInfo& said = module.found("group_size");
-  if (const std::int64_t axis = module.number("axis"); axis != 1)
-    module.refuse_at(module.found("axis"), formatted("axis {} for 1", axis));
-  const std::int64_t group = module.number("group_size");
-  if (group <= 0 || shape[1] % group != 0)
-    module.refuse_at(
-        said, formatted("groups of {} in rows of {}, which they do not fill", group, shape[1]));
+  const std::int64_t axis = module.number("axis"), group = module.number("group_size");
+  if (axis != 0 && axis != 1)
+    module.refuse_at(module.found("axis"), formatted("axis {} for 0 or 1", axis));
+  const std::int64_t along = shape[static_cast<int>(axis)];
+  if (group <= 0 || along % group != 0)
+    module.refuse_at(said, formatted("groups of {} in {} of {}, which they do not fill", group,
+                                     axis == 0 ? "columns" : "rows", along));
   if (group % 2 != 0) module.refuse_at(said, formatted("groups of {} for an even number", group));
   Storage made{.codes = Codes::uint4, .scaling = {.kind = Scaling::Kind::row}};
   made.scaling.type = type, made.scaling.zero = Zero::rounded;
-  if (group != shape[1])
-    made.scaling.kind = Scaling::Kind::block, made.scaling.block = static_cast<std::int32_t>(group);
+  if (axis == 0)
+    made.scaling.kind = Scaling::Kind::column;
+  else if (group != shape[1])
+    made.scaling.kind = Scaling::Kind::block;
+  if (made.scaling.kind != Scaling::Kind::row)
+    made.scaling.block = static_cast<std::int32_t>(group);
   try {
     (void)layout(made, shape);
   } catch (const Error& error) {
@@ -164,15 +183,16 @@ void read_module(Claims& claims, const TensorInfo& codes) {
   const Shape shape = shape_of(module);
   const Storage storage = storage_of(module, shape, type_of(module, scale));
   check_compute(module, scale);
-  const std::int64_t group = group_elements(storage, shape), groups = shape.elements() / group;
+  const Grouping grouping(storage, shape);
   const auto expect = [&](std::string_view of, Dtype dtype, const Shape& wanted) {
     claims.part(Refusal::dialect_part, codes, {module.tensor(of), dtype, wanted, {}});
   };
-  if (groups % 2 != 0)
-    module.refuse_at(codes, formatted("{} groups of {}, which are not two halves", groups, group));
-  expect("W_q", Dtype::u8, {groups / 2, group});
-  expect("scale", scale.dtype, {groups, 1});
-  expect("zero", scale.dtype, {groups, 1});
+  if (grouping.rows() % 2 != 0)
+    module.refuse_at(codes, formatted("{} groups of {}, which are not two halves", grouping.groups,
+                                      grouping.group));
+  expect("W_q", Dtype::u8, grouping.codes());
+  expect("scale", scale.dtype, grouping.numbers());
+  expect("zero", scale.dtype, grouping.numbers());
   WeightInfo& made = claims.add(module.tensor("weight"), storage, shape,
                                 {codes.name, scale.name, module.tensor("zero")}, scale.dtype);
   made.forms = {kHalves, {}, {}};
@@ -191,18 +211,19 @@ void read(Claims& claims) {
 
 bool write(Wording& wording, const WeightInfo& weight) {
   const Scaling& scaling = weight.storage.scaling;
-  const bool grouped = scaling.kind == Scaling::Kind::row || scaling.kind == Scaling::Kind::block;
+  const bool grouped = scaling.kind == Scaling::Kind::row || scaling.kind == Scaling::Kind::block ||
+                       scaling.kind == Scaling::Kind::column;
   if (scaling.zero != Zero::rounded || !grouped || weight.shape.rank() != 2) return false;
-  const std::int64_t group = group_elements(weight.storage, weight.shape);
-  if (weight.shape.elements() == 0 || weight.shape[1] % group != 0 || group % 8 != 0) return false;
-  const std::int64_t groups = weight.shape.elements() / group;
-  if (groups % 2 != 0 || !weight.name.ends_with(".weight")) return false;
+  if (weight.shape.elements() == 0) return false;
+  const Grouping grouping(weight.storage, weight.shape);
+  if (weight.shape[grouping.axis] % grouping.group != 0 || grouping.group % 8 != 0) return false;
+  if (grouping.rows() % 2 != 0 || !weight.name.ends_with(".weight")) return false;
   const std::string module(module_of(weight.name));
   const auto name = [&](std::string_view of) { return formatted("{}.{}", module, of); };
   const Dtype type = describe(weight.storage).scale.type;
-  wording.add_part(name("W_q"), Dtype::u8, {groups / 2, group}, 0, kHalves);
-  wording.add_part(name("scale"), type, {groups, 1}, 1);
-  wording.add_part(name("zero"), type, {groups, 1}, 2);
+  wording.add_part(name("W_q"), Dtype::u8, grouping.codes(), 0, kHalves);
+  wording.add_part(name("scale"), type, grouping.numbers(), 1);
+  wording.add_part(name("zero"), type, grouping.numbers(), 2);
   const auto add_number = [&](std::string_view of, std::int64_t number) {
     wording.add_text(name(of), Dtype::i32, {},
                      bytes_of_numbers(std::vector{static_cast<std::int32_t>(number)}));
@@ -212,8 +233,8 @@ bool write(Wording& wording, const WeightInfo& weight) {
   };
   wording.add_text(name("shape"), Dtype::i64, {2},
                    bytes_of_numbers(std::vector{weight.shape[0], weight.shape[1]}));
-  add_number("axis", 1);
-  add_number("group_size", group);
+  add_number("axis", grouping.axis);
+  add_number("group_size", grouping.group);
   add_text("compute_dtype", formatted("torch.{}", torch_name(type)));
   for (const Setting& setting : kSettings) {
     const std::string written(setting.written);
@@ -232,14 +253,15 @@ bool write(Wording& wording, const WeightInfo& weight) {
 void finish(Wording& wording) {
   wording.check_same("group", [](const Storage& storage) { return to_string(storage); });
   const WeightInfo& first = wording.weights().front();
+  const Grouping grouping(first.storage, first.shape);
   wording.set_config({{"quant_config",
                        {{"weight_quant_params",
                          {{"nbits", 4},
                           {"channel_wise", true},
-                          {"group_size", group_elements(first.storage, first.shape)},
+                          {"group_size", grouping.group},
                           {"optimize", true},
                           {"round_zero", true},
-                          {"axis", 1},
+                          {"axis", grouping.axis},
                           {"view_as_float", false}}},
                         {"scale_quant_params", nullptr},
                         {"zero_quant_params", nullptr},
