@@ -30,3 +30,13 @@ def test_the_bench_of_dialects_runs_in_a_short_form(case: str, tmp_path: Path) -
     assert ran.returncode == 0, ran.stderr
     (row,) = json.loads(ran.stdout)
     assert row["name"] == case and row["seconds"] > 0 and row["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_the_bench_of_from_pretrained_runs_in_a_short_form(tmp_path: Path) -> None:
+    small = ["--layers", "1", "--width", "256", "--rounds", "1", "--folder", str(tmp_path)]
+    ran = fresh.script(BENCHES / "pretrained.py", *small, "--only", "from_pretrained", "--json")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)
+    assert [row["way"] for row in rows] == ["stowage.load", "from_pretrained"]
+    assert rows[0]["rest"] == rows[1]["rest"] and all(row["seconds"] > 0 for row in rows)
