@@ -26,6 +26,7 @@ RUN_BY = {
     "compat": [HERE] * 1 + ["../model/test_flux_files.py"] + [HERE] * 6,
     "diffusers": [HERE],
     "kept-init": ["training/test_kept_sharded.py"],
+    "loops": [HERE, HERE],
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
@@ -119,3 +120,11 @@ def test_the_listings_of_other_libraries(tmp_path: Path, page: str) -> None:
     done = fresh.run(code, cwd=tmp_path, env=around)
     assert done.returncode == 0, done.stderr
     assert "int8:row" in done.stdout
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_listings_of_loops(tmp_path: Path, which: int) -> None:
+    around = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = fresh.run(listings("loops")[which], cwd=tmp_path, env=around)
+    assert done.returncode == 0, done.stderr
+    assert any((tmp_path / name).exists() for name in ("state", "state.ckpt"))
