@@ -54,11 +54,14 @@ class BlockPlaces {
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
     while (begin < end) {
-      const std::int64_t row = begin / row_, column = begin % row_, block = column / group_;
-      const std::int64_t stop = std::min(row_, (block + 1) * group_);
-      const std::int64_t last = std::min(end, begin + stop - column);
-      body(rows_.of(row) * across() + block, begin, last);
-      begin = last;
+      const std::int64_t row = begin / row_, line = row * row_;  // divided once for each line
+      std::int64_t block = (begin - line) / group_;
+      const std::int64_t above = rows_.of(row) * across(), stop = std::min(end, line + row_);
+      for (; begin < stop; ++block) {
+        const std::int64_t last = std::min(stop, line + (block + 1) * group_);
+        body(above + block, begin, last);
+        begin = last;
+      }
     }
   }
 
@@ -127,6 +130,7 @@ struct ChunkLoss {
   Loss loss;
   WorstBlock worst;
   std::vector<BlockSums> open;  // blocks of several rows, until the chunk ends
+  std::int64_t first = 0;       // of them
 
   void add(const BlockSums& sums) noexcept {
     loss.sum_error2 += sums.error2;
@@ -134,7 +138,7 @@ struct ChunkLoss {
     if (open.empty())
       worst.add(sums);
     else
-      open[static_cast<std::size_t>(sums.block) % open.size()].add(sums);
+      open[static_cast<std::size_t>(sums.block - first)].add(sums);
   }
   void finish() noexcept {
     for (const BlockSums& sums : open) worst.add(sums);
@@ -228,7 +232,11 @@ Loss measure_with(const Kernels& kernels, const void* values, Dtype dtype, const
   std::vector<ChunkLoss> chunks(static_cast<std::size_t>(ceil_div(n, step)));
   for_each_chunk(executor, n, step, [&](std::int64_t begin, std::int64_t end) {
     ChunkLoss& chunk = chunks[static_cast<std::size_t>(begin / step)];
-    if (rows != 0) chunk.open.resize(static_cast<std::size_t>(comparison.blocks.blocks_of_rows()));
+    if (rows != 0) {
+      const std::int64_t blocks = comparison.blocks.blocks_of_rows();
+      chunk.open.resize(static_cast<std::size_t>(blocks));
+      chunk.first = begin / step * blocks;
+    }
     for (std::int64_t at = begin; at < end; at += kPiece)
       comparison.add_piece(at, std::min(at + kPiece, end), chunk);
     chunk.finish();

@@ -115,11 +115,15 @@ class Coder {
     else
       job_.kernels.quantize.amaxes[job_.in()](job_.at(i), n, group, out);
   }
-  static void take(Reach& most, const Reach& more) {
+  void reach(const Groups& groups, const Groups::Some& some, Reach* out) const {
     if constexpr (kZero)
-      most = {std::max(most.below, more.below), std::max(most.above, more.above)};
-    else
-      most = std::max(most, more);
+      if (groups.group == 1) return reach_each(job_, groups, some, out);
+    reach(some.begin, some.size, groups.group, out);
+    Reach more[Groups::kTogether];
+    for (std::int64_t row = 1; row < some.rows; ++row) {
+      reach(some.begin + row * groups.step, some.size, groups.group, more);
+      for (std::int64_t i = 0; i < some.n; ++i) take(out[i], more[i]);
+    }
   }
 
   /// Keeps the scales of n groups from g on, which are read as the type has them. Whether it has
@@ -288,15 +292,11 @@ std::uint32_t quantize_groups(const QuantizeJob& job, const Coder<kZero>& coder,
   Largest refused;
   const std::int64_t chunk = groups.chunk();
   for_each_chunk(job.executor, groups.count, chunk, [&](std::int64_t from, std::int64_t to) {
-    Reach all[Groups::kTogether], more[Groups::kTogether];
+    Reach all[Groups::kTogether];
     Codings<kZero> codings;
     while (from < to) {
       const Groups::Some some = groups.from(from, to);
-      coder.reach(some.begin, some.size, groups.group, all);
-      for (std::int64_t row = 1; row < some.rows; ++row) {
-        coder.reach(some.begin + row * groups.step, some.size, groups.group, more);
-        for (std::int64_t i = 0; i < some.n; ++i) coder.take(all[i], more[i]);
-      }
+      coder.reach(groups, some, all);
       if (!coder.put(from, some.n, all, codings)) return refused.take(kInfinityBits);
       for (std::int64_t row = 0; row < some.rows; ++row)
         coder.encode(some.begin + row * groups.step, some.size, groups.group, codings);

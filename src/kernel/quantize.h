@@ -21,6 +21,9 @@ struct Extremes {
 };
 using ExtremesKernel = void (*)(const void* x, std::int64_t n, std::int64_t group,
                                 Extremes* out) noexcept;
+/// The same of n values each with what is there: below[i] and above[i] only grow.
+using ReachKernel = void (*)(const void* x, std::int64_t n, std::uint32_t* below,
+                             std::uint32_t* above) noexcept;
 /// n values in groups of `group`, even where two codes are in a byte; the last may be short. r and
 /// zero: one for each group. f64 is rounded to fp32 first. Two codes in a byte: the first in the
 /// low half, and a half without a code is 0.
@@ -66,6 +69,7 @@ struct QuantizeKernels {
   AmaxKernel amax[kValueDtypes];
   AmaxesKernel amaxes[kValueDtypes];
   ExtremesKernel reach[kValueDtypes];
+  ReachKernel reach_each[kValueDtypes];
   EncodeKernel encode[kCodesCount][kValueDtypes];       // of Codec::amax; else null
   EncodeKernel divide[kCodesCount][kValueDtypes];       // of fl(x[i] / r): f4_e2m1; else null
   EncodeKernel encode_from[kCodesCount][kValueDtypes];  // with zeros: int8, int4; else null

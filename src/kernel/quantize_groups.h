@@ -65,4 +65,21 @@ struct Groups {
   }
 };
 
+/// Of two parts of a group.
+inline void take(std::uint32_t& most, std::uint32_t more) { most = std::max(most, more); }
+inline void take(Extremes& most, const Extremes& more) {
+  take(most.below, more.below);
+  take(most.above, more.above);
+}
+
+/// How far groups reach that have one element of each line.
+inline void reach_each(const QuantizeJob& job, const Groups& groups, const Groups::Some& some,
+                       Extremes* out) {
+  std::uint32_t below[Groups::kTogether] = {}, above[Groups::kTogether] = {};
+  const ReachKernel kernel = job.kernels.quantize.reach_each[job.in()];
+  for (std::int64_t row = 0; row < some.rows; ++row)
+    kernel(job.at(some.begin + row * groups.step), some.n, below, above);
+  for (std::int64_t i = 0; i < some.n; ++i) out[i] = {below[i], above[i]};
+}
+
 }  // namespace stowage

@@ -157,24 +157,9 @@ void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* ou
                                    [&] { *out++ = Lanes::largest(most); });
 }
 
-/// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0. Of
-/// each value by itself.
-template <Dtype kIn>
-void reach_of_each(const void* x, std::int64_t n, Extremes* out) {
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
-    const I bits = as_int(load<kIn>(from));
-    std::int32_t below[kWidth], above[kWidth];
-    store_as(above, max(bits, I{}));
-    store_as(below, max(bits ^ static_cast<std::int32_t>(kSign), I{}));
-    for (int k = 0; k < count; ++k)
-      out[i + k] = {static_cast<std::uint32_t>(below[k]), static_cast<std::uint32_t>(above[k])};
-  });
-}
-
-/// The same of groups.
+/// As unsigned integers order magnitudes, integers with a sign order numbers on one side of 0.
 template <Dtype kIn>
 void reach(const void* x, std::int64_t n, std::int64_t group, Extremes* out) noexcept {
-  if (group == 1) return reach_of_each<kIn>(x, n, out);
   I below{}, above{};
   for_each_group<kIn, 3, kWidth>(
       {x, n, group}, [&] { below = above = I{}; },
@@ -186,6 +171,28 @@ void reach(const void* x, std::int64_t n, std::int64_t group, Extremes* out) noe
       [&] {
         *out++ = {Lanes::largest(below), Lanes::largest(above)};
       });
+}
+
+/// The same of each value and of what is there.
+template <Dtype kIn>
+void reach_each(const void* x, std::int64_t n, std::uint32_t* below,
+                std::uint32_t* above) noexcept {
+  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+    const I up = as_int(load<kIn>(from)), down = up ^ static_cast<std::int32_t>(kSign);
+    if (count == kWidth) {
+      store_as(above + i, max(load_as<I>(above + i), up));
+      store_as(below + i, max(load_as<I>(below + i), down));
+      return;
+    }
+    std::int32_t ups[kWidth], downs[kWidth];
+    store_as(ups, max(up, I{}));
+    store_as(downs, max(down, I{}));
+    for (int k = 0; k < count; ++k) {
+      const auto a = static_cast<std::uint32_t>(ups[k]), b = static_cast<std::uint32_t>(downs[k]);
+      above[i + k] = above[i + k] > a ? above[i + k] : a;
+      below[i + k] = below[i + k] > b ? below[i + k] : b;
+    }
+  });
 }
 
 }  // namespace

@@ -143,23 +143,22 @@ template <Codes kCodes, Dtype kOut, class Step, class... Beside>
 void sweep_beside(const Step& step, const Run& run, char* out, const Beside*... beside) {
   constexpr std::int64_t kBits = bits_of(kCodes);
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
-  std::int64_t n = 0;
-  for (std::int64_t done = 0; done < run.n; done += n) {
-    const std::int64_t at = run.first + done, odd = is_four_bit(kCodes) ? at % 2 : 0;
-    const std::int64_t left = run.n - done, room = kWidth - odd;
-    n = left < room ? left : room;
-    char* const to = out + done * bytes_of(kOut);
-    if (n == kWidth) {
-      step(codes + at * kBits / 8, to, beside + at...);
-      continue;
-    }
+  const std::int64_t end = run.first + run.n;
+  const auto copied = [&](std::int64_t at, std::int64_t n) {
+    const std::int64_t odd = is_four_bit(kCodes) ? at % 2 : 0;
     std::uint8_t some[kWidth * kBits / 8] = {};
     char made[kWidth * bytes_of(kOut)];
-    const std::int64_t begin = (at - odd) * kBits / 8, end = ((at + n) * kBits + 7) / 8;
-    __builtin_memcpy(some, codes + begin, static_cast<std::size_t>(end - begin));
+    const std::int64_t begin = (at - odd) * kBits / 8, stop = ((at + n) * kBits + 7) / 8;
+    __builtin_memcpy(some, codes + begin, static_cast<std::size_t>(stop - begin));
     step(some, made, Placed<Beside>(beside + at, odd, n).of...);
-    __builtin_memcpy(to, made + odd * bytes_of(kOut), static_cast<std::size_t>(n * bytes_of(kOut)));
-  }
+    __builtin_memcpy(out + (at - run.first) * bytes_of(kOut), made + odd * bytes_of(kOut),
+                     static_cast<std::size_t>(n * bytes_of(kOut)));
+  };
+  std::int64_t at = run.first;
+  if (is_four_bit(kCodes) && at % 2 != 0 && at < end) copied(at++, 1);
+  for (; at + kWidth <= end; at += kWidth)
+    step(codes + at * kBits / 8, out + (at - run.first) * bytes_of(kOut), beside + at...);
+  if (at < end) copied(at, end - at);
 }
 
 /// Elements of groups that are named.

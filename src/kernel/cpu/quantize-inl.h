@@ -410,6 +410,7 @@ constexpr void fill(QuantizeKernels& kernels, int in) {
   kernels.amax[in] = &amax<kIn>;
   kernels.amaxes[in] = &amaxes<kIn>;
   kernels.reach[in] = &reach<kIn>;
+  kernels.reach_each[in] = &reach_each<kIn>;
   kernels.within[in] = &encode_within<kIn>;
   for_all_codes([&]<Codes kCodes>() {
     constexpr int kRow = static_cast<int>(kCodes);
