@@ -27,6 +27,7 @@ constexpr const char* kExamples = R"(Examples:
   stowage plan packed/ --ram 4GiB --accelerator 8GiB   which weight rests where, before loading
   stowage report packed/ --html report.html            bytes by storage and kind, each weight
   stowage bench --quick
+  stowage doctor                                       what this machine and its settings cost
 
 MODEL and IN are a .safetensors file, a .safetensors.index.json, or a folder that holds either.
 Exit codes: 0 ok, 1 a problem with a file or I/O, 2 wrong usage.)";
@@ -240,6 +241,14 @@ void add_report(CLI::App& app, std::function<void()>& chosen, ReportCommand& rep
   command->callback([&] { chosen = [&] { report(reporting); }; });
 }
 
+void add_doctor(CLI::App& app, std::function<void()>& chosen, DoctorOptions& options) {
+  auto* command = app.add_subcommand("doctor", "What this machine and its settings cost");
+  command->add_option("MODEL", options.model, "A model that is to be opened here");
+  command->add_flag("--json", options.json, "Everything, as JSON");
+  command->footer("Examples:\n  stowage doctor\n  stowage doctor packed/ --json");
+  command->callback([&] { chosen = [&] { doctor(options); }; });
+}
+
 void add_bench(CLI::App& app, std::function<void()>& chosen, BenchOptions& options) {
   auto* command = app.add_subcommand("bench", "Kernels beside the limits of this machine");
   add_bench_options(*command, options);
@@ -261,6 +270,7 @@ int run(int argc, const char* const* argv) {
   UnpackOptions unpacking;
   VerifyOptions verifying;
   BenchOptions benching;
+  DoctorOptions checking;
   PlanCommand planning;
   PlanTexts plan_texts;
   ReportCommand reporting;
@@ -273,6 +283,7 @@ int run(int argc, const char* const* argv) {
   add_plan(app, chosen, plan_texts, planning);
   add_report(app, chosen, reporting);
   add_bench(app, chosen, benching);
+  add_doctor(app, chosen, checking);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -287,8 +298,8 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, convert, unpack, verify, plan, report or bench "
-        "(see stowage --help)");
+        "must be given a command: inspect, pack, convert, unpack, verify, plan, report, bench or "
+        "doctor (see stowage --help)");
   return kExitOk;
 }
 

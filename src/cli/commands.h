@@ -73,6 +73,12 @@ struct VerifyOptions {
 };
 void verify(const VerifyOptions& options);
 
+struct DoctorOptions {
+  std::string model;  // "" for none
+  bool json = false;
+};
+void doctor(const DoctorOptions& options);
+
 /// Parses the arguments and runs what they ask for. Throws UsageError, stowage::Error.
 int run(int argc, const char* const* argv);
 
