@@ -18,18 +18,18 @@ template <std::int64_t kSteps>
 struct Steps {  // of sub-blocks, as fp32 numbers
   float scale[kSteps], offset[kSteps];
 };
-/// What a record says: what one of its scales and of its offsets counts for, and the counts, those
-/// of scales first.
+/// What a record says: what one of its scales and of its offsets counts for, as f16 numbers, and
+/// the counts, those of scales first.
 template <std::int64_t kCounts>
 struct Counted {
-  float scale, offset;
+  std::uint16_t scale, offset;
   std::int8_t counts[kCounts];
 };
 
-[[maybe_unused]] inline float half(const std::uint8_t* record, std::int64_t at) noexcept {
+[[maybe_unused]] inline std::uint16_t half(const std::uint8_t* record, std::int64_t at) noexcept {
   std::uint16_t made;
   std::memcpy(&made, record + at, sizeof made);
-  return f16_to_f32(made);
+  return made;
 }
 
 /// Scales and offsets of six bits, each under a number of its own.
@@ -91,11 +91,12 @@ struct Q6K {
 template <class Super>
 Steps<Super::kSteps> steps_of(const std::uint8_t* record) noexcept {
   const auto said = Super::counted(record);
+  const float scale = f16_to_f32(said.scale), offset = f16_to_f32(said.offset);
   Steps<Super::kSteps> made{};
   for (std::int64_t j = 0; j < Super::kSteps; ++j) {
-    made.scale[j] = said.scale * static_cast<float>(said.counts[j]);
+    made.scale[j] = scale * static_cast<float>(said.counts[j]);
     if constexpr (Super::kOffsets)
-      made.offset[j] = said.offset * static_cast<float>(said.counts[Super::kSteps + j]);
+      made.offset[j] = offset * static_cast<float>(said.counts[Super::kSteps + j]);
   }
   return made;
 }

@@ -62,26 +62,44 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
   }
 }
 
+/// All numbers of a superblock of ggml: those of scales, then those of offsets.
+template <class Super>
+[[gnu::always_inline]] inline void expand_record(const std::uint8_t* record, float* out) noexcept {
+  constexpr std::int64_t kSteps = Super::kSteps, kCounts = Super::kOffsets ? 2 * kSteps : kSteps;
+  static_assert(kCounts % kWidth == 0);
+  using Halves = std::uint16_t __attribute__((vector_size(2 * kWidth)));
+  const auto said = Super::counted(record);
+  const Halves both{said.scale, said.offset};
+  const F units = Lanes::load_f16(&both);
+  for (std::int64_t i = 0; i < kCounts; i += kWidth) {
+    F unit = splat(units[i < kSteps ? 0 : 1]);
+    if constexpr (Super::kOffsets && kSteps < kWidth)
+      for (std::int64_t k = kSteps; k < kWidth; ++k) unit[k] = units[1];
+    const I counts = Lanes::load_i8(said.counts + i);
+    Lanes::store_f32(out + i, unit * __builtin_convertvector(counts, F));
+  }
+}
+
 /// Superblocks of ggml: sub-blocks, several to a record.
 template <class Super>
 void expand_super(const KeptScales& kept, std::int64_t first, std::int64_t n, float* out) noexcept {
-  constexpr std::int64_t kSteps = Super::kSteps, kCounts = Super::kOffsets ? 2 * kSteps : kSteps;
-  static_assert(kCounts % kWidth == 0);
-  const auto* records = static_cast<const std::uint8_t*>(kept.parts[0]);
-  for (std::int64_t b = first; b < first + n;) {
-    const auto said = Super::counted(records + b / kSteps * Super::kRecord);
-    float made[kCounts];
-    for (int i = 0; i < kCounts; ++i) made[i] = i < kSteps ? said.scale : said.offset;
-    for (int i = 0; i < kCounts; i += kWidth) {
-      const I some = Lanes::load_i8(said.counts + i);
-      Lanes::store_f32(made + i, Lanes::load_f32(made + i) * __builtin_convertvector(some, F));
+  constexpr std::int64_t kSteps = Super::kSteps;
+  const auto* record =
+      static_cast<const std::uint8_t*>(kept.parts[0]) + first / kSteps * Super::kRecord;
+  for (std::int64_t at = -(first % kSteps); at < n; at += kSteps, record += Super::kRecord) {
+    float made[2 * kSteps];
+    expand_record<Super>(record, made);
+    if (at >= 0 && at + kSteps <= n) {  // so many that the compiler knows it
+      __builtin_memcpy(out + at, made, kSteps * sizeof(float));
+      if constexpr (Super::kOffsets)
+        __builtin_memcpy(out + kExpandedScales + at, made + kSteps, kSteps * sizeof(float));
+      continue;
     }
-    const std::int64_t next = (b / kSteps + 1) * kSteps, stop = next < first + n ? next : first + n;
-    const auto bytes = static_cast<std::size_t>(stop - b) * sizeof(float);
-    __builtin_memcpy(out + (b - first), made + b % kSteps, bytes);
+    const std::int64_t begin = at < 0 ? -at : 0, end = kSteps < n - at ? kSteps : n - at;
+    const auto bytes = static_cast<std::size_t>(end - begin) * sizeof(float);
+    __builtin_memcpy(out + at + begin, made + begin, bytes);
     if constexpr (Super::kOffsets)
-      __builtin_memcpy(out + kExpandedScales + (b - first), made + kSteps + b % kSteps, bytes);
-    b = stop;
+      __builtin_memcpy(out + kExpandedScales + at + begin, made + kSteps + begin, bytes);
   }
 }
 
