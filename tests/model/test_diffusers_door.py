@@ -22,6 +22,7 @@ from diffusers import (
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
+from same_weights import parts, same
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 import stowage
@@ -29,21 +30,6 @@ from stowage.integrations import peft as stowed_peft
 from stowage.integrations.diffusers import StowageConfig
 
 MODELS = {"unet": diffused.unet, "transformer": diffused.transformer}
-
-
-def parts(model: Any) -> dict[str, list[torch.Tensor]]:
-    return {
-        name: [*weight.parts.values()] if isinstance(weight, stowage.StowedTensor) else [weight]
-        for name, weight in model.named_parameters()
-    }
-
-
-def same(one: Any, other: Any) -> bool:
-    mine, theirs = parts(one), parts(other)
-    return mine.keys() == theirs.keys() and all(
-        len(mine[name]) == len(theirs[name]) and all(map(torch.equal, mine[name], theirs[name]))
-        for name in mine
-    )
 
 
 @pytest.mark.parametrize("kind", MODELS)

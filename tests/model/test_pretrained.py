@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import expert_models as mixtures
 import pytest
 import torch
+from same_weights import same
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -53,21 +54,6 @@ def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(IDS).logits
     return found
-
-
-def parts(model: Any) -> dict[str, list[torch.Tensor]]:
-    return {
-        name: [*weight.parts.values()] if isinstance(weight, stowage.StowedTensor) else [weight]
-        for name, weight in model.named_parameters()
-    }
-
-
-def same(one: Any, other: Any) -> bool:
-    mine, theirs = parts(one), parts(other)
-    return mine.keys() == theirs.keys() and all(
-        len(mine[name]) == len(theirs[name]) and all(map(torch.equal, mine[name], theirs[name]))
-        for name in mine
-    )
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +120,26 @@ def test_a_new_head_is_drawn_and_the_rest_rests(plain: Path) -> None:
     body = opened(plain, "nf4", kind=AutoModel)
     assert same(model.model, body)
     assert type(model.score.weight.data) is torch.Tensor and model.score.weight.std() > 0
+
+
+@pytest.mark.parametrize("shards", ["50GB", "200KB"])
+def test_variants_beside_other_files_open(tmp_path: Path, shards: str) -> None:
+    built().save_pretrained(tmp_path, variant="fp16", max_shard_size=shards)
+    (tmp_path / "other").mkdir()
+    built().save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other/model.safetensors", tmp_path / "consolidated.safetensors")
+    model = opened(tmp_path, "int8:row", variant="fp16")
+    expected = built()
+    stowage.stow(expected, "int8:row")
+    assert same(model, expected)
+    resting = tmp_path / "resting"
+    model.save_pretrained(resting, variant="fp16", max_shard_size=shards)
+    shutil.copy(tmp_path / "consolidated.safetensors", resting)
+    if shards == "50GB":
+        assert same(AutoModelForCausalLM.from_pretrained(resting, variant="fp16"), model)
+    else:
+        with pytest.raises(stowage.StowageError):
+            AutoModelForCausalLM.from_pretrained(resting, variant="fp16")
 
 
 def test_old_files_of_pickles_open(tmp_path: Path) -> None:

@@ -107,12 +107,10 @@ class DiffusersQuantizer(Base):
         files = [str(path) for path in checkpoint_files]
         if not files or not files[0].endswith(".safetensors"):
             return loaded_keys
-        source = opened(files)
-        entries = [entry for entry in source.entries.values() if entry.storage is not None]
-        if not entries:
-            source.close()
+        source = self._source = opened(files)
+        if source is None:
             return loaded_keys
-        self._source = source
+        entries = [entry for entry in source.entries.values() if entry.storage is not None]
         self._members = {*source.markers, *(name for e in entries for name in e.members)}
         self._resting = {entry.name for entry in entries}
         return [name for name in loaded_keys if name not in self._members] + sorted(self._resting)

@@ -12,7 +12,7 @@ from torch import nn
 
 from stowage._files.sources import FileSource
 from stowage._model.choice.policy import Policy
-from stowage._ops.errors import InvalidArgument
+from stowage._ops.errors import BadFile, InvalidArgument
 from stowage._ops.storage import Storage
 from stowage.integrations.transformers.config import StowageConfig
 
@@ -55,17 +55,35 @@ def _skipped(model: nn.Module, said: StowageConfig) -> list[str]:
     return found
 
 
-def opened(files: Sequence[str]) -> FileSource:
-    """A checkpoint, by its folder: its index and its configuration are there. Raises
-    InvalidArgument where other files are found there."""
-    source = FileSource(os.path.dirname(files[0]))
-    found, wanted = ({*map(os.path.realpath, paths)} for paths in (source.paths, files))
-    if found == wanted:
+def opened(files: Sequence[str]) -> FileSource | None:
+    """The reader of a checkpoint, where weights rest in it; None of a plain one. Its folder tells
+    more than its files do, its index and its configuration; but a folder may hold variants too.
+
+    Raises InvalidArgument for what rests in files that are not the folder's own."""
+    folder = os.path.dirname(files[0])
+    try:
+        source = FileSource(folder)
+        found, wanted = ({*map(os.path.realpath, paths)} for paths in (source.paths, files))
+        if found == wanted:
+            return _resting(source)
+        source.close()
+    except BadFile as error:
+        if not str(error).endswith("[folder_ambiguous]"):
+            raise
+    if len(files) == 1:
+        return _resting(FileSource(files[0]))
+    for file in files:
+        if (source_of_one := _resting(FileSource(file))) is not None:
+            source_of_one.close()
+            raise InvalidArgument(
+                f"StowageConfig: {folder} must have no other files of weights than those that are "
+                f"read, such as {file}, in which weights rest"
+            )
+    return None
+
+
+def _resting(source: FileSource) -> FileSource | None:
+    if any(entry.storage is not None for entry in source.entries.values()):
         return source
     source.close()
-    if len(files) == 1:
-        return FileSource(files[0])
-    raise InvalidArgument(
-        f"StowageConfig: {source.where} must have the files that transformers reads, such as "
-        f"{sorted(wanted - found or wanted)[0]}, has {', '.join(sorted(found))}"
-    )
+    return None

@@ -116,8 +116,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         if not self._files or not self._files[0].endswith(".safetensors"):
             return conversions
         source = opened(self._files)
-        if not any(entry.storage for entry in source.entries.values()):
-            source.close()
+        if source is None:
             return conversions
         resting = RestingLoad(model, source, renaming(model, conversions))
         self._resting = resting.sizes()
