@@ -168,6 +168,7 @@ def _flat_view(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         given = together(view_of(rows, rows._records))
         if isinstance(given, StowedTensor):
             given._prepared = None
+            given._given = True
         return given
     return (
         view_of(rows, rows._records) if tuple(size) in ((-1,), (rows.numel(),)) else NotImplemented

@@ -146,10 +146,14 @@ def _is_pinned(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     aten.new_full.default,
 )
 def _make(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A plain tensor of that shape, no value read; Module.to_empty() gets a stowed one."""
+    """A plain tensor of that shape, no value read. Module.to_empty() gets a stowed one, and so does
+    an asynchronous save of torch's checkpoints, which puts copies of the attributes into it."""
     t = args[0]
     device = kwargs.get("device") or t.device
-    if called is aten.empty_like.default and "device" in kwargs and type(t) is StowedTensor:
+    for_copies = called is aten.empty_like.default or (
+        called is aten.new_empty.default and tuple(args[1]) == tuple(t.shape)
+    )
+    if for_copies and "device" in kwargs and type(t) is StowedTensor:
         dtype = kwargs.get("dtype") or t._dt
         fresh = t._like([torch.empty_like(p, device=device) for p in t._parts()], dtype=dtype)
         fresh._origin = t._origin and t._origin.unset()

@@ -27,7 +27,7 @@ MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear co
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OWN = frozenset(
     {"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_carried", "_origin"}
-    | {"_prepared"}
+    | {"_prepared", "_given"}
 )
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
@@ -103,6 +103,7 @@ class StowedTensor(Tensor):
     _of: "StowedTensor | None" = None  # what this is an alias of, through detach() or .data
     _carried: Mapping[str, Any] | None = None  # notes of others, for the next alias alone
     _prepared: str | None = None  # by sharding.prepare: its name; chunks are rows that travel
+    _given: bool = False  # rows that a DTensor gave as a tensor: a copy, to which writes are lost
     _origin: Any = None  # of a weight made to be trained: training.origin.Origin; aliases share it
 
     def __new__(

@@ -263,6 +263,8 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _refuse(called, "change the shape of a stowed weight")
     if written and name in _UNMARKED:
         _refuse(called, "keep running statistics in a stowed weight")
+    for t in written:
+        _check_kept(t)
     accumulates = _accumulates(called, args, kwargs)
     if accumulates and any(_trained(t) for t in written):
         _refuse(
@@ -294,9 +296,14 @@ def write(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _trained(t: Packed) -> bool:
     """Whether a step would be lost in rounding: not while the exact value is there to take it."""
+    held = _held(t)
+    return (held.requires_grad or t.requires_grad) and not initialising(source(t)[0])
+
+
+def _held(t: Packed) -> StowedTensor:
+    """The weight that others hold, of which `t` shows something, or that it is an alias of."""
     weight = source(t)[0]
-    held = weight if weight._of is None else weight._of
-    return (held.requires_grad or t.requires_grad) and not initialising(weight)
+    return weight if weight._of is None else weight._of
 
 
 # --- whole weights --------------------------------------------------------------------------------
@@ -309,7 +316,18 @@ def same_form(into: Any, values: Any) -> bool:
     return into._storage is values._storage and into.shape == values.shape and into._root is None
 
 
+def _check_kept(t: Packed) -> None:
+    """Raises Unsupported where what is written to `t` would be lost."""
+    if _held(t)._given:
+        raise Unsupported(
+            "stowage: a DTensor gives rows of a resting weight as a copy, to which writes are "
+            "lost; write to the DTensor, clone() what it gave, or load a checkpoint with "
+            "stowage.sharding.load"
+        )
+
+
 def copy_parts(into: StowedTensor, values: StowedTensor) -> StowedTensor:
+    _check_kept(into)
     requantize.Change(into, values._parts()).commit()
     return into
 
