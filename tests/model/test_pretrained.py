@@ -5,6 +5,7 @@ and that it is what `stowage.stow` and `stowage.load` make."""
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import pickle
@@ -341,6 +342,25 @@ def test_a_plan_is_carried_out(plain: Path, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
         assert "disk" in tiers(model).values()
         assert torch.equal(logits(model), logits(expected))
+
+
+def test_a_place_that_nobody_chose_is_said_and_goes_with_the_model(plain: Path) -> None:
+    with pytest.warns(UserWarning, match="MiB of weights go to") as said:
+        model = opened(plain, "int8:row", device_map="auto", max_memory={"cpu": "160KiB"})
+    folder = Path(str(said[0].message).partition(" go to ")[2].split()[0])
+    assert (folder / "model.safetensors").exists()
+    del model
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_rules_alone_leave_the_rest_plain(plain: Path, tmp_path: Path) -> None:
+    given = {"quant_method": "stowage", "rules": {"*.down_proj": "nf4"}}  # as config.json has it
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=given)
+    resting = {row.name for row in stowage.report(model).stowed}
+    assert resting == {f"model.layers.{i}.mlp.down_proj.weight" for i in (0, 1)}
+    model.save_pretrained(tmp_path)
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path), model)
 
 
 def test_the_folder_of_the_disk_is_the_one_that_is_given(plain: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import weakref
 from typing import Any
 
@@ -84,5 +85,10 @@ class Destinations:
         if self._folder is not None:
             return self._folder
         made = tempfile.mkdtemp(prefix="stowage-")
+        warnings.warn(
+            f"StowageConfig: {nbytes(model) >> 20} MiB of weights go to {made} until the model is "
+            "gone; StowageConfig(ram=..., folder=...) chooses the place",
+            stacklevel=2,
+        )
         weakref.finalize(model, shutil.rmtree, made, ignore_errors=True)
         return made
