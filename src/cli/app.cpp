@@ -7,6 +7,7 @@
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
+#include "cli/manual.h"
 #include "cli/plan_arguments.h"
 #include "cli/text.h"
 #include "stowage/dialect.h"
@@ -256,6 +257,16 @@ void add_bench(CLI::App& app, std::function<void()>& chosen, BenchOptions& optio
   command->callback([&] { chosen = [&] { bench(options); }; });
 }
 
+void add_manual(CLI::App& app, std::function<void()>& chosen, std::string& shell) {
+  auto* manual = app.add_subcommand("manual", "All of this help as a page for man");
+  manual->footer("Example:\n  stowage manual > stowage.1; man ./stowage.1");
+  manual->callback([&] { chosen = [&] { print(manual_page(app)); }; });
+  auto* completion = app.add_subcommand("completion", "A script by which a shell completes it");
+  completion->add_option("SHELL", shell, "bash, zsh or fish")->required();
+  completion->footer("Example:\n  eval \"$(stowage completion bash)\"");
+  completion->callback([&] { chosen = [&] { print(completion_script(app, shell)); }; });
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv) {
@@ -284,6 +295,8 @@ int run(int argc, const char* const* argv) {
   add_report(app, chosen, reporting);
   add_bench(app, chosen, benching);
   add_doctor(app, chosen, checking);
+  std::string shell;
+  add_manual(app, chosen, shell);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -298,8 +311,8 @@ int run(int argc, const char* const* argv) {
     chosen();
   else
     throw UsageError(
-        "must be given a command: inspect, pack, convert, unpack, verify, plan, report, bench or "
-        "doctor (see stowage --help)");
+        "must be given a command: inspect, pack, convert, unpack, verify, plan, report, bench, "
+        "doctor, manual or completion (see stowage --help)");
   return kExitOk;
 }
 
