@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <optional>
 #include <utility>
@@ -98,23 +99,30 @@ void form_piece(const PartPlace& part, const Cut& cut, const Piece& piece,
 
 constexpr std::uint64_t kLarge = 2 << 20;  // bytes of a page
 
-// Memory of a piece. New pages of a large one that are small cost a third of what forming does.
+// Memory of a piece. New pages of a large one that are small cost a third of what forming does. Of
+// small ones malloc keeps what fits the next one only where none is aligned.
 class Held {
  public:
   explicit Held(std::uint64_t bytes) {
-    if (bytes >= kLarge / 2) bytes = ceil_div(bytes, kLarge) * kLarge, align_ = kLarge;
-    data_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{align_}));
-    // Advice, which the system may decline.
-    if (align_ == kLarge) (void)::madvise(data_, bytes, MADV_HUGEPAGE);
+    if (bytes < kLarge / 2) {
+      small_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      data_ = small_.get();
+      return;
+    }
+    bytes = ceil_div(bytes, kLarge) * kLarge;
+    large_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kLarge})));
+    data_ = large_.get();
+    (void)::madvise(data_, bytes, MADV_HUGEPAGE);  // advice, which the system may decline
   }
-  ~Held() { ::operator delete (data_, std::align_val_t{align_}); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
   std::span<std::byte> first(std::uint64_t bytes) const { return {data_, bytes}; }
 
  private:
-  std::size_t align_ = kLine;
-  std::byte* data_;
+  struct Aligned {
+    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{kLarge}); }
+  };
+  std::unique_ptr<std::byte[]> small_;
+  std::unique_ptr<std::byte, Aligned> large_;
+  std::byte* data_ = nullptr;
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ def _of_experts(model: nn.Module, storage: Any) -> dict[str, Any]:
     return {
         f"{path}.{name}": own if len(own) > 1 else own[0]
         for path, module in model.named_modules()
-        if hasattr(module, "_apply_gate") and hasattr(module, "is_concatenated")
+        if hasattr(module, "has_gate") and hasattr(module, "is_concatenated")
         for name, stack in module.named_parameters(recurse=False)
         if stack.dim() == 3
     }
