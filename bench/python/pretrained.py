@@ -4,8 +4,8 @@
 A Llama-shaped decoder of 1.2e9 random weights in bf16 lies in the page cache. Each way to load it
 with its weights at rest runs in a process of its own, in turn with the others; medians count.
 Seconds are those of the load alone, after a tiny one in the same process; the peak is the memory of
-the process that no file is behind, above what it had before. bitsandbytes quantizes with one
-thread and takes a minute or more. Run: python bench/python/pretrained.py [--json] [--layers 24]
+the process that no file is behind, above what it had before. bitsandbytes takes half a
+minute or more. Run: python bench/python/pretrained.py [--json] [--layers 24]
 [--width 2048] [--rounds 3] [--storage nf4] [--only from_pretrained]
 """
 

@@ -205,6 +205,25 @@ def test_adapters_fuse_and_come_out(pipeline: Path) -> None:
     assert torch.equal(run(unet), without)
 
 
+def test_pipelines_load_adapters(pipeline: Path, tmp_path: Path) -> None:
+    config = PipelineQuantizationConfig(quant_mapping={"unet": StowageConfig("nf4")})
+    pipe = opened(pipeline, config)
+    without = image(pipe)
+    torch.manual_seed(0)
+    how = {"target_modules": ["to_q", "to_v"], "init_lora_weights": False}
+    lora = peft.LoraConfig(r=4, lora_alpha=4, **how)
+    pipe.unet.add_adapter(lora, adapter_name="one")
+    layers = peft.get_peft_model_state_dict(pipe.unet, adapter_name="one")
+    StableDiffusionPipeline.save_lora_weights(tmp_path, unet_lora_layers=layers)
+    other = opened(pipeline, config)
+    other.load_lora_weights(tmp_path)
+    assert torch.allclose(image(other), image(pipe), atol=1e-4)
+    assert not torch.allclose(image(other), without, atol=1e-3)
+    other.unload_lora_weights()
+    other.enable_attention_slicing()
+    assert torch.allclose(image(other), without, atol=1e-4)
+
+
 def test_a_quantized_file_in_pickles_is_refused(tmp_path: Path) -> None:
     plain = diffused.unet()
     plain.save_pretrained(tmp_path / "plain")

@@ -20,7 +20,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import expert_models as mixtures
 import pytest
 import torch
+import torch.distributed as dist
 from same_weights import same
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -29,7 +31,8 @@ from transformers import (
 )
 
 import stowage
-from stowage.integrations.transformers import StowageConfig
+from stowage.integrations.transformers import StowageConfig, StowageQuantizer
+from stowage.integrations.transformers.destinations import Destinations
 
 SCRIPTS = sysconfig.get_path("scripts")
 PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
@@ -203,6 +206,27 @@ def test_what_is_saved_opens_as_it_was(plain: Path, tmp_path: Path, shards: str)
     assert same(inner, model.model)
 
 
+def test_what_is_plain_in_such_a_file_stays_plain(plain: Path, tmp_path: Path) -> None:
+    """Whatever its rules would mean for the names that another class has."""
+    config = StowageConfig("nf4", {"model.layers.0.*": None}, modules_to_not_convert=["lm_head"])
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
+    model.save_pretrained(tmp_path)
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path), model)
+    assert same(AutoModel.from_pretrained(tmp_path), model.model)
+    other = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert same(other.model, model.model)
+
+
+def test_a_load_in_inference_mode_makes_ordinary_weights(plain: Path) -> None:
+    with torch.inference_mode():
+        model = opened(plain, "int8:row")
+    expected = opened(plain, "int8:row")
+    for name, weight in model.named_parameters():
+        if isinstance(weight, stowage.StowedTensor):
+            assert not any(part.is_inference() for part in weight.parts.values()), name
+    assert same(model, expected) and torch.equal(logits(model), logits(expected))
+
+
 def test_our_own_files_open_too(plain: Path, tmp_path: Path) -> None:
     model = opened(plain, "f8_e4m3:row")
     stowage.save(model, tmp_path)
@@ -371,6 +395,46 @@ def test_the_folder_of_the_disk_is_the_one_that_is_given(plain: Path, tmp_path: 
 
 
 # ---- what is refused ----
+def test_limits_beside_accelerators_are_refused(plain: Path) -> None:
+    says = r"on the CPU alone, device_map has (0|cuda:1)"
+    for given, places in (
+        ({"ram": "1MiB"}, {"a": 0, "b": "cpu"}),
+        ({"plan": "plan.json"}, {"": "cuda:1"}),
+    ):
+        found = Destinations(StowageConfig(**given))
+        found.note(places)
+        with pytest.raises(stowage.Unsupported, match=says):
+            found.of_file(1 << 30)
+    found = Destinations(StowageConfig())
+    found.limited({0: 1 << 30, "cpu": 1 << 10})
+    found.note({"model": 0, "lm_head": "cpu"})
+    assert found.of_file(1 << 30) == {}  # it may all be on the accelerator
+    with pytest.raises(stowage.Unsupported, match="a limit for the memory of the CPU"):
+        found.keep(opened(plain, "int8:row"))
+    try:  # not the CPU, although 0 is false
+        assert found.device_of("model.layers.0").type != "cpu"
+    except RuntimeError as error:  # of torch, where there is no accelerator
+        assert "accelerator" in str(error)
+
+
+def test_weights_that_are_spread_are_refused(plain: Path, tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        model, name = built(), "model.layers.0.mlp.up_proj.weight"
+        quantizer = StowageQuantizer(StowageConfig("nf4"), pre_quantized=False)
+        quantizer.preprocess_model(model)
+        assert quantizer.param_needs_quantization(model, name)
+        module = model.get_submodule(name.removesuffix(".weight"))
+        spread = distribute_tensor(module.weight.detach(), mesh, [Shard(0)])
+        module.weight = torch.nn.Parameter(spread)
+        with pytest.raises(stowage.Unsupported, match=f"{name} must be whole to rest"):
+            quantizer.param_needs_quantization(model, name)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

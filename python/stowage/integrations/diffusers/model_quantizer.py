@@ -20,12 +20,12 @@ from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.load import RestingLoad
 from stowage._tiers.offload import onload
 from stowage.integrations.transformers.config import StowageConfig
-from stowage.integrations.transformers.destinations import Destinations
+from stowage.integrations.transformers.destinations import Destinations, Placed
 from stowage.integrations.transformers.meaning import opened
 from stowage.integrations.transformers.quantizing import Quantizing
 
 
-class DiffusersQuantizer(Base):
+class DiffusersQuantizer(Placed, Base):
     """What diffusers asks while it loads a model whose configuration is a StowageConfig.
 
     What rests in the files is read first, and its tensors are kept from diffusers; plain weights
@@ -41,6 +41,7 @@ class DiffusersQuantizer(Base):
     def __init__(self, quantization_config: StowageConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self._said = quantization_config
+        self._as_it_is = bool(kwargs.get("pre_quantized", False))  # the checkpoint says it
         self._dtype: torch.dtype | None = None
         self._source: FileSource | None = None
         self._opens = False  # whether the files are known, as they are not from one alone
@@ -68,28 +69,6 @@ class DiffusersQuantizer(Base):
             )
         self._dtype = torch_dtype
         return torch_dtype
-
-    def update_device_map(self, device_map: Any) -> Any:
-        """Takes what is to be on a disk out of the map.
-
-        Args:
-            device_map: of `from_pretrained`.
-
-        Returns:
-            What is left for diffusers.
-        """
-        return self._destinations.taken(device_map)
-
-    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """Takes the limit for the CPU's memory, which the engine keeps.
-
-        Args:
-            max_memory: of `from_pretrained`, or what is free.
-
-        Returns:
-            What is left for diffusers.
-        """
-        return self._destinations.limited(max_memory)
 
     def maybe_update_loaded_keys(
         self, loaded_keys: list[str], checkpoint_files: Sequence[Any]
@@ -137,7 +116,7 @@ class DiffusersQuantizer(Base):
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
         self._model = weakref.ref(model)
-        self._quantizing = Quantizing(model, self._said)
+        self._quantizing = Quantizing(model, self._said, self._as_it_is)
         source, self._source = self._source, None
         if source is None:
             return
@@ -223,6 +202,11 @@ class DiffusersQuantizer(Base):
             raise InvalidArgument("StowageConfig: save_pretrained must write safetensors files")
         model = None if self._model is None else self._model()
         return given if model is None else state_dict(model), {}
+
+    @property
+    def supports_parallel_loading(self) -> bool:
+        """Whether files are read side by side: one weight is wide at a time."""
+        return False
 
     @property
     def is_serializable(self) -> bool:

@@ -161,14 +161,23 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         return given
 
     @classmethod
-    def from_checkpoint(cls, folder: str | os.PathLike[str], **arguments: Any) -> PreTrainedConfig:
+    def from_checkpoint(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        exact: bool = False,
+        ram: int | str | None = None,
+        plan: str | os.PathLike[str] | None = None,
+    ) -> PreTrainedConfig:
         """The configuration of a model that is published in another form (GPTQ, AWQ, FP8, MXFP4,
         compressed-tensors, ModelOpt, bitsandbytes, HQQ, ...), for `from_pretrained(folder,
         config=...)`: its weights rest as they came, and nothing of it must be installed.
 
         Args:
             folder: the checkpoint's.
-            arguments: of StowageConfig: `exact`, `ram`, `plan`.
+            exact: as above.
+            ram: as above.
+            plan: as above.
 
         Returns:
             The model's configuration, whose quantizer is Stowage's.
@@ -181,7 +190,7 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
             ...     "Qwen3-8B-AWQ", config=config
             ... )  # doctest: +SKIP
         """
-        made = cls(**arguments)
+        made = cls(exact=exact, ram=ram, plan=plan)
         config = AutoConfig.from_pretrained(folder)
         for part in {id(c): c for c in (config, config.get_text_config(decoder=True))}.values():
             if getattr(part, "quantization_config", None) is not None:

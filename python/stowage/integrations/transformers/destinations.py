@@ -15,6 +15,7 @@ from torch import nn
 from transformers.integrations.accelerate import get_device
 
 from stowage._model.sizes import nbytes
+from stowage._ops.errors import Unsupported
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.offload import offload
 from stowage.integrations.transformers.config import StowageConfig
@@ -58,25 +59,42 @@ class Destinations:
 
     def device_of(self, name: str) -> torch.device:
         """Of a parameter."""
-        return torch.device(get_device(self._map, name, valid_torch_device=True) or "cpu")
+        place = get_device(self._map, name, valid_torch_device=True)
+        return torch.device("cpu" if place is None else place)
 
     def of_file(self, resting: int) -> dict[str, Any]:
         """What a reader of a file with so many bytes of resting weights is told."""
-        if self._plan is not None:
-            return {"plan": self._plan}
-        if self._ram is not None:
-            return {"ram": self._ram}
-        return {"ram": self._limit} if resting > self._limit and not self._on_disk else {}
+        if self._plan is not None or self._ram is not None:
+            self._check_alone("ram and plan")
+            return {"ram": self._ram} if self._plan is None else {"plan": self._plan}
+        over = resting > self._limit and not self._on_disk and not self._accelerators()
+        return {"ram": self._limit} if over else {}
+
+    def _accelerators(self) -> set[str]:
+        every = map(str, (self._map or {}).values())
+        return {place for place in every if place not in ("cpu", "disk", "meta")}
+
+    def _check_alone(self, what: str) -> None:
+        """Raises Unsupported where a part of the model is on an accelerator."""
+        if there := self._accelerators():
+            raise Unsupported(
+                f"StowageConfig: {what} must come with a model on the CPU alone, device_map has "
+                f"{', '.join(sorted(there))}; load it on the CPU, then take stowage.offload(model, "
+                "device=..., accelerator=..., ram=...)"
+            )
 
     def keep(self, model: nn.Module) -> None:
         """Leaves on the disk what is not in memory by then."""
         if engine_of(model) is not None:
             return
+        held = sum(nbytes(p) for p in model.parameters() if p.device.type == "cpu")
         if self._on_disk:
+            self._check_alone("places on the disk")
             two = 2 * max(map(nbytes, model.parameters()), default=0)  # one works, one comes
             ram = two if self._ram is None else self._ram
             offload(model, ram=ram, folder=self._made_folder(model), device_map=self._on_disk)
-        elif self._ram is not None or nbytes(model) > self._limit:
+        elif self._ram is not None or held > self._limit:
+            self._check_alone("a limit for the memory of the CPU that weights exceed")
             ram = self._limit if self._ram is None else self._ram
             offload(model, ram=ram, folder=self._made_folder(model))
 
@@ -92,3 +110,31 @@ class Destinations:
         )
         weakref.finalize(model, shutil.rmtree, made, ignore_errors=True)
         return made
+
+
+class Placed:
+    """What both libraries ask of a quantizer about places."""
+
+    _destinations: Destinations
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """Takes what is to be on a disk out of the map.
+
+        Args:
+            device_map: of `from_pretrained`.
+
+        Returns:
+            What is left for the library.
+        """
+        return self._destinations.taken(device_map)
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        """Takes the limit for the CPU's memory, which the engine keeps.
+
+        Args:
+            max_memory: of `from_pretrained`, or what is free.
+
+        Returns:
+            What is left for the library.
+        """
+        return self._destinations.limited(max_memory)

@@ -16,13 +16,15 @@ from transformers.quantizers.base import HfQuantizer
 from stowage._model.files.save import state_dict
 from stowage._model.sizes import nbytes
 from stowage._model.stow import unstow
+from stowage._ops.errors import Unsupported
+from stowage._shard.local_shards import is_spread
 from stowage._tensor.stowed import VALUE_DTYPES
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.load import RestingLoad
 from stowage._tiers.offload import onload
 from stowage.integrations.transformers.at_rest import AtRest, renaming
 from stowage.integrations.transformers.config import METHOD, StowageConfig
-from stowage.integrations.transformers.destinations import Destinations
+from stowage.integrations.transformers.destinations import Destinations, Placed
 from stowage.integrations.transformers.meaning import opened
 from stowage.integrations.transformers.quantizing import Quantizing
 
@@ -30,7 +32,7 @@ _IGNORED = "_keys_to_ignore_on_load_unexpected"
 
 
 @register_quantizer(METHOD)
-class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is untyped
+class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transformers is untyped
     """What transformers asks while it loads a model whose configuration is a StowageConfig.
 
     Weights that rest in the file are read by `stowage.load`'s reader, whatever form the file has,
@@ -45,6 +47,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
     def __init__(self, quantization_config: StowageConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self._said = quantization_config
+        self._as_it_is = bool(kwargs.get("pre_quantized", False))  # the checkpoint says it
         self._files: list[str] = []
         self._quantizing: Quantizing  # of the model, once it is there
         self._dtype: torch.dtype | None = None
@@ -67,28 +70,6 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         self._dtype = dtype if dtype in VALUE_DTYPES else torch.bfloat16
         return self._dtype
 
-    def update_device_map(self, device_map: Any) -> Any:
-        """Takes what is to be on a disk out of the map.
-
-        Args:
-            device_map: of `from_pretrained`.
-
-        Returns:
-            What is left for transformers.
-        """
-        return self._destinations.taken(device_map)
-
-    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """Takes the limit for the CPU's memory, which the engine keeps.
-
-        Args:
-            max_memory: of `from_pretrained`, or what is free.
-
-        Returns:
-            What is left for transformers.
-        """
-        return self._destinations.limited(max_memory)
-
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Notes the places of all modules, once they are known.
 
@@ -100,7 +81,7 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         self._files = list(kwargs.get("checkpoint_files") or ())
-        self._quantizing = Quantizing(model, self._said)
+        self._quantizing = Quantizing(model, self._said, self._as_it_is)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Fills what rests in the files, and leads their tensors to it.
@@ -118,7 +99,11 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
         source = opened(self._files)
         if source is None:
             return conversions
-        resting = RestingLoad(model, source, renaming(model, conversions))
+        try:
+            resting = RestingLoad(model, source, renaming(model, conversions))
+        except BaseException:
+            source.close()
+            raise
         self._resting = resting.sizes()
         self._quantizing.leave(self._resting)
         if source.markers:
@@ -148,8 +133,17 @@ class StowageQuantizer(HfQuantizer):  # type: ignore[misc]  # transformers is un
 
         Returns:
             Whether it is.
+
+        Raises:
+            Unsupported: a weight that is spread over processes.
         """
-        return self._quantizing.takes(param_name)
+        taken = self._quantizing.takes(param_name)
+        if taken and is_spread(model.get_parameter(param_name)):
+            raise Unsupported(
+                f"StowageConfig: {param_name} must be whole to rest, is spread over processes; "
+                "load the model without tp_plan, and take stowage.sharding"
+            )
+        return taken
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes of each element, as the parameter will rest.

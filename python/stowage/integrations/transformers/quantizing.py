@@ -25,15 +25,17 @@ class Quantizing:
     Args:
         model: on the meta device.
         said: which of its weights rest, and how.
+        as_it_is: it is the checkpoint that says so: what is plain in it is to stay plain, under
+            whatever names this model has for it.
 
     Raises:
         InvalidArgument: rules and names that match nothing.
     """
 
-    def __init__(self, model: nn.Module, said: StowageConfig) -> None:
+    def __init__(self, model: nn.Module, said: StowageConfig, as_it_is: bool) -> None:
         self._said = said
         self._how = Making(None, said.exact, said.keep_nonfinite, said.measure)
-        self._policy: Policy | None = policy_of(model, said)
+        self._policy: Policy | None = None if as_it_is else policy_of(model, said)
         self._choices: dict[str, Choice] = {}
         if self._policy is None:
             return
@@ -62,7 +64,10 @@ class Quantizing:
         choice = self._choices.get(name)
         if choice is None or choice.storage is None:
             return values
-        weight, loss = from_values(values, choice.storage, self._how, values.dtype)
+        with torch.inference_mode(False), torch.no_grad():
+            if values.is_inference():
+                values = values.clone()
+            weight, loss = from_values(values, choice.storage, self._how, values.dtype)
         remember(choice.held, weight, choice.reason, loss)
         return weight
 
