@@ -2,7 +2,9 @@
 // A child of the test's process: what it finds, or that it hangs.
 #pragma once
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +26,8 @@ inline constexpr bool kForksBesideThreads = true;
 #endif
 inline constexpr const char* kNoForks = "the sanitizer's heap keeps locks of lost threads";
 
+inline constexpr int kMostMilliseconds = 60'000;  // of a child's life
+
 enum class End { at_once, by_exit };  // _exit(), or exit() with all that it destroys
 
 /// Whether threads run beside the caller's.
@@ -42,7 +46,6 @@ inline std::string in_child(const std::function<bool()>& body, End end = End::at
   const pid_t child = ::fork();
   if (child < 0) return "no child";
   if (child == 0) {
-    ::alarm(60);  // ends it
     int status = 3;
     try {
       status = body() ? 0 : 1;
@@ -53,9 +56,15 @@ inline std::string in_child(const std::function<bool()>& body, End end = End::at
     if (end == End::by_exit) std::exit(status);
     ::_exit(status);
   }
+  // Not by an alarm of the child's: it may hang where it has signals blocked, starting a thread.
+  const int handle = static_cast<int>(::syscall(SYS_pidfd_open, child, 0));
+  pollfd ends = {handle, POLLIN, 0};
+  const bool hung = handle >= 0 && ::poll(&ends, 1, kMostMilliseconds) == 0;
+  if (hung) ::kill(child, SIGKILL);
+  if (handle >= 0) ::close(handle);
   int status = -1;
   if (::waitpid(child, &status, 0) != child) return "lost";
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) return "the child hung";
+  if (hung) return "the child hung";
   if (WIFSIGNALED(status)) return "the child ended by signal " + std::to_string(WTERMSIG(status));
   return WEXITSTATUS(status) == 0 ? "" : "the child gave " + std::to_string(WEXITSTATUS(status));
 }

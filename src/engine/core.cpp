@@ -272,7 +272,6 @@ void Core::wait_for_bytes(const Wait& wait, Lock& lock) {
 }
 
 void Core::wait_for_room(const Wait& wait, Lock& lock) {
-  check_cancel(wait);
   ++waiting_;
   try {
     sleep(room_, wait, lock);
@@ -281,7 +280,6 @@ void Core::wait_for_room(const Wait& wait, Lock& lock) {
     throw;
   }
   --waiting_;
-  check_cancel(wait);  // before a read is begun that nobody would wait for, nor wake a reader for
 }
 
 // Makes the unit present; the caller's lease on it is counted already. False: it must be borrowed
@@ -298,6 +296,7 @@ bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
   std::uint64_t& kind = s.stage == Stage::absent ? report_.misses : report_.late;
   ++kind;
   while (s.stage != Stage::present) {
+    check_cancel(wait);  // before a read is begun that nobody would wait for, nor wake a reader for
     if (s.stage == Stage::absent && !begin(id, kNow)) {
       if (holds_another) {
         --kind;
@@ -357,16 +356,24 @@ Lease Core::acquire(WeightId id) {
   try {
     if (!get_ready(id, lock, own->leases > 0)) hold = Hold::borrowed;
   } catch (...) {
-    --s.leases;
+    give_back(id);
     throw;
   }
-  if (hold == Hold::borrowed) --s.leases;
+  if (hold == Hold::borrowed) give_back(id);
   if (s.kept) s.stays.store(true, std::memory_order_release);
   own->turn = turn.then(id);
   ++own->leases;
   prefetch(*own);
   lock.unlock();
   return {std::move(own), id, hold, trace_time()};
+}
+
+// One lease less. Somebody else may have read the unit for whom gave up: then it can go now.
+void Core::give_back(WeightId id) noexcept {
+  State& s = state(id);
+  if (--s.leases > 0 || s.stage != Stage::present) return;
+  add_candidate(id);
+  if (waiting_ > 0) room_.notify_all();
 }
 
 void Core::release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept {
@@ -382,9 +389,7 @@ void Core::release(Session& session, WeightId id, Hold hold, TraceTime begun) no
     if (goes) link_->drop(unit(id));  // who reads it meanwhile maps its pages again
     return;
   }
-  if (--s.leases > 0) return;
-  add_candidate(id);
-  if (waiting_ > 0) room_.notify_all();
+  give_back(id);
 }
 
 const void* Core::at(WeightId id, Hold hold, const void* mapped) const noexcept {

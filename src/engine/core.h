@@ -154,6 +154,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void prefetch(Session& session);
   void extend(Window& window, std::uint64_t room);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
+  void give_back(WeightId id) noexcept;
   bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
   void wait_for_bytes(const Wait& wait, Lock& lock);
   void wait_for_room(const Wait& wait, Lock& lock);

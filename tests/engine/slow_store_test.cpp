@@ -99,6 +99,46 @@ TEST_F(SlowStore, ACancelReachesWhoeverReadsForHimself) {
   EXPECT_TRUE(same_bytes(engine->acquire(id(engine, 0)).weight(), file.weight(weight_name(0))));
 }
 
+// Nobody begins a read for a thread that was cancelled: without readers none would end it, and its
+// room would be lost to those who wait for room.
+TEST_F(SlowStore, ACancelLeavesNoReadThatNobodyDoes) {
+  Scratch scratch;
+  const File file = File::open(write_model(scratch, {.weights = 2, .rows = 3000, .columns = 4096}));
+  const OverReader engine(file, {.ram = Needs(file).least, .reads = Reads::buffered, .workers = 0},
+                          reader_);
+  reader_.close_gate();
+  auto thread = std::async(std::launch::async, [&] { engine->acquire(id(engine, 0)); });
+  while (reader_.reads < 1) std::this_thread::yield();
+  engine->cancel();
+  reader_.open_gate();
+  EXPECT_STOWAGE_ERROR(thread.get(), io, "cancel");
+  EXPECT_EQ(engine->report().held, 0u);
+  EXPECT_TRUE(same_bytes(engine->acquire(id(engine, 1)).weight(), file.weight(weight_name(1))));
+}
+
+// Of two that wait for room for one unit, one gives up when the other has read it.
+TEST_F(SlowStore, WhoGivesUpLeavesNothingThatCannotGo) {
+  for (int round = 0; round < 200; ++round) {
+    const OverReader engine(file_, options(20, 1), reader_);
+    const auto wants = [&] {
+      try {
+        engine->acquire(id(engine, 0));
+      } catch (const Error&) {  // cancelled
+      }
+    };
+    std::vector<std::future<void>> threads;
+    {
+      const auto lease = engine->acquire(id(engine, kLargest));
+      threads.push_back(std::async(std::launch::async, wants));
+      while (engine->report().misses < 2) std::this_thread::yield();
+      engine->cancel();
+    }
+    for (int i = 0; i < 3; ++i) threads.push_back(std::async(std::launch::async, wants));
+    for (auto& thread : threads) thread.get();
+    ASSERT_TRUE(is_right(engine, kLargest)) << round;
+  }
+}
+
 TEST_F(SlowStore, AnEngineThatEndsWaitsForItsReadersAndTellsThoseWhoWait) {
   const OverReader engine(file_, options(60, 2), reader_);
   reader_.close_gate();
