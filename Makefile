@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo test test-quick test-all test-cpus test-peers test-torches test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo docs test test-quick test-all test-cpus test-peers test-torches test-gpu bench fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,9 +42,9 @@ $(STAMPS)/build: requirements/build.txt $(STAMPS)/torch
 	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
 	@touch $@
 
-$(STAMPS)/test: requirements/test.txt requirements/peers.txt $(STAMPS)/build
+$(STAMPS)/test: requirements/test.txt requirements/docs.txt requirements/peers.txt $(STAMPS)/build
 	@echo "== installing the packages of the demo and the tests"
-	@$(PIP_INSTALL) -r $< -c requirements/torch.txt
+	@$(PIP_INSTALL) -r $< -r requirements/docs.txt -c requirements/torch.txt
 	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/peers -r requirements/peers.txt
 	@touch $@
 
@@ -63,6 +63,10 @@ wheel: build ## write the wheel to build/dist
 
 demo: build $(STAMPS)/test ## a real model, packed, loaded, compared: the table, and build/demo.json
 	@$(BIN)/python examples/demo.py
+
+docs: $(STAMPS)/test ## the pages of docs/ as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html; python -m http.server -d build/site can search too"
 
 # ---- tests: stages, their times and the one closing count are in tools/run_tests ----
 test: build $(STAMPS)/test ## every test: C++, sanitizers, checks, Python

@@ -94,7 +94,7 @@ def test_the_storages_of_the_formats_page() -> None:
         spelled = [s.rstrip("0123456789") if s != "row2" else s for s in default.split(", ")]
         assert plain.kind in spelled, name
         for kind in KINDS:
-            takes = kind in scaling.split(", ")
+            takes = kind in scaling.replace("`", "").split(", ")
             text = name if kind == "none" else f"{name}:{kind.replace('<N>', '128')}"
             if kind == "none" and not takes:  # the name alone is the default then
                 assert plain.kind != "none", name
