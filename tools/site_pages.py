@@ -2,13 +2,14 @@
 """A hook of MkDocs: pages of the site that stand elsewhere in the tree, and links that lead there.
 
 README.md is the first page, docs/README.md the list of all; what pages link to outside of docs/
-(examples, the licence) becomes a page with its text.
+(examples, the licence) becomes a page with its text. Reference pages are made from docstrings.
 """
 
 import os
 import re
 from pathlib import Path
 
+import site_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
@@ -60,6 +61,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     shown = InclusionLevel.NOT_IN_NAV  # need not be there
     for path in sorted(outside()):
         files.append(File.generated(config, place(path), content=listing(path), inclusion=shown))
+    for name, text in site_reference.pages():
+        files.append(File.generated(config, name, content=text))
     return files
 
 

@@ -9,6 +9,7 @@ import doctest
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -26,20 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 import stowage
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (
-    "stowage",
-    "stowage.checkpoint",
-    "stowage.integrations.peft",
-    "stowage.loading",
-    "stowage.planning",
-    "stowage.policy",
-    "stowage.sharding",
-    "stowage.skips",
-    "stowage.tensor",
-    "stowage.training",
-    "stowage.training.scaling",
-    "stowage.views",
-)
+MODULES = runpy.run_path(str(ROOT / "tools/site_reference.py"))["MODULES"]  # the site's pages
 SPREAD = ("stowage.sharding", "stowage.training")  # whose examples may name a mesh
 # Methods that say bytes of a Setting, which their class explains, and those that torch alone calls.
 FORMULAS = ("stowage.training.scaling.Group.", "stowage.training.scaling.Weight.")
@@ -98,6 +86,39 @@ def said(section: str) -> list[str]:
     return re.findall(r"^    (\w+): \S", section, re.M)
 
 
+def explained(section: str) -> dict[str, str]:
+    """What a section says of each name."""
+    lines = re.sub(r"\n      +", " ", section)  # each name in one
+    return dict(re.findall(r"^    (\w+): (.+)", lines, re.M))
+
+
+# ---- what a number counts, and how long a tensor is in each dimension ----
+TENSOR = re.compile(r"(?:<class ')?(?:torch\.)?Tensor(?:'>)?(?: \| None)?")
+SHAPE = re.compile(r"\[.*\]|\b(?:shape|size|scalar)")
+NUMBER = re.compile(r"\b(?:int|float)\b")
+UNIT = re.compile(
+    r"(?i)\b(?:bytes?|seconds|rows?|columns|threads|steps|events|numbers?|counts?|uses|how many"
+    r"|values|weights|relative error|power|multiple|seed|part|calls|shape|as above|as in)\b"
+)
+
+
+def unsaid(what: str, annotation: Any, text: str) -> list[str]:
+    """What an explanation leaves open: the shape of a tensor, the unit of a number."""
+    if TENSOR.fullmatch(str(annotation)) and not SHAPE.search(text):
+        return [f"{what} must say a shape, says {text!r}"]
+    if NUMBER.search(str(annotation)) and what != "seed" and not UNIT.search(text):
+        return [f"{what} must say a unit, says {text!r}"]
+    return []
+
+
+def measures(function: Callable[..., Any], found: dict[str, str], is_property: bool) -> list[str]:
+    signature, args = inspect.signature(inspect.unwrap(function)), explained(found.get("Args", ""))
+    problems = [p for name, parameter in signature.parameters.items() if name in args
+                for p in unsaid(name, parameter.annotation, args[name])]  # fmt: skip
+    given = found["summary"] if is_property else found.get("Returns", "")
+    return problems + unsaid("the result", signature.return_annotation, given)
+
+
 def taken(function: Callable[..., Any]) -> list[str]:
     names = list(inspect.signature(inspect.unwrap(function)).parameters)
     return [name for name in names if name not in ("self", "cls")]
@@ -109,8 +130,10 @@ def faults(name: str, thing: Any, has_example: bool, is_property: bool = False) 
         problems.append("must begin with a sentence")
     if has_example and ">>> " not in found.get("Example", ""):
         problems.append("must have an Example with >>> lines")
-    if is_property or name.startswith(FORMULAS) or name.endswith(OF_TORCH):
+    if name.startswith(FORMULAS) or name.endswith(OF_TORCH):
         return problems
+    if is_property:
+        return problems + measures(thing, found, is_property)
     is_record = is_dataclass(thing) or (inspect.isclass(thing) and issubclass(thing, tuple))
     if inspect.isclass(thing) and (is_record or issubclass(thing, Exception)):
         return problems
@@ -125,7 +148,7 @@ def faults(name: str, thing: Any, has_example: bool, is_property: bool = False) 
     for kind in said(found.get("Raises", "")):
         if not hasattr(stowage, kind) and not hasattr(builtins, kind):
             problems.append(f"Raises must name exceptions, has {kind}")
-    return problems
+    return problems + measures(function, found, False)
 
 
 def fields(kind: type) -> dict[str, str]:
@@ -181,6 +204,11 @@ def test_a_missing_section_is_a_fault() -> None:
     texts = " ".join(faults("given", given, has_example=True))
     for part in ("Example", "Args must be ['a', 'b'], are ['a']", "Returns", "['ValueError']"):
         assert part in texts
+    assert "a must say a unit, says 'one.'" in texts
+
+
+def test_a_shape_that_is_not_said_is_a_fault() -> None:
+    assert unsaid("x", "torch.Tensor", "the values.") and not unsaid("x", "Tensor", "[rows, 4].")
 
 
 class Lenient(doctest.OutputChecker):

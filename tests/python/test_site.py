@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULES = runpy.run_path(str(ROOT / "tools/site_reference.py"))["MODULES"]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
@@ -36,11 +39,19 @@ def fetched(page: Path) -> list[str]:
     return [tag for tag in tags if re.search(r"(?:src|href)=\W?(?:https?:)?//", tag)]
 
 
+def unexplained(site: Path) -> list[str]:
+    """The public names that their module's page has not."""
+    pages = {module: (site / f"reference/{module}.html").read_text() for module in MODULES}
+    names = [(m, name) for m in MODULES for name in importlib.import_module(m).__all__]
+    return [f"{m}.{name}" for m, name in names if not re.search(rf"[>.]{name}<", pages[m])]
+
+
 @pytest.mark.slow
 def test_the_site_is_whole(tmp_path: Path) -> None:
     """In one test: each process that tests would build it again."""
     assert not build(tmp_path)
     assert not missing(tmp_path)
+    assert not unexplained(tmp_path)
     assert not [(page, tags) for page in tmp_path.rglob("*.html") if (tags := fetched(page))]
 
 

@@ -206,7 +206,7 @@ class StowedRows(Tensor):
             dtype: what they are rounded to; without, the compute dtype.
 
         Returns:
-            New memory.
+            Values [rows here, the weight's other dimensions], in new memory.
 
         Raises:
             Unsupported: nobody has told where in their weight the rows stand.

@@ -193,7 +193,7 @@ class StowedTensor(Tensor):
             dtype: what they are rounded to, once; without, the compute dtype.
 
         Returns:
-            New memory on the same device.
+            Values in the weight's shape, in new memory on the same device.
         """
         out = dtype or self._dt
         if self._origin is not None and (exact := self._origin.shown(self)) is not None:

@@ -87,7 +87,7 @@ class StowedView(Tensor):
             dtype: what they are cast to; without, the compute dtype of the weight.
 
         Returns:
-            New memory.
+            Values in the view's shape, in new memory.
         """
         one = self._alone()
         start = self._weight.dequantize() if one is None else one

@@ -84,8 +84,8 @@ def keep_free(
     Args:
         model: a module whose weights rest on a disk.
         free: bytes to keep available, or a text such as "2GiB".
-        least: the smallest budget; without, an eighth of the one now, and never below what the
-            model needs.
+        least: bytes of the smallest budget; without, an eighth of the one now, and never below
+            what the model needs.
         every: seconds between two looks.
         available: another source of the bytes that are available.
 

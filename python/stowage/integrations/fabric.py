@@ -18,6 +18,8 @@ from stowage._model.stow import stow
 from stowage._ops.errors import InvalidArgument
 from stowage._tensor.stowed import VALUE_DTYPES
 
+__all__ = ["StowagePrecision"]
+
 
 class StowagePrecision(Precision):
     """Lets the weights of modules rest when `Fabric.setup` takes them, and works in one dtype.

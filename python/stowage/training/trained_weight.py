@@ -34,11 +34,11 @@ class TrainedWeight(Float8Weight):
     `convert_float8` makes it.
 
     Args:
-        value: the values in high precision.
+        value: the values [rows, columns] in high precision.
         layer: the name, recipe and module of the parameter.
         stamp: counts the writes of all that share the memory.
         padded: rows that FSDP2 gives each rank, where they are more than there are here.
-        number: of the layer, which compiled graphs of delayed scaling need.
+        number: a scalar, that of the layer, which compiled graphs of delayed scaling need.
         requires_grad: as of any tensor.
 
     Example:
@@ -81,7 +81,7 @@ class TrainedWeight(Float8Weight):
 
     @property
     def plain_value(self) -> Tensor:
-        """The values in high precision, the same memory: what files hold."""
+        """The values in high precision, in the same shape and memory: what files hold."""
         return self._value
 
     def storage(self) -> Identity:
@@ -97,7 +97,7 @@ class TrainedWeight(Float8Weight):
         """Where the values lie. A write there is not counted, as none that torch does not see.
 
         Returns:
-            The address.
+            The address: bytes from the beginning of memory.
         """
         return self._value.data_ptr()
 
@@ -134,8 +134,8 @@ class TrainedWeight(Float8Weight):
         """The values as fp8 codes.
 
         Args:
-            scale: what they are multiplied by; without, the scale that is due.
-            after: unused here; the gathered weight waits for it.
+            scale: the scalar that they are multiplied by; without, the scale that is due.
+            after: a scalar, unused here; the gathered weight waits for it.
 
         Returns:
             Codes, and the factor that reads them.

@@ -45,7 +45,7 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Of a pass: the median; 0 where there was none."""
+        """Seconds of a pass: the median; 0 where there was none."""
         return statistics.median(self.passes) if self.passes else 0.0
 
     def figures(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def off(self) -> float:
-        """0.09 where the pass took 9 % more than predicted."""
+        """A part of what was predicted: 0.09 where the pass took 9 % more."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
     def __str__(self) -> str:
@@ -250,7 +250,7 @@ class Plan:
 
         Args:
             path: the file.
-            seconds: of a pass.
+            seconds: seconds of a pass.
             peak: tier to bytes.
             bytes: link to bytes.
             measured: all of it, as `stowage.measured` gave it, instead of the three.

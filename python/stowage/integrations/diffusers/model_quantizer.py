@@ -34,6 +34,11 @@ class DiffusersQuantizer(Placed, Base):
     Args:
         quantization_config: of the model.
         kwargs: diffusers' own.
+
+    Example:
+        >>> from stowage.integrations.diffusers import DiffusersQuantizer, StowageConfig
+        >>> DiffusersQuantizer(StowageConfig("nf4")).is_trainable  # adapters beside it are
+        True
     """
 
     use_keep_in_fp32_modules = True  # of the model
@@ -144,7 +149,7 @@ class DiffusersQuantizer(Placed, Base):
 
         Args:
             model: of the parameter.
-            param_value: its values.
+            param_value: its values, in the model's shape.
             param_name: its name.
             state_dict: of the file.
             kwargs: diffusers' own.

@@ -42,6 +42,11 @@ class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transforme
     Args:
         quantization_config: of the model.
         kwargs: transformers' own.
+
+    Example:
+        >>> from stowage.integrations.transformers import StowageConfig, StowageQuantizer
+        >>> StowageQuantizer(StowageConfig("nf4")).is_trainable  # adapters beside it are
+        True
     """
 
     def __init__(self, quantization_config: StowageConfig, **kwargs: Any) -> None:
@@ -151,7 +156,7 @@ class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transforme
         Args:
             model: of the parameter.
             param_name: its name.
-            param: on the meta device.
+            param: on the meta device, in its own shape.
 
         Returns:
             The bytes, scales among them.

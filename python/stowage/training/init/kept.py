@@ -76,7 +76,7 @@ def take_init_value(parameter: Any) -> Tensor:
         parameter: a weight that was made inside `quantized_init`.
 
     Returns:
-        As `init_value`.
+        A tensor in the shape that `init_value` gives.
 
     Raises:
         InvalidArgument: it is not kept; so says the second call.
