@@ -75,7 +75,12 @@ test: build $(STAMPS)/test ## every test: C++, sanitizers, checks, Python
 test-quick: build $(STAMPS)/test ## what to run after each edit: without sanitizers and slow tests
 	@$(BIN)/python tools/run_tests quick
 
-test-all: build $(STAMPS)/test ## nightly: everything above, plus the slow extras and fuzzing
+# What shows pages to the tests (113 MB to load, 390 MB on the disk): elsewhere its tests are skipped.
+$(STAMPS)/browser: $(STAMPS)/system
+	@tools/system_packages chromium
+	@touch $@
+
+test-all: build $(STAMPS)/test $(STAMPS)/browser ## nightly: everything above, plus the slow extras and fuzzing
 	@$(BIN)/python tools/run_tests all
 
 test-cpus: build $(STAMPS)/test ## the tests at each level of instruction sets, of ours and of torch's

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ STUBS = {
 }
 
 
-def run_system_packages(folder: Path, user: int, **stubs: str) -> tuple[int, str, str]:
+def run_system_packages(
+    folder: Path, user: int, more: Sequence[str] = (), **stubs: str
+) -> tuple[int, str, str]:
     """Return exit status, what was printed and what apt-get was asked, on a machine of stubs."""
     (folder / "bin").mkdir()
     for name in ("bash", "env", "grep"):
@@ -30,7 +33,7 @@ def run_system_packages(folder: Path, user: int, **stubs: str) -> tuple[int, str
     log.touch()
     environment = {"PATH": str(folder / "bin"), "LOG": str(log), "CI": "true"}
     done = subprocess.run(
-        [ROOT / "tools/system_packages"], env=environment, capture_output=True, text=True
+        [ROOT / "tools/system_packages", *more], env=environment, capture_output=True, text=True
     )
     return done.returncode, done.stdout + done.stderr, log.read_text()
 
@@ -41,6 +44,12 @@ def test_root_installs_what_is_missing(tmp_path: Path) -> None:
     update, install = asked.splitlines()
     assert update == "noninteractive update -qq"
     assert install.startswith("noninteractive install -y") and "nlohmann-json3-dev" in install
+
+
+def test_more_packages_can_be_asked_for(tmp_path: Path) -> None:
+    status, printed, asked = run_system_packages(tmp_path, 0, more=["chromium"])
+    assert status == 0, printed
+    assert asked.splitlines()[1].split()[-1] == "chromium"
 
 
 def test_sudo_is_used_where_it_asks_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import screenshot
+from browser import shown
 from torch import nn
 
 import stowage
@@ -144,5 +144,6 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     model = model_of()
     plan = stowage.plan(model, ram="2MiB", links=LINKS)
     stowage.report(model).html(tmp_path / "r.html", plan=plan, measured={"seconds": 1e-3})
-    shot = screenshot(tmp_path / "r.html")
-    assert shot.stat().st_size > 20_000, "an empty page is smaller"
+    seen = shown(tmp_path / "r.html")
+    assert seen.fits and seen.is_drawn() and not seen.complaints
+    assert "Predicted beside measured" in seen.headings()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from browser import screenshot
+from browser import shown
 from torch import nn
 
 import stowage
@@ -220,8 +220,9 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     plan = made(Tied(), ram="5MiB", accelerator="4MiB")
     plan.html(tmp_path / "p.html", seconds=1e-3)
-    shot = screenshot(tmp_path / "p.html")
-    assert shot.stat().st_size > 20_000, "an empty page is smaller"
+    seen = shown(tmp_path / "p.html")
+    assert seen.fits and seen.is_drawn() and not seen.complaints
+    assert "Predicted beside measured" in seen.headings()
 
 
 def test_the_text_says_which_and_why() -> None:
