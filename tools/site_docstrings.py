@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import griffe
+import site_reference  # which the hook has imported
 
 
 def comment(field: griffe.Attribute) -> str:
@@ -12,6 +13,11 @@ def comment(field: griffe.Attribute) -> str:
     line = field.lines_collection[field.filepath][field.lineno - 1] if field.lineno else ""
     found = re.search(r"  #:? (?!type:|noqa)(.+)$", line)
     return found[1] if found else "as above"
+
+
+def link(match: re.Match[str]) -> str:
+    """To what a docstring names, where a page explains it."""
+    return f"[{match[0]}][{match[1]}]" if match[1] in site_reference.explained() else match[0]
 
 
 class Reading(griffe.Extension):
@@ -30,8 +36,8 @@ class Reading(griffe.Extension):
                 cls.del_member(field.name)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Let an example be a listing, and what is named of docs/ a link."""
+        """Let an example be a listing, and pages and public names that are named be links."""
         if obj.docstring:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
             text = re.sub(r"\bdocs/([\w-]+)\.md", r"[\1.md](../\1.html)", text)
-            obj.docstring.value = text
+            obj.docstring.value = re.sub(r"`(stowage\.[\w.]+)`", link, text)

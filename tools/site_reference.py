@@ -76,19 +76,31 @@ def headers() -> str:
     return "\n\n".join(text)
 
 
+@cache
+def explained() -> dict[str, tuple[str, str]]:
+    """The names of all pages, by module, with the module that defines each and its name there."""
+    found: dict[str, tuple[str, str]] = {}
+    for module in MODULES:
+        for name in public(module):
+            if home(module, name) not in found.values() and not is_hidden(module, name):
+                found[f"{module}.{name}"] = home(module, name)
+    return found
+
+
 def pages() -> Iterator[tuple[str, str]]:
     """The name and the text of each page."""
-    seen: dict[tuple[str, str], str] = {}
+    where = {defined: name for name, defined in explained().items()}
     for module in MODULES:
-        homes = {name: home(module, name) for name in public(module)}
-        here = [name for name in homes if homes[name] not in seen]
-        shown = [name for name in here if not is_hidden(module, name)]
+        shown = [name for name in public(module) if f"{module}.{name}" in explained()]
         text = [f"# {module}", f"::: {module}\n    options: {{members: {shown}}}"]
-        for name in (name for name in here if name not in shown):
-            options = "{show_root_heading: true, show_root_full_path: false}"
-            text.append(f"::: {'.'.join(homes[name])}\n    options: {options}")
-        others = [f"[`{n}`][{seen[homes[n]]}]" for n in homes if n not in here]
+        others = []
+        for name in (name for name in public(module) if name not in shown):
+            defined = home(module, name)
+            if defined in where:
+                others.append(f"[`{name}`][{where[defined]}]")
+            else:
+                options = "{show_root_heading: true, show_root_full_path: false}"
+                text.append(f"::: {'.'.join(defined)}\n    options: {options}")
         text += [f"Explained elsewhere: {', '.join(others)}."] if others else []
-        seen |= {homes[name]: f"{module}.{name}" for name in shown}
         yield f"reference/{module}.md", "\n\n".join(text)
     yield "reference/headers.md", headers()

