@@ -191,6 +191,7 @@ void add_unpack(CLI::App& app, std::function<void()>& chosen, Texts& texts,
                       "f32, bf16, f16 or f64; without it, what each weight computes in");
   command->add_option("--shard-size", texts.shard, "Split into files of at most this size: 5GB");
   command->add_flag("--force", options.force, "Replace OUT where it is a file");
+  command->add_flag("--json", options.json, "What was written, as JSON");
   command->footer(kUnpackExamples);
   command->callback([&] {
     chosen = [&] {
@@ -205,7 +206,8 @@ void add_unpack(CLI::App& app, std::function<void()>& chosen, Texts& texts,
 void add_verify(CLI::App& app, std::function<void()>& chosen, VerifyOptions& options) {
   auto* command = app.add_subcommand("verify", "Check a model's structure and its checksums");
   command->add_option("MODEL", options.model)->required();
-  command->footer("Example:\n  stowage verify packed/");
+  command->add_flag("--json", options.json, "What was found, as JSON");
+  command->footer("Examples:\n  stowage verify packed/\n  stowage verify packed/ --json");
   command->callback([&] { chosen = [&] { verify(options); }; });
 }
 

@@ -124,7 +124,7 @@ void bench(const BenchOptions& options) {
                       {"ratio", row.ratio},
                       {"threads", row.threads},
                       {"isa", row.isa}});
-    return print(list.dump(2) + "\n");
+    return print(json_text(list));
   }
   Table table({"kernel", "limit", "threads", "ms", "GB/s", "limit GB/s", "ratio"}, 2);
   for (const BenchRow& row : rows)

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/formatted.h"
+#include "cli/text.h"
 #include "stowage/descriptor.h"
 #include "stowage/quantization_config.h"
 
@@ -69,8 +70,6 @@ void set_keys(Json& config, const std::map<std::string, std::string>& keys) {
   for (const auto& [key, value] : keys) config[key] = Json::parse(value);
 }
 
-std::string text_of(const Json& config) { return config.dump(2) + "\n"; }
-
 std::string config_for_bitsandbytes(const Output& output, const std::vector<PackTask>& packings,
                                     const PackOptions& options) {
   check_storages(packings);
@@ -90,7 +89,7 @@ std::string config_for_bitsandbytes(const Output& output, const std::vector<Pack
   }
   set_dtype(config, options.compute);
   set_keys(config, in_dialect("bitsandbytes", model).config);
-  return text_of(config);
+  return json_text(config);
 }
 
 }  // namespace
@@ -114,7 +113,7 @@ std::optional<std::string> packed_config(const Output& output,
   Json config = parse_config(output, *text);
   set_dtype(config, options.compute);
   config["quantization_config"] = Json::parse(said);
-  return text_of(config);
+  return json_text(config);
 }
 
 SideFiles converted_configs(const Output& output, const DialectFiles& files,
@@ -133,7 +132,7 @@ SideFiles converted_configs(const Output& output, const DialectFiles& files,
   for (const char* of_others : {"quantization_config", "compression_config", "expert_dtype"})
     config.erase(of_others);
   set_keys(config, files.config);
-  made.config = text_of(config);
+  made.config = json_text(config);
   return made;
 }
 
@@ -144,7 +143,7 @@ std::optional<std::string> plain_config(const Output& output, std::optional<Dtyp
   const Json before = config;
   config.erase("quantization_config");
   set_dtype(config, compute);
-  return config == before ? text : text_of(config);
+  return config == before ? text : json_text(config);
 }
 
 }  // namespace stowage::cli

@@ -49,6 +49,7 @@ struct UnpackOptions {
   std::optional<Dtype> compute;  // f64, f32, bf16 or f16; else what each weight computes in
   bool force = false;
   std::uint64_t shard_bytes = 0;
+  bool json = false;
 };
 void unpack(const UnpackOptions& options);
 
@@ -70,6 +71,7 @@ void report(const ReportCommand& command);
 
 struct VerifyOptions {
   std::string model;
+  bool json = false;
 };
 void verify(const VerifyOptions& options);
 

@@ -192,9 +192,7 @@ void compare(const std::string& model, const std::vector<Storage>& storages, boo
   }
   const std::vector<Line> lines = compare_all(file, taken, storages);
   if (json)
-    print(json_of(file, lines, storages, left_out)
-              .dump(2, ' ', false, Json::error_handler_t::replace) +
-          "\n");
+    print(json_text(json_of(file, lines, storages, left_out)));
   else
     print(text(model, lines, storages, left_out.size()));
 }

@@ -169,8 +169,7 @@ void doctor(const DoctorOptions& options) {
                      {"found", each.found},
                      {"ok", each.costs.empty()},
                      {"costs", each.costs}});
-    print(all.dump(2) + "\n");
-    return;
+    return print(json_text(all));
   }
   Table table({"", "what", "found"}, 3);
   for (const Check& each : checks)

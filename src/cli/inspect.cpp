@@ -121,7 +121,7 @@ void inspect(const InspectOptions& options) {
   const File file = File::open(options.model);
   const std::vector<Item> all = items_of(file);
   if (options.json) {
-    print(describe(file, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    print(json_text(describe(file, all)));
     return;
   }
   print(formatted("{}: {} tensors in {} file{}{}\n\n{}\n{}", printable(options.model),

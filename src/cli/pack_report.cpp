@@ -108,7 +108,7 @@ std::string report_json(const PackOptions& options, const std::vector<Outcome>& 
             {"not_packed", plain},
             {"total", total}};
   if (!options.dialect.empty()) json["left_out"] = left_out;
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 }  // namespace stowage::cli

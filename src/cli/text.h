@@ -2,6 +2,7 @@
 // How the program reads sizes and names of dtypes, and how it prints.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ std::optional<Dtype> value_dtype_from_name(std::string_view name);
 /// The whole of a small file, and a file that holds just this. Throw io.
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, const std::string& text);
+
+/// With an end of line; bytes of names that are no UTF-8 are replaced.
+std::string json_text(const nlohmann::ordered_json& json);
 
 /// Writes to stdout. Throws io when it cannot be written.
 void print(std::string_view text);

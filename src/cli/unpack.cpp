@@ -2,6 +2,7 @@
 // `stowage unpack`: every resting weight as plain floats, everything else as it stands.
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,9 @@ void unpack(const UnpackOptions& options) {
   writer.finish();
   output.commit();
   const auto rested = std::ranges::count_if(all, &Item::rests);
+  if (options.json)
+    return print(json_text(
+        {{"in", options.in}, {"out", options.out}, {"tensors", all.size()}, {"unpacked", rested}}));
   print(formatted("{}: {} of {} tensors unpacked\n", printable(options.out), rested, all.size()));
 }
 

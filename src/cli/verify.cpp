@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `stowage verify`: opening checks the structure, then every stored checksum is compared.
 
+#include <nlohmann/json.hpp>
+
 #include "base/formatted.h"
 #include "cli/commands.h"
 #include "cli/items.h"
@@ -13,6 +15,13 @@ void verify(const VerifyOptions& options) {
   const File file = File::open(options.model);
   const std::int64_t checked = file.verify();
   const auto tensors = static_cast<std::int64_t>(file.tensors().size());
+  if (options.json)
+    return print(json_text({{"model", options.model},
+                            {"dialect", file.dialect()},
+                            {"tensors", tensors},
+                            {"weights", file.weights().size()},
+                            {"checksums", checked},
+                            {"without_checksum", tensors - checked}}));
   std::string checksums = formatted("{} checksums agree", checked);
   if (checked == 0)
     checksums = "no checksums are stored";

@@ -87,6 +87,9 @@ TEST_F(Program, VerifyChecksEveryChecksum) {
   expect_ok({"pack", "m.safetensors", "p.safetensors", "--storage", "int8"});
   EXPECT_EQ(expect_ok({"verify", "p.safetensors"}),
             "p.safetensors: the structure is sound; 9 tensors, 6 weights; 9 checksums agree\n");
+  EXPECT_EQ(json::parse(expect_ok({"verify", "p.safetensors", "--json"})),
+            json::parse(R"({"model": "p.safetensors", "dialect": "", "tensors": 9, "weights": 6,
+                            "checksums": 9, "without_checksum": 0})"));
   std::string bytes = read_text(path("p.safetensors"));
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   write_text(path("p.safetensors"), bytes);

@@ -58,6 +58,9 @@ TEST_F(Unpack, AFolderLosesItsQuantizationConfig) {
   write_text(path("in/config.json"), R"({"a": 1, "quantization_config": {}})");
   EXPECT_EQ(expect_ok({"unpack", "in", "out"}), "out: 2 of 7 tensors unpacked\n");
   EXPECT_EQ(read_text(path("out/config.json")), "{\n  \"a\": 1\n}\n");
+  EXPECT_EQ(
+      expect_ok({"unpack", "in", "again", "--json"}),
+      "{\n  \"in\": \"in\",\n  \"out\": \"again\",\n  \"tensors\": 7,\n  \"unpacked\": 2\n}\n");
 }
 
 }  // namespace
