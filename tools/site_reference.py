@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference pages of the site: public names of Python, each on one page, and the headers of C++."""
+"""Reference pages of the site: public names of Python, each on one page, and the headers."""
 
 import ast
 from collections.abc import Iterator
@@ -67,8 +67,12 @@ def is_hidden(module: str, name: str) -> bool:
 
 def headers() -> str:
     """The page of the public headers, whose comments explain them."""
-    text = ["# C++ headers", "The README has [a program](../index.md#twenty-lines-of-c)."]
-    for path in sorted(PACKAGE.parent.parent.glob("include/stowage/*.h")):
+    text = [
+        "# Headers",
+        "`stowage.h` is [for C](../c-api.md), the others are for C++, in which the README has "
+        "[a program](../index.md#twenty-lines-of-c).",
+    ]
+    for path in sorted(PACKAGE.parent.parent.glob("include/**/*.h")):
         lines = path.read_text().splitlines()[1:]  # behind the licence
         told = list(takewhile(lambda line: line.startswith("//"), lines))
         text += [f"## {path.name}", " ".join(line[3:] for line in told)]

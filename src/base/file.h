@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/map_guard.h"
 
@@ -98,6 +99,10 @@ class StagedFile {
 void check_path(const std::string& path);
 /// "a/b" -> "a", "b" -> ".".
 std::string folder_of(const std::string& path);
+/// What a folder has, "." and ".." too, in no order. Throws io. The iterator of std::filesystem
+/// would end the process where memory is short: a function of libstdc++ that may not throw
+/// allocates.
+std::vector<std::string> names_in(const std::string& folder);
 /// Makes renames in `folder` durable. Throws io.
 void sync_folder(const std::string& folder);
 /// Throws io unless the file system of `folder` has room for `bytes` more.

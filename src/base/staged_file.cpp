@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // StagedFile: written beside its target, published by one rename.
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -8,9 +9,9 @@
 
 #include <atomic>
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/file.h"
 #include "base/file_error.h"
@@ -47,12 +48,9 @@ void remove_if_abandoned(const std::string& path) {
 // What killed writers of the same target have left. Where the folder cannot be read, it stays.
 void remove_abandoned(const std::string& target) noexcept try {
   const std::string start = "." + target.substr(name_begins(target)) + ".";
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), error)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : names_in(folder_of(target)))
     if (name.starts_with(start) && name.ends_with(".tmp"))
-      remove_if_abandoned(entry.path().string());
-  }
+      remove_if_abandoned(folder_of(target) + "/" + name);
 } catch (...) {
 }
 
@@ -159,6 +157,19 @@ std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
+  std::vector<std::string> names;
+  while (entries) {
+    errno = 0;
+    const dirent* const entry = ::readdir(entries.get());
+    if (entry == nullptr && errno == 0) return names;
+    if (entry == nullptr) break;
+    names.emplace_back(entry->d_name);
+  }
+  throw_errno(folder, "must be readable");
 }
 
 void sync_folder(const std::string& folder) {

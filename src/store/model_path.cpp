@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
 #include "store/refusal.h"
 #include "stowage/error.h"
 
@@ -15,15 +16,9 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Names names_in(const std::string& folder) {
-  std::error_code error;
-  Names names;
-  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
-       at.increment(error)) {
-    std::string name = at->path().filename().string();
-    if (!name.starts_with('.')) names.push_back(std::move(name));
-  }
-  if (error) throw Error(Code::io, folder + ": must be readable, got " + error.message());
+Names visible_names(const std::string& folder) {
+  Names names = names_in(folder);
+  std::erase_if(names, [](const std::string& name) { return name.starts_with('.'); });
   std::ranges::sort(names);
   return names;
 }
@@ -63,7 +58,7 @@ int shards_of(std::string_view name) {
 ModelPath find_model(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return {path, path.ends_with(kIndexEnding)};
-  const Names names = names_in(path);
+  const Names names = visible_names(path);
   const std::string prefix = path.ends_with('/') ? path : path + "/";
   const std::string index = choose(path, names, kIndexEnding);
   if (!index.empty()) {

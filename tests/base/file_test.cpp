@@ -130,6 +130,15 @@ TEST(Folder, IsThePartBeforeTheLastSlash) {
   EXPECT_STOWAGE_ERROR(sync_folder("/no/such"), io, "/no/such: must open as a folder");
 }
 
+TEST(Folder, NamesWhatItHas) {
+  const Scratch folder;
+  folder.write("b", "");
+  folder.write(".hidden", "");
+  EXPECT_THAT(names_in(folder.path()), testing::UnorderedElementsAre(".", "..", ".hidden", "b"));
+  EXPECT_STOWAGE_ERROR((void)names_in(folder.path("none")), io,
+                       "none: must be readable, got No such file");
+}
+
 TEST(Folder, SpaceIsComparedWithWhatIsFree) {
   const Scratch folder;
   check_space(folder.path(), 1);

@@ -223,7 +223,7 @@ def test_cpp_is_formatted() -> None:
     if not clang_format.exists():
         pytest.skip("needs clang-format 14 in the virtual environment: make setup")
     folders = (ROOT / "include", ROOT / "src", ROOT / "tests")
-    files = [p for d in folders for p in d.rglob("*") if p.suffix in {".h", ".cpp"}]
+    files = [p for d in folders for p in d.rglob("*") if p.suffix in {".h", ".cpp", ".c"}]
     done = subprocess.run(
         [clang_format, "--dry-run", "-Werror", *files], capture_output=True, text=True
     )
