@@ -1,5 +1,5 @@
 # Installs the library into an empty prefix, moves the prefix, builds examples/cpp against it with
-# find_package and with pkg-config, and runs both programs: relocated, they print the same.
+# find_package and with pkg-config, the latter in C too, and runs the programs: relocated, they print the same.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed OUTPUT_VARIABLE output
                   ERROR_VARIABLE output)
@@ -36,6 +36,13 @@ if(NOT code EQUAL 1 OR NOT output MATCHES "plan: ram must be at least [0-9]+ byt
   message(FATAL_ERROR "too small a budget gave ${code}: ${output}")
 endif()
 
+# Of no use to it, which it says by the name of what it misses.
+execute_process(COMMAND ${work}/example/minilm ${work}/model.safetensors 1000000
+                RESULT_VARIABLE code ERROR_VARIABLE output)
+if(NOT code EQUAL 1 OR NOT output MATCHES "must have embeddings.word_embeddings.weight")
+  message(FATAL_ERROR "a model that is no MiniLM gave ${code}: ${output}")
+endif()
+
 find_program(pkg_config NAMES pkg-config pkgconf)
 if(pkg_config)
   set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
@@ -46,4 +53,8 @@ if(pkg_config)
   if(NOT output STREQUAL expected)
     message(FATAL_ERROR "found by pkg-config it printed: ${output}")
   endif()
+  run(${pkg_config} --cflags --libs stowage-c)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  run(${cc} -std=c11 ${source}/tests/c/program.c ${flags} -lm -o ${work}/in_c)
+  run(${work}/in_c ${work})
 endif()

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cmake_finds_the_wheel(folder: Path, tmp_path: Path, prefix: Path) -> None:
     source = ROOT / "examples/cpp"
     run("cmake", "-S", source, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
-    run("cmake", "--build", tmp_path)
+    run("cmake", "--build", tmp_path, "--target", "multiply")
     check(run(tmp_path / "multiply", folder, "layer.weight"))
 
 
