@@ -55,6 +55,8 @@ def test_layers_hold() -> None:
             {"src/kernel/a.cpp": "#include <torch/extension.h>\n"},
             "only src/torch may include torch",
         ),
+        ({"src/c/a.cpp": '#include "plan/b.h"\n'}, "c must not include plan/b"),
+        ({"src/plan/a.cpp": '#include "stowage.h"\n'}, "plan must not include stowage"),
         ({"src/new/a.h": ""}, "no layer"),
         (
             {"src/kernel/a.cpp": '#include "format/reference.h"\n'},
@@ -192,6 +194,7 @@ def test_symbols_notice_objects(tmp_path: Path, text: str, complaint: str) -> No
     ("name", "text", "complaint"),
     [
         ("libstowage.so", "namespace nlohmann { void f() {} }\n", "exports nlohmann::f()"),
+        ("libstowage.so", 'extern "C" void strange() {}\n', "exports strange"),
         ("libstowage.so", "namespace stowage { static void f() {} }\n", "exports nothing"),
         (
             "stowage_torch.so",

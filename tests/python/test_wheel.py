@@ -42,6 +42,8 @@ def test_tag_serves_every_python() -> None:
         "stowage/lib/libstowage.so",
         "stowage/lib/cmake/stowage/stowageConfig.cmake",
         "stowage/lib/pkgconfig/stowage.pc",
+        "stowage/lib/pkgconfig/stowage-c.pc",
+        "stowage/include/stowage.h",
         "stowage/include/stowage/storage.h",
     ],
 )
