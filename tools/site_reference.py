@@ -25,6 +25,13 @@ MODULES = (  # a name is explained on the first page that has it
     "stowage.integrations.peft",
     "stowage.integrations.fabric",
 )
+FACADES = {  # and what of each is shown with it, in this order
+    "stowage.compat.bitsandbytes": ("functional", "nn", "nn.parametrize"),
+    "stowage.compat.torchao": ("quantization", "float8"),
+    "stowage.compat.diffusers": ("hooks",),
+    "stowage.compat.accelerate": ("big_modeling", "hooks", "utils.modeling", "utils.offload"),
+    "stowage.compat.transformer_engine": ("pytorch", "common.recipe"),
+}
 
 
 @cache
@@ -48,16 +55,19 @@ def imported(module: str) -> dict[str, tuple[str, str]]:
 
 def home(module: str, name: str) -> tuple[str, str]:
     """The module that defines what another one has under a name, and its name there."""
-    there = imported(module).get(name)
-    return home(*there) if there else (module, name)
+    here = module, name
+    there = imported(module).get(name, here)
+    return here if there == here else home(*there)  # a package names its own modules so
 
 
 def public(module: str) -> list[str]:
-    """The names that a module gives."""
-    for node in ast.parse(source(module).read_text()).body:
+    """The names that a module gives: its `__all__`, or what it defines."""
+    body = ast.parse(source(module).read_text()).body
+    for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
-    raise ValueError(f"{module}: must have __all__")
+    defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def is_hidden(module: str, name: str) -> bool:
@@ -91,6 +101,19 @@ def explained() -> dict[str, tuple[str, str]]:
     return found
 
 
+def facade(module: str, parts: tuple[str, ...]) -> str:
+    """The page of a facade, where each name stands once."""
+    text, seen = [f"# {module}", "What differs: [compat.md](../compat.md)."], set()
+    for part in ("", *parts):
+        where = f"{module}.{part}" if part else module
+        homes = {name: home(where, name) for name in public(where)}
+        shown = [n for n in homes if not (homes[n] in seen or is_hidden(where, n) or n[0] == "_")]
+        seen |= set(homes.values())
+        text += [f"## {part}"] if part else []
+        text.append(f"::: {where}\n    options: {{heading_level: 3, members: {shown}}}")
+    return "\n\n".join(text)
+
+
 def pages() -> Iterator[tuple[str, str]]:
     """The name and the text of each page."""
     where = {defined: name for name, defined in explained().items()}
@@ -103,8 +126,11 @@ def pages() -> Iterator[tuple[str, str]]:
             if defined in where:
                 others.append(f"[`{name}`][{where[defined]}]")
             else:
-                options = "{show_root_heading: true, show_root_full_path: false}"
+                shows = "show_root_heading: true, show_root_toc_entry: true"
+                options = f"{{{shows}, show_root_full_path: false}}"
                 text.append(f"::: {'.'.join(defined)}\n    options: {options}")
         text += [f"Explained elsewhere: {', '.join(others)}."] if others else []
         yield f"reference/{module}.md", "\n\n".join(text)
+    for module, parts in FACADES.items():
+        yield f"reference/{module}.md", facade(module, parts)
     yield "reference/headers.md", headers()

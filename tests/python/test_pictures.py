@@ -30,6 +30,7 @@ def test_a_line_goes_where_its_numbers_say() -> None:
     assert {"title", "a", "b", "0", "5", "10", "4 seconds"} <= set(texts(picture))
 
 
+@pytest.mark.slow
 def test_memory_is_watched(tmp_path: Path) -> None:
     pictures.write_chain(tmp_path, 2, 256)
     seen = pictures.watched("int8 from a disk", tmp_path, 2, 256, 2048)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import runpy
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = runpy.run_path(str(ROOT / "tools/site_reference.py"))["MODULES"]
+REFERENCE = runpy.run_path(str(ROOT / "tools/site_reference.py"))
+MODULES, public = REFERENCE["MODULES"], REFERENCE["public"]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
@@ -42,7 +42,7 @@ def fetched(page: Path) -> list[str]:
 def unexplained(site: Path) -> list[str]:
     """The public names that their module's page has not."""
     pages = {module: (site / f"reference/{module}.html").read_text() for module in MODULES}
-    names = [(m, name) for m in MODULES for name in importlib.import_module(m).__all__]
+    names = [(m, name) for m in MODULES for name in public(m)]
     return [f"{m}.{name}" for m, name in names if not re.search(rf"[>.]{name}<", pages[m])]
 
 
