@@ -55,6 +55,11 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert not [(page, tags) for page in tmp_path.rglob("*.html") if (tags := fetched(page))]
 
 
+def test_no_page_is_listed_twice() -> None:
+    listed = re.findall(r"[\w./-]+\.md\b", (ROOT / "mkdocs.yml").read_text().split("nav:\n")[1])
+    assert len(listed) > 50 and len(listed) == len(set(listed))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_text_is_taken_for_html(page: Path) -> None:
     """`<N>` that stands outside of code is lost, here and on GitHub."""
