@@ -113,7 +113,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def _only_linear(module: nn.Module, name: str, parameter: Any) -> bool:
+def _only_linear(name: str, module: nn.Module, parameter: Any) -> bool:
     return isinstance(module, nn.Linear) and name == "weight"
 
 

@@ -19,7 +19,7 @@ expected = model(ids)
 
 # In place. Rules are tried in order; the report has one row for each weight, with its error.
 rules = {"0": "int8", "1.*": "nf4", "3": None}
-report = stowage.stow(model, rules, compute_dtype=torch.bfloat16)
+report = stowage.stow(model, rules=rules, compute_dtype=torch.bfloat16)
 print(report)
 assert model[1].weight.dtype == torch.bfloat16  # code that asks sees the compute dtype
 print("largest difference:", (model(ids).float() - expected).abs().max().item())
@@ -32,4 +32,4 @@ with tempfile.TemporaryDirectory() as folder:
     stowage.unstow(model)  # plain parameters again, and a float file
     stowage.save(model, folder)
     loaded = stowage.load(make_model, folder, "f8_e4m3:row")  # quantized while it is read
-    print(loaded[1].weight.storage, loaded[1].weight.dequantize()[0, :4])
+    print(loaded[1].weight.resting, loaded[1].weight.dequantize()[0, :4])

@@ -46,11 +46,11 @@ class Block(nn.Module):
 def frozen_nf4(model: Block) -> None:
     for layer in (model.up, model.down):
         layer.requires_grad_(False)
-    stowage.stow(model, {"up.weight": "nf4", "down.weight": "nf4"})
+    stowage.stow(model, rules={"up.weight": "nf4", "down.weight": "nf4"})
 
 
 def fp8(model: Block) -> None:
-    convert_float8(model, "tensorwise", filter=lambda module, name: name in PLAN)
+    convert_float8(model, "tensorwise", filter=lambda name, module: name in PLAN)
 
 
 def train(model: Any, steps: int = 3) -> list[float]:

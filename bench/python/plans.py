@@ -82,7 +82,7 @@ def write_stack(folder: Path, gib: float) -> None:
 
 def copied(weight: stowage.StowedTensor) -> stowage.StowedTensor:
     parts = [part.clone() for part in weight.parts.values()]
-    return stowage.StowedTensor(parts, weight.storage, weight.shape, weight.dtype)
+    return stowage.StowedTensor(parts, weight.resting, weight.shape, weight.dtype)
 
 
 def llama(layers: int = 24, hidden: int = 2048) -> nn.Module:

@@ -124,7 +124,7 @@ def prepare() -> None:
     """The files and documents that calls share. Set STOWAGE_LINKS first: nothing is measured."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({f"m{i}": torch.nn.Linear(64, 40) for i in range(3)})
-    stowage.stow(model, {"m0.*": "f8_e4m3:row", "m1.*": "nf4:block64:nested"})
+    stowage.stow(model, rules={"m0.*": "f8_e4m3:row", "m1.*": "nf4:block64:nested"})
     path = Scene.folder / "model.safetensors"
     stowage.save(model, path)
     Scene.written = str(path)

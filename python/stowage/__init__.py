@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
         training,
         views,
     )
+    from stowage._model.choice.policy import Policy
     from stowage._model.reports.table import Report, Row
     from stowage._model.rest.frozen import frozen_linear
     from stowage._model.rest.masters import drop_master
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
 
 _MODULES = ["checkpoint", "loading", "planning", "policy", "sharding", "skips", "training", "views"]
 _NAMES = {
+    "_model.choice.policy": "Policy",
     "_model.reports.table": "Report Row",
     "_model.rest.frozen": "frozen_linear",
     "_model.rest.masters": "drop_master",
@@ -110,6 +112,7 @@ __all__ = [
     "OutOfMemory",
     "OutOfRange",
     "Plan",
+    "Policy",
     "Report",
     "Row",
     "StowageError",

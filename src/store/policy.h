@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which weights of a model rest, and how. A file has names and shapes only, so the rules read
-// those; python/stowage/_model/choice/policy.py chooses the same set from the modules
+// those; python/stowage/_model/choice/selection.py chooses the same set from the modules
 // (docs/cli.md has the rules).
 #pragma once
 #include <optional>

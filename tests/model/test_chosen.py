@@ -64,7 +64,7 @@ def test_six_layers_beside_every_combination(model: nn.Module, attribute: str) -
             if plain + sum(o[0] for o in some) <= budget
         )
         rules: Any = {f"*.layer.?.{attribute}": LIST}
-        report = stowage.stow(copy.deepcopy(model), rules, budget=budget)
+        report = stowage.stow(copy.deepcopy(model), rules=rules, budget=budget)
         assert report.rest_bytes <= budget and len(report.stowed) == 6
         assert squares(report) <= wanted * 1.0001  # 5 % is what is promised
 

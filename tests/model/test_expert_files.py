@@ -179,11 +179,11 @@ def test_plain_experts_are_stacked_and_rest_by_rules(tmp_path: Path) -> None:
         rules = {"*.experts.*_proj": storage}
         wanted = build("Mixtral")
         wanted.load_state_dict(dense.state_dict())
-        told = stowage.stow(wanted, rules)
+        told = stowage.stow(wanted, rules=rules)
         model = stowage.load(lambda: build("Mixtral"), plain, rules=rules)
         for row in told.stowed:
             stack, other = model.get_parameter(row.name), wanted.get_parameter(row.name)
-            assert stack.storage == other.storage
+            assert stack.storage == other.resting
             for part, theirs in zip(stack.parts.values(), other.parts.values(), strict=True):
                 assert torch.equal(part, theirs)
             mine = stowage.report(model)[row.name]

@@ -109,7 +109,7 @@ def assert_opens(path: Path, storage: str, dialect: str, mmap: bool, to: Path) -
     model = stowage.load(built, path, mmap=mmap, exact=True)
     for name in (TO_Q, TO_K, "single_transformer_blocks.1.proj_mlp.weight"):
         found = model.get_parameter(name)
-        assert isinstance(found, stowage.StowedTensor) and found.storage == storage
+        assert isinstance(found, stowage.StowedTensor) and found.resting == storage
     assert_same(model, want)
     assert torch.equal(answer(model, torch.bfloat16), answer(want, torch.bfloat16))
     stowage.save(model, to / "again", dialect=dialect)
@@ -272,7 +272,7 @@ def test_nf4_of_bitsandbytes_opens_and_is_written_again(mmap: bool, tmp_path: Pa
     state = load_file(tmp_path / "plain.safetensors")
     whole = stowage.quantize(state[QKV], "nf4").dequantize()
     found = model.get_parameter(TO_K)
-    assert isinstance(found, stowage.StowedTensor) and found.storage == "nf4:block64"
+    assert isinstance(found, stowage.StowedTensor) and found.resting == "nf4:block64"
     assert torch.equal(values(found), whole[256:512])
     stowage.save(model, tmp_path / "again", dialect="bitsandbytes")
     assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()

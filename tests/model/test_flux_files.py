@@ -175,7 +175,7 @@ def test_a_gguf_file_rests_in_diffusers_model(
         lambda: built(guidance=guidance), path, mmap=mmap, compute_dtype=torch.float32
     )
     rests = {n: p for n, p in model.named_parameters() if isinstance(p, stowage.StowedTensor)}
-    assert {p.storage for p in rests.values()} == {TYPES[kind]}
+    assert {p.resting for p in rests.values()} == {TYPES[kind]}
     assert {TO_Q, TO_K, "norm_out.linear.weight"} <= rests.keys()
     assert "single_transformer_blocks.0.proj_mlp.weight" in rests
     assert "transformer_blocks.0.ff.net.0.proj.weight" not in rests

@@ -260,7 +260,7 @@ def test_rows_that_no_longer_have_one_number_are_saved_in_our_form(
     for options in ({}, {"mmap": True}, {"ram": "1MiB"}):
         again = stowage.load(lambda: build(family), tmp_path / "ours", **options)
         found = again.get_parameter("model.layers.1.mlp.experts.gate_up_proj")
-        assert found.storage == f"{form.storage}:row2"
+        assert found.resting == f"{form.storage}:row2"
         assert torch.equal(found.dequantize(), stack.dequantize())
 
 

@@ -131,7 +131,7 @@ def test_adapters_added_before_stowing_stay_plain_and_keep_training(storage: str
 def test_modules_to_save_turns_a_stowed_head_plain_and_trainable(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Net()
-    stowage.stow(model, {"*weight": "int8"})
+    stowage.stow(model, rules={"*weight": "int8"})
     twin = copy.deepcopy(model)
     values = model.classifier.weight.dequantize()
     config = peft.LoraConfig(target_modules=["q"], modules_to_save=["classifier"])

@@ -143,7 +143,7 @@ def test_a_pickle_of_a_merged_model_stays_merged() -> None:
 def test_attention(storage: str) -> None:
     """MultiheadAttention has a layer inside a layer."""
     attention = nn.MultiheadAttention(32, 4, batch_first=True)
-    stowage.stow(attention, {"*_proj*weight": storage})
+    stowage.stow(attention, rules={"*_proj*weight": storage})
     model = peft.get_peft_model(
         nn.Sequential(attention), peft.LoraConfig(target_modules=["0"], init_lora_weights=False)
     )
@@ -171,7 +171,7 @@ class Experts(nn.Module):
 @pytest.mark.parametrize("storage", ["int8:row2", "nf4"])
 def test_experts(storage: str) -> None:
     model = nn.Sequential(Experts())
-    stowage.stow(model, {"*": storage})
+    stowage.stow(model, rules={"*": storage})
     names = ["0.up", "0.down"]
     config = peft.LoraConfig(target_parameters=names, r=2, init_lora_weights=False)
     model = peft.get_peft_model(model, config).eval()

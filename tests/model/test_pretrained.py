@@ -170,9 +170,9 @@ def test_stacks_of_experts_rest_without_a_rule(tmp_path: Path, family: str, stor
     stacks = {n: p for n, p in model.named_parameters() if p.dim() == 3}
     assert stacks
     for weight in stacks.values():
-        assert weight.storage == {"nf4": "nf4:block64", "int8": "int8:row2"}[storage]
+        assert weight.resting == {"nf4": "nf4:block64", "int8": "int8:row2"}[storage]
     expected = AutoModelForCausalLM.from_pretrained(tmp_path)
-    stowage.stow(expected, storage, rules={n: w.storage for n, w in stacks.items()})
+    stowage.stow(expected, storage, rules={n: w.resting for n, w in stacks.items()})
     assert same(model, expected)
     model.save_pretrained(tmp_path / "rests", max_shard_size="100KB")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "rests")
@@ -281,7 +281,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("dialect", PUBLISHED)
 def test_published_forms_rest_as_they_came(tmp_path: Path, dialect: str) -> None:
     model = built()
-    stowage.stow(model, {"model.layers.*": PUBLISHED[dialect]})
+    stowage.stow(model, rules={"model.layers.*": PUBLISHED[dialect]})
     stowage.save(model, tmp_path / "one", dialect=dialect)
     config = StowageConfig.from_checkpoint(tmp_path / "one")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "one", config=config)
@@ -445,7 +445,7 @@ def test_weights_that_are_spread_are_refused(plain: Path, tmp_path: Path) -> Non
         ({"storage": "nf4", "plan": "x"}, "plan must come without storage, rules and ram"),
         ({"quant_method": "gptq"}, "quant_method must be 'stowage', got 'gptq'"),
         ({"folder": "x"}, "folder must come with ram"),
-        ({"rules": {torch.nn.Linear: "nf4"}}, "rules must be globs, which config.json can hold"),
+        ({"rules": {torch.nn.Linear: "nf4"}}, "rules must be globs, which JSON can hold"),
     ],
 )
 def test_what_contradicts_itself_is_refused(arguments: dict[str, Any], says: str) -> None:

@@ -172,7 +172,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     layer = nn.Linear(8, 8)
     layer.weight.data[0, 0] = 1e6
-    stowage.stow(layer, {"weight": "int8"})
+    stowage.stow(layer, rules={"weight": "int8"})
     with pytest.raises(stowage.InvalidArgument, match=r"weight: values must be at most 65504"):
         stowage.save(layer, tmp_path, dtype=torch.float16)
     with pytest.raises(stowage.InvalidArgument, match="dtype must be one of"):

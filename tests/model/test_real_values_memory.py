@@ -44,7 +44,7 @@ def build():
     config = AutoConfig.from_pretrained(source)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 small = torch.nn.Linear(64, 64)
-stowage.stow(small, {"weight": storage})
+stowage.stow(small, rules={"weight": storage})
 stowage.save(small, Path(target) / "small", dtype=torch.bfloat16)
 build()  # what a first call imports and keeps
 model, loading = peak_of(lambda: stowage.load(build, source, storage))

@@ -32,7 +32,7 @@ def test_scales_of_experts_without_a_token_are_not_used(storage: str, way: str) 
     """They are made NaN, which any use would show."""
     torch.manual_seed(0)
     model = build()
-    stowage.stow(model, {"*.experts.*_proj": storage})
+    stowage.stow(model, rules={"*.experts.*_proj": storage})
     experts, x = experts_of(model), torch.randn(6, HIDDEN)
     with torch.no_grad():
         wanted = routed(experts, way, x)
@@ -49,7 +49,7 @@ def test_scales_of_experts_without_a_token_are_not_used(storage: str, way: str) 
 def test_a_write_to_an_expert_of_a_mapped_file_is_seen(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = build()
-    stowage.stow(model, {"*.experts.*_proj": "f8_e4m3:row2"})
+    stowage.stow(model, rules={"*.experts.*_proj": "f8_e4m3:row2"})
     stowage.save(model, tmp_path)
     x, found = torch.randn(6, HIDDEN), []
     for mmap in (False, True):

@@ -148,7 +148,7 @@ def test_generate(llama: Any, storage: str | None, places: dict[str, Any] | None
 
 
 @pytest.mark.parametrize("storage", [None, "int8"])
-@pytest.mark.parametrize("name", ["balanced", "sequential"])
+@pytest.mark.parametrize("name", ["balanced", "balanced_low_0", "sequential"])
 def test_maps_by_name(name: str, storage: str | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))).eval().requires_grad_(False)

@@ -280,7 +280,7 @@ def test_experts_come_one_by_one() -> None:
             return stowage.grouped_linear(x, self.weight, ends)
 
     model = Experts()
-    stowage.stow(model, {"weight": "int8:row2"})
+    stowage.stow(model, rules={"weight": "int8:row2"})
     x, ends = torch.randn(6, 96), torch.tensor([0, 0, 2, 2, 2, 6, 6, 6])
     with torch.no_grad():
         wanted = copy.deepcopy(model).to(DEVICE)(x.to(DEVICE), ends.to(DEVICE)).cpu()

@@ -116,7 +116,7 @@ def test_weights_have_the_bytes_of_python(
     assert [data for _, data in parts(library, weight)] == [raw(p) for p in ours.parts.values()]
     info = WeightInfo(ctypes.sizeof(WeightInfo))
     library.weight_describe(weight, byref(info))
-    assert info.storage.decode() == ours.storage and tuple(info.shape[:2]) == SHAPE
+    assert info.storage.decode() == ours.resting and tuple(info.shape[:2]) == SHAPE
     assert info.bytes == ours.nbytes_at_rest
     for dtype, number in DTYPES.items():
         out = torch.empty(SHAPE, dtype=dtype)
@@ -135,7 +135,7 @@ def test_files_go_both_ways(library: Library, values: torch.Tensor, tmp_path: Pa
     model = nn.ModuleDict({"a": nn.Linear(*reversed(SHAPE)), "b": nn.Linear(8, 8)})
     with torch.no_grad():
         model["a"].weight.copy_(values)
-    stowage.stow(model, {"a.weight": "nf4"})
+    stowage.stow(model, rules={"a.weight": "nf4"})
     stowage.save(model, tmp_path / "ours")
     file, weight, index = c_void_p(), c_void_p(), c_int64()
     library.file_open(str(tmp_path / "ours"), byref(file))
@@ -164,7 +164,7 @@ def test_files_go_both_ways(library: Library, values: torch.Tensor, tmp_path: Pa
         getattr(library.c, f"stowage_{kind}_free")(handle)
     again = nn.ModuleDict({"a": nn.Linear(*reversed(SHAPE)), "b": nn.Linear(8, 8)})
     stowage.load(again, path, verify=True)
-    assert again["a"].weight.storage == "nf4:block64"
+    assert again["a"].weight.resting == "nf4:block64"
     assert torch.equal(again["a"].weight.dequantize(), model["a"].weight.dequantize())
     assert torch.equal(again["b"].bias, bias)
 

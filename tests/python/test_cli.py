@@ -164,7 +164,7 @@ def test_python_loads_what_is_packed(tmp_path: Path) -> None:
     run("pack", tmp_path / "model", tmp_path / "p", "--storage", "int8:row", "--compute", "bf16")
     loaded = stowage.load(small_llama(tied=True), tmp_path / "p")
     stowage.stow(model, "int8:row", compute_dtype=torch.bfloat16)
-    assert loaded.model.embed_tokens.weight.storage == "int8:row"
+    assert loaded.model.embed_tokens.weight.resting == "int8:row"
     expected = dict(model.named_parameters())
     for name, weight in loaded.named_parameters():
         assert weight.dtype == torch.bfloat16

@@ -52,7 +52,7 @@ def cycle(number):
     loaded(x)
     fails(lambda: stowage.load(build, folder + "/int8", ram=5000))
     fails(lambda: stowage.load(other, folder + "/int8"))
-    fails(lambda: stowage.load(build, folder + "/plain", {"nothing": "int8"}))
+    fails(lambda: stowage.load(build, folder + "/plain", rules={"nothing": "int8"}))
     fails(lambda: stowage.offload(loaded, ram=ram, folder=folder + "/none"))
     twin = copy.deepcopy(loaded)
     with torch.no_grad():

@@ -164,7 +164,7 @@ WEIGHT = "weight = stowage.quantize(torch.randn(8, 8), 'int8:row')\n"
         ),
         (
             "module = nn.Module()\n" + WEIGHT + "module.register_buffer('w', weight)\n"
-            "print(module.bfloat16().w.storage)",
+            "print(module.bfloat16().w.resting)",
             "int8:row",
         ),
         (

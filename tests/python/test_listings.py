@@ -23,6 +23,7 @@ HERE = "test_listings.py"
 # tests, on other models.
 RUN_BY = {
     "adapters": [HERE, HERE],
+    "choosing": [HERE],
     "compat": [HERE] * 1 + ["../model/test_flux_files.py"] + [HERE] * 6,
     "diffusers": [HERE],
     "kept-init": ["training/test_kept_sharded.py"],
@@ -64,7 +65,21 @@ def test_the_listing_of_tensors() -> None:
     exec(code, names)
     weight = names["w"]
     assert isinstance(weight, stowage.StowedTensor)
-    assert weight.storage == "nf4:block64" and set(weight.parts) == {"codes", "absmax"}
+    assert weight.resting == "nf4:block64" and set(weight.parts) == {"codes", "absmax"}
+
+
+def test_the_listing_of_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = listings("choosing")
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+
+    names = {"stowage": stowage, "torch": torch, "Path": Path, "build": build}
+    names |= {"model": build(), "plain": build()}
+    exec(code, names)
+    assert stowage.report(names["model"])["4.weight"].storage is None
+    assert names["loaded"][2].weight.resting == "int8:row"
 
 
 def test_the_listing_of_blocks() -> None:

@@ -124,7 +124,7 @@ class Models(Tiers, Graphs):
         assert before == [id(p) for p in self.model.parameters()]
         values = dict([*source.named_parameters(), *source.named_buffers()])
         for name, weight in resting(self.model).items():
-            wanted = stowage.quantize(values[name].detach(), weight.storage)
+            wanted = stowage.quantize(values[name].detach(), weight.resting)
             assert same_bytes(bytes_of(weight), bytes_of(wanted)), name
         self.take(self.model)
 

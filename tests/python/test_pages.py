@@ -180,7 +180,7 @@ def test_the_names_in_files(tmp_path: Path) -> None:
         for storage in storages:
             model = nn.Module()
             model.W = nn.Parameter(torch.randn(SHAPE))
-            stowage.stow(model, {"W": storage})
+            stowage.stow(model, rules={"W": storage})
             stowage.save(model, folder := tmp_path / storage.replace(":", "-"))
             with safe_open(folder / "model.safetensors", "pt") as file:
                 wanted = {n for n in rows[row] if n[0] == "W"}
@@ -230,7 +230,7 @@ def test_typical_errors() -> None:
     model = nn.Linear(512, 512, bias=False)
     for name, low, high in re.findall(r"`([\w:]+)` ([\d.]+)(?: to ([\d.]+))?", line[1]):
         nn.init.normal_(model.weight)
-        report = stowage.stow(model, {"weight": name})
+        report = stowage.stow(model, rules={"weight": name})
         error = report.rows[0].relative_error
         assert 0.9 * float(low) < error < 1.1 * float(high or low), (name, error)
         stowage.unstow(model)

@@ -179,7 +179,7 @@ def test_row_56_stowing_and_offloading_in_either_order(tmp_path: Path) -> None:
     stowage.stow(model, "int8")
     assert torch.equal(model(X), wanted)
     assert isinstance(model.blocks[0].weight, StowedTensor)
-    assert model.blocks[0].weight.storage == "int8:row"
+    assert model.blocks[0].weight.resting == "int8:row"
     assert stowage.state_dict(model)["blocks.0.weight"].dtype == torch.int8
     stowage.save(model, tmp_path / "saved")
     assert torch.equal(stowage.load(Model, tmp_path / "saved")(X), wanted)

@@ -19,7 +19,7 @@ def octets(weight: Any) -> list[bytes]:
         weight = weight.full_tensor()
     # Copies: what numpy has seen cannot be freed by FSDP2 any more.
     parts = (part.reshape(-1).view(torch.uint8).clone() for part in weight.parts.values())
-    return [str(weight.storage).encode(), *(part.numpy().tobytes() for part in parts)]
+    return [str(weight.resting).encode(), *(part.numpy().tobytes() for part in parts)]
 
 
 def spread(mesh: Any, folders: list[str], root: str) -> list[str]:

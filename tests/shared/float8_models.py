@@ -36,7 +36,7 @@ def trained(kind: str, recipe: str) -> tuple[list[str], int, int]:
     """Three steps beside those of the whole model: what differs, the number of fp8 weights, and
     how many frozen parameters the steps have changed."""
     made = {"llama": llama, "peft": adapted}[kind]()
-    whole = convert_float8(made, recipe, filter=lambda module, name: "lora" not in name)
+    whole = convert_float8(made, recipe, filter=lambda name, module: "lora" not in name)
     before = {n: plain(p).clone() for n, p in whole.named_parameters() if not p.requires_grad}
     parts = copy.deepcopy(whole)
     layers = (parts.base_model.model if kind == "peft" else parts).model.layers

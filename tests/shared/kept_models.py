@@ -52,7 +52,7 @@ def plain(late: bool = True) -> Net:
 
 def same_bytes(weight: Any, values: Tensor) -> bool:
     """Whether the weight is `values`, quantized once."""
-    want = stowage.quantize(values, weight.storage)
+    want = stowage.quantize(values, weight.resting)
     return all(torch.equal(weight.parts[name], want.parts[name]) for name in want.parts)
 
 

@@ -40,7 +40,7 @@ def rests(storage: str, sizes: tuple[int, int, int], plan: Any = None, seed: int
     names = tuple(plan or ("up", "down"))
     for name in names:
         model.get_submodule(name).weight.requires_grad_(False)
-    stowage.stow(model, {f"{name}.weight": storage for name in names})
+    stowage.stow(model, rules={f"{name}.weight": storage for name in names})
     return model
 
 

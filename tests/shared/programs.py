@@ -81,13 +81,13 @@ def _raw(part: Tensor) -> Tensor:
 
 def nearest(weight: StowedTensor, wanted: Tensor) -> Tensor:
     """How far values may lie from `wanted` under the scales that `weight` has."""
-    storage = Storage(weight.storage)
-    relative, absolute = _NEAREST[weight.storage.split(":")[0]]
+    storage = Storage(weight.resting)
+    relative, absolute = _NEAREST[weight.resting.split(":")[0]]
     scale = torch.ones(weight.shape)
     if len(weight.parts) > 1:
         codes, *scales = weight.parts.values()
-        ones = torch.full_like(codes, _ONE[weight.storage.split(":")[0]])
-        scale = StowedTensor([ones, *scales], weight.storage, weight.shape, torch.float32)
+        ones = torch.full_like(codes, _ONE[weight.resting.split(":")[0]])
+        scale = StowedTensor([ones, *scales], weight.resting, weight.shape, torch.float32)
         scale = scale.dequantize().abs()
     allowed = relative * wanted.abs() + absolute * scale
     if storage.nested:  # a scale of few bits may be smaller than what it scales
@@ -175,7 +175,7 @@ class World:
         if moves and changed and target.counted:
             assert cell.weight._version > version, "a write did not move the version"
         if whole and target.view(torch.ones(old.shape)).numel() == old.numel() > 0:  # else no write
-            exactly = stowage.quantize(dense, cell.weight.storage, compute_dtype=dtype)
+            exactly = stowage.quantize(dense, cell.weight.resting, compute_dtype=dtype)
             assert same_bytes(bytes_of(cell.weight), bytes_of(exactly)), (
                 "a whole write must give what quantizing its values gives"
             )
@@ -188,7 +188,7 @@ class World:
         """Values written are as near as codes allow; rows without any keep theirs."""
         plain = len(cell.weight.parts) == 1
         if plain:
-            largest = Storage(cell.weight.storage).largest
+            largest = Storage(cell.weight.resting).largest
             wanted = wanted.float().clamp(-largest, largest)
         wanted, got, old = wanted.float(), got.float(), old.float()
         allowed = nearest(cell.weight, wanted) + 2.0**-7 * wanted.abs()  # of the compute dtype

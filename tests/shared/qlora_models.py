@@ -37,8 +37,8 @@ class Mixed(nn.Module):
 def model_of(recompute: bool, recipe: str) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(Mixed(recompute), Mixed(recompute)).to(torch.bfloat16)
-    stowage.stow(model, {"*.base.weight": "nf4:nested"})
-    convert_float8(model, recipe, filter=lambda _, name: name.endswith("fast"))
+    stowage.stow(model, rules={"*.base.weight": "nf4:nested"})
+    convert_float8(model, recipe, filter=lambda name, _: name.endswith("fast"))
     return model
 
 

@@ -87,7 +87,7 @@ def try_all(folder: Path) -> None:
         at = folder / storage.replace(":", "-")
         packed = build()
         packed.load_state_dict(model.state_dict())
-        stowage.stow(packed, {"*.experts.*_proj": storage})
+        stowage.stow(packed, rules={"*.experts.*_proj": storage})
         stowage.save(packed, at)
         for mapped in (False, True):
             experts = experts_of(stowage.load(build, at, mmap=mapped))

@@ -104,7 +104,7 @@ def model_of(form: str, shape: tuple[int, int], dtype: torch.dtype) -> nn.Sequen
     if form in RECIPES:
         convert_float8(model, form)
     elif form != PLAIN:
-        stowage.stow(model, {"*.layers.*": form})
+        stowage.stow(model, rules={"*.layers.*": form})
     return model
 
 

@@ -67,7 +67,7 @@ def blocks(storage: str, shape: tuple[int, int], recompute: bool = False) -> nn.
     torch.manual_seed(0)
     rows, columns = shape
     model = nn.Sequential(Block(columns, rows, recompute), Block(columns, rows, recompute))
-    stowage.stow(model, {"*.base.weight": storage})
+    stowage.stow(model, rules={"*.base.weight": storage})
     return model
 
 
@@ -135,7 +135,7 @@ def wire_bytes(mesh: Any, cases: list[tuple[str, tuple[int, int]]]) -> list[list
     for storage, (rows, columns) in cases:
         linear = nn.Linear(columns, rows, bias=False).requires_grad_(False)
         model = nn.Sequential(linear)
-        stowage.stow(model, {"*": storage})
+        stowage.stow(model, rules={"*": storage})
         fully_shard(model[0], mesh=mesh)
         with torch.no_grad():
             model(torch.randn(2, columns))
@@ -203,7 +203,7 @@ def refused(mesh: Any, kind: str) -> str:
             fully_shard(model[0], mesh=mesh, shard_placement_fn=lambda _: Shard(1))
         else:
             if dist.get_rank() == 1:
-                stowage.stow(model, {"0.up.base.weight": "fp4"}, restow=True)
+                stowage.stow(model, rules={"0.up.base.weight": "fp4"}, restow=True)
             sharding.check(shard(model, mesh))
     except stowage.StowageError as error:
         weight = model[0].up.base.weight
@@ -226,7 +226,7 @@ def mixed(mesh: Any) -> list[float]:
         ).to(torch.bfloat16)  # fmt: skip
         for i in (0, 2, 4):
             model[i].requires_grad_(False)
-        stowage.stow(model, {"0": "int8:row", "2.weight": "f8_e4m3:row", "4.weight": "nf4"})
+        stowage.stow(model, rules={"0": "int8:row", "2.weight": "f8_e4m3:row", "4.weight": "nf4"})
         if sharded:
             for i in (0, 2, 4, 5):
                 fully_shard(model[i], mesh=mesh)
@@ -296,8 +296,8 @@ def with_fp8_gather(mesh: Any) -> None:
     for spread in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 32).requires_grad_(False), nn.Linear(32, 16))
-        stowage.stow(model, {"0.weight": "nf4"})
-        stowage.training.convert_float8(model, recipe="gather_only", filter=lambda m, n: n == "1")
+        stowage.stow(model, rules={"0.weight": "nf4"})
+        stowage.training.convert_float8(model, recipe="gather_only", filter=lambda n, m: n == "1")
         assert hasattr(model[1].weight, "fsdp_pre_all_gather")
         if spread:
             for part in model:

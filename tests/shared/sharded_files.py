@@ -120,8 +120,8 @@ def mixed(kind: type[nn.Sequential] = Declared) -> nn.Sequential:
     torch.manual_seed(0)
     model = kind(nn.Linear(33, 7), nn.Linear(7, 5), nn.Linear(5, 3))
     model[0].requires_grad_(False)
-    stowage.stow(model, {"0.weight": "nf4:nested"})
-    convert_float8(model, "rowwise", filter=lambda _, name: name == "1")
+    stowage.stow(model, rules={"0.weight": "nf4:nested"})
+    convert_float8(model, "rowwise", filter=lambda name, _: name == "1")
     return model
 
 

@@ -74,7 +74,7 @@ FSDP_ONLY = {"inference_mode": torch.inference_mode}
 def _rests(storage: str) -> Any:
     torch.manual_seed(0)
     model = Mlp(SIZES).requires_grad_(False)
-    stowage.stow(model, {"*.weight": storage})
+    stowage.stow(model, rules={"*.weight": storage})
     return model
 
 

@@ -28,7 +28,7 @@ def net(storage: str, factor: float = 1.0) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)
-    stowage.stow(model, {"*.weight": storage})
+    stowage.stow(model, rules={"*.weight": storage})
     return model
 
 

@@ -18,5 +18,5 @@ def calls(model: nn.Module, folder: str) -> None:
     stowage.stow(model, "int8", rules=lists)
     stowage.stow(model, "int8", rules=kinds)
     stowage.stow(model, "int8", rules=expressions)
-    stowage.stow(model, globs)
+    stowage.stow(model, rules=globs)
     stowage.load(model, folder, rename=globs)

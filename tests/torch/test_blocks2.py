@@ -162,18 +162,18 @@ def test_a_stack_is_saved_and_rounded_by_chance(name: str, tmp_path: Path) -> No
     model = torch.nn.Module()
     model.w = torch.nn.Parameter(torch.randn(3, 10, 40))
     values = model.w.detach().clone()
-    stowage.stow(model, {"w": name})
+    stowage.stow(model, rules={"w": name})
     stowage.save(model, tmp_path)
     again = torch.nn.Module()
     again.w = torch.nn.Parameter(torch.zeros(3, 10, 40))
     stowage.load(again, tmp_path, mmap=True)
-    assert again.w.storage == name and torch.equal(again.w.dequantize(), model.w.dequantize())
+    assert again.w.resting == name and torch.equal(again.w.dequantize(), model.w.dequantize())
     stowage.load(again, tmp_path, ram="64KiB")
     assert torch.equal(again.w.dequantize(), model.w.dequantize())
     bare = torch.nn.Module()
     bare.w = torch.nn.Parameter(torch.zeros(3, 10, 40))
     stowage.load_state_dict(bare, stowage.state_dict(model))  # a label says the blocks
-    assert bare.w.storage == name and torch.equal(bare.w.dequantize(), model.w.dequantize())
+    assert bare.w.resting == name and torch.equal(bare.w.dequantize(), model.w.dequantize())
     one = stochastic.quantize(values, Storage(name), key=7)
     two = [stochastic.quantize(m, Storage(name), 7, 400 * i) for i, m in enumerate(values)]
     for part, pieces in zip(one, zip(*two, strict=True), strict=True):

@@ -128,7 +128,7 @@ def test_bags(name: str, mode: str) -> None:
     codes, *scales = library.quantize(torch.randn(shape), kind.key)
     dense = composite.dequantize(codes, scales, kind.key, shape, torch.float32)
     table = torch.nn.EmbeddingBag(*shape, mode=mode, _weight=dense.clone())
-    stowage.stow(table, {"weight": kind.for_values(torch.float32).name})
+    stowage.stow(table, rules={"weight": kind.for_values(torch.float32).name})
     ids, offsets = torch.tensor([1, 9, 9, 0, 3]), torch.tensor([0, 0, 3])
     rests = table.weight.dequantize()
     weights = torch.rand(5) if mode == "sum" else None

@@ -70,10 +70,10 @@ def test_an_index_has_its_number_and_stacks_have_those_of_their_pieces() -> None
     for name, one in (("nvfp4:row2", "nvfp4:row"), ("nvfp4:row", "nvfp4")):
         w = stowage.quantize(values(4, 6, 64), name)
         dense, expert = w.dequantize(), w[1]
-        assert isinstance(expert, StowedTensor) and expert.storage == one
+        assert isinstance(expert, StowedTensor) and expert.resting == one
         assert torch.equal(expert.dequantize(), dense[1])
         both = torch.stack([w[0], w[3]])
-        assert isinstance(both, StowedTensor) and both.storage == name
+        assert isinstance(both, StowedTensor) and both.resting == name
         assert torch.equal(both.dequantize(), dense[[0, 3]])
         assert torch.equal(torch.cat([w[:2], w[2:]]).dequantize(), dense)
     w = stowage.quantize(values(2, 2, 16), "nvfp4:row2")

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._model.choice.by_error import Limits
 from stowage._model.choice.calibration import Calibration
-from stowage._model.choice.policy import Policy, Rules, Wish
+from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import Rules, Wish
 from stowage._model.choice.skips import Skip
 from stowage._model.declared import WidePlaces, adapter_paths
 from stowage._model.reports.report import loss_of, remember, report
 from stowage._model.reports.table import Report
 from stowage._model.rest.formation import Loss, Making, from_values, relabelled, unfit
-from stowage._model.rest.granularity import Blocks, Granularity, InputCast, forget, holders
+from stowage._model.rest.granularity import Blocks, InputCast, forget, holders
 from stowage._model.rest.masters import (
     Keeping,
     Master,
@@ -39,7 +39,7 @@ from stowage._tensor.stowed import StowedTensor
 
 def stow(
     model: nn.Module,
-    storage: Wish | Rules | Policy,
+    storage: Wish | Policy = None,
     *,
     rules: Rules | None = None,
     skip: Skip = None,
@@ -68,8 +68,9 @@ def stow(
 
     Args:
         model: any module.
-        storage: a storage string, a list of such to choose from by measured errors, rules, or a
-            `stowage.policy.Policy`, which has all of them.
+        storage: a storage string, a list of such to choose from by measured errors, None (the
+            defaults let nothing rest), or a `stowage.Policy`, which has this and what follows it
+            but for `restow` and masters.
         rules: a glob over parameter names and module paths, a regular expression, a module type or
             a predicate, to a storage, a list of storages or None (stay plain). The first match
             decides; `storage` decides by the defaults what no rule matches.
@@ -103,33 +104,42 @@ def stow(
         >>> report["0.weight"].storage, report["2.weight"].storage
         ('nf4:block64', 'f8_e4m3:row')
     """
-    policy = Policy.parse(storage, rules, skip, allow_unmatched)
-    limits = Limits.parse(max_error, on_exceed, calibrate, budget)
-    grain = Granularity.parse(working, blocks, input_cast, exact)
-    how = Making(compute_dtype, grain.exact, keep_nonfinite, measure)
+    policy = Policy.of(
+        storage,
+        "stowage.stow",
+        rules=rules,
+        skip=skip,
+        allow_unmatched=allow_unmatched,
+        max_error=max_error,
+        on_exceed=on_exceed,
+        calibrate=calibrate,
+        budget=budget,
+        compute_dtype=compute_dtype,
+        exact=exact,
+        keep_nonfinite=keep_nonfinite,
+        measure=measure,
+        buffers=buffers,
+        working=working,
+        blocks=blocks,
+        input_cast=input_cast,
+    )
     keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():
-        work = _Work(how, restow, WidePlaces(model), keeping)
-        _put_to_rest(Inventory(model), policy, limits, work, buffers, grain)
+        work = _Work(policy.making, restow, WidePlaces(model), keeping)
+        _put_to_rest(Inventory(model), policy, work)
     return report(model)
 
 
-def _put_to_rest(
-    inventory: Inventory,
-    policy: Policy,
-    limits: Limits,
-    work: _Work,
-    with_buffers: bool,
-    grain: Granularity,
-) -> None:
-    choices = policy.choices(inventory, with_buffers)
-    work.problems.extend(policy.idle_rules(choices))
+def _put_to_rest(inventory: Inventory, policy: Policy, work: _Work) -> None:
+    selection, grain = policy.selection, policy.grain
+    choices = selection.choices(inventory, policy.buffers)
+    work.problems.extend(selection.idle_rules(choices))
     asked = (work.how, work.restow, work.compute_of)
-    choices = limits.choose(inventory.model, choices, *asked, work.problems)
+    choices = policy.limits.choose(inventory.model, choices, *asked, work.problems)
     work.problems.extend(grain.problems(inventory, holders(choices)))
     for choice in choices:
         work.take(choice)
-    if work.how.compute_dtype is not None and not with_buffers:
+    if work.how.compute_dtype is not None and not policy.buffers:
         for held in inventory.buffers:
             work.cast(held)
     raise_problems("stowage.stow", work.problems)

@@ -181,7 +181,7 @@ def _fill(old: torch.Tensor, made: torch.Tensor) -> Callable[[], Any]:
     """Puts into `old` what `made` holds; returns what undoes it. The two change places, so that no
     more than one tensor is there twice."""
     if isinstance(old, StowedTensor) and isinstance(made, StowedTensor):
-        if (old.storage, old._exact, old._dt) != (made.storage, made._exact, made._dt):
+        if (old._storage, old._exact, old._dt) != (made._storage, made._exact, made._dt):
             before = old.detach()
             old.data = made.detach().to(old.device)
             return partial(setattr, old, "data", before)
@@ -224,8 +224,7 @@ class Choice:
     Where several storages were given, `storage` is the first and `others` are the rest.
 
     Example:
-        >>> from stowage.policy import Policy
-        >>> weight, bias, *_ = Policy.parse("nf4").choose(model)
+        >>> weight, bias, *_ = stowage.Policy("nf4").choose(model)
         >>> weight.storage.name, bias.reason
         ('nf4:block64', 'the defaults take parameters named weight, this is bias')
     """

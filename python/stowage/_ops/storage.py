@@ -3,6 +3,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,8 +22,9 @@ Part = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 class StorageName(str):
-    """A storage string. Writers of checkpoints call what torch has under this name, `storage()`:
-    it tells them which tensors have their memory in common."""
+    """What a weight has where torch's tensors have the method `storage()`. Writers of checkpoints
+    call it: it tells them which tensors have their memory in common. For one release it is also the
+    storage string, which is `resting`."""
 
     __slots__ = ("_codes",)
     _codes: Any  # a weak reference to the codes of the weight that was asked, or None
@@ -31,13 +33,38 @@ class StorageName(str):
     def __call__(self) -> "Identity":
         codes = getattr(self, "_codes", lambda: None)()
         if codes is None:
-            raise InvalidArgument(f"stowage: the weight that rests as {self} must be alive")
+            name = str.__str__(self)
+            raise InvalidArgument(f"stowage: the weight that rests as {name} must be alive")
         for prepare in self.asked:
             prepare()
         return Identity(codes.data_ptr(), codes.numel())
 
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(_warned(self), other)
+
+    def __ne__(self, other: object) -> bool:
+        return str.__ne__(_warned(self), other)
+
+    def __hash__(self) -> int:
+        return str.__hash__(_warned(self))
+
+    def __str__(self) -> str:
+        return str.__str__(_warned(self))
+
+    def __repr__(self) -> str:
+        return str.__repr__(_warned(self))
+
+    def __format__(self, how: str) -> str:
+        return str.__format__(_warned(self), how)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+        return str, (str.__str__(self),)
+
+
+def _warned(name: StorageName) -> StorageName:
+    told = "the storage string of a weight is weight.resting; storage becomes torch's method alone"
+    warnings.warn(f"stowage: {told}", DeprecationWarning, stacklevel=3)
+    return name
 
 
 class Identity(NamedTuple):

@@ -60,7 +60,7 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
         shared = sum(part.nbytes for part in inner._shared())
         pieces = inner._whole.uncut[1] // inner._whole.shape[1] if inner._whole.total else 1
         whole = pieces * geometry.rows * geometry.length + shared
-        return Piece(local, text, inner.storage, whole)
+        return Piece(local, text, inner.resting, whole)
     dtype = dtypes.get(id(tensor), local.dtype)
     wire = getattr(inner, "travels", str(dtype).removeprefix("torch."))
     return Piece(local, text, wire, math.prod(tensor.shape) * local.dtype.itemsize)

@@ -33,7 +33,7 @@ def note(module: nn.Module, name: str, parameter: Any) -> None:
     one that rested and is spread as something else."""
     rested: dict[str, str] = module.__dict__.get(_RESTED, {})
     if isinstance(parameter, StowedTensor):
-        module.__dict__.setdefault(_RESTED, {})[name] = parameter.storage
+        module.__dict__.setdefault(_RESTED, {})[name] = parameter.resting
         if parameter._origin is not None:
             parameter._origin.owned_by(module, name)
     elif name not in rested:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
-from stowage._ops.storage import Storage
+from stowage._ops.storage import Storage, StorageName
 from stowage._shard.pieces import Whole, rows_misfit, shared_of
 from stowage._shard.records import decode, encode
 from stowage._shard.reshard_check import check_resharding
@@ -118,9 +118,14 @@ class StowedRows(Tensor):
         pass
 
     @property
-    def storage(self) -> str:  # type: ignore[override]
+    def resting(self) -> str:
         """How the values rest, such as "nf4:block64"."""
         return self._whole.storage.name
+
+    @property
+    def storage(self) -> StorageName:
+        """The older name of `resting`, deprecated."""
+        return StorageName(self._whole.storage.name)
 
     @property
     def first(self) -> int | None:

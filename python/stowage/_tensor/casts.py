@@ -21,7 +21,7 @@ def is_cast_of_itself(weight: torch.Tensor) -> bool:
     products are those of plain values."""
     if not isinstance(weight, StowedTensor) or not weight._exact:
         return False
-    return _CODES.get(weight.dtype) == weight.storage
+    return _CODES.get(weight.dtype) == weight.resting
 
 
 def stands_for_plain(weight: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def is_plain(weight: torch.Tensor) -> bool:
         isinstance(weight, StowedTensor)
         and weight._plain
         and weight._exact
-        and weight.storage in _CODES.values()
+        and weight.resting in _CODES.values()
     )
 
 

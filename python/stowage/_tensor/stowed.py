@@ -170,8 +170,13 @@ class StowedTensor(Tensor):
     # --- what a user asks ---------------------------------------------------------------------
 
     @property
-    def storage(self) -> str:  # type: ignore[override]
+    def resting(self) -> str:
         """How the values rest, such as "nf4:block64"."""
+        return self._storage.name
+
+    @property
+    def storage(self) -> StorageName:
+        """torch's method; as a text the older name of `resting`, deprecated."""
         name = StorageName(self._storage.name)
         name._codes = weakref.ref(self._parts()[0])
         return name

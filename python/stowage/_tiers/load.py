@@ -14,7 +14,8 @@ from torch import nn
 from stowage._files import experts, gguf, originals
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import DictSource, FileSource, Source
-from stowage._model.choice.policy import Policy, Rules
+from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import Rules, Selection
 from stowage._model.choice.skips import Skip
 from stowage._model.files.factory import build
 from stowage._model.files.fill import Filling, Options
@@ -35,11 +36,17 @@ from stowage._tiers.plans.execution import (
 )
 from stowage._tiers.plans.plan import Plan
 
+# What `load` has of a policy.
+_TAKEN = (
+    *("storage", "rules", "skip", "allow_unmatched"),
+    *("compute_dtype", "exact", "keep_nonfinite", "measure", "working", "blocks", "input_cast"),
+)
+
 
 def load(
     model: nn.Module | Callable[[], nn.Module],
     folder: str | os.PathLike[str],
-    storage: str | Storage | Rules | None = None,
+    storage: str | Storage | Policy | None = None,
     *,
     rules: Rules | None = None,
     skip: Skip = None,
@@ -71,7 +78,8 @@ def load(
         model: a module, or a function that builds one: it is called so that parameters take no
             memory (on the meta device) and computed buffers have values.
         folder: a safetensors or GGUF file, an index, or the folder of one.
-        storage: how plain weights of the file are to rest; as in `stow`, but one.
+        storage: how plain weights of the file are to rest; as in `stow`, but one, or a
+            `stowage.Policy`.
         rules: as in `stow`.
         skip: as in `stow`.
         allow_unmatched: as in `stow`.
@@ -96,7 +104,7 @@ def load(
         progress: shows a bar on a terminal, after a second.
 
     Returns:
-        The model.
+        The model, which may be new; `stowage.report` says of it what `stow` and `offload` return.
 
     Raises:
         InvalidArgument: lists everything missing, unexpected, of wrong shape, dtype or storage, or
@@ -109,20 +117,33 @@ def load(
         >>> stowage.save(model, "packed")
         >>> def build():
         ...     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-        >>> stowage.load(build, "packed")[0].weight.storage
+        >>> stowage.load(build, "packed")[0].weight.resting
         'nf4:block64'
     """
     plan = None if plan is None else read_plan(plan)
     engine = _engine_options(folder, ram, plan, reads)
-    policy = _policy(storage, rules, skip, allow_unmatched, resting := engine is not None)
-    grain = Granularity.parse(working, blocks, input_cast, exact)
-    how, mapped = Making(compute_dtype, grain.exact, keep_nonfinite, measure), mmap or resting
+    policy = Policy.of(
+        storage,
+        "stowage.load",
+        rules=rules,
+        skip=skip,
+        allow_unmatched=allow_unmatched,
+        compute_dtype=compute_dtype,
+        exact=exact,
+        keep_nonfinite=keep_nonfinite,
+        measure=measure,
+        working=working,
+        blocks=blocks,
+        input_cast=input_cast,
+    )
+    selection, how = _selection(policy, resting := engine is not None), policy.making
+    mapped = mmap or resting
     options = Options(how, mapped, resting, strict, rename, fills=not mapped, progress=progress)
     source = FileSource(folder)
     try:
         if verify:
             source.verify()
-        made = _load(model, source, policy, options, grain, engine)
+        made = _load(model, source, selection, options, policy.grain, engine)
         remember_formed(made, *source.formed)
     finally:
         source.close()
@@ -149,7 +170,7 @@ def _engine_options(
 def _load(
     model: nn.Module | Callable[[], nn.Module],
     source: FileSource,
-    policy: Policy | None,
+    selection: Selection | None,
     options: Options,
     grain: Granularity,
     given: EngineOptions | None,
@@ -164,7 +185,7 @@ def _load(
         options = replace(options, rename=gguf.adopt(source, names, options.rename))
     else:
         options = replace(options, then=experts.adopt(source, target, options.rename))
-    filling = _filled(target, source, policy, options, grain, given)
+    filling = _filled(target, source, selection, options, grain, given)
     dialect = source.dialect or ("" if original is None or source.ours else original[0])
     if dialect:
         remember_template(target, Template.of(source, filling.taken(), dialect))
@@ -174,7 +195,7 @@ def _load(
 def _filled(
     target: nn.Module,
     source: FileSource,
-    policy: Policy | None,
+    selection: Selection | None,
     options: Options,
     grain: Granularity,
     given: EngineOptions | None,
@@ -190,7 +211,7 @@ def _filled(
             names = mapped_only(source.entries, filling.moved())
             engine.append(Engine(source, replace(given, mapped_only=names)))
 
-    filling = _fill(target, source, policy, options, "load", grain, open_engine)
+    filling = _fill(target, source, selection, options, "load", grain, open_engine)
     if engine:
         moved = filling.moved()
         engine[0].expect(filling.expected())
@@ -265,15 +286,11 @@ class RestingLoad:
         return {member: taken[entry.name] for entry in entries for member in entry.members}
 
 
-def _policy(
-    storage: str | Storage | Rules | None,
-    rules: Rules | None,
-    skip: Skip,
-    allow_unmatched: bool,
-    resting: bool,
-) -> Policy | None:
-    if storage is None and rules is None:
-        if skip is not None:
+def _selection(policy: Policy, resting: bool) -> Selection | None:
+    """None: what is plain in the file stays plain."""
+    policy.only("stowage.load", *_TAKEN)
+    if policy.selection.empty:
+        if policy.skip is not None:
             raise InvalidArgument("stowage.load: skip must come with storage or rules")
         return None
     if resting:
@@ -281,23 +298,22 @@ def _policy(
             "stowage.load: ram and plan must come without storage and rules: what is quantized now "
             "is not in the file (save the model, then load it with ram)"
         )
-    policy = Policy.parse(storage, rules, skip, allow_unmatched)
-    if policy.several:
+    if policy.compares:
         raise InvalidArgument("stowage.load: storage must be one, only stow chooses of several")
-    return policy
+    return policy.selection
 
 
 def _fill(
     model: nn.Module,
     source: Source,
-    policy: Policy | None,
+    selection: Selection | None,
     options: Options,
     where: str,
     grain: Granularity | None = None,
     before_change: Callable[[Filling], None] = lambda filling: None,
 ) -> Filling:
     with torch.inference_mode(False), torch.no_grad():
-        filling = Filling(model, source, policy, options)
+        filling = Filling(model, source, selection, options)
         commit = filling.execute()
         source.check()  # before the problems: values that were lost make some of their own
         if grain is not None:

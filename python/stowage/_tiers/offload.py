@@ -96,10 +96,11 @@ def offload(
         device: where the model computes ("cuda:0").
         accelerator: bytes of weights on the device, or a mapping of devices to bytes.
         pin: bytes of weights in memory to be pinned for faster copies.
-        device_map: a place for modules or parameters by name: "ram" (they stay as they are, beside
-            the budget), "disk" (as all that it does not name) or, for modules, a device for good.
-            Or "auto" (plans within `ram` and `accelerator`), "sequential" (fills the accelerators,
-            else `ram`, with the first modules) or "balanced" (equal shares).
+        device_map: a place for modules or parameters by name, as accelerate has it: "cpu" (they
+            stay as they are, beside the budget; "ram" says the same), "disk" (as all that it does
+            not name) or, for modules, a device for good. Or "auto" (plans within `ram` and
+            `accelerator`), "sequential" (fills the accelerators, else `ram`, with the first
+            modules), "balanced" (equal shares) or "balanced_low_0" (of all but accelerator 0).
         reads: "mapped" computes straight from the page cache, "direct" reads past it, "buffered"
             through it, "automatic" chooses by what is cached.
         workers: threads that prefetch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from lightning_fabric.plugins.precision import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from stowage._model.choice.policy import Policy, Rules, Wish
+from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import Rules, Wish
 from stowage._model.choice.skips import Skip
 from stowage._model.stow import stow
 from stowage._ops.errors import InvalidArgument
@@ -28,10 +30,11 @@ class StowagePrecision(Precision):
     whose weights rest already, loaded by `stowage.load` or `from_pretrained`, stay as they are.
 
     Args:
-        storage: as in `stowage.stow`.
+        storage: as in `stowage.stow`; a `stowage.Policy` has `rules` and `skip`.
         rules: as in `stowage.stow`.
         skip: as in `stowage.stow`.
-        dtype: what modules work in, and inputs become; outputs come in torch's default dtype.
+        dtype: what modules work in, and inputs become, bf16 without one in the policy; outputs come
+            in torch's default dtype.
 
     Raises:
         InvalidArgument: a misspelt storage, or a dtype that is none to work in.
@@ -40,21 +43,25 @@ class StowagePrecision(Precision):
         >>> from lightning_fabric import Fabric
         >>> from stowage.integrations.fabric import StowagePrecision
         >>> fabric = Fabric(accelerator="cpu", plugins=StowagePrecision("int8"))
-        >>> fabric.setup_module(model).module[0].weight.storage
+        >>> fabric.setup_module(model).module[0].weight.resting
         'int8:row'
     """
 
     def __init__(
         self,
-        storage: Wish | Rules | Policy,
+        storage: Wish | Policy = None,
         *,
         rules: Rules | None = None,
         skip: Skip = None,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        if dtype not in VALUE_DTYPES:
-            raise InvalidArgument(f"StowagePrecision: dtype must be one to work in, got {dtype}")
-        self.policy, self.dtype = Policy.parse(storage, rules, skip), dtype
+        policy = Policy.of(storage, "StowagePrecision", rules=rules, skip=skip)
+        self.dtype = dtype or policy.compute_dtype or torch.bfloat16
+        if self.dtype not in VALUE_DTYPES:
+            raise InvalidArgument(
+                f"StowagePrecision: dtype must be one to work in, got {self.dtype}"
+            )
+        self.policy = replace(policy, compute_dtype=self.dtype)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Puts a module to rest.
@@ -68,7 +75,7 @@ class StowagePrecision(Precision):
         Raises:
             As `stowage.stow` does.
         """
-        stow(module, self.policy, compute_dtype=self.dtype)
+        stow(module, self.policy)
         return module
 
     def tensor_init_context(self) -> AbstractContextManager[None]:

@@ -23,7 +23,7 @@ def convert_float8(
     model: nn.Module,
     recipe: str = "tensorwise",
     *,
-    filter: Callable[[nn.Module, str], bool] | None = None,
+    filter: Callable[[str, nn.Module], bool] | None = None,
     scale_mode: Literal["torchao", "te"] | None = None,
     forward: torch.dtype | None = None,
     backward: torch.dtype | None = None,
@@ -42,7 +42,7 @@ def convert_float8(
     Args:
         model: any module.
         recipe: a name of `RECIPES`.
-        filter: given a module and its name, chooses among the nn.Linear modules.
+        filter: given the name of a module and itself, chooses among the nn.Linear modules.
         scale_mode: whose rule makes a scale from an amax.
         forward: the float8 dtype of inputs and weights.
         backward: that of the gradients of outputs.
@@ -59,7 +59,7 @@ def convert_float8(
         InvalidArgument: lists every problem; nothing is changed.
 
     Example:
-        >>> def first(module, name):
+        >>> def first(name, module):
         ...     return name == "0"
         >>> stowage.training.convert_float8(model, "rowwise", filter=first)
         >>> model(x).sum().backward()
@@ -100,14 +100,14 @@ def convert_float8(
 
 
 def _chosen(
-    model: nn.Module, filter: Callable[[nn.Module, str], bool] | None
+    model: nn.Module, filter: Callable[[str, nn.Module], bool] | None
 ) -> list[tuple[str, nn.Linear]]:
     """Linear modules by name; none of whose weights is used by another module as well."""
     modules = list(model.named_modules())
     others = {
         id(parameter)
         for name, module in modules
-        if not _linear(module) or (filter is not None and not filter(module, name))
+        if not _linear(module) or (filter is not None and not filter(name, module))
         for parameter in _torch.parameters(module).values()
     }
     return [(n, m) for n, m in modules if _linear(m) and id(m.weight) not in others]

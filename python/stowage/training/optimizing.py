@@ -58,7 +58,7 @@ class MasterOptimizer(torch.optim.Optimizer):
         >>> optimizer = stowage.training.MasterOptimizer(torch.optim.SGD, layer, lr=0.1)
         >>> layer(x).sum().backward()
         >>> optimizer.step()
-        >>> layer.weight.storage, optimizer.masters["weight"].dtype
+        >>> layer.weight.resting, optimizer.masters["weight"].dtype
         ('int8:row', torch.float32)
     """
 

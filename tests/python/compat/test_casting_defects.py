@@ -111,7 +111,7 @@ def test_row_05_saving_never_writes_codes_without_saying(tmp_path: Path) -> None
     stowage.save(made, tmp_path)
     made.save_config(tmp_path)
     loaded = stowage.load(lambda: Model.from_config(Model.load_config(tmp_path)), tmp_path)
-    assert torch.equal(loaded(x), made(x)) and loaded.blocks[0].weight.storage == "f8_e4m3"
+    assert torch.equal(loaded(x), made(x)) and loaded.blocks[0].weight.resting == "f8_e4m3"
     disable_layerwise_casting(made)
     made.save_pretrained(tmp_path / "plain")
     again = Model.from_pretrained(tmp_path / "plain")

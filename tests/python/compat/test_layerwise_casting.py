@@ -107,7 +107,7 @@ def test_values_are_those_of_a_cast(dtype: torch.dtype, storage: str, compute: t
     layer = nn.Linear(64, 48)
     values, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     apply_layerwise_casting(layer, dtype, compute, ())
-    assert layer.weight.storage == storage and layer.weight.dtype == compute
+    assert layer.weight.resting == storage and layer.weight.dtype == compute
     assert torch.equal(layer.weight.dequantize(), values.to(dtype).to(compute))
     assert torch.equal(layer.bias, bias.to(compute))  # not rounded to the storage
     assert layer(torch.randn(2, 64, dtype=compute)).dtype == compute
@@ -134,7 +134,7 @@ def test_whole_module_changes_dtype() -> None:
 def test_a_layer_of_its_own() -> None:
     layer = nn.Conv2d(4, 4, 3)
     apply_layerwise_casting(layer, E4M3, F32)
-    assert layer.weight.storage == "f8_e4m3"
+    assert layer.weight.resting == "f8_e4m3"
 
 
 def test_a_shared_layer_rests_once() -> None:
@@ -234,7 +234,7 @@ def test_the_facade_needs_no_diffusers() -> None:
         "import sys, torch; sys.modules['diffusers'] = None\n"
         "from stowage.compat import diffusers as d\n"
         "layer = torch.nn.Linear(4, 4); d.enable_layerwise_casting(layer)\n"
-        "assert layer.weight.storage == 'f8_e4m3'\n"
+        "assert layer.weight.resting == 'f8_e4m3'\n"
         "try:\n    d.patched().__enter__()\nexcept ImportError:\n    print('as it should')"
     )
     done = fresh.run(code)

@@ -62,7 +62,7 @@ def test_loads_what_they_wrote_without_them(
     stowage.load(loaded, path, mmap=True)
     storage = f"{kind}:block64{':nested' if nested else ''}"
     for ours, peer in zip(loaded, model, strict=True):
-        assert ours.weight.storage == storage and ours.weight.dtype is torch.float32
+        assert ours.weight.resting == storage and ours.weight.dtype is torch.float32
         assert torch.equal(ours.weight.dequantize(), values(peer))
         assert torch.equal(ours.bias, peer.bias)
         assert is_mapped(ours.weight.parts["codes"], path)  # no copy was made

@@ -48,7 +48,7 @@ def test_every_code_has_their_value() -> None:
 def test_their_layers_open_what_we_write(tmp_path: Path) -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 32)).half()
-    stowage.stow(model, {"*.weight": STORAGE}, skip=[])
+    stowage.stow(model, rules={"*.weight": STORAGE}, skip=[])
     stowage.save(model, tmp_path, dialect="bitsandbytes")
     said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert said["load_in_8bit"] is said["_load_in_8bit"] is True

@@ -156,7 +156,7 @@ def test_scales_of_16_bits_rest_and_are_written_so(tmp_path: Path) -> None:
     path = copied(folder, tmp_path)
     model = opened(folder, path)
     weight = model.get_parameter(name)
-    assert isinstance(weight, stowage.StowedTensor) and weight.storage == "f8_e4m3:row:bf16"
+    assert isinstance(weight, stowage.StowedTensor) and weight.resting == "f8_e4m3:row:bf16"
     with torch.no_grad():
         weight.mul_(3)  # its scales have eight bits, as the file's
     stowage.save(model, tmp_path / "again", dialect="compressed-tensors")
@@ -258,7 +258,7 @@ def test_columns_of_gptq_have_the_groups_that_are_named(tmp_path: Path) -> None:
     model = opened("gptq-v2", path)
     for name in weights_of("gptq-v2"):
         weight, was = model.get_parameter(name), plain.get_parameter(name)
-        assert weight.storage == f"{was.storage}:actorder"
+        assert weight.resting == f"{was.storage}:actorder"
         groups = tensors[f"{name.removesuffix('.weight')}.g_idx"].long()
         codes, scale, zero, named = weight.parts.values()
         assert torch.equal(named, groups.int()) and torch.equal(codes, was.parts["codes"])

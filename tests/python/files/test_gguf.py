@@ -147,7 +147,7 @@ def test_a_model_of_transformers_takes_its_values(
     stowage.load(model, path, mmap=mmap, compute_dtype=torch.float32)
     for (name, value), found in zip(want.named_parameters(), model.parameters(), strict=True):
         if kind != "F16" and not is_plain(value):
-            assert isinstance(found, stowage.StowedTensor) and found.storage == TYPES[kind], name
+            assert isinstance(found, stowage.StowedTensor) and found.resting == TYPES[kind], name
         held = found.dequantize() if isinstance(found, stowage.StowedTensor) else found
         assert torch.equal(held, value), name
     with torch.no_grad():

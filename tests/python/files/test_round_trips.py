@@ -64,10 +64,10 @@ def same(a: nn.ModuleList, b: nn.ModuleList) -> bool:
     assert len(a) == len(b)
     for one, two in zip(a, b, strict=True):
         x, y = one.weight, two.weight
-        assert isinstance(y, stowage.StowedTensor), x.storage
-        assert (x.storage, x.shape) == (y.storage, y.shape)
+        assert isinstance(y, stowage.StowedTensor), x.resting
+        assert (x.resting, x.shape) == (y.resting, y.shape)
         for part, given in x.parts.items():
-            assert bytes_of(given) == bytes_of(y.parts[part]), (x.storage, part)
+            assert bytes_of(given) == bytes_of(y.parts[part]), (x.resting, part)
     return True
 
 
@@ -97,7 +97,7 @@ def test_without_labels_values_are_right_or_refused(shape: tuple[int, ...], tmp_
         bare = {name: t for name, t in flat.items() if not name.endswith(".stowage")}
         if bare.keys() == flat.keys():
             continue
-        expected, storage = module.weight.dequantize(torch.float32), module.weight.storage
+        expected, storage = module.weight.dequantize(torch.float32), module.weight.resting
         safetensors.torch.save_file(bare, tmp_path / "m.safetensors")
         answers = []
         for door in ("state", "file"):
@@ -110,7 +110,7 @@ def test_without_labels_values_are_right_or_refused(shape: tuple[int, ...], tmp_
             except stowage.StowageError as error:
                 answers.append(str(error).partition("'weight")[2])
                 continue
-            answers.append(other.weight.storage)
+            answers.append(other.weight.resting)
             found = other.weight.dequantize(torch.float32)
             usual = module.weight._storage.block in (16, 32, 64, 128)
             if usual or _is_even(storage, shape):
@@ -223,7 +223,7 @@ def test_a_cast_of_itself_is_a_plain_value_in_a_state(storage: str) -> None:
     for given in (moved, cast):
         for model in (other, resting):
             stowage.load_state_dict(model, {"weight": given})
-        assert type(other.weight) is nn.Parameter and resting.weight.storage == "int8:row"
+        assert type(other.weight) is nn.Parameter and resting.weight.resting == "int8:row"
     assert torch.equal(other.weight, cast.dequantize(torch.float32))
     wanted = stowage.quantize(cast.dequantize(torch.float32), "int8")
     assert same(nn.ModuleList([resting]), nn.ModuleList([Bare(wanted)]))

@@ -55,7 +55,7 @@ def test_new_tensors_and_modules_have_the_dtype() -> None:
         model = net()
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert torch.get_default_dtype() == torch.float32
-    assert made.setup_module(model).module[0].weight.storage == "nf4:block64"
+    assert made.setup_module(model).module[0].weight.resting == "nf4:block64"
 
 
 def steps(made: Fabric, model: Any, optimizer: Any, count: int) -> list[float]:
@@ -96,7 +96,7 @@ def test_what_rests_already_stays_as_it_is() -> None:
     stowage.stow(model, "f8_e4m3:row")
     parts = [part.clone() for part in model[0].weight.parts.values()]
     found = fabric("nf4", dtype=torch.float32).setup_module(model).module[0].weight
-    assert found.storage == "f8_e4m3:row"
+    assert found.resting == "f8_e4m3:row"
     assert all(map(torch.equal, parts, found.parts.values()))
 
 

@@ -117,7 +117,7 @@ def cycle(model, i):
         model(x)
     model(x.requires_grad_()).sum().backward()
     handle = model[2].register_forward_hook(lambda *_: 1 / 0)
-    for attempt in (lambda: model(x), lambda: stowage.stow(model, {"nothing": "int8"})):
+    for attempt in (lambda: model(x), lambda: stowage.stow(model, rules={"nothing": "int8"})):
         try:
             attempt()
         except (ZeroDivisionError, ValueError):

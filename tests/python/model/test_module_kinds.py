@@ -193,7 +193,7 @@ def made(kind: str, storage: str, exact: bool) -> tuple[nn.Module, nn.Module, tu
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # the old weight_norm
             module = make()
-        report = stowage.stow(module, narrow_too(module, storage), exact=exact)
+        report = stowage.stow(module, rules=narrow_too(module, storage), exact=exact)
         assert report.rows and not report.plain
         pair.append(module)
     stowage.unstow(pair[1])
@@ -288,7 +288,7 @@ def test_kinds_that_the_page_says_are_not_widened_whole(kind: str) -> None:
     weights: dict[Any, str] = {
         n: "int8:row" for n, _ in module.named_parameters() if n not in biases
     }
-    stowage.stow(module, weights)
+    stowage.stow(module, rules=weights)
     stowage.fallbacks(clear=True)
     results(module, inputs, "eager")
     assert not stowage.fallbacks(clear=True)

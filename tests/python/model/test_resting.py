@@ -56,9 +56,9 @@ def test_what_cannot_rest_is_told_with_the_reason(case: str) -> None:
     make, name, reason = REFUSED[case]
     model = nn.Sequential(make(), nn.Linear(16, 16))
     with pytest.raises(stowage.InvalidArgument) as caught:
-        stowage.stow(model, {f"0.{name}": "f8_e4m3"}, buffers=True)
+        stowage.stow(model, rules={f"0.{name}": "f8_e4m3"}, buffers=True)
     assert reason in str(caught.value) and "nothing was changed" in str(caught.value)
-    report = stowage.stow(model, {"*": "f8_e4m3"}, buffers=True)  # others of the rule do rest
+    report = stowage.stow(model, rules={"*": "f8_e4m3"}, buffers=True)  # others of the rule do rest
     assert reason in report[f"0.{name}"].reason and report[f"0.{name}"].storage is None
     assert report["1.weight"].storage == "f8_e4m3"
 
@@ -75,7 +75,7 @@ def test_quantized_modules_have_nothing_to_stow() -> None:
     layer = torch.ao.nn.quantized.Linear(16, 8)
     assert stowage.stow(layer, "int8").rows == ()
     with pytest.raises(stowage.InvalidArgument, match="must match a parameter of the model"):
-        stowage.stow(layer, {"*": "int8"})
+        stowage.stow(layer, rules={"*": "int8"})
 
 
 def test_replicas_are_refused_by_name() -> None:
@@ -106,7 +106,7 @@ def test_weights_of_fsdp_are_refused(one_rank: None, original: bool) -> None:
     cpu = torch.device("cpu")
     model = FullyShardedDataParallel(linear(), device_id=cpu, use_orig_params=original)
     with pytest.raises(stowage.InvalidArgument, match="a flat parameter of its own"):
-        stowage.stow(model, {"*": "f8_e4m3"})
+        stowage.stow(model, rules={"*": "f8_e4m3"})
     assert not stowage.stow(model, "f8_e4m3").stowed
     sharded = linear()
     fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
@@ -129,7 +129,7 @@ class Block(nn.Module):
 
 def test_a_rule_for_wider_weights_leaves_biases_alone() -> None:
     for rule in ("*", "mlp", "mlp.*"):
-        report = stowage.stow(Block(), {rule: "nf4"})
+        report = stowage.stow(Block(), rules={rule: "nf4"})
         assert [row.name for row in report.stowed] == ["mlp.weight"]
         assert report["mlp.bias"].reason.startswith("fewer than two dimensions; a rule that match")
 
@@ -137,23 +137,25 @@ def test_a_rule_for_wider_weights_leaves_biases_alone() -> None:
 def test_a_rule_for_narrow_weights_lets_them_rest() -> None:
     for rule in ({"*.bias": "nf4"}, {"norm": "f8_e4m3"}, {nn.LayerNorm: "int8:block16"}):
         model = Block()
-        report = stowage.stow(model, {**rule, "mlp": "int8"}, exact=True)
+        report = stowage.stow(model, rules={**rule, "mlp": "int8"}, exact=True)
         assert {"norm.bias", "mlp.weight"} <= {row.name for row in report.stowed}
         twin, x = copy.deepcopy(model), torch.randn(3, 16, requires_grad=True)
         stowage.unstow(twin)
         assert torch.equal(model(x), twin(x))
-    assert stowage.stow(Block(), {"gain": "f8_e4m3:tensor"})["gain"].storage == "f8_e4m3:tensor"
+    assert (
+        stowage.stow(Block(), rules={"gain": "f8_e4m3:tensor"})["gain"].storage == "f8_e4m3:tensor"
+    )
 
 
 @pytest.mark.parametrize(("rule", "storage"), [("*.bias", "int8:row"), ("gain", "int8:block16")])
 def test_scales_for_each_value_are_refused(rule: str, storage: str) -> None:
     with pytest.raises(stowage.InvalidArgument, match=f"{storage} would have a scale for each"):
-        stowage.stow(Block(), {rule: storage})
+        stowage.stow(Block(), rules={rule: storage})
 
 
 def test_a_trained_bias_that_rests_gets_its_gradient() -> None:
     layer = nn.Linear(16, 8)
-    stowage.stow(layer, {"bias": "bf16", "weight": "int8"})
+    stowage.stow(layer, rules={"bias": "bf16", "weight": "int8"})
     layer.bias = nn.Parameter(layer.bias)
     layer(torch.randn(5, 16)).sum().backward()
     assert torch.equal(layer.bias.grad, torch.full((8,), 5.0))
@@ -176,7 +178,7 @@ class Positions(nn.Module):
 def test_buffers_rest_if_asked(tmp_path: Path) -> None:
     model, ids = Positions(), torch.arange(7)
     with pytest.raises(stowage.InvalidArgument, match="must match a parameter of the model"):
-        stowage.stow(model, {"table": "f8_e4m3"})
+        stowage.stow(model, rules={"table": "f8_e4m3"})
     originals = {name: b.clone() for name, b in model.named_buffers()}
     rules = {"table": "f8_e4m3", "cache": "nf4"}
     report = stowage.stow(model, "int8", rules=rules, buffers=True, keep_master="ram")
@@ -206,6 +208,6 @@ def test_buffers_that_no_rule_names_stay_and_change_dtype() -> None:
     report = stowage.stow(model, "int8", buffers=True, compute_dtype=torch.bfloat16)
     assert type(model.table) is Tensor and model.table.dtype == torch.bfloat16
     assert "this is a buffer" in report["table"].reason
-    stowage.stow(model, {"table": "f8_e4m3"}, buffers=True)
+    stowage.stow(model, rules={"table": "f8_e4m3"}, buffers=True)
     stowage.stow(model, None, compute_dtype=torch.float32)
     assert isinstance(model.table, StowedTensor) and model.table.dtype == torch.float32

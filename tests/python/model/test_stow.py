@@ -133,15 +133,15 @@ def test_unstow_gives_plain_parameters() -> None:
 def test_the_root_may_be_the_layer(make: Any) -> None:
     layer = make()
     assert [row.name for row in stowage.stow(layer, "int8").stowed] == ["weight"]
-    assert layer.weight.storage == "int8:row"
+    assert layer.weight.resting == "int8:row"
 
 
 def test_containers_of_parameters() -> None:
     model = nn.Module()
     model.experts = nn.ParameterList([torch.randn(8, 32) for _ in range(2)])
     model.named = nn.ParameterDict({"a": torch.randn(4, 8, 32)})
-    stowage.stow(model, {"experts.*": "nf4", "named.a": "int8:row2"})
-    assert [w.storage for w in model.experts] == ["nf4:block64"] * 2
+    stowage.stow(model, rules={"experts.*": "nf4", "named.a": "int8:row2"})
+    assert [w.resting for w in model.experts] == ["nf4:block64"] * 2
     assert model.named["a"].parts["scale"].shape == (4, 8, 1)
     stowage.unstow(model)
     assert all(type(w) is nn.Parameter for w in [*model.experts, *model.named.values()])
@@ -157,14 +157,14 @@ def test_recurrent_layers_by_rule() -> None:
     """Their modules keep a second list of the same parameters."""
     model = nn.GRU(32, 16, batch_first=True)
     x = torch.randn(2, 5, 32)
-    stowage.stow(model, {"weight_ih_l0": "int8"})
+    stowage.stow(model, rules={"weight_ih_l0": "int8"})
     assert torch.allclose(model(x)[0], dense_twin(model)(x)[0], atol=1e-5)
 
 
 def test_modules_with_fast_paths_of_their_own() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
     x = torch.randn(2, 5, 32)
-    stowage.stow(layer, {"*weight": "f8_e4m3:row", "norm*": None})
+    stowage.stow(layer, rules={"*weight": "f8_e4m3:row", "norm*": None})
     with torch.inference_mode():
         assert torch.allclose(layer(x), dense_twin(layer)(x), atol=1e-4)
 
@@ -175,7 +175,7 @@ def test_a_weight_that_rests_keeps_its_storage_unless_asked() -> None:
     codes = model.body.weight.parts["codes"].clone()
     report = stowage.stow(model, "int8")
     assert "restow=True" in report["body.weight"].reason
-    assert model.body.weight.storage == "nf4:block64"
+    assert model.body.weight.resting == "nf4:block64"
     again = stowage.stow(model, "nf4", compute_dtype=torch.bfloat16, exact=True)
     assert again["body.weight"].reason == "rested already"
     assert again["body.weight"].relative_error is not None  # still that of the first stowing
@@ -184,7 +184,7 @@ def test_a_weight_that_rests_keeps_its_storage_unless_asked() -> None:
 
     values = model.body.weight.dequantize(torch.float32)
     stowage.stow(model, "int8", restow=True)
-    assert model.body.weight.storage == "int8:row"
+    assert model.body.weight.resting == "int8:row"
     codes = library.quantize(values, model.body.weight._storage.key)[0]
     assert torch.equal(model.body.weight.parts["codes"], codes)
     assert model.lm_head.weight is model.embed.weight

@@ -29,14 +29,14 @@ def test_every_problem_is_told_at_once_and_nothing_changes() -> None:
         model[1].weight[0, 0] = float("-inf")
     before = dict(model.named_parameters())
     with pytest.raises(ValueError) as caught:
-        stowage.stow(model, {"nothing": "nf4", "*": "int8"})
+        stowage.stow(model, rules={"nothing": "nf4", "*": "int8"})
     text = str(caught.value)
     assert "nothing was changed" in text
     for expected in ("rule 'nothing'", "0.weight: ", "1.weight: ", "2.weight: ", "meta", "deep: "):
         assert expected in text
     assert dict(model.named_parameters()) == before
     with pytest.raises(ValueError, match=r"0\.weight: .*finite.*\n.*1\.weight: .*finite"):
-        stowage.stow(model, {"0": "int8", "1": "nf4"})
+        stowage.stow(model, rules={"0": "int8", "1": "nf4"})
     assert dict(model.named_parameters()) == before
 
 
@@ -57,7 +57,7 @@ def test_float8_and_lazy_and_foreign_weights_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"weight: values must be float64, .*got float8_e4m3fn"):
         stowage.stow(cast, "int8")
     with pytest.raises(ValueError, match="weight: must have a shape: run the model once"):
-        stowage.stow(nn.LazyLinear(4), {"weight": "int8"})
+        stowage.stow(nn.LazyLinear(4), rules={"weight": "int8"})
 
     class Foreign(torch.Tensor):
         pass

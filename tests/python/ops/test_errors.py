@@ -66,7 +66,7 @@ def test_every_code_of_the_core_has_a_class() -> None:
 @pytest.mark.parametrize("wrong", [8, -1, 2**40])
 def test_ids_that_name_no_row_are_out_of_range(make: type[nn.Module], wrong: int) -> None:
     table, ids = make(8, 64), torch.tensor([[1, wrong]])
-    stowage.stow(table, {"weight": "int8"})
+    stowage.stow(table, rules={"weight": "int8"})
     codes, scale = table.weight.parts.values()
     key = table.weight._storage.key
     for call in (

@@ -42,7 +42,7 @@ def records_of(weight: stowage.StowedTensor, first: int, last: int) -> torch.Ten
 def test_rows_say_what_they_are(storage: str, first: int, count: int) -> None:
     weight = weight_of(storage)
     rows = rows_of(weight, first, count)
-    assert (rows.first, rows.shape, rows.storage) == (first, (count, COLUMNS), weight.storage)
+    assert (rows.first, rows.shape, rows.resting) == (first, (count, COLUMNS), weight.resting)
     assert (rows.dtype, rows.device) == (weight.dtype, weight.device)
     assert torch.equal(rows.records, records_of(weight, first, first + count))
     assert rows.nbytes_at_rest == rows.records.nbytes + sum(t.nbytes for t in rows._shared())

@@ -39,7 +39,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rests(storage: str = "nf4") -> Any:
     model = nn.Sequential(nn.Linear(64, 32)).requires_grad_(False)
-    stowage.stow(model, {"0.weight": storage})
+    stowage.stow(model, rules={"0.weight": storage})
     return model
 
 

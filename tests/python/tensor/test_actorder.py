@@ -54,7 +54,7 @@ def made(
 def oracle(weight: StowedTensor) -> torch.Tensor:
     parts = weight.parts
     codes, groups = parts["codes"], parts["g_idx"].long()
-    if weight.storage.startswith("int4"):
+    if weight.resting.startswith("int4"):
         numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(1).float() - 8
     else:
         numbers = codes.view(torch.int8).float()
@@ -130,7 +130,7 @@ def test_a_write_to_some_elements_leaves_the_others(name: str) -> None:
     now, rest = weight.dequantize(), [i for i in range(ROWS) if i != 2]
     assert torch.equal(before["g_idx"], weight.parts["g_idx"])
     assert not torch.equal(before["codes"][2], weight.parts["codes"][2])
-    for part in weight.storage.count(":zero") * ["zero"] + ["codes", "scale"]:
+    for part in weight.resting.count(":zero") * ["zero"] + ["codes", "scale"]:
         assert torch.equal(before[part][rest], weight.parts[part][rest])
     assert torch.equal(now[rest], was[rest])
     groups = before["g_idx"].long()
@@ -189,7 +189,7 @@ def test_copies_states_and_files_keep_the_order(name: str, tmp_path: Path) -> No
 
     def same(weight: StowedTensor) -> bool:
         parts = zip(weight.parts.values(), layer.weight.parts.values(), strict=True)
-        return weight.storage == name and all(torch.equal(a, b) for a, b in parts)
+        return weight.resting == name and all(torch.equal(a, b) for a, b in parts)
 
     assert same(copy.deepcopy(layer).weight)
     sent = io.BytesIO()

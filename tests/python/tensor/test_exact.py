@@ -49,7 +49,7 @@ class Model(nn.Module):
 def pair(storage: str, dtype: torch.dtype) -> tuple[Model, Model]:
     torch.manual_seed(0)
     model = Model().to(dtype)
-    stowage.stow(model, {"*": storage}, exact=True)
+    stowage.stow(model, rules={"*": storage}, exact=True)
     twin = copy.deepcopy(model)
     stowage.unstow(twin)
     return model, twin
@@ -169,7 +169,7 @@ def test_strides_choose_the_dense_product(
 ) -> None:
     torch.manual_seed(0)
     model = Strided(product)
-    stowage.stow(model, {"*": "f8_e4m3:row"}, exact=True)
+    stowage.stow(model, rules={"*": "f8_e4m3:row"}, exact=True)
     twin = copy.deepcopy(model)
     stowage.unstow(twin)
     before = torch.get_num_threads()

@@ -46,7 +46,7 @@ def test_cat_joins_codes_and_scales(storage: str) -> None:
     w = pieces(storage, 4, 6, 2)
     stowage.fallbacks(clear=True)
     got = torch.cat(w)
-    assert type(got) is StowedTensor and got.storage == w[0].storage and got.shape == (12, 64)
+    assert type(got) is StowedTensor and got.resting == w[0].resting and got.shape == (12, 64)
     assert stowage.nbytes(got) == sum(map(stowage.nbytes, w))
     assert torch.equal(got.dequantize(), torch.cat(values(w))) and not stowage.fallbacks()
     got.zero_()
@@ -59,10 +59,10 @@ def test_stack_gives_each_piece_its_scales(storage: str) -> None:
     got = torch.stack(w)
     assert torch.equal(got if not STACKED[storage] else got.dequantize(), torch.stack(values(w)))
     if STACKED[storage]:
-        assert type(got) is StowedTensor and got.storage == STACKED[storage]
-        rebuilt = StowedTensor(got.parts, got.storage, got.shape, got.dtype)  # a legal layout
+        assert type(got) is StowedTensor and got.resting == STACKED[storage]
+        rebuilt = StowedTensor(got.parts, got.resting, got.shape, got.dtype)  # a legal layout
         for taken, made in zip(rebuilt.unbind(), w, strict=True):
-            assert type(taken) is StowedTensor and taken.storage == made.storage
+            assert type(taken) is StowedTensor and taken.resting == made.storage
             assert torch.equal(taken.dequantize(), made.dequantize())
 
 

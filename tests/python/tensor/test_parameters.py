@@ -70,7 +70,7 @@ def test_buffers_stay_stowed_however_they_came_there() -> None:
 def test_a_refused_requires_grad_changes_no_parameter() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     model.requires_grad_(False)
-    stowage.stow(model, {"1.weight": "int8"})
+    stowage.stow(model, rules={"1.weight": "int8"})
     with pytest.raises(stowage.Unsupported, match="must stay frozen"):
         model.requires_grad_(True)
     assert not any(p.requires_grad for p in model.parameters())
@@ -101,7 +101,7 @@ MOVES: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("move", MOVES)
 def test_what_was_noted_on_a_parameter_survives_moves(move: str) -> None:
     stowed, dense = Tied(), Tied()
-    stowage.stow(stowed, {"table.weight": "int8"})
+    stowage.stow(stowed, rules={"table.weight": "int8"})
     for model in (stowed, dense):
         for parameter in model.parameters():
             parameter.note = ["kept"]
@@ -148,7 +148,7 @@ class Attention(nn.Sequential):
 def test_a_module_moves_while_a_graph_keeps_its_weight(kind: str) -> None:
     make, size = KEEPERS[kind]
     module, x = make(), torch.randn(size, requires_grad=True)
-    stowage.stow(module, {"*weight*": "int8"})
+    stowage.stow(module, rules={"*weight*": "int8"})
     module(x).sum().backward()
     wanted, x.grad = x.grad, None
     result = module(x)
@@ -172,7 +172,7 @@ def test_a_view_of_a_weight_that_was_cast_shows_the_old_one() -> None:
 @pytest.mark.parametrize("trained", [False, True])
 def test_tracing_records_the_op(trained: bool) -> None:
     layer = nn.Linear(64, 8)
-    stowage.stow(layer, {"weight": "int8"})
+    stowage.stow(layer, rules={"weight": "int8"})
     layer.bias.requires_grad_(trained)
     traced = torch.jit.trace(layer, X)
     assert torch.equal(traced(2 * X), layer(2 * X)) and "stowage::linear" in str(traced.graph)
@@ -191,7 +191,7 @@ def test_data_may_get_another_shape(storage: str) -> None:
     assert torch.equal(held.dequantize(), stowage.quantize(values, storage).dequantize())
     assert torch.equal(layer(torch.tensor([20])), held.dequantize()[[20]])
     layer.weight.data = stowage.quantize(values[:8], storage)
-    assert layer.weight.shape == (8, 64) and layer.weight.storage == held.storage
+    assert layer.weight.shape == (8, 64) and layer.weight.resting == held.storage
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -48,7 +48,7 @@ IDS = torch.arange(12).view(2, 6)
 def resting(storage: str) -> Everything:
     torch.manual_seed(0)
     model = Everything().eval()
-    stowage.stow(model, {"*": storage})
+    stowage.stow(model, rules={"*": storage})
     return model
 
 

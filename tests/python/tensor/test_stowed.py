@@ -49,7 +49,7 @@ def saved(w: Tensor, **options: object) -> Tensor:
 def test_says_what_it_is(storage: str) -> None:
     w = parameter(storage, torch.bfloat16)
     assert type(w) is stowage.StowedTensor and isinstance(w, nn.Parameter)
-    assert w.storage == str(stowage.quantize(torch.randn(2, 64), storage).storage)
+    assert w.resting == str(stowage.quantize(torch.randn(2, 64), storage).storage)
     assert (w.dtype, w.shape, w.stride(), w.numel()) == (torch.bfloat16, (48, 64), (64, 1), 3072)
     assert next(iter(w.parts)) == "codes"
     assert w.nbytes_at_rest == sum(p.numel() * p.element_size() for p in w.parts.values())
@@ -183,9 +183,9 @@ def test_double_computes_by_dequantizing() -> None:
 
 
 BAD = {
-    "dtype": lambda w: stowage.StowedTensor(w.parts, w.storage, w.shape, torch.int32),
+    "dtype": lambda w: stowage.StowedTensor(w.parts, w.resting, w.shape, torch.int32),
     "count": lambda w: stowage.StowedTensor([w.parts["codes"]], "nf4", w.shape, torch.float32),
-    "shape": lambda w: stowage.StowedTensor(w.parts, w.storage, (48, 65), torch.float32),
+    "shape": lambda w: stowage.StowedTensor(w.parts, w.resting, (48, 65), torch.float32),
     "storage": lambda w: stowage.StowedTensor(w.parts, "nf5", w.shape, torch.float32),
     "missing": lambda w: stowage.StowedTensor(w.parts, "nf4"),
     "one tensor": lambda w: stowage.StowedTensor(w.parts["codes"], "nf4"),
@@ -200,5 +200,5 @@ def test_constructor_refuses(case: str) -> None:
 
 def test_constructor_takes_parts() -> None:
     w = parameter("nf4:block32:nested")
-    assert same(stowage.StowedTensor(w.parts, w.storage, w.shape, torch.float32), w)
-    assert same(stowage.StowedTensor(list(w.parts.values()), w.storage, w.shape, w.dtype), w)
+    assert same(stowage.StowedTensor(w.parts, w.resting, w.shape, torch.float32), w)
+    assert same(stowage.StowedTensor(list(w.parts.values()), w.resting, w.shape, w.dtype), w)

@@ -43,7 +43,7 @@ def test_weights_swap_with_their_storages() -> None:
     expected = other(X)
     torch.utils.swap_tensors(one[0].weight, other[0].weight)
     torch.utils.swap_tensors(one[2].weight, other[2].weight)
-    assert one[0].weight.storage == "nf4:block64" and other[0].weight.storage == "int8:row"
+    assert one[0].weight.resting == "nf4:block64" and other[0].weight.resting == "int8:row"
     with torch.no_grad():
         for mine, theirs in ((one[0].bias, other[0].bias), (one[2].bias, other[2].bias)):
             mine.copy_(theirs)
@@ -57,7 +57,7 @@ def test_conversions_by_swapping_keep_the_storage() -> None:
         model.to(torch.bfloat16)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
-    assert model[0].weight.storage == "int8:row" and model[0].weight.dtype == torch.bfloat16
+    assert model[0].weight.resting == "int8:row" and model[0].weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -97,7 +97,7 @@ def test_hooks_of_state_dicts_see_weights() -> None:
     other = net("nf4", 0.5)
     other.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
     assert seen["0.weight"] is stowage.StowedTensor and seen["0.bias"] is torch.Tensor
-    assert other[0].weight.storage == "int8:row" and torch.equal(other(X), model(X))
+    assert other[0].weight.resting == "int8:row" and torch.equal(other(X), model(X))
 
 
 @pytest.fixture

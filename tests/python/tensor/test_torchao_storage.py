@@ -35,7 +35,7 @@ def model(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
 @pytest.mark.parametrize(("dtype", "name"), [*zip(DTYPES, NAMES, strict=True)])
 def test_the_storage_takes_the_dtype_of_the_values(dtype, name) -> None:
     w = weight(dtype)
-    assert w.storage == f"nf4:torchao:{name}"
+    assert w.resting == f"nf4:torchao:{name}"
     assert w.dtype == dtype
     assert list(w.parts) == [
         "codes",
@@ -136,7 +136,7 @@ def test_a_whole_write_is_a_new_quantization() -> None:
 def test_stow_rests_each_weight_in_its_dtype_and_again_changes_nothing() -> None:
     m = model()
     report = stowage.stow(m, "nf4:torchao")
-    assert m[0].weight.storage == "nf4:torchao:bf16"
+    assert m[0].weight.resting == "nf4:torchao:bf16"
     assert report is not None
     parts = [p.clone() for p in m[0].weight.parts.values()]
     stowage.stow(m, "nf4:torchao", restow=True)
@@ -163,7 +163,7 @@ def test_files_hold_the_same_bytes(tmp_path, dtype, name) -> None:
     stowage.stow(m, "nf4:torchao")
     stowage.save(m, tmp_path / "a")
     back = stowage.load(lambda: model(dtype), tmp_path / "a")
-    assert back[0].weight.storage == f"nf4:torchao:{name}"
+    assert back[0].weight.resting == f"nf4:torchao:{name}"
     assert same(back[0].weight, m[0].weight) and same(back[2].weight, m[2].weight)
     stowage.save(back, tmp_path / "b")
     (first,), (second,) = ((tmp_path / d).glob("*.safetensors") for d in "ab")

@@ -58,7 +58,7 @@ def pair(storage: str, dtype: torch.dtype, exact: bool = True) -> tuple[nn.Modul
     """A model whose base rests, and the one that holds the dequantized base."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block()).to(dtype)
-    stowage.stow(model, dict.fromkeys(RULES, storage), exact=exact)
+    stowage.stow(model, rules=dict.fromkeys(RULES, storage), exact=exact)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".a." in name or ".b." in name or "norm" in name)
     twin = copy.deepcopy(model)

@@ -43,7 +43,7 @@ def test_it_has_the_parts_of_what_lies_and_the_values_of_its_transpose(
     storage: str, dtype: torch.dtype
 ) -> None:
     weight, straight = both(storage, dtype)
-    assert weight.storage == f"{storage}:transposed"
+    assert weight.resting == f"{storage}:transposed"
     assert same_parts(weight, straight)
     for out in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         assert torch.equal(weight.dequantize(out), straight.dequantize(out).transpose(1, 2))
@@ -123,14 +123,14 @@ def test_copies_pickles_and_files_keep_it(tmp_path: Path) -> None:
     torch.save(weight, room)
     room.seek(0)
     for other in (copy.deepcopy(weight), weight.clone(), torch.load(room), weight.detach()):
-        assert other.storage == weight.storage and same_parts(other, weight)
+        assert other.resting == weight.resting and same_parts(other, weight)
     module = nn.Module()
     module.experts = nn.Parameter(weight, False)
     stowage.save(module, tmp_path / "m")
     again = nn.Module()
     again.experts = nn.Parameter(torch.empty(3, 64, 40, dtype=torch.bfloat16))
     stowage.load(again, tmp_path / "m")
-    assert again.experts.storage == weight.storage and same_parts(again.experts, weight)
+    assert again.experts.storage == weight.resting and same_parts(again.experts, weight)
 
 
 @pytest.mark.parametrize("shape", [(64, 40), (2, 40, 64), (2, 2, 32, 8)])

@@ -49,7 +49,7 @@ def check(storage: str, form: str, by: float, dtype: torch.dtype = torch.float32
         version = layer.weight._version
         FORMS[form](layer, drawn(storage, 2, 1.0).to(dtype))
     assert type(stowed.weight) is stowage.StowedTensor and stowed.weight._version > version
-    wanted = stowage.quantize(dense.weight.detach(), stowed.weight.storage)
+    wanted = stowage.quantize(dense.weight.detach(), stowed.weight.resting)
     assert bytes_of(stowed.weight) == bytes_of(wanted)
 
 

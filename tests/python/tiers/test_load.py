@@ -74,7 +74,7 @@ def versions(tensor: Any) -> list[int]:
 
 
 def rests_as(tensor: Any) -> str:
-    return tensor.storage if isinstance(tensor, stowage.StowedTensor) else "plain"
+    return tensor.resting if isinstance(tensor, stowage.StowedTensor) else "plain"
 
 
 def values(tensor: Any) -> Tensor:
@@ -148,7 +148,7 @@ def test_the_state_says_how_a_weight_rests(into: str, of: str) -> None:
     if wanted == "plain":
         assert torch.equal(model.body.weight, source.body.weight)
         return
-    assert model.body.weight.storage == stowage.quantize(torch.zeros(32, 32), wanted).storage
+    assert model.body.weight.resting == stowage.quantize(torch.zeros(32, 32), wanted).storage
     given = source.body.weight
     plain = given if rests(source) else stowage.quantize(given.detach(), wanted)
     assert torch.equal(model.body.weight.dequantize(), plain.dequantize())

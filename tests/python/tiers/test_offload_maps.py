@@ -36,7 +36,7 @@ def made() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("room", [1400 * KIB, 1700 * KIB, 64 << 20])
-@pytest.mark.parametrize("name", ["auto", "balanced", "sequential"])
+@pytest.mark.parametrize("name", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_results_and_limits(name: str, room: int, tmp_path: Path) -> None:
     model, wanted = made(), made()(X)
     stowage.offload(model, ram=room, folder=tmp_path / "w", device_map=name)
@@ -61,7 +61,7 @@ def _is_mapped(weight: torch.Tensor, folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["balanced", "sequential"])
+@pytest.mark.parametrize("name", ["balanced", "balanced_low_0", "sequential"])
 def test_the_first_modules_stay(name: str, tmp_path: Path) -> None:
     model = made()
     stowage.offload(model, ram=1700 * KIB, folder=tmp_path / "w", device_map=name)
@@ -87,7 +87,7 @@ def test_auto_is_a_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"device_map": "even"}, "must be a mapping or of auto, balanced, sequential, got 'even'"),
+        ({"device_map": "even"}, "of auto, balanced, balanced_low_0, sequential, got 'even'"),
         ({"device_map": "auto"}, "ram must come with device_map='auto'"),
         ({"device_map": "balanced"}, "ram must come with device_map='balanced'"),
         ({"device_map": "auto", "plan": "p.json"}, "without what it decides, got .*device_map"),

@@ -45,7 +45,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     stowage.save(made(seed=1), tmp_path)
     refused(made(), "0.weight: must have the model's values", ram="1MiB", folder=tmp_path)
     bigger = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 300, bias=False), nn.Linear(300, 9))
-    stowage.stow(bigger, {"1.weight": "nf4", "*": "int8"})
+    stowage.stow(bigger, rules={"1.weight": "nf4", "*": "int8"})
     refused(bigger, "2.weight: must be in the file, is missing", ram="1MiB", folder=tmp_path)
     refused(bigger, r"1.weight: must be \[300, 256\] nf4", ram="1MiB", folder=tmp_path)
     smaller = nn.Sequential(made()[0])

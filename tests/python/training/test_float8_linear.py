@@ -54,7 +54,7 @@ def test_fp32_sums_are_close_to_the_exact_product_of_the_codes() -> None:
 
 
 def test_the_modules_stay_and_the_weights_are_parameters() -> None:
-    model = convert_float8(net(), filter=lambda module, name: name == "2")
+    model = convert_float8(net(), filter=lambda name, module: name == "2")
     assert [type(m) for m in model] == [nn.Linear, nn.GELU, nn.Linear]
     assert type(model[0].weight) is nn.Parameter
     assert isinstance(model[2].weight, TrainedWeight) and isinstance(model[2].weight, nn.Parameter)
@@ -225,7 +225,7 @@ def test_refusals_name_everything_and_change_nothing() -> None:
         with pytest.raises(ValueError, match="must"):
             convert_float8(model, **wrong)
     with pytest.raises(ValueError, match="got none"):
-        convert_float8(model, filter=lambda module, name: False)
+        convert_float8(model, filter=lambda name, module: False)
     assert {type(m.weight) for m in (model[0], model[2])} == {nn.Parameter}
     convert_float8(model)
     with pytest.raises(ValueError, match=r"0\.weight must not be converted"):

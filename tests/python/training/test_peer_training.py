@@ -31,7 +31,7 @@ def test_row_06_backward_needs_no_autocast(kind: type[nn.Module]) -> None:
 def test_rows_07_08_gradients_and_steps_keep_their_dtype() -> None:
     """.grad was cast to float8 with the weight; an optimizer's step raised or was lost."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
-    stowage.stow(model, {"0.weight": "f8_e4m3"})
+    stowage.stow(model, rules={"0.weight": "f8_e4m3"})
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     weight, bias = model[1].weight, model[0].bias
     before = weight.detach().clone()

@@ -1,293 +1,249 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of a model rest, and how: what is skipped, rules by pattern, and what happens where
-no rule is given. Decides by names and types; `by_error.py` by measured errors; `modules` and
-`checkpoint` act. docs/loading.md and choosing.md state the rules.
-"""
+"""How the weights of a model rest and work, as one object that every door takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any
 
+import torch
 from torch import nn
 
-from stowage._model.choice.skips import HEADS, NO_SKIPS, Skip, Skips, contained
-from stowage._model.declared import (
-    UncastPlaces,
-    WidePlaces,
-    adapter_paths,
-    cannot_rest,
-    is_narrow,
-    too_narrow,
-)
-from stowage._model.patterns import ByPattern, Pattern, check, label, matches, near_misses
-from stowage._model.weights import Candidates, Choice, Held, Inventory, Site
-from stowage._ops import _torch
-from stowage._ops.errors import InvalidArgument, StowageError
+from stowage._model.choice.by_error import Limits
+from stowage._model.choice.calibration import Calibration
+from stowage._model.choice.selection import Rules, Selection, Wish
+from stowage._model.choice.skips import Skip
+from stowage._model.rest.formation import Making
+from stowage._model.rest.granularity import Blocks, Granularity, InputCast
+from stowage._model.weights import Choice, Inventory
+from stowage._ops.errors import InvalidArgument
 from stowage._ops.storage import Storage
 
-# What a weight may rest as: one storage, None (plain), or several of them to choose from.
-Wish = str | Storage | None | Sequence["str | Storage | None"]
-Rules = ByPattern[Wish]
 
-# Parts that PEFT adds to the path of what it wraps.
-_WRAPPERS = frozenset({"base_layer", "original_module"})
-WEIGHT_TYPES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Embedding, _torch.ConvNd)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Which weights of a model rest, and how: rules in order, defaults, and what stays plain.
+    """Which weights of a model rest, as what, and how they work.
+
+    `stow`, `load`, `plan`, `quantized_init`, and the configurations for transformers, diffusers and
+    Fabric take one in the place of a storage. It comes alone: their arguments of the same names
+    are for those who have none. `dataclasses.replace` makes another of it.
 
     Args:
-        rules: patterns with their storages, in order.
-        default: the storages of what no rule names and the defaults select.
-        skips: what stays plain whatever they say.
-        allow_unmatched: permits patterns that match nothing.
+        storage: a storage string, a list of such to choose from by measured errors, or None: the
+            defaults let nothing rest.
+        rules: a glob over parameter names and module paths, a regular expression, a module type or
+            a predicate (name, module), to a storage, a list of storages or None (stay plain). The
+            first match decides; `storage` decides by the defaults what no rule matches.
+        skip: patterns that stay plain whatever a rule says, or "diffusion", "language" or "auto".
+        allow_unmatched: permits rules and skips that match nothing.
+        max_error: the largest relative error that a weight may have.
+        on_exceed: what a weight above it does: "plain" or "raise".
+        calibrate: runs the model on samples, so that errors are those of the modules' outputs.
+        budget: bytes for all resting weights together (an int, or a text such as "2GiB").
+        compute_dtype: what every floating parameter and buffer works in; without, each keeps its
+            own.
+        exact: makes linear layers bit-equal to dense ones with the dequantized weights.
+        keep_nonfinite: keeps NaN and infinities (casts, nf4, fp4) instead of refusing them.
+        measure: fills the errors of the report, which takes one more pass over the values.
+        buffers: lets rules name buffers too.
+        working: how much is widened at once: "tile", "layer" or "block".
+        blocks: the modules whose weights are widened together.
+        input_cast: the modules whose inputs are cast to the compute dtype.
+
+    Raises:
+        InvalidArgument: a value that is none, or that means nothing beside the others.
 
     Example:
-        >>> from stowage.policy import Policy
-        >>> choices = Policy.parse({"2.*": "int8"}).choose(model)
-        >>> [choice.held.name for choice in choices if choice.storage]
-        ['2.weight']
+        >>> policy = stowage.Policy("nf4", rules={"2.*": "int8:row"}, exact=True)
+        >>> [choice.storage.name for choice in policy.choose(model) if choice.storage]
+        ['nf4:block64', 'int8:row']
+        >>> policy.to_dict()
+        {'storage': 'nf4', 'rules': {'2.*': 'int8:row'}, 'exact': True}
     """
 
-    rules: tuple[tuple[Pattern, Candidates], ...]
-    default: Candidates
-    skips: Skips = NO_SKIPS
+    storage: Wish = field(default=None, kw_only=False)
+    rules: Rules | None = None
+    skip: Skip = None
     allow_unmatched: bool = False
+    max_error: float | None = None
+    on_exceed: str = "plain"
+    calibrate: Calibration | None = None
+    budget: int | str | None = None
+    compute_dtype: torch.dtype | None = None
+    exact: bool = False
+    keep_nonfinite: bool = False
+    measure: bool = True
+    buffers: bool = False
+    working: str | None = None
+    blocks: Blocks = None
+    input_cast: InputCast = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rules, Mapping):  # a caller's may change
+            object.__setattr__(self, "rules", dict(self.rules))
+        _ = self.selection, self.limits, self.grain, self.making  # what they refuse is refused here
 
     @classmethod
-    def parse(
-        cls,
-        storage: Wish | Rules | Policy,
-        rules: Rules | None = None,
-        skip: Skip = None,
-        allow_unmatched: bool = False,
-    ) -> Policy:
-        """The policy that the arguments of `stow` mean.
+    def of(cls, given: Wish | Policy, where: str, **said: Any) -> Policy:
+        """What the arguments of a door mean.
 
         Args:
-            storage: as in `stow`; a policy, alone, is that one.
-            rules: as in `stow`.
-            skip: as in `stow`.
-            allow_unmatched: as in `stow`.
+            given: its storage, or a policy, which comes alone.
+            where: the door's name.
+            said: its arguments of the names that a policy has.
 
         Returns:
             The policy.
 
         Raises:
-            InvalidArgument: every misspelt storage at once, with the legal ones.
+            InvalidArgument: a policy with an argument beside it; what the class refuses.
         """
-        if isinstance(storage, Policy):
-            if rules is not None or skip is not None or allow_unmatched:
-                raise InvalidArgument("stowage: a policy must come alone, it has rules and skips")
-            return storage
-        wishes: dict[Pattern, Wish] = dict((rules or {}).items())
-        if isinstance(storage, Mapping):
-            wishes |= storage.items()
-            storage = None
-        for key in wishes:
-            check(key, "a rule")
-        skips, given = Skips.parse(skip), list(wishes.items())
-        parsed, errors = [], []
-        for value in [*(value for _, value in given), storage]:
-            try:
-                parsed.append(_candidates(value))
-            except StowageError as error:
-                errors.append(error)
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise InvalidArgument("\n".join(dict.fromkeys(map(str, errors))))
-        *ordered, default = parsed
-        pairs = tuple((key, to) for (key, _), to in zip(given, ordered, strict=True))
-        return cls(pairs, default, skips, allow_unmatched)
+        if not isinstance(given, Policy):
+            return cls(given, **said)
+        beside = [name for name, value in said.items() if _differs(name, value)]
+        if beside:
+            raise InvalidArgument(
+                f"{where}: a policy must come alone, got it with {', '.join(beside)} "
+                "(dataclasses.replace(policy, ...) makes another)"
+            )
+        return given
 
-    @property
-    def several(self) -> bool:
-        """Whether some weight has a list of storages to choose from."""
-        return any(len(wanted) > 1 for wanted in (self.default, *(to for _, to in self.rules)))
+    def only(self, where: str, *names: str) -> Policy:
+        """Refuses what a door cannot do.
 
-    def choose(self, model: nn.Module, with_buffers: bool = False) -> list[Choice]:
-        """What it says about each parameter of a model.
+        Args:
+            where: the door's name.
+            names: of the arguments that it takes.
+
+        Returns:
+            The same policy.
+
+        Raises:
+            InvalidArgument: any other argument is not as by default.
+        """
+        others = [f for f in self.to_say() if f not in names]
+        if others:
+            raise InvalidArgument(
+                f"{where}: a policy must have no more than {', '.join(names)}, got "
+                f"{', '.join(others)}"
+            )
+        return self
+
+    def to_say(self) -> dict[str, Any]:
+        """The arguments that are not as by default.
+
+        Returns:
+            Their values by name.
+        """
+        every = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in every.items() if _differs(name, value)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments that are not as by default, as JSON has them.
+
+        Returns:
+            What `from_dict` takes.
+
+        Raises:
+            InvalidArgument: one that JSON cannot hold: a pattern that is no glob, or `calibrate`.
+        """
+        return {name: _plain(name, value) for name, value in self.to_say().items()}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Policy:
+        """The policy that `to_dict` told.
+
+        Args:
+            given: arguments by name.
+
+        Returns:
+            The policy.
+
+        Raises:
+            InvalidArgument: a name that is none; what the class refuses.
+        """
+        said = dict(given)
+        for name in said:
+            if name not in _DEFAULTS:
+                near = "".join(f"; {one}?" for one in get_close_matches(name, _DEFAULTS, 1))
+                raise InvalidArgument(
+                    f"stowage: an argument of a policy must be one of {', '.join(_DEFAULTS)}, got "
+                    f"{name!r}{near}"
+                )
+        if isinstance(dtype := said.get("compute_dtype"), str):
+            said["compute_dtype"] = getattr(torch, dtype, dtype)
+        return cls(said.pop("storage", None), **said)
+
+    def choose(self, model: nn.Module) -> list[Choice]:
+        """What the patterns and the defaults say about each parameter of a model; `stow` chooses
+        among several storages by errors.
 
         Args:
             model: any module.
-            with_buffers: adds a choice for each buffer.
 
         Returns:
-            One choice for each parameter, tied ones once.
+            One choice for each parameter, and with `buffers` for each buffer; tied ones once.
         """
-        return self.choices(Inventory(model), with_buffers)
+        return self.selection.choices(Inventory(model), self.buffers)
 
-    def choices(self, inventory: Inventory, with_buffers: bool = False) -> list[Choice]:
-        """What it says about each parameter of a model whose inventory is at hand.
+    @cached_property
+    def selection(self) -> Selection:
+        """Its patterns, parsed."""
+        return Selection.parse(self.storage, self.rules, self.skip, self.allow_unmatched)
 
-        Args:
-            inventory: of the model.
-            with_buffers: adds a choice for each buffer.
+    @cached_property
+    def limits(self) -> Limits:
+        """Its errors and bytes, parsed."""
+        return Limits.parse(self.max_error, self.on_exceed, self.calibrate, self.budget)
 
-        Returns:
-            One choice for each parameter, tied ones once.
-        """
-        model, every = inventory.model, inventory.parameters
-        asked = inventory.buffers if with_buffers else []
-        places = _Places(model, self.skips.settled(model), self._narrow_rules([*every, *asked]))
-        chosen = [self._named(held, places) or self._unruled(held, places) for held in every]
-        left = "the defaults take parameters, this is a buffer"
-        return chosen + [self._named(held, places) or Choice(held, None, left) for held in asked]
+    @cached_property
+    def grain(self) -> Granularity:
+        """Its way to work, parsed."""
+        return Granularity.parse(self.working, self.blocks, self.input_cast, self.exact)
 
-    def _named(self, held: Held, places: _Places) -> Choice | None:
-        site = deciding_site(held)
-        skipped = places.skips.reason(held, site)
-        if skipped:
-            return Choice(held, None, skipped)
-        named = self._rule(site)
-        if named is None:
-            return None
-        key, wanted = named
-        if wanted[0] is None:
-            return Choice(held, None, f"rule {label(key)} keeps it plain")
-        unfit = [obstacle_to(held, key, storage, places.narrow) for storage in wanted]
-        fit = [storage for storage, why in zip(wanted, unfit, strict=True) if not why]
-        if not fit or fit[0] is None:
-            return Choice(held, None, unfit[0])
-        return Choice(held, fit[0], f"rule {label(key)}", tuple(fit[1:]))
+    @cached_property
+    def making(self) -> Making:
+        """How it makes weights, parsed."""
+        return Making(self.compute_dtype, self.grain.exact, self.keep_nonfinite, self.measure)
 
-    def _unruled(self, held: Held, places: _Places) -> Choice:
-        if self.default[0] is None:
-            return Choice(held, None, "no rule names it")
-        refusal = default_refusal(deciding_site(held), places) or cannot_rest(held)
-        if not refusal and is_narrow(held):
-            refusal = "fewer than two dimensions"
-        if refusal:
-            return Choice(held, None, refusal)
-        return Choice(held, self.default[0], "", self.default[1:])
-
-    def _narrow_rules(self, every: list[Held]) -> frozenset[Pattern]:
-        """The keys that match nothing of two or more dimensions, so that biases, norms and other
-        narrow tensors are what they mean."""
-        broad = {
-            key
-            for key, _ in self.rules
-            if any(matches(key, site) for h in every if not is_narrow(h) for site in h.sites)
-        }
-        return frozenset(key for key, _ in self.rules) - broad
-
-    def _rule(self, site: Site) -> tuple[Pattern, Candidates] | None:
-        for key, wanted in self.rules:
-            if matches(key, site):
-                return key, wanted
-        return None
-
-    def idle_rules(self, choices: list[Choice]) -> list[str]:
-        """Which patterns match nothing: nearly always misspelt names.
-
-        Args:
-            choices: what `choose` gave.
-
-        Returns:
-            A sentence for each pattern that matches no parameter of the model, and each rule that
-            matches none that can rest; none with `allow_unmatched`.
-        """
-        if self.allow_unmatched:
-            return []
-        found, every = [], [name for c in choices for name in c.held.names]
-        narrow = self._narrow_rules([c.held for c in choices])
-        for pattern in self.skips.patterns:
-            if not any(contained(pattern, s) for c in choices for s in c.held.sites):
-                found.append(f"skip {_unmatched(pattern, every)}")
-        for key, wanted in self.rules:
-            hit = [c.held for c in choices if any(matches(key, site) for site in c.held.sites)]
-            storage = wanted[0]
-            if not hit:
-                found.append(f"rule {_unmatched(key, every)}")
-            elif storage is not None:
-                reasons = [
-                    [obstacle_to(held, key, one, narrow) for one in wanted if one] for held in hit
-                ]
-                if all(map(all, reasons)):
-                    found.append(
-                        f"rule {label(key)}: must match a weight that can rest as {storage.name}, "
-                        f"matches only such as {hit[0].name} ({reasons[0][0]})"
-                    )
-        return found
+    @property
+    def compares(self) -> bool:
+        """Whether the errors of all weights decide, so that none can rest before all are there."""
+        several = any(
+            len(wanted) > 1
+            for wanted in (self.selection.default, *(to for _, to in self.selection.rules))
+        )
+        return several or self.budget is not None or self.max_error is not None
 
 
-class _Places:
-    """What `Policy.choose` asks of a model, looked up once."""
-
-    def __init__(self, model: nn.Module, skips: Skips, narrow: frozenset[Pattern]) -> None:
-        self.skips, self.narrow = skips, narrow
-        self.adapters, self.wide = adapter_paths(model), WidePlaces(model)
-        self.uncast = UncastPlaces(model)
+_DEFAULTS = {each.name: each.default for each in fields(Policy)}
 
 
-def obstacle_to(
-    held: Held, key: Pattern, storage: Storage | None, narrow: frozenset[Pattern]
-) -> str:
-    """Why the rule cannot let `held` rest; "" if it can."""
-    if cannot := cannot_rest(held):
-        return cannot
-    if is_narrow(held) and key not in narrow:
-        return "fewer than two dimensions; a rule that matches nothing wider would take it"
-    return too_narrow(held, storage) if storage is not None else ""
+def _differs(name: str, value: object) -> bool:
+    default = _DEFAULTS[name]
+    if default is None or isinstance(default, bool):
+        return value is not default
+    return value != default
 
 
-def _unmatched(pattern: Pattern, names: list[str]) -> str:
-    near = near_misses(pattern, names)
-    return f"{label(pattern)}: must match a parameter of the model, matches none{near}"
-
-
-def _candidates(value: object) -> Candidates:
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_key(name, key): _plain(name, one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        if not value or None in value[:-1]:
-            raise InvalidArgument(
-                f"stowage: a list of storages must have one, and None only at its end, got {value}"
-            )
-        return tuple(dict.fromkeys(_storage(one) for one in value))
-    return (_storage(value),)
+        return [_plain(name, one) for one in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Storage):
+        return value.name
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise InvalidArgument(f"stowage: {name} must be what JSON can hold, got {value!r}")
 
 
-def _storage(value: object) -> Storage | None:
-    if value is None or isinstance(value, str | Storage):
-        return None if value is None else Storage.parse(value)
-    raise InvalidArgument(
-        f"stowage: a storage must be a string such as 'f8_e4m3', or None, got {value!r}"
-    )
-
-
-def deciding_site(held: Held) -> Site:
-    """A tied weight is judged where an embedding holds it, else where it comes first."""
-    for site in held.sites:
-        if isinstance(site.module, nn.Embedding):
-            return site
-    return held.sites[0]
-
-
-def default_refusal(site: Site, places: _Places) -> str:
-    """Why the defaults leave the parameter at `site` plain; "" if they select it."""
-    kind = type(site.module).__name__
-    if not isinstance(site.module, WEIGHT_TYPES):
-        return f"the defaults take Linear, Embedding and Conv weights, this belongs to {kind}"
-    if site.attribute != "weight":
-        return f"the defaults take parameters named weight, this is {site.attribute}"
-    if is_head(site.path):
-        return "a head; name it in a rule to stow it"
-    if places.wide.contain(site.name):
-        return "the model lists it in _keep_in_fp32_modules"
-    uncast = places.uncast.pattern_of(site.path)
-    if uncast:
-        return f"the model lists it in _skip_layerwise_casting_patterns ({uncast!r})"
-    if site.path in places.adapters:
-        return "an adapter, or a copy that trains"
-    return ""
-
-
-def is_head(path: str) -> bool:
-    """Whether the module at `path` is one of HEADS; the root never is."""
-    parts = path.split(".")
-    while len(parts) > 1 and parts[-1] in _WRAPPERS:
-        parts.pop()
-    return parts[-1] in HEADS
+def _key(name: str, key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    raise InvalidArgument(f"stowage: {name} must be globs, which JSON can hold, got {key!r}")

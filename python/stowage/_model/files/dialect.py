@@ -46,7 +46,7 @@ def files_of(every: Sequence[Held], dialect: str) -> DialectFiles:
         "weights": [
             {
                 "name": name,
-                "storage": weight.storage,
+                "storage": weight.resting,
                 "shape": list(weight.shape),
                 "parts": [],
                 "compute": DISK_NAMES[weight.dtype],

@@ -19,7 +19,7 @@ from stowage._files.names import FLOAT8, Entry, in_stacks
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import Source, Wholes, is_aligned, reading
 from stowage._files.stacks import put
-from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import Selection
 from stowage._model.declared import WidePlaces
 from stowage._model.reports.report import remember
 from stowage._model.rest.formation import (
@@ -80,7 +80,7 @@ class Filling:
     """The plan of one load. `problems` is complete before anything is read for keeps."""
 
     def __init__(
-        self, model: nn.Module, source: Source, policy: Policy | None, options: Options
+        self, model: nn.Module, source: Source, selection: Selection | None, options: Options
     ) -> None:
         self.problems: list[str] = []
         self.inventory, self._source, self._options = Inventory(model), source, options
@@ -97,16 +97,16 @@ class Filling:
         self._steps: list[_Step] = []
         self._ties: list[tuple[Held, str]] = []
         self._recast: list[tuple[Held, torch.dtype]] = []
-        choices = {} if policy is None else self._choices(policy)
+        choices = {} if selection is None else self._choices(selection)
         for held in self.inventory.parameters:
             self._match(held, choices.get(held.name), required=True)
         for held in self.inventory.buffers:
             self._match(held, None, required=is_persistent(held))
         self._leftovers()
 
-    def _choices(self, policy: Policy) -> dict[str, Choice]:
-        choices = policy.choices(self.inventory)
-        self.problems.extend(policy.idle_rules(choices))
+    def _choices(self, selection: Selection) -> dict[str, Choice]:
+        choices = selection.choices(self.inventory)
+        self.problems.extend(selection.idle_rules(choices))
         return {choice.held.name: choice for choice in choices}
 
     def _match(self, held: Held, choice: Choice | None, required: bool) -> None:

@@ -274,7 +274,7 @@ def _weight_facts(held: Held) -> dict[str, object]:
     assert isinstance(weight, StowedTensor)
     return {
         "name": held.name,
-        "storage": weight.storage,
+        "storage": weight.resting,
         "shape": list(weight.shape),
         "parts": list(flatten(held.name, weight)),
         "compute": DISK_NAMES[weight.dtype],

@@ -72,7 +72,7 @@ def remember_formed(model: nn.Module, size: int, seconds: float) -> None:
 def _row(held: Held, seen: Seen, blocks: list[str], dtypes: dict[int, torch.dtype]) -> Row:
     tensor, piece = held.tensor, piece_of(held.tensor, dtypes)
     here = _rest_bytes(tensor, seen)
-    storage = piece.local.storage if isinstance(piece.local, RESTING) else None
+    storage = piece.local.resting if isinstance(piece.local, RESTING) else None
     reason, loss = _recall(held)
     master, master_bytes = state_of(held)
     return Row(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device maps by name: "auto", "balanced" and "sequential", for the limits that `offload` has."""
+"""Device maps by accelerate's names, for the limits that `offload` has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stowage._tiers.places import CPU, RAM, DeviceMap, Places, device_of_name, d
 from stowage._tiers.plans.plan import Plan, plan
 from stowage._tiers.request import given_bytes
 
-MAPS = ("auto", "balanced", "sequential")
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _ALL = 1 << 62  # bytes of a place without a limit
 Size = int | str
 Folder = str | os.PathLike[str]
@@ -49,8 +49,8 @@ class Mapped(NamedTuple):
 def by_name(inventory: Inventory, given: Given) -> Mapped:
     """What `given.device_map`, a name, stands for: "auto" plans; "sequential" fills the
     accelerators, or without one `ram`, with modules in the order of definition, "balanced" by equal
-    shares. What is left is fetched, into room that the first device, or memory, keeps for it: an
-    eighth of what can be, or twice the largest.
+    shares, "balanced_low_0" by shares of all but accelerator 0. What is left is fetched, into room
+    that the first device, or memory, keeps for it: an eighth of what can be, or twice the largest.
 
     Raises InvalidArgument for another name, without limits, or for devices that are not here."""
     name, ram = given.device_map, given_bytes(given.ram, "ram")
@@ -105,8 +105,8 @@ def _on_devices(inventory: Inventory, given: Given, limits: dict[torch.device, i
         room[home] = max(room[home] - _ring(every), 0)
     names: dict[Device, torch.device] = {device.index: device for device in limits}
     numbered: dict[Device, int] = {number: room[names[number]] for number in sorted(names)}
-    if given.device_map == "balanced":
-        numbered = balanced(model, numbered)
+    if given.device_map != "sequential":
+        numbered = balanced(model, numbered, low_zero=given.device_map == "balanced_low_0")
     found = first_fit(model, numbered | {"cpu": _ALL})
     here = {at: d for at, d in found.items() if d in names and at in inventory.modules}
     places = {at: names[d] for at, d in here.items()}

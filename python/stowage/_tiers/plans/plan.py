@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stowage._files.names import DISK_NAMES, FLOAT8
+from stowage._model.choice.policy import Policy
 from stowage._model.sizes import byte_count, nbytes
 from stowage._model.weights import LAZY, Held, Inventory
 from stowage._ops import library
@@ -145,12 +146,13 @@ class Plan:
         return [unit.name for unit in self.units if unit.tier == tier and not unit.stays]
 
     def device_map(self) -> dict[str, str]:
-        """Which module or weight rests in which tier.
+        """Which module or weight rests where, in accelerate's words.
 
         Returns:
-            Names to tiers; a module stands for all of its weights where they rest in one tier.
+            Names to "cpu", "disk" or a device; a module stands for all of its weights where they
+            rest in one place.
         """
-        return collapsed({unit.name: unit.tier for unit in self.units})
+        return collapsed({u.name: "cpu" if u.tier == "ram" else u.tier for u in self.units})
 
     def within(self, ram: Size) -> Plan:
         """The plan for the same weights and machine within another limit of RAM.
@@ -305,7 +307,7 @@ def plan(
     *,
     ram: Size,
     accelerator: Size | Mapping[str, Size] | None = None,
-    storage: str | None = None,
+    storage: str | Policy | None = None,
     rows: int = 1,
     activations: Size = 0,
     order: Iterable[str] = (),
@@ -322,7 +324,8 @@ def plan(
         model_or_path: a model, or the path of its files.
         ram: bytes of memory, or a text such as "4GiB".
         accelerator: bytes on the first accelerator, or a mapping of accelerators to bytes.
-        storage: plans as if what `stowage pack` takes rested so.
+        storage: plans as if what `stowage pack` takes rested so; of a `stowage.Policy` the storage,
+            which it must have alone.
         rows: rows of x (tokens) in a pass.
         activations: bytes beside the weights, where the work is.
         order: names of weights in their order of use; without, that of a model's modules, or of a
@@ -345,7 +348,7 @@ def plan(
     Example:
         >>> plan = stowage.plan(model, ram="1MiB", links=links)
         >>> plan.device_map()  # "": the whole model
-        {'': 'ram'}
+        {'': 'cpu'}
     """
     described = _described(model_or_path)
     on_disk = described["path"] or _there(Path(folder))
@@ -354,13 +357,19 @@ def plan(
         "ram": byte_count(ram, "ram"),
         "accelerators": _accelerators(accelerator),
         "uses": [[glob, float(count)] for glob, count in (uses or {}).items()],
-        "storage": storage,
+        "storage": _planned(storage),
         "rows": rows,
         "activations": byte_count(activations, "activations"),
         "works_on_cpu": works_on_cpu,
         "order": list(order) or [unit["name"] for unit in described["units"]],
     }
     return Plan(_called(library.plan_make, json.dumps(request), json.dumps(dict(rates))))
+
+
+def _planned(given: str | Policy | None) -> object:
+    if not isinstance(given, Policy):
+        return given
+    return given.only("stowage.plan", "storage").to_dict().get("storage")
 
 
 def machine_key() -> str:
@@ -485,5 +494,5 @@ def _unit(held: Held) -> dict[str, Any]:
 
 def _storage(tensor: torch.Tensor) -> str:
     if isinstance(tensor, StowedTensor):
-        return str(tensor.storage)
+        return tensor.resting
     return _PLAIN.get(tensor.dtype) or DISK_NAMES.get(tensor.dtype, str(tensor.dtype))

@@ -48,7 +48,7 @@ def offload_weight(
 def _values(weight: Tensor, name: str) -> Tensor:
     if isinstance(weight, StowedTensor):
         raise InvalidArgument(
-            f"stowage: {name} must be a plain tensor, rests as {weight.storage}; write it with "
+            f"stowage: {name} must be a plain tensor, rests as {weight.resting}; write it with "
             "stowage.save(model, folder)"
         )
     if weight.is_meta:

@@ -100,7 +100,7 @@ def _value(given: Any, old: Tensor, name: str, dtype: torch.dtype | None) -> Ten
     if isinstance(value, StowedTensor):
         return value
     if isinstance(old, StowedTensor) and dtype is None:
-        return quantize(value.to(old.dtype), old.storage)
+        return quantize(value.to(old.dtype), old.resting)
     if dtype is None:
         return value.to(old.dtype)
     return value.to(dtype) if value.is_floating_point() else value

@@ -131,7 +131,7 @@ class DiffusersQuantizer(Placed, Base):
             self._quantizing.leave(sizes)
             resting.fill(
                 compute_dtype=self._dtype,
-                exact=self._said.exact,
+                exact=self._said.policy.making.exact,
                 **self._destinations.of_file(sum(sizes.values())),
             )
         finally:

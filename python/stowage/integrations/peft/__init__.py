@@ -230,7 +230,7 @@ def merge_and_unload(
         >>> from stowage.integrations.peft import merge_and_unload
         >>> stowage.stow(base, "nf4")
         >>> merged = merge_and_unload(peft.get_peft_model(base, config))
-        >>> type(merged[0]).__name__, merged[0].weight.storage
+        >>> type(merged[0]).__name__, merged[0].weight.resting
         ('Linear', 'nf4:block64')
     """
     merge(model, adapter_names, rounding=rounding, seed=seed, keep=None, safe_merge=safe_merge)

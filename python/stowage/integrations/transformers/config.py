@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +13,9 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import Rules, Wish
+from stowage._model.choice.skips import Skip
+from stowage._model.rest.granularity import Blocks, InputCast
 from stowage._ops.errors import InvalidArgument
 
 
@@ -25,6 +28,11 @@ class Method(StrEnum):
 METHOD = Method.STOWAGE.value
 # What concerns this machine or this process, and no file.
 _PASSING = ("ram", "plan", "folder")
+# What it has of a policy: all but what no file can say, and what `from_pretrained` is told.
+_TAKEN = (
+    *("storage", "rules", "skip", "allow_unmatched", "max_error", "on_exceed", "budget"),
+    *("exact", "keep_nonfinite", "measure", "working", "blocks", "input_cast"),
+)
 
 
 @register_quantization_config(METHOD)
@@ -37,20 +45,26 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
     module is imported.
 
     Args:
-        storage: a storage string, a list of such to choose from by measured errors, or None:
-            weights rest as they do in the file, plain ones stay plain.
+        storage: a storage string, a list of such to choose from by measured errors, a
+            `stowage.Policy`, which has this and what follows but for `modules_to_not_convert`, or
+            None: weights rest as they do in the file, plain ones stay plain.
         rules: globs over parameter names and module paths to storages, or to None (stay plain); as
             in `stowage.stow`.
         skip: globs of what stays plain, or "diffusion", "language" or "auto".
-        modules_to_not_convert: names of modules that stay plain, whole or their last parts;
-            transformers' word.
+        allow_unmatched: as in `stowage.stow`.
         max_error: the largest relative error that a weight may have; as in `stowage.stow`.
+        on_exceed: as in `stowage.stow`.
         budget: bytes for all resting weights together. With it, with `max_error` or with a list of
             storages the model is loaded plain and then stowed, since all errors are compared.
         exact: makes linear layers bit-equal to dense ones with the dequantized weights.
         keep_nonfinite: keeps NaN and infinities instead of refusing them.
         measure: measures the errors that `stowage.report` shows, which takes a pass over the
             values.
+        working: as in `stowage.stow`.
+        blocks: as in `stowage.stow`, globs.
+        input_cast: as in `stowage.stow`, by globs.
+        modules_to_not_convert: names of modules that stay plain, whole or their last parts;
+            transformers' word.
         ram: bytes of weights ("2GiB") that are in memory at a time; the rest stays on the disk. Not
             written to config.json, as `plan` and `folder` are not.
         plan: of `stowage.plan` for the checkpoint, or the path of one: of one that rests already.
@@ -69,15 +83,21 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
 
     def __init__(
         self,
-        storage: str | Sequence[str] | None = None,
-        rules: Mapping[str, str | Sequence[str] | None] | None = None,
-        skip: str | Sequence[str] | None = None,
-        modules_to_not_convert: Sequence[str] | None = None,
+        storage: Wish | Policy = None,
+        rules: Rules | None = None,
+        skip: Skip = None,
+        *,
+        allow_unmatched: bool = False,
         max_error: float | None = None,
+        on_exceed: str = "plain",
         budget: int | str | None = None,
         exact: bool = False,
         keep_nonfinite: bool = False,
         measure: bool = True,
+        working: str | None = None,
+        blocks: Blocks = None,
+        input_cast: InputCast = None,
+        modules_to_not_convert: Sequence[str] | None = None,
         ram: int | str | None = None,
         plan: str | os.PathLike[str] | None = None,
         folder: str | os.PathLike[str] | None = None,
@@ -87,63 +107,37 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
             raise InvalidArgument(
                 f"StowageConfig: quant_method must be {METHOD!r}, got {quant_method!r}"
             )
-        for pattern in rules or {}:
-            if not isinstance(pattern, str):
-                raise InvalidArgument(
-                    "StowageConfig: rules must be globs, which config.json can hold, got "
-                    f"{pattern!r}"
-                )
-        if plan is not None and (ram is not None or storage is not None or rules):
+        policy = Policy.of(
+            storage,
+            "StowageConfig",
+            rules=rules,
+            skip=skip,
+            allow_unmatched=allow_unmatched,
+            max_error=max_error,
+            on_exceed=on_exceed,
+            budget=budget,
+            exact=exact,
+            keep_nonfinite=keep_nonfinite,
+            measure=measure,
+            working=working,
+            blocks=blocks,
+            input_cast=input_cast,
+        )
+        _check(policy)
+        if plan is not None and (ram is not None or not policy.selection.empty):
             raise InvalidArgument(
                 "StowageConfig: plan must come without storage, rules and ram, which it decides"
             )
         if folder is not None and ram is None:
             raise InvalidArgument("StowageConfig: folder must come with ram, got folder alone")
-        if storage is None and not rules:
-            for name, value in (("budget", budget), ("max_error", max_error), ("skip", skip)):
-                if value is not None:
-                    raise InvalidArgument(
-                        f"StowageConfig: {name} must come with storage or rules, got it alone"
-                    )
         self.quant_method = Method.STOWAGE
-        self.storage = storage
-        self.rules = dict(rules) if rules else None
-        self.skip = skip if skip is None or isinstance(skip, str) else list(skip)
+        self.policy = policy
         self.modules_to_not_convert = (
             None if modules_to_not_convert is None else list(modules_to_not_convert)
         )
-        self.max_error = max_error
-        self.budget = budget
-        self.exact = exact
-        self.keep_nonfinite = keep_nonfinite
-        self.measure = measure
         self.ram = ram
         self.plan = plan
         self.folder = folder
-        self._check()
-
-    def _check(self) -> None:
-        """Raises InvalidArgument for what is misspelt."""
-        Policy.parse(self.storage, self.rules, self.skip)
-
-    def every_skip(self, more: Sequence[str] = ()) -> Any:
-        """`skip` with more patterns; None where there are none.
-
-        Args:
-            more: patterns.
-
-        Returns:
-            What `stowage.stow` takes as `skip`.
-        """
-        if not more:
-            return self.skip
-        return [*([self.skip] if isinstance(self.skip, str) else self.skip or []), *more]
-
-    @property
-    def compares(self) -> bool:
-        """Whether the errors of all weights decide, so that none can rest before all are read."""
-        several = Policy.parse(self.storage, self.rules).several
-        return several or self.budget is not None or self.max_error is not None
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json has of it.
@@ -151,14 +145,10 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         Returns:
             What differs from the defaults, but for what concerns this machine.
         """
-        given = {name: value for name, value in vars(self).items() if value not in (None, False)}
-        given = {name: value for name, value in given.items() if name not in _PASSING}
-        given["quant_method"] = METHOD
-        if self.measure:
-            del given["measure"]
-        else:
-            given["measure"] = False
-        return given
+        given = self.policy.to_dict()
+        if self.modules_to_not_convert:
+            given["modules_to_not_convert"] = self.modules_to_not_convert
+        return given | {"quant_method": METHOD}
 
     @classmethod
     def from_checkpoint(
@@ -200,3 +190,19 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         }
         config.quantization_config = made.to_dict() | passing
         return config
+
+
+def _check(policy: Policy) -> None:
+    """Raises InvalidArgument for what config.json cannot hold, or means nothing there."""
+    if policy.compute_dtype is not None:
+        raise InvalidArgument(
+            "StowageConfig: compute_dtype must be given to from_pretrained, as dtype= "
+            f"(torch_dtype= of diffusers), got a policy with {policy.compute_dtype}"
+        )
+    policy.only("StowageConfig", *_TAKEN).to_dict()
+    if policy.selection.empty:
+        for name in ("budget", "max_error", "skip"):
+            if getattr(policy, name) is not None:
+                raise InvalidArgument(
+                    f"StowageConfig: {name} must come with storage or rules, got it alone"
+                )

@@ -6,12 +6,14 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from stowage._files.sources import FileSource
 from stowage._model.choice.policy import Policy
+from stowage._model.choice.skips import Skip
 from stowage._ops.errors import BadFile, InvalidArgument
 from stowage._ops.storage import Storage
 from stowage.integrations.transformers.config import StowageConfig
@@ -19,10 +21,17 @@ from stowage.integrations.transformers.config import StowageConfig
 
 def policy_of(model: nn.Module, said: StowageConfig) -> Policy | None:
     """What a configuration means for a model."""
-    if said.storage is None and not said.rules:
+    policy = said.policy
+    if policy.selection.empty:
         return None
-    rules = {**(said.rules or {}), **_of_experts(model, said.storage)}
-    return Policy.parse(said.storage, rules, said.every_skip(_skipped(model, said)))
+    rules: dict[Any, Any] = {**(policy.rules or {}), **_of_experts(model, policy.storage)}
+    return replace(policy, rules=rules, skip=_every_skip(policy.skip, _skipped(model, said)))
+
+
+def _every_skip(skip: Skip, more: list[str]) -> Skip:
+    if not more:
+        return skip
+    return [*([skip] if isinstance(skip, str) else skip or []), *more]  # type: ignore[misc]
 
 
 def _of_experts(model: nn.Module, storage: Any) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transforme
             try:
                 return resting.fill(
                     compute_dtype=self._dtype,
-                    exact=self._said.exact,
+                    exact=self._said.policy.making.exact,
                     **self._destinations.of_file(sum(self._resting.values())),
                 )
             finally:

@@ -11,7 +11,7 @@ from torch import nn
 
 from stowage._model.choice.policy import Policy
 from stowage._model.reports.report import remember
-from stowage._model.rest.formation import Making, from_values
+from stowage._model.rest.formation import from_values
 from stowage._model.stow import stow
 from stowage._model.weights import Choice, Inventory
 from stowage._ops.errors import raise_problems
@@ -33,15 +33,14 @@ class Quantizing:
     """
 
     def __init__(self, model: nn.Module, said: StowageConfig, as_it_is: bool) -> None:
-        self._said = said
-        self._how = Making(None, said.exact, said.keep_nonfinite, said.measure)
+        self._grain, self._how = said.policy.grain, said.policy.making
         self._policy: Policy | None = None if as_it_is else policy_of(model, said)
         self._choices: dict[str, Choice] = {}
         if self._policy is None:
             return
-        choices = self._policy.choices(Inventory(model))
-        raise_problems("StowageConfig", self._policy.idle_rules(choices))
-        if not said.compares:  # else none before all are read
+        choices = self._policy.choose(model)
+        raise_problems("StowageConfig", self._policy.selection.idle_rules(choices))
+        if not self._policy.compares:  # else none before all are read
             self._choices = {c.held.name: c for c in choices if c.storage is not None}
 
     def leave(self, names: Iterable[str]) -> None:
@@ -74,20 +73,14 @@ class Quantizing:
     def finish(self, model: nn.Module) -> None:
         """Lets rest what is plain and is to rest: no file had it, or it was made of several
         tensors, or the errors of all decide; says of the others why they do not."""
-        said, policy = self._said, self._policy
-        if policy is None:
-            return
-        plain = [c for c in policy.choices(Inventory(model)) if not c.held.rests]
-        if said.compares or any(choice.storage is not None for choice in plain):
-            stow(
-                model,
-                policy,
-                max_error=said.max_error,
-                budget=said.budget,
-                exact=said.exact,
-                keep_nonfinite=said.keep_nonfinite,
-                measure=said.measure,
-            )
+        policy = self._policy
+        plain = [c for c in policy.choose(model) if not c.held.rests] if policy else []
+        if policy and (policy.compares or any(c.storage is not None for c in plain)):
+            stow(model, policy)
             return
         for choice in plain:
             remember(choice.held, choice.held.tensor, choice.reason, None)
+        inventory = Inventory(model)
+        resting = (site.module for h in inventory.every if h.rests for site in h.sites)
+        raise_problems("StowageConfig", self._grain.problems(inventory, resting))
+        self._grain.apply(inventory)

@@ -17,7 +17,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from stowage._model.choice.policy import WEIGHT_TYPES
+from stowage._model.choice.policy import Policy
+from stowage._model.choice.selection import WEIGHT_TYPES
 from stowage._model.sizes import byte_count
 from stowage._model.weights import LAZY
 from stowage._ops.errors import InvalidArgument
@@ -27,13 +28,13 @@ from stowage._tensor.requantize import first_parts
 from stowage._tensor.stowed import StowedTensor, wrap
 from stowage.training.init.origin import Home, Origin, Terms, activate, active, deactivate
 
-Filter = Callable[[nn.Module, str, nn.Parameter], "bool | str | None"]
+Filter = Callable[[str, nn.Module, nn.Parameter], "bool | str | None"]
 UNTIL = ("first_step", "first_forward")
 
 
 @contextmanager
 def quantized_init(
-    storage: str | Storage | None,
+    storage: str | Storage | Policy | None,
     *,
     preserve_init: bool = False,
     master_first: bool = False,
@@ -51,7 +52,8 @@ def quantized_init(
     MasterOptimizer's first step. Other threads see no context.
 
     Args:
-        storage: how weights rest; None switches an outer context off.
+        storage: how weights rest, or a `stowage.Policy` of a storage and `exact`; None switches an
+            outer context off.
         preserve_init: keeps the exact values, on the host: `init_value`, `take_init_value`.
         master_first: keeps them in fp32 on the weight's device: inits run on what becomes the
             master.
@@ -59,9 +61,9 @@ def quantized_init(
         budget: bytes of them in memory (an int, or "2GiB").
         spill: a folder for what does not fit; without a budget all of it.
         spill_budget: bytes of them in that folder.
-        filter: given a module, a name and a parameter, says whether it rests, or the storage;
-            without, the `weight` of every Linear, Embedding and convolution of two or more
-            dimensions does.
+        filter: given a name, the module that gets a parameter of that name, and the parameter, says
+            whether it rests, or the storage; without, the `weight` of every Linear, Embedding and
+            convolution of two or more dimensions does.
         exact: as in `stowage.quantize`.
 
     Returns:
@@ -74,9 +76,12 @@ def quantized_init(
     Example:
         >>> with stowage.training.quantized_init("f8_e4m3:row"):
         ...     layer = nn.Linear(64, 64)
-        >>> layer.weight.storage, layer.weight.requires_grad
+        >>> layer.weight.resting, layer.weight.requires_grad
         ('f8_e4m3:row', True)
     """
+    if isinstance(storage, Policy):
+        policy = Policy.of(storage, "quantized_init", exact=exact)
+        storage, exact = _only_storage(policy), policy.exact
     if until not in UNTIL:
         raise InvalidArgument(f"quantized_init: until must be one of {UNTIL}, got {until!r}")
     keeps = preserve_init or master_first
@@ -103,6 +108,14 @@ def quantized_init(
     work = _Making(Storage(storage), terms, filter or _default, exact, until == "first_forward")
     with _running(work):
         yield
+
+
+def _only_storage(policy: Policy) -> Storage | None:
+    """A module in the making has no name in a model that rules could match."""
+    candidates = policy.only("quantized_init", "storage", "exact").selection.default
+    if len(candidates) > 1:
+        raise InvalidArgument(f"quantized_init: storage must be one, got {policy.storage}")
+    return candidates[0]
 
 
 @contextmanager
@@ -132,7 +145,7 @@ def _running(work: _Making) -> Iterator[None]:
             hook.remove()
 
 
-def _default(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+def _default(name: str, module: nn.Module, parameter: nn.Parameter) -> bool:
     return isinstance(module, WEIGHT_TYPES) and name == "weight" and parameter.dim() > 1
 
 
@@ -150,7 +163,7 @@ class _Making:
     def register(self, module: nn.Module, name: str, parameter: Any) -> Any:
         if active() is not self.terms or not self._may_rest(parameter):
             return None
-        wish = self.filter(module, name, parameter)
+        wish = self.filter(name, module, parameter)
         if not wish:
             return None
         storage = Storage(wish) if isinstance(wish, str) else self.storage

@@ -202,7 +202,7 @@ def test_weights_that_rest_in_the_file_rest_in_the_model(tmp_path: Path) -> None
     loaded = accelerate.load_checkpoint_and_dispatch(
         empty(), tmp_path / "from", {"": "disk"}, offload_folder=tmp_path / "to"
     )
-    assert loaded.blocks[0].first.weight.storage == "int8:row"
+    assert loaded.blocks[0].first.weight.resting == "int8:row"
     assert torch.equal(loaded(IDS), model(IDS))
 
 

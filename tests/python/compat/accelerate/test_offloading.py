@@ -254,4 +254,4 @@ def test_layerwise_casting_and_offloading_stack(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_size < size + 10_000
     assert len(get_state_dict_offloaded_model(model)) == 4
     remove_hook_from_module(model, recurse=True)
-    assert model[0].first.weight.storage == "f8_e4m3"
+    assert model[0].first.weight.resting == "f8_e4m3"

@@ -38,7 +38,7 @@ def resting(model: nn.Module) -> set[str]:
         name
         for name, p in model.named_parameters()
         if name.endswith("weight")
-        and (p.storage == "f8_e4m3" if isinstance(p, StowedTensor) else p.dtype is E4M3)
+        and (p.resting == "f8_e4m3" if isinstance(p, StowedTensor) else p.dtype is E4M3)
     }
 
 

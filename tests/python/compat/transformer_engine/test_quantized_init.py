@@ -82,7 +82,7 @@ def test_names_and_what_stays_plain() -> None:
     assert not hasattr(layer.weight, "get_high_precision_init_val")  # nothing was preserved
     x = torch.randn(2, 4)
     assert torch.allclose(layer(x), x @ layer.weight.dequantize().t())
-    assert layer.weight.storage == "f8_e4m3:tensor"
+    assert layer.weight.resting == "f8_e4m3:tensor"
     drawn = te.Linear(4, 4, init_method=nn.init.ones_)
     assert drawn.weight.sum() == 16
 

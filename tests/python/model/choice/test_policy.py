@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights the defaults and the rules choose, and what they say of the others."""
+"""One object says how weights rest and work, and every door takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import dataclasses
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,218 +15,161 @@ import torch
 from torch import nn
 
 import stowage
-from stowage.policy import Policy
+from stowage.training import quantized_init
+
+POLICY = stowage.Policy("nf4", rules={"2.*": "int8:row", "4": None}, exact=True)
+RESTS = {"0.weight": "nf4:block64", "2.weight": "int8:row"}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-        self.attention = nn.MultiheadAttention(8, 2)
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)
+    )
 
 
-class Model(nn.Module):
-    """One of everything that the defaults tell apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(32, 8)
-        self.positions = nn.Parameter(torch.randn(1, 4, 8))
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.up = nn.ConvTranspose1d(8, 4, 2)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.bag = nn.EmbeddingBag(10, 8)
-        self.classifier = nn.Linear(8, 5)
-        self.register_parameter("counter", nn.Parameter(torch.zeros(2, 2).int(), False))
+def resting(model: nn.Module) -> dict[str, str]:
+    return {
+        name: p.resting
+        for name, p in model.named_parameters()
+        if isinstance(p, stowage.StowedTensor)
+    }
 
 
-def chosen(policy: Policy, model: nn.Module) -> dict[str, str]:
-    found = {}
-    for choice in policy.choose(model):
-        if choice.storage is not None:
-            found[choice.held.name] = choice.storage.name
-    return found
+def test_stow_does_what_its_own_arguments_would() -> None:
+    one, two, x = net(), net(), torch.randn(3, 64)
+    stowage.stow(one, POLICY)
+    stowage.stow(two, "nf4", rules={"2.*": "int8:row", "4": None}, exact=True)
+    assert resting(one) == resting(two) == RESTS
+    assert torch.equal(one(x), two(x))
 
 
-def reasons(policy: Policy, model: nn.Module) -> dict[str, str]:
-    return {c.held.name: c.reason for c in policy.choose(model) if c.storage is None}
-
-
-def test_defaults_take_linear_embedding_and_conv_weights() -> None:
-    policy = Policy.parse("int8")
-    assert list(chosen(policy, Model())) == [
-        "embed.weight",
-        "conv.weight",
-        "up.weight",
-        "blocks.0.mlp.0.weight",
-        "blocks.0.mlp.2.weight",
-        "blocks.0.attention.out_proj.weight",
-        "blocks.1.mlp.0.weight",
-        "blocks.1.mlp.2.weight",
-        "blocks.1.attention.out_proj.weight",
-    ]
-
-
-def test_defaults_give_a_reason_for_all_others() -> None:
-    why = reasons(Policy.parse("int8"), Model())
-    assert "LayerNorm" in why["blocks.0.norm.weight"]
-    assert "bias" in why["conv.bias"]
-    assert "MultiheadAttention" in why["blocks.0.attention.in_proj_weight"]
-    assert "Model" in why["positions"]
-    assert "EmbeddingBag" in why["bag.weight"]
-    assert "head" in why["classifier.weight"]
-    assert all(why.values())
+def test_load_takes_it(tmp_path: Path) -> None:
+    stowage.save(net(), tmp_path)
+    loaded, stowed, x = stowage.load(net(), tmp_path, POLICY), net(), torch.randn(3, 64)
+    stowage.stow(stowed, POLICY)
+    assert resting(loaded) == RESTS
+    assert torch.equal(loaded(x), stowed(x))
+    works = stowage.Policy(compute_dtype=torch.bfloat16)  # nothing is to rest
+    assert stowage.load(net(), tmp_path, works)[0].weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    "name", ["classifier", "score", "qa_outputs", "classification_head", "lm_head"]
-)
-def test_heads_stay_plain_unless_they_are_the_root(name: str) -> None:
-    model = nn.Module()
-    model.add_module(name, nn.Linear(4, 4))
-    model.add_module("body", nn.Linear(4, 4))
-    assert list(chosen(Policy.parse("int8"), model)) == ["body.weight"]
-    assert list(chosen(Policy.parse("int8"), getattr(model, name))) == ["weight"]
-
-
-def test_a_head_tied_to_an_embedding_follows_it() -> None:
-    model = nn.Module()
-    model.lm_head = nn.Linear(8, 32, bias=False)  # the head comes first
-    model.embed = nn.Embedding(32, 8)
-    model.lm_head.weight = model.embed.weight
-    assert chosen(Policy.parse("nf4"), model) == {"lm_head.weight": "nf4:block64"}
-    rules: Any = {nn.Embedding: "int8"}
-    assert chosen(Policy.parse(rules), model) == {"lm_head.weight": "int8:row"}
-
-
-@pytest.mark.parametrize("declared", [["wo"], {"wo"}, "wo", ("wo", "other")])
-@pytest.mark.parametrize("attribute", ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"])
-def test_modules_kept_in_fp32_stay_plain(declared: Any, attribute: str) -> None:
-    """Peer defect 33: a bare string is one name, not its letters."""
-    inner = nn.Module()
-    inner.wi, inner.wo, inner.wow = (nn.Linear(4, 4) for _ in range(3))
-    setattr(inner, attribute, declared)
-    model = nn.Module()
-    model.wo, model.inner = nn.Linear(4, 4), inner
-    assert list(chosen(Policy.parse("int8"), model)) == [
-        "wo.weight",  # outside of the module that declares it
-        "inner.wi.weight",
-        "inner.wow.weight",
-    ]
-
-
-def test_the_first_rule_that_matches_decides() -> None:
-    rules: Any = {
-        "*norm*": None,
-        "blocks.0.*": "nf4",
-        "blocks.*.mlp": "int8",  # a module's path
-        nn.Conv2d: "f8_e4m3",
-        "positions": "bf16",
-    }
-    assert chosen(Policy.parse(rules), Model()) == {
-        "positions": "bf16",
-        "conv.weight": "f8_e4m3",
-        "blocks.0.mlp.0.weight": "nf4:block64",
-        "blocks.0.mlp.2.weight": "nf4:block64",
-        "blocks.0.attention.in_proj_weight": "nf4:block64",
-        "blocks.0.attention.out_proj.weight": "nf4:block64",
-        "blocks.1.mlp.0.weight": "int8:row",
-        "blocks.1.mlp.2.weight": "int8:row",
-    }
-    why = reasons(Policy.parse(rules), Model())
-    assert why["blocks.1.norm.weight"] == "rule '*norm*' keeps it plain"
-    assert why["embed.weight"] == "no rule names it"
-    assert why["blocks.0.mlp.0.bias"].startswith("fewer than two dimensions; a rule that matches")
-
-
-def test_rules_go_before_the_defaults() -> None:
-    rules: Any = {"classifier": "int8", nn.Embedding: None}
-    found = chosen(Policy.parse("nf4", rules), Model())
-    assert found["classifier.weight"] == "int8:row"  # a rule may name a head
-    assert "embed.weight" not in found
-    assert found["conv.weight"] == "nf4:block64"
-
-
-def test_rules_match_with_case() -> None:
-    model = nn.Module()
-    model.Body = nn.Linear(4, 4)
-    assert Policy.parse({"body*": "int8"}).idle_rules(Policy.parse({"body*": "int8"}).choose(model))
-    assert list(chosen(Policy.parse({"Body": "int8"}), model)) == ["Body.weight"]
-
-
-@pytest.mark.parametrize(
-    ("rules", "text"),
+    ("more", "told"),
     [
-        ({"*.mpl.*": "nf4"}, "matches none"),
-        ({"*.mpl.*": None}, "matches none"),
-        ({nn.GRU: "nf4"}, "rule GRU: must match a parameter of the model"),
-        (
-            {"*bias": "int8"},
-            "fewer than two dimensions: int8:row would have a scale for each value",
-        ),
-        ({"counter": "nf4"}, "int32 values"),
+        ({"budget": "1MiB"}, "got budget"),
+        ({"buffers": True, "max_error": 0.1}, "max_error, buffers"),
     ],
 )
-def test_a_rule_that_lets_nothing_rest_is_a_problem(rules: Any, text: str) -> None:
-    policy, model = Policy.parse({"conv": "int8", **rules}), Model()
-    (problem,) = policy.idle_rules(policy.choose(model))
-    assert text in problem
-    with pytest.raises(stowage.InvalidArgument, match="nothing was changed"):
-        stowage.stow(model, {"conv": "int8", **rules})
-    assert isinstance(model.conv.weight, nn.Parameter)
-    assert not stowage.report(model).stowed
+def test_load_names_what_it_cannot_do(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+    stowage.save(net(), tmp_path)
+    with pytest.raises(stowage.InvalidArgument, match=rf"stowage.load: a policy .*{told}"):
+        stowage.load(net(), tmp_path, dataclasses.replace(POLICY, **more))
 
 
-def test_a_rule_may_keep_plain_what_is_plain() -> None:
-    policy = Policy.parse({"*norm*": None, "*bias": None, "*": "int8"})
-    assert policy.idle_rules(policy.choose(Model())) == []
+def test_transformers_configuration_takes_it() -> None:
+    config = pytest.importorskip("stowage.integrations.transformers").StowageConfig
+    policy = dataclasses.replace(POLICY, working="layer")
+    told = config(policy).to_dict()
+    assert told == {**policy.to_dict(), "quant_method": "stowage"}
+    assert config(**told).policy == config(policy).policy
+    with pytest.raises(stowage.InvalidArgument, match="compute_dtype must be given to from_pr"):
+        config(stowage.Policy("nf4", compute_dtype=torch.float16))
+    with pytest.raises(stowage.InvalidArgument, match="rules must be globs"):
+        config(stowage.Policy(rules={nn.Linear: "nf4"}))
 
 
-@pytest.mark.parametrize("where", [lambda s: s, lambda s: {"*": s}])
-def test_a_typo_lists_the_legal_storages(where: Callable[[str], Any]) -> None:
-    with pytest.raises(ValueError, match=r"nf4\[:block<N>\].*f8_e4m4"):
-        Policy.parse(where("f8_e4m4"))
+def test_fabric_takes_it() -> None:
+    precision = pytest.importorskip("stowage.integrations.fabric").StowagePrecision
+    plain = precision(POLICY)
+    assert plain.dtype == torch.bfloat16
+    model = plain.convert_module(net())
+    assert resting(model) == RESTS and model[4].weight.dtype == torch.bfloat16
+    half = precision(stowage.Policy("int8", compute_dtype=torch.float16))
+    assert half.convert_module(net())[0].weight.dtype == torch.float16
 
 
-def test_every_typo_is_told_at_once() -> None:
-    with pytest.raises(stowage.InvalidArgument, match=r"(?s)'nf5'.*'int9'.*'f8'"):
-        Policy.parse("f8", {"a": "nf5", "b": "int9"})
-    dtype: Any = torch.float8_e4m3fn
-    with pytest.raises(stowage.InvalidArgument, match=r"such as 'f8_e4m3'.*got torch"):
-        Policy.parse(dtype)
+def test_quantized_init_takes_a_storage_and_exact() -> None:
+    with quantized_init(stowage.Policy("int8", exact=True)):
+        layer, dense = nn.Linear(64, 64), copy.deepcopy
+    x = torch.randn(2, 64)
+    assert resting(layer) == {"weight": "int8:row"}
+    plain = dense(layer.weight.detach().dequantize())
+    assert torch.equal(layer(x), nn.functional.linear(x, plain, layer.bias))
+    for policy, told in (
+        (POLICY, "got rules"),
+        (stowage.Policy(["int8", "nf4"]), "storage must be one"),
+    ):
+        with pytest.raises(stowage.InvalidArgument, match=told), quantized_init(policy):
+            pass
 
 
-def test_a_rule_is_a_pattern() -> None:
-    rules: Any = {3: "nf4"}
-    with pytest.raises(stowage.InvalidArgument, match=r"a rule must be a glob, .*got 3"):
-        Policy.parse(rules)
-    given = {"*norm*": None, "*": "int8"}
-    Policy.parse("nf4", given)
-    assert given == {"*norm*": None, "*": "int8"}  # peer defect 13
+def test_plan_takes_its_storage(tmp_path: Path) -> None:
+    stowage.save(net(), tmp_path)
+    links = stowage.measured_links()
+    policy = stowage.Policy("nf4")
+    wanted = stowage.plan(tmp_path, ram="1MiB", storage="nf4", links=links)
+    assert str(stowage.plan(tmp_path, ram="1MiB", storage=policy, links=links)) == str(wanted)
+    with pytest.raises(stowage.InvalidArgument, match=r"plan: a policy .*got rules, exact"):
+        stowage.plan(tmp_path, ram="1MiB", storage=POLICY, links=links)
 
 
-def test_adapters_and_trained_copies_stay_plain() -> None:
-    peft = pytest.importorskip("peft")
-    model = nn.Sequential()
-    model.add_module("body", nn.Linear(8, 8))
-    model.add_module("score", nn.Linear(8, 2))
-    config = peft.LoraConfig(target_modules=["body"], modules_to_save=["score"], r=2)
-    adapted = peft.get_peft_model(model, config)
-    assert list(chosen(Policy.parse("nf4"), adapted)) == ["base_model.model.body.base_layer.weight"]
-    why = reasons(Policy.parse("nf4"), adapted)
-    assert "adapter" in why["base_model.model.body.lora_A.default.weight"]
-    assert "head" in why["base_model.model.score.original_module.weight"]
+def test_it_comes_alone() -> None:
+    with pytest.raises(stowage.InvalidArgument, match="must come alone, got it with skip, measure"):
+        stowage.stow(net(), POLICY, skip="language", measure=False)
+    model = net()
+    stowage.stow(model, POLICY, keep_master="ram", restow=True)  # of this call, not of the policy
+    assert resting(model) == RESTS
 
 
-def test_parametrized_and_weight_normed_weights_are_reported() -> None:
-    """Peer defect 12: the defaults pass over a weight that is computed, and say so."""
-    old = torch.nn.utils.weight_norm(nn.Linear(4, 4))
-    new = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-    model = nn.Sequential(old, new, nn.Linear(4, 4))
-    x = torch.randn(2, 4)
-    expected = model[:2](x)
-    report = stowage.stow(model, "int8")
-    assert [row.name for row in report.stowed] == ["2.weight"]
-    assert report["0.weight_g"].reason and report["1.parametrizations.weight.original1"].reason
-    assert torch.equal(model[:2](x), expected)
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"storage": "nf5"}, "nf5"),
+        ({"on_exceed": "weep"}, "on_exceed"),
+        ({"working": "block"}, "blocks must be given"),
+        ({"exact": True, "working": "tile"}, "exact=True needs"),
+        ({"compute_dtype": torch.int8}, "compute_dtype"),
+        ({"budget": "1 parsec"}, "parsec"),
+        ({"calibrate": [1]}, "calibrate must come"),
+    ],
+)
+def test_what_is_none_is_refused_when_it_is_made(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(stowage.InvalidArgument, match=re.escape(told)):
+        stowage.Policy(**said)
+
+
+def test_it_goes_through_json() -> None:
+    policy = stowage.Policy(
+        ["nf4", "int8", None],
+        rules={"b*": "f8_e4m3", "a*": ["int8", None]},
+        skip=["*norm*", "language"],
+        allow_unmatched=True,
+        max_error=0.1,
+        on_exceed="raise",
+        budget="2GiB",
+        compute_dtype=torch.bfloat16,
+        keep_nonfinite=True,
+        measure=False,
+        buffers=True,
+        working="block",
+        blocks=["*.layers.?"],
+        input_cast={"*": "compute"},
+    )
+    told = json.loads(json.dumps(policy.to_dict()))
+    assert list(told["rules"]) == ["b*", "a*"]  # the first match decides
+    assert stowage.Policy.from_dict(told) == policy
+    assert stowage.Policy.from_dict({}) == stowage.Policy() and stowage.Policy().to_dict() == {}
+    with pytest.raises(stowage.InvalidArgument, match=r"got 'storge'; storage\?"):
+        stowage.Policy.from_dict({"storge": "nf4"})
+    with pytest.raises(stowage.InvalidArgument, match="calibrate must be what JSON can hold"):
+        stowage.Policy("nf4", max_error=0.1, calibrate=[torch.ones(1)]).to_dict()
+
+
+def test_a_caller_may_change_its_own_rules() -> None:
+    rules = {"0.*": "nf4"}
+    policy = stowage.Policy(rules=rules)
+    rules["2.*"] = "int8"
+    model = net()
+    stowage.stow(model, policy)
+    assert resting(model) == {"0.weight": "nf4:block64"} and policy.to_dict()["rules"] != rules

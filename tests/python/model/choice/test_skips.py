@@ -79,7 +79,7 @@ def test_what_is_skipped_stays_plain(skip: Any, skipped: set[str]) -> None:
 
 
 def test_skip_goes_before_rules_and_rules_before_what_a_model_declares() -> None:
-    assert stowed(Model(), {"*mlp*": "int8"}, skip="blocks.0") == {
+    assert stowed(Model(), rules={"*mlp*": "int8"}, skip="blocks.0") == {
         "blocks.1.mlp.0",
         "blocks.1.mlp.2",
     }
@@ -165,8 +165,8 @@ def test_a_pattern_that_matches_nothing_is_an_error(skip: Any, text: str) -> Non
 def test_rules_that_match_nothing_can_be_permitted() -> None:
     rules: Any = {"*.mpl.*": "nf4", nn.GRU: None, "*mlp*": "int8"}
     with pytest.raises(stowage.InvalidArgument, match=r"2 problems(?s:.*)near: mlp(?s:.*)rule GRU"):
-        stowage.stow(Model(), rules)
-    assert stowed(Model(), rules, allow_unmatched=True) == MLP
+        stowage.stow(Model(), rules=rules)
+    assert stowed(Model(), None, rules=rules, allow_unmatched=True) == MLP
 
 
 def test_rules_take_regular_expressions_and_predicates() -> None:
@@ -175,7 +175,7 @@ def test_rules_take_regular_expressions_and_predicates() -> None:
         (lambda name, module: isinstance(module, nn.Linear) and "mlp" in name): "int8",
     }
     model = Model()
-    assert stowed(model, rules) == {"blocks.0.mlp.0", "blocks.0.mlp.2"}
+    assert stowed(model, None, rules=rules) == {"blocks.0.mlp.0", "blocks.0.mlp.2"}
     reasons = {row.name: row.reason for row in stowage.report(model).rows}
     assert reasons["blocks.1.mlp.0.weight"] == r"rule regex '^blocks\\.1' keeps it plain"
     assert reasons["blocks.0.mlp.0.weight"] == "rule <lambda>"

@@ -97,7 +97,7 @@ def test_what_it_cannot_say_is_refused(storage: str, tmp_path: Path) -> None:
 
 def test_resting_embeddings_and_two_storages(tmp_path: Path) -> None:
     model = llama()
-    stowage.stow(model, {"*mlp*": "int8", "*self_attn*": "f8_e4m3:row"})
+    stowage.stow(model, rules={"*mlp*": "int8", "*self_attn*": "f8_e4m3:row"})
     stowage.save(model, tmp_path / "two")
     assert said(tmp_path / "two")["format"] == "mixed-precision"
     assert len(said(tmp_path / "two")["config_groups"]) == 2

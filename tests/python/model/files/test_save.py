@@ -61,7 +61,7 @@ def same_model(one: nn.Module, other: nn.Module) -> None:
     for name, tensor in wanted.items():
         assert type(state[name]) is type(tensor) and state[name].dtype == tensor.dtype
         if isinstance(tensor, StowedTensor):
-            assert state[name].storage == tensor.storage
+            assert state[name].resting == tensor.resting
             assert same_parts(state[name], tensor)
         else:
             assert torch.equal(state[name], tensor)
@@ -125,7 +125,7 @@ def test_a_plain_model(tmp_path: Path) -> None:
 def test_safetensors_reads_the_names_of_the_formats_page(tmp_path: Path) -> None:
     model = Model()
     rules: Any = {"embed": "nf4:block64:nested", "body": "f8_e4m3:row", "conv": "int8", "*": None}
-    stowage.stow(model, rules, compute_dtype=torch.bfloat16)
+    stowage.stow(model, rules=rules, compute_dtype=torch.bfloat16)
     stowage.save(model, tmp_path, metadata={"author": "me"})
     read = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert {name: t.dtype for name, t in read.items() if "weight" in name} == {
@@ -277,7 +277,9 @@ def test_factories_on_the_meta_device_get_their_buffers(tmp_path: Path) -> None:
 def test_state_dicts_of_both_forms() -> None:
     """Peer defects 66, 67: what a model gives, it takes back."""
     model = Model()
-    stowage.stow(model, {"embed": "nf4:block64:nested", "body": "f8_e4m3:block16", "conv": "int8"})
+    stowage.stow(
+        model, rules={"embed": "nf4:block64:nested", "body": "f8_e4m3:block16", "conv": "int8"}
+    )
     flat = stowage.state_dict(model)
     assert all(type(t) is torch.Tensor for t in flat.values())
     assert "lm_head.weight" not in flat and flat["body.weight"].dtype == torch.float8_e4m3fn
@@ -293,7 +295,7 @@ def test_a_plain_state_is_quantized_to_what_the_model_has() -> None:
     model, values = Model(), Model()
     stowage.stow(model, "int8", compute_dtype=torch.bfloat16, exact=True)
     stowage.load_state_dict(model, values.state_dict())
-    assert model.body.weight.storage == "int8:row" and model.body.weight._exact
+    assert model.body.weight.resting == "int8:row" and model.body.weight._exact
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}  # the model's, as in torch
     codes = library.quantize(values.body.weight.detach(), model.body.weight._storage.key)[0]
     assert torch.equal(model.body.weight.parts["codes"], codes)

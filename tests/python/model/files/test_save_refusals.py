@@ -125,7 +125,7 @@ def test_shapes_that_no_format_holds(tmp_path: Path) -> None:
     model = nn.Module()
     model.deep = nn.Parameter(torch.zeros((1,) * 9))
     with pytest.raises(ValueError, match=r"deep: .*at most 8 dimensions"):
-        stowage.stow(model, {"deep": "int8"})
+        stowage.stow(model, rules={"deep": "int8"})
 
 
 def test_float8_with_a_scale_that_is_not_ours(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_renaming_and_leaving_out(tmp_path: Path) -> None:
         return None if name.endswith("unused") else name.removeprefix("model.")
 
     loaded = stowage.load(make, tmp_path, "int8", rename=rename)
-    assert loaded[0].weight.storage == "int8:row"
+    assert loaded[0].weight.resting == "int8:row"
     assert torch.equal(loaded[2].weight, state["model.2.weight"])
     text = unchanged(make(), tmp_path, rename=lambda name: "0.weight")
     assert "rename must give each a name of its own" in text

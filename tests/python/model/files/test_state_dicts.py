@@ -151,7 +151,7 @@ def test_row_76_every_form_loads_into_every_other(
             not assign
             and into is not None
             and value.dim() > 1
-            and getattr(value, "storage", "") != Storage(into).name
+            and getattr(value, "resting", "") != Storage(into).name
         ):
             wide = value.dequantize(torch.float32) if stowed else value
             wanted = stowage.quantize(wide, into)

@@ -135,7 +135,7 @@ def test_measuring_can_be_left_out() -> None:
 
 def test_reasons_stay_with_the_model() -> None:
     model = model_of(nn.Linear(8, 8), nn.LayerNorm(8))
-    first = stowage.stow(model, {"0.*": "int8"})
+    first = stowage.stow(model, rules={"0.*": "int8"})
     assert first["0.weight"].reason == "rule '0.*'"
     assert stowage.report(model).rows == first.rows
     with pytest.raises(KeyError, match="no parameter is named"):

@@ -46,7 +46,7 @@ def test_the_values_are_those_of_nn_linear(
 
 def test_what_it_takes() -> None:
     layer = stowage.frozen_linear(64, 48, bias=False, dtype=torch.bfloat16, exact=True)
-    assert layer.bias is None and layer.weight.storage == "nf4:block64" and layer.weight._exact
+    assert layer.bias is None and layer.weight.resting == "nf4:block64" and layer.weight._exact
     assert layer(torch.randn(2, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert stowage.frozen_linear(0, 4).weight.shape == (4, 0)
     with torch.device("meta"):

@@ -49,7 +49,7 @@ def test_the_report_names_the_mode() -> None:
             "table": nn.Embedding(4, 4),
         }
     )
-    rows = stowage.stow(model, {"*weight*": "int8"})
+    rows = stowage.stow(model, rules={"*weight*": "int8"})
     assert rows["conv.weight"].working == "tile" and "tile" in str(rows)
     assert rows["gru.weight_ih_l0"].working == "tile"
     assert rows["table.weight"].working == "rows"
@@ -92,7 +92,7 @@ class Ids(nn.Sequential):
 def test_the_report_is_right_about_what_is_widened(kind: str, dtype: torch.dtype) -> None:
     make, size = KINDS[kind]
     module = make().to(dtype)
-    report = stowage.stow(module, {"*weight*": "int8"})
+    report = stowage.stow(module, rules={"*weight*": "int8"})
     modes = {row.working for row in report.rows} - {""}
     for grad in (False, True):
         stowage.fallbacks(clear=True)

@@ -82,7 +82,7 @@ class Nested(nn.Module):
 def test_nested_inputs_and_outputs() -> None:
     module = Nested()
     rules: Any = {"weight": "int8"}
-    stowage.stow(module, rules, compute_dtype=BF16, input_cast="restore")
+    stowage.stow(module, rules=rules, compute_dtype=BF16, input_cast="restore")
     half = torch.ones(2, dtype=torch.float16)
     ids = torch.arange(3)
     out = module([ids, X], Pair(half, None), name={"deep": (X, [half])}, flag=True, depth=2)
@@ -211,7 +211,7 @@ def test_an_fp32_place_between_bf16_ones() -> None:
     """T5 keeps `wo` in fp32; its parent's cast follows it."""
     model = FeedForward()
     model._keep_in_fp32_modules = ["wo"]
-    stowage.stow(model, {"wi": "int8", "wo": "f16"}, compute_dtype=BF16)
+    stowage.stow(model, rules={"wi": "int8", "wo": "f16"}, compute_dtype=BF16)
     assert model.wo.weight.dtype == F32 and model(X.bfloat16()).dtype == F32
 
 

@@ -146,9 +146,9 @@ def test_another_storage_of_a_written_weight_is_made_from_what_was_written() -> 
     stowage.stow(layer, "int8", rules={"weight": "int8"}, keep_master="ram")
     fill(layer.weight)
     written = layer.weight.dequantize()
-    report = stowage.stow(layer, {"weight": "nf4"})
+    report = stowage.stow(layer, rules={"weight": "nf4"})
     assert report["weight"].storage == "int8:row" and "restow=True" in report["weight"].reason
-    report = stowage.stow(layer, {"weight": "nf4"}, restow=True)
+    report = stowage.stow(layer, rules={"weight": "nf4"}, restow=True)
     assert report["weight"].reason == "rule 'weight'; made from its dequantized values"
     assert report["weight"].master is None
     assert torch.equal(layer.weight.dequantize(), stowage.quantize(written, "nf4").dequantize())

@@ -114,7 +114,7 @@ def test_two_models_share_a_folder_and_a_part_keeps_its_own(tmp_path: Path) -> N
     before = [bits(model) for model in models]
     stowage.stow(models[0], "int8", keep_master="disk", master_folder=tmp_path)
     for part in models[1]:
-        stowage.stow(part, {"weight": "int8"}, keep_master="disk", master_folder=tmp_path)
+        stowage.stow(part, rules={"weight": "int8"}, keep_master="disk", master_folder=tmp_path)
     assert len(files(tmp_path)) == 3
     stowage.unstow(models[1][0])
     assert len(files(tmp_path)) == 2
@@ -154,7 +154,7 @@ def test_a_refused_stow_leaves_no_master_and_no_file(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(stowage.FileError):
-        stowage.stow(model[0], {"weight": "int8"}, keep_master="disk", master_folder=blocked)
+        stowage.stow(model[0], rules={"weight": "int8"}, keep_master="disk", master_folder=blocked)
     assert not isinstance(model[0].weight, StowedTensor)
 
 

@@ -111,7 +111,7 @@ def test_bilinear(
         monkeypatch.setattr(_tiles.spans, "__defaults__", (16 << 10,))
     torch.manual_seed(0)
     layer, twin = nn.Bilinear(16, 24, 20), nn.Bilinear(16, 24, 20)
-    stowage.stow(layer, {"weight": storage})
+    stowage.stow(layer, rules={"weight": storage})
     with torch.no_grad():
         twin.weight.copy_(layer.weight.dequantize())
         twin.bias.copy_(layer.bias)

@@ -64,7 +64,7 @@ def test_shapes_that_misfit_have_the_error_of_torch() -> None:
 
 def test_an_rnn_whose_batch_comes_first_widens_nothing_whole() -> None:
     module = nn.GRU(64, 64, 2, batch_first=True, bidirectional=True)
-    stowage.stow(module, {"weight*": "int8"})
+    stowage.stow(module, rules={"weight*": "int8"})
     stowage.fallbacks(clear=True)
     x = torch.randn(2, 5, 64, requires_grad=True)
     module(x)[0].sum().backward()

@@ -193,7 +193,7 @@ def _folder_name(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for held in Inventory(module).written:
         tensor = held.tensor
-        storage = tensor.storage if isinstance(tensor, StowedTensor) else ""
+        storage = tensor.resting if isinstance(tensor, StowedTensor) else ""
         facts = (held.names, tuple(tensor.shape), str(tensor.dtype), str(storage))
         digest.update(repr(facts).encode())
         for part in memory(tensor):

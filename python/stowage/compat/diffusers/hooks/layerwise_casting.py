@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from stowage._model.choice.policy import Rules
+from stowage._model.choice.selection import Rules
 from stowage._model.declared import cannot_rest, is_narrow
 from stowage._model.patterns import Predicate, names_around
 from stowage._model.stow import stow
@@ -84,7 +84,7 @@ def apply_layerwise_casting(
         return
     _check_ready(module, selection.layers.values(), storage)
     rules: Rules = {_inside(selection.layers.values()): storage}
-    stow(module, rules, skip=selection.skips(), allow_unmatched=True, exact=exact)
+    stow(module, rules=rules, skip=selection.skips(), allow_unmatched=True, exact=exact)
     for layer in selection.layers.values():
         layer.to(compute_dtype)
 
@@ -104,7 +104,7 @@ def apply_layerwise_casting_hook(
 def _cast_whole(module: nn.Module, storage: str, compute: torch.dtype, exact: bool) -> None:
     _check_ready(module, [module], storage)
     if any(not (is_narrow(held) or cannot_rest(held)) for held in Inventory(module).parameters):
-        stow(module, {"*": storage}, compute_dtype=compute, exact=exact)
+        stow(module, rules={"*": storage}, compute_dtype=compute, exact=exact)
     else:
         module.to(compute)
 
@@ -130,10 +130,10 @@ def _check_ready(module: nn.Module, layers: Iterable[nn.Module], storage: str) -
     for weight in held.values():
         if not isinstance(weight, StowedTensor) or is_plain(weight):
             continue
-        if weight.storage != storage:
+        if weight.resting != storage:
             raise InvalidArgument(
                 f"stowage: weights must be plain or rest as {storage}, got some that rest as "
-                f"{weight.storage}; stowage.unstow(module) first, or stowage.stow(restow=True)"
+                f"{weight.resting}; stowage.unstow(module) first, or stowage.stow(restow=True)"
             )
 
 

@@ -24,10 +24,11 @@ def convert_to_float8_training(
 ) -> nn.Module:
     """Lets the nn.Linear modules that the filter takes multiply in fp8, as `config` says."""
     given = Float8LinearConfig() if config is None else config
+    takes = module_filter_fn
     return convert_float8(
         module,
         recipe_of(given),
-        filter=module_filter_fn,
+        filter=None if takes is None else lambda name, module: takes(module, name),
         forward=given.cast_config_weight.target_dtype,
         backward=given.cast_config_grad_output.target_dtype,
         pow2=given.round_scales_to_power_of_2,

@@ -44,7 +44,7 @@ def fp8_model_init(
         yield
 
 
-def _ours(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+def _ours(name: str, module: nn.Module, parameter: nn.Parameter) -> bool:
     return isinstance(module, Linear) and name == "weight"
 
 
