@@ -111,6 +111,23 @@ def test_a_dtype_is_what_it_works_in(plain: Path, tmp_path: Path) -> None:
         assert torch.isfinite(logits(again)).all()
 
 
+def test_a_policy_says_how_weights_work_and_stays_with_the_files(
+    plain: Path, tmp_path: Path
+) -> None:
+    policy = stowage.Policy(
+        "nf4", working="block", blocks=["model.layers.?"], input_cast={"*": "compute"}
+    )
+    expected = AutoModelForCausalLM.from_pretrained(plain)
+    report = stowage.stow(expected, policy)
+    model = opened(plain, policy)
+    model.save_pretrained(tmp_path)
+    for one in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert [r.working for r in stowage.report(one).rows] == [r.working for r in report.rows]
+        assert same(one, expected) and torch.equal(logits(one), logits(expected))
+    with pytest.raises(stowage.InvalidArgument, match=r"blocks 'model.layer.\?'.*matches none"):
+        opened(plain, stowage.Policy("nf4", working="block", blocks="model.layer.?"))
+
+
 def test_modules_to_not_convert_stay_plain(plain: Path) -> None:
     config = StowageConfig("nf4", modules_to_not_convert=["o_proj", "model.layers.0"])
     model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)

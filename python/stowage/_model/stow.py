@@ -31,7 +31,7 @@ from stowage._model.rest.masters import (
     master_of,
 )
 from stowage._model.weights import Choice, Held, Inventory, Swap
-from stowage._ops.errors import StowageError, raise_problems
+from stowage._ops.errors import InvalidArgument, StowageError, raise_problems
 from stowage._ops.storage import Storage
 from stowage._tensor.casts import is_cast_of_itself
 from stowage._tensor.stowed import StowedTensor
@@ -123,6 +123,8 @@ def stow(
         blocks=blocks,
         input_cast=input_cast,
     )
+    if not policy.to_say():
+        raise InvalidArgument("stowage.stow: a storage, rules or a policy must be given, got none")
     keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():
         work = _Work(policy.making, restow, WidePlaces(model), keeping)

@@ -114,6 +114,13 @@ def test_plan_takes_its_storage(tmp_path: Path) -> None:
         stowage.plan(tmp_path, ram="1MiB", storage=POLICY, links=links)
 
 
+def test_stow_must_be_told_something() -> None:
+    for said in ((), (None,), (stowage.Policy(),)):
+        with pytest.raises(stowage.InvalidArgument, match="a storage, rules or a policy must be"):
+            stowage.stow(net(), *said)
+    assert not stowage.stow(net(), compute_dtype=torch.bfloat16).stowed
+
+
 def test_it_comes_alone() -> None:
     with pytest.raises(stowage.InvalidArgument, match="must come alone, got it with skip, measure"):
         stowage.stow(net(), POLICY, skip="language", measure=False)
