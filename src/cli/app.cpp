@@ -9,6 +9,7 @@
 #include "cli/compare.h"
 #include "cli/manual.h"
 #include "cli/plan_arguments.h"
+#include "cli/policy_file.h"
 #include "cli/text.h"
 #include "stowage/dialect.h"
 #include "stowage/info.h"
@@ -73,8 +74,8 @@ std::optional<Dtype> compute_dtype(const std::string& name, bool f64_too) {
 }
 
 struct Texts {  // options as they were typed
-  std::string storage, compute, peer, shard;
-  std::vector<std::string> rules;
+  std::string storage, compute, peer, shard, policy;
+  std::vector<std::string> rules, skips;
 };
 
 void read_rules(const Texts& texts, PackOptions& options) {
@@ -87,14 +88,20 @@ void read_rules(const Texts& texts, PackOptions& options) {
 }
 
 void read_pack(const Texts& texts, PackOptions& options) {
-  if (texts.storage.empty() && texts.rules.empty())
-    throw UsageError("pack: must be given --storage or --rule, got neither (stowage pack --help)");
+  const bool said = !texts.storage.empty() || !texts.rules.empty();
+  if (!said && texts.policy.empty())
+    throw UsageError(
+        "pack: must be given --storage, --rule or --policy, got none (stowage pack --help)");
+  if (!texts.policy.empty() && (said || !texts.skips.empty() || !texts.compute.empty()))
+    throw UsageError("--policy: must come without --storage, --rule, --skip and --compute");
   options.for_bitsandbytes = !texts.peer.empty();
   if (!texts.peer.empty() && texts.peer != "bitsandbytes")
     throw UsageError("--for: must be bitsandbytes, got '" + texts.peer + "'");
   options.policy.linears_only = options.for_bitsandbytes;
   options.compute = compute_dtype(texts.compute, false);
+  options.policy.skips = texts.skips;
   read_rules(texts, options);
+  if (!texts.policy.empty()) read_policy(texts.policy, options);
 }
 
 void add_inspect(CLI::App& app, std::function<void()>& chosen, Texts& texts,
@@ -128,6 +135,11 @@ void add_pack(CLI::App& app, std::function<void()>& chosen, Texts& texts, PackOp
   command->add_option("--rule", texts.rules, "GLOB=STORAGE or GLOB=plain; may be repeated")
       ->expected(1)
       ->take_all();
+  command->add_option("--skip", texts.skips, "GLOB that stays plain whatever a rule says")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--policy", texts.policy,
+                      "A file with all of these, as stowage.Policy.to_dict() of Python gives it");
   command->add_option("--compute", texts.compute,
                       "What the weights compute in (f32, bf16, f16); other tensors are cast to it");
   command->add_option("--for", texts.peer, "bitsandbytes: a folder that transformers opens");

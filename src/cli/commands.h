@@ -34,6 +34,7 @@ struct PackOptions {
   bool for_bitsandbytes = false;
   std::string dialect;  // of convert: what OUT is written in; "": files of ours
   bool keep_nonfinite = false;
+  bool allow_unmatched = false;  // of rules and skips
   bool force = false;
   std::uint64_t shard_bytes = 0;
   bool json = false;

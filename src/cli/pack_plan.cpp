@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/formatted.h"
+
 namespace stowage::cli {
 namespace {
 
@@ -68,24 +70,29 @@ const Item* embedding_of(const File& file, const Item& head, const std::vector<I
   return found == all.end() ? nullptr : &*found;
 }
 
-const Rule* rule_for(const Policy& policy, std::string_view name) {
-  const auto rule =
-      std::ranges::find_if(policy.rules, [&](const Rule& r) { return matches(r, name); });
-  return rule == policy.rules.end() ? nullptr : &*rule;
+// Whether it is said by name that a tensor stays plain, or what it rests as.
+bool is_named(const Policy& policy, std::string_view name) {
+  const auto hits = [&](const std::string& glob) { return matches(glob, name); };
+  return std::ranges::any_of(policy.skips, hits) ||
+         std::ranges::any_of(policy.rules, hits, &Rule::glob);
 }
 
-// A rule that nothing matches is nearly always a misspelt name.
-void check_rules(const Policy& policy, const std::vector<Item>& all) {
-  for (const Rule& rule : policy.rules)
-    if (std::ranges::none_of(all, [&](const Item& s) { return matches(rule, s.name); }))
-      throw UsageError("rule '" + rule.glob + "': must match a tensor of the model, matches none");
+// A glob that nothing matches is nearly always a misspelt name.
+void check_globs(const Policy& policy, const std::vector<Item>& all) {
+  const auto check = [&](const char* what, const std::string& glob) {
+    if (std::ranges::none_of(all, [&](const Item& item) { return matches(glob, item.name); }))
+      throw UsageError(
+          formatted("{} '{}': must match a tensor of the model, matches none", what, glob));
+  };
+  for (const std::string& glob : policy.skips) check("skip", glob);
+  for (const Rule& rule : policy.rules) check("rule", rule.glob);
 }
 
 }  // namespace
 
 std::vector<PackTask> plan_pack(const File& file, const PackOptions& options) {
   const std::vector<Item> all = items_of(file);
-  check_rules(options.policy, all);
+  if (!options.allow_unmatched) check_globs(options.policy, all);
   std::vector<PackTask> packings;
   for (const Item& item : all) {
     const Item* tied = embedding_of(file, item, all);
@@ -97,7 +104,7 @@ std::vector<PackTask> plan_pack(const File& file, const PackOptions& options) {
     if (choice.storage)
       make_rest(packing, file, *choice.storage, options);
     else
-      make_plain(packing, rule_for(options.policy, name) != nullptr, options);
+      make_plain(packing, is_named(options.policy, name), options);
     packings.push_back(std::move(packing));
   }
   return packings;

@@ -46,10 +46,9 @@ void check_uses(const std::string& of, double uses) {
 void apply_uses(const PlanOptions& options, std::vector<PlanUnit>& units) {
   for (const auto& [glob, uses] : options.uses) {
     check_uses(glob, uses);
-    const Rule rule{glob, std::nullopt};
     bool found = false;
     for (PlanUnit& unit : units) {
-      if (!matches(rule, unit.name)) continue;
+      if (!matches(glob, unit.name)) continue;
       unit.uses = uses;
       unit.rows = false;
       found = true;

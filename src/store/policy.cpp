@@ -51,10 +51,6 @@ std::string default_refusal(const Policy& policy, std::string_view name, const S
   return is_embedding(name) ? "an embedding" : "";
 }
 
-bool glob_matches(const std::string& glob, std::string_view text) {
-  return fnmatch(glob.c_str(), std::string(text).c_str(), FNM_NOESCAPE) == 0;
-}
-
 }  // namespace
 
 Rule parse_rule(std::string_view text) {
@@ -68,16 +64,19 @@ Rule parse_rule(std::string_view text) {
   return rule;
 }
 
-bool matches(const Rule& rule, std::string_view name) {
-  const std::string_view path = module_path(name);
-  return glob_matches(rule.glob, name) || (!path.empty() && glob_matches(rule.glob, path));
+bool matches(const std::string& glob, std::string_view name) {
+  for (std::string text(name); !text.empty(); text = module_path(text))
+    if (fnmatch(glob.c_str(), text.c_str(), FNM_NOESCAPE) == 0) return true;
+  return false;
 }
 
 Choice choose(const Policy& policy, std::string_view name, const Shape& shape, bool floating) {
   if (!floating) return {std::nullopt, "not floating"};
   if (shape.rank() < kMinRank) return {std::nullopt, "fewer than two dimensions"};
+  for (const std::string& glob : policy.skips)
+    if (matches(glob, name)) return {std::nullopt, "skip '" + glob + "' keeps it plain"};
   for (const Rule& rule : policy.rules) {
-    if (!matches(rule, name)) continue;
+    if (!matches(rule.glob, name)) continue;
     if (rule.storage) return {rule.storage, "rule '" + rule.glob + "'"};
     return {std::nullopt, "rule '" + rule.glob + "' keeps it plain"};
   }

@@ -12,20 +12,21 @@
 
 namespace stowage {
 
-/// `GLOB=STORAGE` or `GLOB=plain`. The glob is held against the weight's name and its module's
-/// path.
+/// `GLOB=STORAGE` or `GLOB=plain`.
 struct Rule {
   std::string glob;
   std::optional<Storage> storage;  // none: stays plain
 };
 /// Throws invalid_argument.
 Rule parse_rule(std::string_view text);
-bool matches(const Rule& rule, std::string_view name);
+/// A glob is held against the weight's name and the path of every module that contains it.
+bool matches(const std::string& glob, std::string_view name);
 
 struct Policy {
-  std::vector<Rule> rules;         // the first match decides
-  std::optional<Storage> storage;  // of what no rule names and the defaults select
-  bool linears_only = false;       // matrices that are no embedding: what bitsandbytes replaces
+  std::vector<std::string> skips{};  // globs of what stays plain whatever a rule says
+  std::vector<Rule> rules;           // the first match decides
+  std::optional<Storage> storage;    // of what no rule names and the defaults select
+  bool linears_only = false;         // matrices that are no embedding: what bitsandbytes replaces
 };
 
 /// A storage, or the reason why the tensor stays plain.

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -30,7 +29,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     LlamaConfig,
 )
-from transformers.utils import hub
 
 import stowage
 from stowage.integrations.transformers import StowageConfig, StowageQuantizer
@@ -111,23 +109,6 @@ def test_a_dtype_is_what_it_works_in(plain: Path, tmp_path: Path) -> None:
         again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
         assert {p.dtype for p in again.parameters()} == {dtype}
         assert torch.isfinite(logits(again)).all()
-
-
-def test_a_policy_says_how_weights_work_and_stays_with_the_files(
-    plain: Path, tmp_path: Path
-) -> None:
-    policy = stowage.Policy(
-        "nf4", working="block", blocks=["model.layers.?"], input_cast={"*": "compute"}
-    )
-    expected = AutoModelForCausalLM.from_pretrained(plain)
-    report = stowage.stow(expected, policy)
-    model = opened(plain, policy)
-    model.save_pretrained(tmp_path)
-    for one in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
-        assert [r.working for r in stowage.report(one).rows] == [r.working for r in report.rows]
-        assert same(one, expected) and torch.equal(logits(one), logits(expected))
-    with pytest.raises(stowage.InvalidArgument, match=r"blocks 'model.layer.\?'.*matches none"):
-        opened(plain, stowage.Policy("nf4", working="block", blocks="model.layer.?"))
 
 
 def test_modules_to_not_convert_stay_plain(plain: Path) -> None:
@@ -223,33 +204,6 @@ def test_what_is_saved_opens_as_it_was(plain: Path, tmp_path: Path, shards: str)
     assert same(loaded, model)
     inner = AutoModel.from_pretrained(tmp_path / "one")
     assert same(inner, model.model)
-
-
-def test_what_is_pushed_to_the_hub_is_what_is_saved(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but the network: the files that are handed to it."""
-    pushed = tmp_path / "pushed"
-    pushed.mkdir()
-
-    class Api:
-        def create_repo(self, repo_id: str, **kwargs: Any) -> Any:
-            return SimpleNamespace(repo_id=repo_id)
-
-        def create_commit(self, repo_id: str, operations: list[Any], **kwargs: Any) -> str:
-            for each in operations:
-                shutil.copy(each.path_or_fileobj, pushed / each.path_in_repo)
-            return repo_id
-
-    card = SimpleNamespace(save=lambda path: Path(path).write_text("a card"))
-    monkeypatch.setattr(hub, "hf_api", Api)
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: card)
-    model = opened(plain, "nf4")
-    assert model.push_to_hub("somebody/model", max_shard_size="60KB") == "somebody/model"
-    model.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
-    for path in (tmp_path / "saved").iterdir():
-        assert (pushed / path.name).read_bytes() == path.read_bytes(), path.name
-    assert same(AutoModelForCausalLM.from_pretrained(pushed), model)
 
 
 def test_what_is_plain_in_such_a_file_stays_plain(plain: Path, tmp_path: Path) -> None:

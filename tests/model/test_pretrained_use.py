@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that `from_pretrained` has put to rest, in what people do next: generate, pipelines, the
-Trainer, adapters, sentence-transformers, safetensors' writers."""
+Trainer, adapters, sentence-transformers, safetensors' writers, policies, the hub."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,6 +17,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file, save_model
+from same_weights import same
 from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +27,7 @@ from transformers import (
     pipeline,
     set_seed,
 )
+from transformers.utils import hub
 
 import stowage
 from stowage.integrations.transformers import StowageConfig
@@ -47,6 +51,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(folder: Path, **given: Any) -> Any:
     config = StowageConfig("nf4", **given)
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+
+
+def by(folder: Path, policy: stowage.Policy) -> Any:
+    config = StowageConfig(policy)
     return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
 
 
@@ -154,3 +163,47 @@ def test_writers_of_safetensors_give_ordinary_files(plain: Path, tmp_path: Path)
         held = load_file(tmp_path / f"{name}.safetensors")
         assert held.keys() == values.keys()
         assert all(torch.equal(held[name], values[name]) for name in held)
+
+
+def test_a_policy_says_how_weights_work_and_stays_with_the_files(
+    plain: Path, tmp_path: Path
+) -> None:
+    policy = stowage.Policy(
+        "nf4", working="block", blocks=["model.layers.?"], input_cast={"*": "compute"}
+    )
+    expected = AutoModelForCausalLM.from_pretrained(plain)
+    report = stowage.stow(expected, policy)
+    model = by(plain, policy)
+    model.save_pretrained(tmp_path)
+    for one in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert [r.working for r in stowage.report(one).rows] == [r.working for r in report.rows]
+        assert same(one, expected) and torch.equal(one(IDS).logits, expected(IDS).logits)
+    with pytest.raises(stowage.InvalidArgument, match=r"blocks 'model.layer.\?'.*matches none"):
+        by(plain, stowage.Policy("nf4", working="block", blocks="model.layer.?"))
+
+
+def test_what_is_pushed_to_the_hub_is_what_is_saved(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the network: the files that are handed to it."""
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+
+    class Api:
+        def create_repo(self, repo_id: str, **kwargs: Any) -> Any:
+            return SimpleNamespace(repo_id=repo_id)
+
+        def create_commit(self, repo_id: str, operations: list[Any], **kwargs: Any) -> str:
+            for each in operations:
+                shutil.copy(each.path_or_fileobj, pushed / each.path_in_repo)
+            return repo_id
+
+    card = SimpleNamespace(save=lambda path: Path(path).write_text("a card"))
+    monkeypatch.setattr(hub, "hf_api", Api)
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: card)
+    model = opened(plain)
+    assert model.push_to_hub("somebody/model", max_shard_size="60KB") == "somebody/model"
+    model.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
+    for path in (tmp_path / "saved").iterdir():
+        assert (pushed / path.name).read_bytes() == path.read_bytes(), path.name
+    assert same(AutoModelForCausalLM.from_pretrained(pushed), model)

@@ -88,13 +88,22 @@ TEST(Policy, WithoutAStorageOnlyRulesTake) {
   EXPECT_EQ(reason(policy, "b.weight", {8, 8}), "no rule names it");
 }
 
-TEST(Policy, RulesMatchTheNameOrTheModulesPathByCase) {
-  const Rule rule = parse_rule("model.[ab].lin?=nf4");
-  EXPECT_TRUE(matches(rule, "model.a.lin1.weight"));
-  EXPECT_FALSE(matches(rule, "model.c.lin1.weight"));
-  EXPECT_FALSE(matches(rule, "Model.a.lin1.weight"));
-  EXPECT_TRUE(matches(parse_rule("*.weight=nf4"), "a.weight"));
-  EXPECT_FALSE(matches(parse_rule("a=nf4"), "weight"));
+TEST(Policy, GlobsMatchTheNameOrAModuleThatContainsItByCase) {
+  const std::string glob = "model.[ab].lin?";
+  EXPECT_TRUE(matches(glob, "model.a.lin1.weight"));
+  EXPECT_TRUE(matches(glob, "model.a.lin1.inner.weight"));
+  EXPECT_FALSE(matches(glob, "model.c.lin1.weight"));
+  EXPECT_FALSE(matches(glob, "Model.a.lin1.weight"));
+  EXPECT_TRUE(matches("*.weight", "a.weight"));
+  EXPECT_TRUE(matches("a", "a.b.c.weight"));
+  EXPECT_FALSE(matches("a", "weight"));
+  EXPECT_FALSE(matches("b", "a.b.c.weight"));
+}
+
+TEST(Policy, WhatIsSkippedStaysPlainWhateverARuleSays) {
+  const Policy policy{.skips = {"*.attn"}, .rules = {parse_rule("*.attn.*=int8")}, .storage = kNf4};
+  EXPECT_EQ(reason(policy, "m.attn.q.weight", {8, 8}), "skip '*.attn' keeps it plain");
+  EXPECT_EQ(choose(policy, "m.mlp.weight", {8, 8}, true).storage, kNf4);
 }
 
 TEST(Policy, RefusesRulesThatSayNothing) {
