@@ -79,7 +79,7 @@ def test_experts_rest_as_their_files_have_them(family: str, storage: str, tmp_pa
     assert len(stacks) == (2 if family == "DeepseekV3" else 4)
     for name, stack in stacks.items():
         assert isinstance(stack, stowage.StowedTensor)
-        assert stack.storage == FORMS[storage][1 if "gate_up" in name else 2]
+        assert stack.resting == FORMS[storage][1 if "gate_up" in name else 2]
         assert torch.equal(stack.dequantize(), dense.get_parameter(name))
     if not composite_forced():  # torch's grouped products of plain bf16 sum in another order
         assert torch.equal(logits(model, "eager"), logits(dense, "eager"))
@@ -183,7 +183,7 @@ def test_plain_experts_are_stacked_and_rest_by_rules(tmp_path: Path) -> None:
         model = stowage.load(lambda: build("Mixtral"), plain, rules=rules)
         for row in told.stowed:
             stack, other = model.get_parameter(row.name), wanted.get_parameter(row.name)
-            assert stack.storage == other.resting
+            assert stack.resting == other.resting
             for part, theirs in zip(stack.parts.values(), other.parts.values(), strict=True):
                 assert torch.equal(part, theirs)
             mine = stowage.report(model)[row.name]

@@ -86,7 +86,7 @@ def test_error_beside_fp32(family: str, storage: str) -> None:
     assert limit < 0.95, "zeros err by 1"
     assert relative(found, expected) < limit
     assert relative(found, answer(dense_twin(model), batch)) < 1e-5
-    full = stowage.quantize(torch.ones(64, 64), storage).storage
+    full = stowage.quantize(torch.ones(64, 64), storage).resting
     assert {row.storage for row in report.stowed} == {full}
 
 

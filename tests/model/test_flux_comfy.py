@@ -255,7 +255,7 @@ def test_what_stowage_has_packed_opens_too(storage: str, tmp_path: Path) -> None
     model = stowage.load(built, path)
     state = load_file(tmp_path / "plain.safetensors")
     whole = stowage.quantize(state[QKV], storage).dequantize()
-    assert model.get_parameter(TO_K).storage.startswith(storage)
+    assert model.get_parameter(TO_K).resting.startswith(storage)
     assert torch.equal(values(model.get_parameter(TO_K)), whole[256:512])
     last = stowage.quantize(state["final_layer.adaLN_modulation.1.weight"], storage).dequantize()
     found = values(model.get_parameter("norm_out.linear.weight"))

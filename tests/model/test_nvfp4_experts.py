@@ -139,7 +139,7 @@ def test_they_have_their_owners_values_and_files(family: str, name: str, tmp_pat
     for each, stack in stacks.items():
         behind = "row2" if each.endswith("gate_up_proj") else "row"
         assert isinstance(stack, stowage.StowedTensor)
-        assert stack.storage == f"{form.storage}:{behind}"
+        assert stack.resting == f"{form.storage}:{behind}"
         numbers = stack.parts["global_scale"].view(len(stack), -1)
         assert len(numbers.unique()) == len(stack) * (2 if behind == "row2" else 1)
         wanted = stacked(values, each)

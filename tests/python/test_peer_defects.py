@@ -180,7 +180,7 @@ def test_rows_70_76_copies_are_exact_and_keep_the_form(storage: str) -> None:
     coarse = stowage.quantize(torch.zeros(64, 256), "nf4:block128")
     coarse.copy_(w)
     wanted = stowage.quantize(w.dequantize(), "nf4:block128")
-    assert coarse.storage == "nf4:block128" and torch.equal(
+    assert coarse.resting == "nf4:block128" and torch.equal(
         coarse.dequantize(), wanted.dequantize()
     )
 

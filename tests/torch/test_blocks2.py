@@ -110,7 +110,7 @@ def test_a_stack_is_its_matrices(name: str, rows: int) -> None:
     for part, other in zip(w.parts.values(), joined.parts.values(), strict=True):
         assert torch.equal(part, other)
     for one, matrix in zip(each, w, strict=True):
-        assert isinstance(matrix, stowage.StowedTensor) and matrix.storage == name
+        assert isinstance(matrix, stowage.StowedTensor) and matrix.resting == name
         for part, other in zip(one.parts.values(), matrix.parts.values(), strict=True):
             assert torch.equal(part.reshape(-1), other.reshape(-1))
         assert torch.equal(matrix.dequantize(), one.dequantize())

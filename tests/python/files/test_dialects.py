@@ -258,7 +258,7 @@ def test_columns_of_gptq_have_the_groups_that_are_named(tmp_path: Path) -> None:
     model = opened("gptq-v2", path)
     for name in weights_of("gptq-v2"):
         weight, was = model.get_parameter(name), plain.get_parameter(name)
-        assert weight.resting == f"{was.storage}:actorder"
+        assert weight.resting == f"{was.resting}:actorder"
         groups = tensors[f"{name.removesuffix('.weight')}.g_idx"].long()
         codes, scale, zero, named = weight.parts.values()
         assert torch.equal(named, groups.int()) and torch.equal(codes, was.parts["codes"])
@@ -291,7 +291,7 @@ def test_columns_that_no_tool_has_put_in_order_are_in_order(tmp_path: Path) -> N
     save_file(tensors, file_of(path), {"format": "pt"})
     model = opened("ct-int4-g-idx", path)
     for name in weights_of("ct-int4-g-idx"):
-        assert model.get_parameter(name).storage == "int4:block32:bf16"
+        assert model.get_parameter(name).resting == "int4:block32:bf16"
     stowage.save(model, tmp_path / "again", dialect="compressed-tensors")
     assert file_of(tmp_path / "again").read_bytes() == file_of(path).read_bytes()
 

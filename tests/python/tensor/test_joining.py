@@ -62,7 +62,7 @@ def test_stack_gives_each_piece_its_scales(storage: str) -> None:
         assert type(got) is StowedTensor and got.resting == STACKED[storage]
         rebuilt = StowedTensor(got.parts, got.resting, got.shape, got.dtype)  # a legal layout
         for taken, made in zip(rebuilt.unbind(), w, strict=True):
-            assert type(taken) is StowedTensor and taken.resting == made.storage
+            assert type(taken) is StowedTensor and taken.resting == made.resting
             assert torch.equal(taken.dequantize(), made.dequantize())
 
 

@@ -355,4 +355,4 @@ def test_a_copy_below_autograd_keeps_the_form_that_is_written_to() -> None:
     with torch.no_grad():
         torch.ops.aten.copy_(into, values)
         wanted.copy_(values.dequantize())
-    assert into.storage == "int8:row" and into.equal(wanted)
+    assert into.resting == "int8:row" and into.equal(wanted)

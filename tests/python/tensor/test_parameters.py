@@ -191,7 +191,7 @@ def test_data_may_get_another_shape(storage: str) -> None:
     assert torch.equal(held.dequantize(), stowage.quantize(values, storage).dequantize())
     assert torch.equal(layer(torch.tensor([20])), held.dequantize()[[20]])
     layer.weight.data = stowage.quantize(values[:8], storage)
-    assert layer.weight.shape == (8, 64) and layer.weight.resting == held.storage
+    assert layer.weight.shape == (8, 64) and layer.weight.resting == held.resting
 
 
 @pytest.mark.parametrize("tied", [False, True])

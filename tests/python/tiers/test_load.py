@@ -148,7 +148,7 @@ def test_the_state_says_how_a_weight_rests(into: str, of: str) -> None:
     if wanted == "plain":
         assert torch.equal(model.body.weight, source.body.weight)
         return
-    assert model.body.weight.resting == stowage.quantize(torch.zeros(32, 32), wanted).storage
+    assert model.body.weight.resting == stowage.quantize(torch.zeros(32, 32), wanted).resting
     given = source.body.weight
     plain = given if rests(source) else stowage.quantize(given.detach(), wanted)
     assert torch.equal(model.body.weight.dequantize(), plain.dequantize())

@@ -126,5 +126,5 @@ def test_a_resting_weight_stays_at_rest() -> None:
     stowage.stow(model, "int8")
     value = torch.randn(64, 64)
     ours.set_module_tensor_to_device(model, "0.weight", "cpu", value=value)
-    assert model[0].weight.resting == stowage.quantize(value, "int8").storage
+    assert model[0].weight.resting == stowage.quantize(value, "int8").resting
     assert torch.equal(model[0].weight.dequantize(), stowage.quantize(value, "int8").dequantize())

@@ -56,7 +56,7 @@ def test_the_storage_of_a_cast_model_is_told_by_storage_and_not_by_dtype() -> No
     assert rest_of(peer).dtype is E4M3
     held = rest_of(mine)
     assert isinstance(held, StowedTensor)
-    assert (held.dtype, held.storage) == (torch.float32, "f8_e4m3")
+    assert (held.dtype, held.resting) == (torch.float32, "f8_e4m3")
     assert held.parts["codes"].nbytes == held.numel()
 
 
