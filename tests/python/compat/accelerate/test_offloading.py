@@ -120,7 +120,7 @@ def test_state_of_an_offloaded_model_has_the_root(tmp_path: Path) -> None:
     resting = made()
     stowage.stow(resting, "int8")
     kept = get_state_dict_offloaded_model(accelerate.disk_offload(resting, tmp_path / "resting"))
-    assert kept["blocks.0.first.weight"].storage == "int8:row"
+    assert kept["blocks.0.first.weight"].resting == "int8:row"
 
 
 def test_models_without_parameters(tmp_path: Path) -> None:
