@@ -78,7 +78,7 @@ def _scatter(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Records from one process to each; the shared parts of that process to all."""
     outputs, inputs, group, root, is_async, *rest = args
     if any(rows._place.room is not None for rows in outputs):
-        weight = f"{list(outputs[0].shape)} as {outputs[0].storage}"
+        weight = f"{list(outputs[0].shape)} as {outputs[0].resting}"
         raise Unsupported(
             f"stowage: a resting weight must be prepared before it is distributed, got {weight}; "
             + PREPARE
