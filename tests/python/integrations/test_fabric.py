@@ -106,4 +106,4 @@ def test_what_is_misspelt_is_refused() -> None:
     with pytest.raises(stowage.InvalidArgument, match="dtype must be one to work in"):
         StowagePrecision("nf4", dtype=torch.float8_e4m3fn)
     with pytest.raises(stowage.InvalidArgument, match="must match"):
-        fabric({"nothing": "nf4"}).setup_module(net())
+        fabric(rules={"nothing": "nf4"}).setup_module(net())

@@ -79,7 +79,7 @@ def test_what_is_skipped_stays_plain(skip: Any, skipped: set[str]) -> None:
 
 
 def test_skip_goes_before_rules_and_rules_before_what_a_model_declares() -> None:
-    assert stowed(Model(), rules={"*mlp*": "int8"}, skip="blocks.0") == {
+    assert stowed(Model(), None, rules={"*mlp*": "int8"}, skip="blocks.0") == {
         "blocks.1.mlp.0",
         "blocks.1.mlp.2",
     }
