@@ -240,7 +240,7 @@ class StowedRows(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
-            f"StowedRows({list(self.shape)} of {list(self._whole.shape)}, {self.storage!r}, "
+            f"StowedRows({list(self.shape)} of {list(self._whole.shape)}, {self.resting!r}, "
             f"{self.dtype}, first row {self.first}, {self.nbytes_at_rest} bytes at rest)"
         )
 
