@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file, save_model
 from same_weights import same
 from sentence_transformers import SentenceTransformer
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     LlamaConfig,
     Trainer,
@@ -178,6 +179,9 @@ def test_a_policy_says_how_weights_work_and_stays_with_the_files(
     for one in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert [r.working for r in stowage.report(one).rows] == [r.working for r in report.rows]
         assert same(one, expected) and torch.equal(one(IDS).logits, expected(IDS).logits)
+    with pytest.warns(match=r"blocks 'model.layers.\?': must match a module, matches none"):
+        body = AutoModel.from_pretrained(tmp_path)  # by a class whose layers have other names
+    assert torch.equal(body(IDS)[0], model.model(IDS)[0])
     with pytest.raises(stowage.InvalidArgument, match=r"blocks 'model.layer.\?'.*matches none"):
         by(plain, stowage.Policy("nf4", working="block", blocks="model.layer.?"))
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,6 +18,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
+from same_weights import same
 
 import stowage
 
@@ -78,6 +80,31 @@ def test_pack_and_stow_choose_the_same(tmp_path: Path, name: str) -> None:
     report = json.loads(run("pack", folder, tmp_path / "p", "--storage", "nf4", "--json"))
     stow = stowage.stow(model, "nf4")
     assert {row["name"] for row in report["weights"]} == {row.name for row in stow.stowed}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"storage": "nf4", "rules": {"model.layers.0": "int8"}, "skip": "*.mlp"},
+        {"storage": "int8", "rules": {"*.self_attn": "nf4", "model": None, "lm_head": "f8_e4m3"}},
+        {"rules": {"model.*.[01].mlp.*_proj": "int8:row", "model.layers": "nf4"}, "exact": True},
+        {"storage": "nf4", "skip": ["*.1", "model.embed_tokens"], "compute_dtype": "bfloat16"},
+        {"storage": "nf4", "skip": ["nothing"], "allow_unmatched": True},
+    ],
+)
+def test_a_policy_means_the_same_to_both(tmp_path: Path, said: dict[str, Any]) -> None:
+    model = small_llama(tied=False)
+    model.save_pretrained(tmp_path / "model")
+    policy = stowage.Policy.from_dict(said)
+    (tmp_path / "policy.json").write_text(json.dumps(policy.to_dict()))
+    given = ["--policy", tmp_path / "policy.json"]
+    run("pack", tmp_path / "model", tmp_path / "packed", *given)
+    report = stowage.stow(model, policy)
+    loaded = stowage.load(lambda: small_llama(tied=False), tmp_path / "packed")
+    assert len(report.stowed) > 2 and same(loaded, model)
+    assert [(r.name, r.storage, r.compute) for r in stowage.report(loaded).rows] == [
+        (r.name, r.storage, r.compute) for r in report.rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +199,25 @@ def test_python_loads_what_is_packed(tmp_path: Path) -> None:
         if isinstance(weight, stowage.StowedTensor):
             plain, other = weight.dequantize(), other.dequantize()
         assert torch.equal(plain, other), name
+
+
+def test_what_is_converted_for_servers_is_what_stow_makes(tmp_path: Path) -> None:
+    """The listing of docs/serving.md."""
+    page = (Path(__file__).resolve().parents[2] / "docs/serving.md").read_text()
+    (listing,) = re.findall(r"```sh\n(.*?)```", page, re.S)
+    program, *arguments = listing.split()
+    names = {"model/": MINILM, "served/": tmp_path / "served"}
+    assert program == "stowage"
+    run(*[names.get(argument, argument) for argument in arguments])
+    config = json.loads((tmp_path / "served/config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["format"]) == ("compressed-tensors", "float-quantized")
+    served = load_file(tmp_path / "served/model.safetensors")
+    plain = load_file(MINILM / "model.safetensors")
+    codes = [name for name, each in served.items() if each.dtype == torch.float8_e4m3fn]
+    assert len(codes) == 37
+    for name in codes:
+        mine = stowage.quantize(plain[name], "f8_e4m3:row").parts["codes"]
+        assert torch.equal(served[name].view(torch.uint8), mine.view(torch.uint8)), name
 
 
 def test_the_page_names_every_option_of_every_command() -> None:

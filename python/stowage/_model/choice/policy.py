@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
@@ -82,8 +82,10 @@ class Policy:
     input_cast: InputCast = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.rules, Mapping):  # a caller's may change
-            object.__setattr__(self, "rules", dict(self.rules))
+        for name in _COLLECTIONS:  # a caller's may change, or be read once
+            object.__setattr__(self, name, _kept(getattr(self, name)))
+        if isinstance(self.calibrate, Iterator):
+            object.__setattr__(self, "calibrate", tuple(self.calibrate))
         _ = self.selection, self.limits, self.grain, self.making  # what they refuse is refused here
 
     @classmethod
@@ -219,7 +221,17 @@ class Policy:
         return several or self.budget is not None or self.max_error is not None
 
 
+_COLLECTIONS = ("storage", "rules", "skip", "blocks", "input_cast")
 _DEFAULTS = {each.name: each.default for each in fields(Policy)}
+
+
+def _kept(value: Any) -> Any:
+    """The same, of its own; what is no collection, or none that is legal, as it is."""
+    if isinstance(value, Mapping):
+        return {key: _kept(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | Iterator):
+        return tuple(value)
+    return frozenset(value) if isinstance(value, set) else value
 
 
 def _differs(name: str, value: object) -> bool:
@@ -234,6 +246,8 @@ def _plain(name: str, value: Any) -> Any:
         return {_key(name, key): _plain(name, one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(name, one) for one in value]
+    if isinstance(value, frozenset):
+        return sorted(_plain(name, one) for one in value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, Storage):

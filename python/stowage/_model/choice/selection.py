@@ -58,6 +58,10 @@ class Selection:
             raise InvalidArgument(
                 "stowage: rules must come as rules=, got a mapping in the place of the storage"
             )
+        if not isinstance(rules, Mapping | None):
+            raise InvalidArgument(
+                f"stowage: rules must be a mapping of patterns to storages, got {rules!r}"
+            )
         given = list((rules or {}).items())
         for key, _ in given:
             check(key, "a rule")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -33,6 +34,7 @@ class Quantizing:
     """
 
     def __init__(self, model: nn.Module, said: StowageConfig, as_it_is: bool) -> None:
+        self._as_it_is = as_it_is
         self._grain, self._how = said.policy.grain, said.policy.making
         self._policy: Policy | None = None if as_it_is else policy_of(model, said)
         self._choices: dict[str, Choice] = {}
@@ -82,5 +84,9 @@ class Quantizing:
             remember(choice.held, choice.held.tensor, choice.reason, None)
         inventory = Inventory(model)
         resting = (site.module for h in inventory.every if h.rests for site in h.sites)
-        raise_problems("StowageConfig", self._grain.problems(inventory, resting))
+        problems = self._grain.problems(inventory, resting)
+        if not self._as_it_is:
+            raise_problems("StowageConfig", problems)
+        for problem in problems:  # the checkpoint's, which another class may open
+            warnings.warn(f"StowageConfig: {problem}", stacklevel=2)
         self._grain.apply(inventory)

@@ -110,10 +110,10 @@ def quantized_init(
         yield
 
 
-def _only_storage(policy: Policy) -> Storage | None:
+def _only_storage(policy: Policy) -> Storage:
     """A module in the making has no name in a model that rules could match."""
     candidates = policy.only("quantized_init", "storage", "exact").selection.default
-    if len(candidates) > 1:
+    if len(candidates) > 1 or candidates[0] is None:
         raise InvalidArgument(f"quantized_init: storage must be one, got {policy.storage}")
     return candidates[0]
 

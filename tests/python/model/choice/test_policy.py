@@ -6,15 +6,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from same_weights import same
 from torch import nn
 
 import stowage
+from stowage.integrations.fabric import StowagePrecision
+from stowage.integrations.transformers import StowageConfig
 from stowage.training import quantized_init
 
 POLICY = stowage.Policy("nf4", rules={"2.*": "int8:row", "4": None}, exact=True)
@@ -68,24 +72,22 @@ def test_load_names_what_it_cannot_do(more: dict[str, Any], told: str, tmp_path:
 
 
 def test_transformers_configuration_takes_it() -> None:
-    config = pytest.importorskip("stowage.integrations.transformers").StowageConfig
     policy = dataclasses.replace(POLICY, working="layer")
-    told = config(policy).to_dict()
+    told = StowageConfig(policy).to_dict()
     assert told == {**policy.to_dict(), "quant_method": "stowage"}
-    assert config(**told).policy == config(policy).policy
+    assert StowageConfig(**told).policy == StowageConfig(policy).policy
     with pytest.raises(stowage.InvalidArgument, match="compute_dtype must be given to from_pr"):
-        config(stowage.Policy("nf4", compute_dtype=torch.float16))
+        StowageConfig(stowage.Policy("nf4", compute_dtype=torch.float16))
     with pytest.raises(stowage.InvalidArgument, match="rules must be globs"):
-        config(stowage.Policy(rules={nn.Linear: "nf4"}))
+        StowageConfig(stowage.Policy(rules={nn.Linear: "nf4"}))
 
 
 def test_fabric_takes_it() -> None:
-    precision = pytest.importorskip("stowage.integrations.fabric").StowagePrecision
-    plain = precision(POLICY)
+    plain = StowagePrecision(POLICY)
     assert plain.dtype == torch.bfloat16
     model = plain.convert_module(net())
     assert resting(model) == RESTS and model[4].weight.dtype == torch.bfloat16
-    half = precision(stowage.Policy("int8", compute_dtype=torch.float16))
+    half = StowagePrecision(stowage.Policy("int8", compute_dtype=torch.float16))
     assert half.convert_module(net())[0].weight.dtype == torch.float16
 
 
@@ -99,6 +101,7 @@ def test_quantized_init_takes_a_storage_and_exact() -> None:
     for policy, told in (
         (POLICY, "got rules"),
         (stowage.Policy(["int8", "nf4"]), "storage must be one"),
+        (stowage.Policy(exact=True), "storage must be one, got None"),
     ):
         with pytest.raises(stowage.InvalidArgument, match=told), quantized_init(policy):
             pass
@@ -133,6 +136,7 @@ def test_it_comes_alone() -> None:
     ("said", "told"),
     [
         ({"storage": "nf5"}, "nf5"),
+        ({"rules": [("0.*", "nf4")]}, "rules must be a mapping of patterns"),
         ({"on_exceed": "weep"}, "on_exceed"),
         ({"working": "block"}, "blocks must be given"),
         ({"exact": True, "working": "tile"}, "exact=True needs"),
@@ -173,10 +177,45 @@ def test_it_goes_through_json() -> None:
         stowage.Policy("nf4", max_error=0.1, calibrate=[torch.ones(1)]).to_dict()
 
 
-def test_a_caller_may_change_its_own_rules() -> None:
-    rules = {"0.*": "nf4"}
-    policy = stowage.Policy(rules=rules)
-    rules["2.*"] = "int8"
+def test_a_caller_may_change_its_own_collections() -> None:
+    rules, skip = {"0.*": ["int8", "nf4"]}, ["4.*"]
+    policy = stowage.Policy(rules=rules, skip=skip, budget="1MiB")
+    told = policy.to_dict()
+    rules.clear()
+    skip.append("0.*")
     model = net()
     stowage.stow(model, policy)
-    assert resting(model) == {"0.weight": "nf4:block64"} and policy.to_dict()["rules"] != rules
+    assert resting(model) == {"0.weight": "int8:row"} and policy.to_dict() == told
+
+
+def test_what_can_be_read_once_is_read_once() -> None:
+    """A policy is used often, and made into others."""
+    samples = (torch.randn(2, 64) for _ in range(3))
+    skips = (f"{i}.*" for i in (0, 4))
+    policy = stowage.Policy("nf4", skip=skips, max_error=1.0, calibrate=samples)
+    for one in (policy, policy, dataclasses.replace(policy, exact=True)):
+        model = net()
+        stowage.stow(model, one)
+        assert resting(model) == {"2.weight": "nf4:block64"}
+
+
+def test_any_arguments_mean_the_same_in_a_policy() -> None:
+    draw = random.Random(7)
+    storages: Any = ["nf4", "int8", "f8_e4m3:row", ["int8", "nf4"], ["nf4", None], None]
+    for _ in range(60):
+        said: dict[str, Any] = {
+            "rules": {f"{i}.*": draw.choice(storages) for i in draw.sample([0, 2, 4], 2)},
+            "skip": draw.choice([None, [], ["2.*"], "language"]),
+            "max_error": draw.choice([None, 0.05]),
+            "compute_dtype": draw.choice([None, torch.bfloat16]),
+            "working": draw.choice([None, "layer"]),
+            "keep_nonfinite": draw.random() < 0.5,
+        }
+        storage, one, two = draw.choice(storages), net(), net()
+        said = {name: value for name, value in said.items() if draw.random() < 0.7}
+        said["budget"] = "1MiB"  # which lists of storages need
+        policy = stowage.Policy(storage, **said)
+        mine, theirs = stowage.stow(one, policy).rows, stowage.stow(two, storage, **said).rows
+        assert mine == theirs and same(one, two), (storage, said)
+        told = json.loads(json.dumps(policy.to_dict()))
+        assert stowage.Policy.from_dict(told) == policy
