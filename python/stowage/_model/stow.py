@@ -123,7 +123,7 @@ def stow(
         blocks=blocks,
         input_cast=input_cast,
     )
-    if not policy.to_say():
+    if not policy.said():
         raise InvalidArgument("stowage.stow: a storage, rules or a policy must be given, got none")
     keeping = Keeping(keep_master, master_folder)
     with torch.inference_mode(False), torch.no_grad():

@@ -126,7 +126,7 @@ class Policy:
         Raises:
             InvalidArgument: any other argument is not as by default.
         """
-        others = [f for f in self.to_say() if f not in names]
+        others = [f for f in self.said() if f not in names]
         if others:
             raise InvalidArgument(
                 f"{where}: a policy must have no more than {', '.join(names)}, got "
@@ -134,7 +134,7 @@ class Policy:
             )
         return self
 
-    def to_say(self) -> dict[str, Any]:
+    def said(self) -> dict[str, Any]:
         """The arguments that are not as by default.
 
         Returns:
@@ -152,7 +152,7 @@ class Policy:
         Raises:
             InvalidArgument: one that JSON cannot hold: a pattern that is no glob, or `calibrate`.
         """
-        return {name: _plain(name, value) for name, value in self.to_say().items()}
+        return {name: _plain(name, value) for name, value in self.said().items()}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Policy:
@@ -191,6 +191,13 @@ class Policy:
         """
         return self.selection.choices(Inventory(model), self.buffers)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.said()  # and nothing of what was parsed: pickles would name its classes
+
+    def __setstate__(self, said: dict[str, Any]) -> None:
+        for name, value in (_DEFAULTS | said).items():
+            object.__setattr__(self, name, value)
+
     @cached_property
     def selection(self) -> Selection:
         """Its patterns, parsed."""
@@ -221,6 +228,7 @@ class Policy:
         return several or self.budget is not None or self.max_error is not None
 
 
+Policy.__module__ = "stowage.policy"  # pickles name it
 _COLLECTIONS = ("storage", "rules", "skip", "blocks", "input_cast")
 _DEFAULTS = {each.name: each.default for each in fields(Policy)}
 

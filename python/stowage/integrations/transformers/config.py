@@ -192,6 +192,9 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         return config
 
 
+StowageConfig.__module__ = "stowage.integrations.transformers"  # pickles name it
+
+
 def _check(policy: Policy) -> None:
     """Raises InvalidArgument for what config.json cannot hold, or means nothing there."""
     if policy.compute_dtype is not None:

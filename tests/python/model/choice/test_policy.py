@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import pickle
 import random
 import re
 from pathlib import Path
@@ -197,6 +198,18 @@ def test_what_can_be_read_once_is_read_once() -> None:
         model = net()
         stowage.stow(model, one)
         assert resting(model) == {"2.weight": "nf4:block64"}
+
+
+def test_pickles_hold_what_was_said_alone() -> None:
+    for one in (POLICY, stowage.Policy(), dataclasses.replace(POLICY, skip={"4.*"})):
+        told = pickle.dumps(one)
+        assert pickle.loads(told) == copy.deepcopy(one) == one and b"_model" not in told
+    model = net()
+    stowage.stow(model, pickle.loads(pickle.dumps(POLICY)))
+    assert resting(model) == RESTS
+    told = pickle.dumps(StowageConfig(POLICY))
+    assert pickle.loads(told).to_dict() == StowageConfig(POLICY).to_dict()
+    assert b"_model" not in told
 
 
 def test_any_arguments_mean_the_same_in_a_policy() -> None:
