@@ -103,7 +103,7 @@ fuzz: $(STAMPS)/test ## fuzz the parsers (needs clang) and the ops for a minute 
 	@tools/fuzz 60
 
 format: $(STAMPS)/test ## format C++ and Python in place
-	@git ls-files '*.h' '*.cpp' '*.c' | xargs $(BIN)/clang-format -i
+	@git ls-files '*.h' '*.cuh' '*.cpp' '*.c' | xargs $(BIN)/clang-format -i
 	@$(BIN)/ruff check --quiet --fix . && $(BIN)/ruff format --quiet .
 
 lint: build $(STAMPS)/test ## formatting, ruff, mypy, clang-tidy of changed sources (ALL=1: of all)

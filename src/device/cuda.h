@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "device/driver.h"
+
 namespace stowage::device {
 
 /// Copies the same host memory, pinned meanwhile, into memory of a CUDA device, through the driver
@@ -14,7 +16,7 @@ class CudaCopy {
  public:
   /// The device of that number. `library` is what dlopen() is asked for. Throws unsupported where
   /// there is no driver, out_of_memory, cuda with the driver's own words.
-  CudaCopy(int index, std::span<std::byte> from, const std::string& library = "libcuda.so.1");
+  CudaCopy(int index, std::span<std::byte> from, const std::string& library = kDriver);
   ~CudaCopy();
 
   void run();  // returns when the bytes are there; throws cuda

@@ -66,7 +66,7 @@ TEST(CudaCopy, NeedsADriver) {
   EXPECT_STOWAGE_ERROR(CudaCopy(0, host, "libno-such-driver.so"), unsupported,
                        "cuda: the driver must be there");
   EXPECT_STOWAGE_ERROR(CudaCopy(0, host, "libm.so.6"), unsupported,
-                       "cuda: libm.so.6 must have cuInit, got none");
+                       "cuda: the driver: libm.so.6 must have cuInit, got none");
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// A storage as programs for devices are made for it (kernel/cuda/form.cuh).
+#pragma once
+#include <span>
+
+#include "kernel/cuda/form.cuh"
+#include "stowage/descriptor.h"
+
+namespace stowage::device {
+
+/// Whether programs serve it: every storage but nf4:torchao:f64, whose parts are doubles.
+bool has_form(const Storage& storage) noexcept;
+
+/// Of a storage that has one, and the dtype of values that are read or written: f64, f32, bf16 or
+/// f16.
+cuda::Form form_of(const Storage& storage, Dtype values);
+
+/// A weight whose parts lie in memory of the device, codes first. Throws as layout().
+cuda::Weight weight_of(const Storage& storage, const Shape& shape, std::span<void* const> parts);
+
+}  // namespace stowage::device

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/ops.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+
+#include "base/checked.h"
+#include "format/dynamic_map.h"
+
+namespace stowage::device {
+namespace {
+
+/// The launches of one op, of one weight.
+class Op {
+ public:
+  Op(Stream& stream, const Storage& storage, Dtype values, const Shape& shape,
+     std::span<void* const> parts)
+      : stream_(stream), form(form_of(storage, values)), weight(weight_of(storage, shape, parts)) {}
+
+  void run(std::string_view kernel, std::int64_t threads,
+           std::initializer_list<const void*> arguments) {
+    if (threads != 0)
+      stream_.launch(form, kernel, threads, weight.elements.n, std::span(arguments));
+  }
+  /// Threads that take all of so many.
+  std::int64_t chunks(std::int64_t elements) const {
+    return ceil_div<std::int64_t>(elements, form.together);
+  }
+
+ private:
+  Stream& stream_;
+
+ public:
+  const cuda::Form form;
+  const cuda::Weight weight;
+};
+
+/// How much quantizing works with, and where it lies.
+struct Counts {
+  std::int64_t groups = 0, steps = 0, outers = 0;
+  bool zeros = false;
+  Counts(const Storage& storage, const Shape& shape) {
+    const Descriptor form = describe(storage);
+    if (is_cast(storage)) return;
+    const Layout made = layout(storage, shape);
+    const Level& scale = form.scale;
+    groups = made.parts[1].shape.elements();
+    if (scale.record != 0) groups /= scale.record;
+    steps = groups * (scale.record != 0 ? scale.group.n / scale.inner : 1);
+    if (stands_under_one(form)) outers = made.parts[2].shape.elements();
+    zeros = form.zero != Zero::none;
+  }
+  static constexpr std::int64_t kHead = 4;  // words: what is refused, and nothing
+  std::int64_t cleared() const { return kHead + steps * (zeros ? 2 : 1) + outers; }
+  std::int64_t words() const { return cleared() + 2 * steps; }
+
+  cuda::Working in(void* memory) const {
+    auto* const at = static_cast<std::uint32_t*>(memory);
+    cuda::Working made{};
+    made.refused = at;
+    made.above = at + kHead;
+    made.below = zeros ? made.above + steps : nullptr;
+    made.most = made.above + steps * (zeros ? 2 : 1);
+    made.r = reinterpret_cast<float*>(at + cleared());
+    made.moved = made.r + steps;
+    return made;
+  }
+};
+
+std::size_t bytes_of(Dtype dtype, std::int64_t n) {
+  return static_cast<std::size_t>(n * bits(dtype) / 8);
+}
+
+void nest(Op& op, const cuda::Working& work, std::int64_t blocks) {
+  const cuda::Extent count = blocks;
+  op.run("stowage_mean", 1, {&op.weight, &work, &count});
+  std::array<float, 256> map = dynamic_map();
+  op.run("stowage_nest", std::max<std::int64_t>(1, ceil_div<std::int64_t>(blocks, op.form.outer_n)),
+         {&op.weight, &work, &count, &map});
+}
+
+}  // namespace
+
+void dequantize(Stream& stream, const Storage& storage, const Shape& shape,
+                std::span<void* const> parts, void* out, Dtype dtype) {
+  if (trait(storage.codes).disk == dtype)  // a plain cast in its own type
+    return stream.copy(out, parts[0], bytes_of(dtype, shape.elements()));
+  Op op(stream, storage, dtype, shape, parts);
+  op.run("stowage_dequantize", op.chunks(shape.elements()), {&op.weight, &out});
+}
+
+void embedding(Stream& stream, const Storage& storage, const Shape& shape,
+               std::span<void* const> parts, const void* ids, bool are_long, std::int64_t count,
+               void* out, Dtype dtype, std::uint32_t* refused) {
+  Op op(stream, storage, dtype, shape, parts);
+  const int long_ids = are_long ? 1 : 0;
+  const cuda::Extent rows = count;
+  op.run("stowage_embedding", count * op.chunks(shape.row_elements()),
+         {&op.weight, &ids, &long_ids, &rows, &out, &refused});
+}
+
+std::size_t working_bytes(const Storage& storage, const Shape& shape) {
+  return static_cast<std::size_t>(Counts(storage, shape).words()) * sizeof(std::uint32_t);
+}
+
+void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shape,
+              const Storage& storage, std::span<void* const> parts, void* working) {
+  const Counts counts(storage, shape);
+  const cuda::Working work = counts.in(working);
+  stream.clear(working, static_cast<std::size_t>(counts.cleared()) * sizeof(std::uint32_t));
+  const std::int64_t n = shape.elements();
+  if (is_cast(storage) && trait(storage.codes).disk == dtype)
+    return stream.copy(parts[0], values, bytes_of(dtype, n));
+  Op op(stream, storage, dtype, shape, parts);
+  if (is_cast(storage))
+    return op.run("stowage_cast", op.chunks(n), {&op.weight, &values, &work.refused});
+  const cuda::Extent groups = counts.groups, outers = counts.outers;
+  op.run("stowage_reach", op.chunks(n), {&op.weight, &values, &work});
+  switch (op.form.codec) {
+    case cuda::Codec::ggml:
+      op.run("stowage_records", counts.groups, {&op.weight, &work, &groups});
+      break;
+    case cuda::Codec::bitsandbytes:
+    case cuda::Codec::torchao:
+      op.run("stowage_blocks", counts.groups, {&op.weight, &work, &groups});
+      if (op.form.outer_n != 0) nest(op, work, counts.groups);
+      break;
+    default:
+      if (counts.outers != 0) {
+        op.run("stowage_outer_reach", counts.groups, {&op.weight, &work, &groups});
+        op.run("stowage_outers", counts.outers, {&op.weight, &work, &outers});
+      }
+      op.run("stowage_scales", counts.groups, {&op.weight, &work, &groups});
+  }
+  op.run("stowage_encode", op.chunks(n), {&op.weight, &values, &work});
+}
+
+void amax(Stream& stream, std::span<const Array> arrays, float* most) {
+  auto* const bits = reinterpret_cast<std::uint32_t*>(most);
+  stream.clear(most, arrays.size() * sizeof(float));
+  cuda::Form form{};  // a program for each dtype serves all
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const Array& array = arrays[i];
+    form.values = form_of(Storage{}, array.dtype).values;
+    const cuda::Extent n = array.n;
+    std::uint32_t* const to = bits + i;
+    const std::array<const void*, 3> arguments{&array.values, &n, &to};
+    constexpr std::int64_t kEach = 16;
+    if (array.n != 0)
+      stream.launch(form, "stowage_amax", ceil_div(array.n, kEach), array.n, arguments);
+  }
+  const cuda::Extent count = static_cast<long long>(arrays.size());
+  const std::array<const void*, 2> arguments{&bits, &count};
+  if (!arrays.empty()) stream.launch(form, "stowage_amax_numbers", count.n, count.n, arguments);
+}
+
+}  // namespace stowage::device

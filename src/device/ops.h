@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops on weights as launches of a device's kernels (kernel/cuda), one after the other: which of
+// them, over how much, with what. Memory is the caller's and the device's; nothing here waits.
+#pragma once
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "device/form.h"
+
+namespace stowage::device {
+
+/// Runs kernels in order, as a stream of a device does.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  /// A kernel of the program for a form, on at least so many threads: each takes the next place of
+  /// its own until all are done. `elements`: the most that a place counts.
+  virtual void launch(const cuda::Form& form, std::string_view kernel, std::int64_t threads,
+                      std::int64_t elements, std::span<const void* const> arguments) = 0;
+  virtual void clear(void* memory, std::size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+};
+
+/// As stowage::dequantize_into.
+void dequantize(Stream& stream, const Storage& storage, const Shape& shape,
+                std::span<void* const> parts, void* out, Dtype dtype);
+
+/// out [count, row]: rows of a weight by ids of i64 or i32. Ids outside of its rows raise *refused,
+/// which must be 0 before.
+void embedding(Stream& stream, const Storage& storage, const Shape& shape,
+               std::span<void* const> parts, const void* ids, bool are_long, std::int64_t count,
+               void* out, Dtype dtype, std::uint32_t* refused);
+
+/// Bytes that quantize() works with, beside the parts.
+std::size_t working_bytes(const Storage& storage, const Shape& shape);
+/// As stowage::quantize_into, for values of a storage that values alone make. The first word of
+/// `working` is then at least 0x7F800000 where values, or the scales of such, are not finite.
+void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shape,
+              const Storage& storage, std::span<void* const> parts, void* working);
+
+/// most[i]: the largest |x| of array i, NaN where it has one.
+struct Array {
+  const void* values;
+  Dtype dtype;
+  std::int64_t n;
+};
+void amax(Stream& stream, std::span<const Array> arrays, float* most);
+
+}  // namespace stowage::device

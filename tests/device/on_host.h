@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts of kernels for devices, compiled for the host as they stand: what CUDA's language has
+// beside C++, and launches that run each block in turn.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernel/cuda/form.cuh"
+
+// --- what is said where a program for a device would have constants
+// -------------------------------------
+namespace stowage::cuda {
+inline Form form;
+inline float table[16];
+inline int order[16];
+
+inline void set_form(const Form& to) {
+  form = to;
+  std::memcpy(table, to.values16, sizeof table);
+  std::memcpy(order, to.order, sizeof order);
+}
+}  // namespace stowage::cuda
+
+// --- CUDA's language
+// ------------------------------------------------------------------------------------
+#define __global__
+#define __shared__ static
+struct Dim3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+#ifdef __SANITIZE_THREAD__
+inline thread_local Dim3 threadIdx;
+#else
+inline Dim3 threadIdx;
+#endif
+inline Dim3 blockIdx, blockDim, gridDim;
+
+namespace stowage::cuda::on_host {
+
+/// The lanes of a block, each of which goes on until it waits. Under the thread sanitizer they are
+/// threads of the system; else they take turns, those of a round in an order that is drawn, so that
+/// what should have waited for another lane now and then did not.
+class Lanes {
+ public:
+  explicit Lanes(unsigned count) : count_(count), slots_(count), waiting_(count) {}
+
+  template <class Body>
+  void run(const Body& body);
+  /// Until each lane of the block has come here as often as this one.
+  void wait();
+  std::uint64_t& slot(unsigned lane) { return slots_[lane]; }
+
+ private:
+  static constexpr std::size_t kStack = 256 << 10;
+  unsigned count_;
+  std::vector<std::uint64_t> slots_;  // what lanes show each other
+#ifdef __SANITIZE_THREAD__
+  std::barrier<> all_{count_};
+#endif
+  struct Lane {
+    ucontext_t context{};
+    std::vector<char> stack;
+    bool ends = false;
+  };
+  std::vector<Lane> waiting_;
+  ucontext_t main_{};
+  unsigned current_ = 0;
+  std::function<void()> body_;
+  std::mt19937 random_{1};
+  static void enter();
+};
+inline Lanes* lanes = nullptr;
+
+inline void Lanes::enter() {
+  Lanes& all = *lanes;
+  all.body_();
+  all.waiting_[all.current_].ends = true;
+  swapcontext(&all.waiting_[all.current_].context, &all.main_);
+}
+
+template <class Body>
+void Lanes::run(const Body& body) {
+  lanes = this;
+#ifdef __SANITIZE_THREAD__
+  std::vector<std::jthread> threads;
+  for (unsigned lane = 0; lane < count_; ++lane)
+    threads.emplace_back([&, lane] {
+      threadIdx = {lane};
+      body();
+    });
+#else
+  body_ = body;
+  for (Lane& lane : waiting_) {
+    lane.stack.resize(kStack), lane.ends = false;
+    getcontext(&lane.context);
+    lane.context.uc_stack.ss_sp = lane.stack.data();
+    lane.context.uc_stack.ss_size = kStack;
+    lane.context.uc_link = nullptr;
+    makecontext(&lane.context, &Lanes::enter, 0);
+  }
+  std::vector<unsigned> order(count_);
+  std::iota(order.begin(), order.end(), 0u);
+  while (!order.empty()) {
+    std::ranges::shuffle(order, random_);
+    for (const unsigned lane : order) {
+      current_ = lane, threadIdx = {lane};
+      swapcontext(&main_, &waiting_[lane].context);
+    }
+    std::erase_if(order, [&](unsigned lane) { return waiting_[lane].ends; });
+  }
+#endif
+}
+inline void Lanes::wait() {
+#ifdef __SANITIZE_THREAD__
+  all_.arrive_and_wait();
+#else
+  const unsigned mine = current_;
+  swapcontext(&waiting_[mine].context, &main_);  // who comes back has set threadIdx
+#endif
+}
+
+template <class T, class Combine>
+T exchanged(T mine, const Combine& combine) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  const unsigned first = threadIdx.x / 32 * 32;
+  std::memcpy(&lanes->slot(threadIdx.x), &mine, sizeof mine);
+  lanes->wait();
+  const T made = combine([&](unsigned lane) {
+    T of;
+    std::memcpy(&of, &lanes->slot(first + lane), sizeof of);
+    return of;
+  });
+  lanes->wait();  // nobody writes before all have read
+  return made;
+}
+
+/// Each thread after the other, for kernels in which none waits.
+template <class Kernel, class... Arguments>
+void launch(Kernel* kernel, unsigned blocks, unsigned threads, Arguments... arguments) {
+  gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
+  for (unsigned b = 0; b < blocks; ++b)
+    for (unsigned lane = 0; lane < threads; ++lane) {
+      blockIdx = {b}, threadIdx = {lane};
+      kernel(arguments...);
+    }
+}
+/// Lanes of a block at the same time, whole warps of them that all do the same.
+template <class Kernel, class... Arguments>
+void launch_together(Kernel* kernel, unsigned blocks, unsigned threads, Arguments... arguments) {
+  gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
+  static std::map<unsigned, Lanes> kept;
+  Lanes& all = kept.try_emplace(threads, threads).first->second;
+  for (unsigned b = 0; b < blocks; ++b) {
+    blockIdx = {b};
+    all.run([=] { kernel(arguments...); });
+  }
+}
+
+}  // namespace stowage::cuda::on_host
+
+template <class T>
+T __shfl_sync(unsigned /*lanes*/, T mine, unsigned from) {
+  return stowage::cuda::on_host::exchanged(mine, [=](const auto& of) { return of(from); });
+}
+template <class T>
+T __shfl_xor_sync(unsigned /*lanes*/, T mine, unsigned other) {
+  const unsigned from = threadIdx.x % 32 ^ other;
+  return stowage::cuda::on_host::exchanged(mine, [=](const auto& of) { return of(from); });
+}
+inline bool __all_sync(unsigned /*lanes*/, bool mine) {
+  return stowage::cuda::on_host::exchanged(mine, [](const auto& of) {
+    bool all = true;
+    for (unsigned lane = 0; lane < 32; ++lane) all = all && of(lane);
+    return all;
+  });
+}
+inline void __syncthreads() { stowage::cuda::on_host::lanes->wait(); }
+inline std::uint32_t atomicMax(std::uint32_t* at, std::uint32_t x) {
+  std::atomic_ref<std::uint32_t> value(*at);
+  std::uint32_t before = value.load(std::memory_order_relaxed);
+  while (before < x && !value.compare_exchange_weak(before, x, std::memory_order_relaxed)) {
+  }
+  return before;
+}
+
+#include "kernel/cuda/dequantize.cuh"
+#include "kernel/cuda/quantize.cuh"
