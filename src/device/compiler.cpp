@@ -48,6 +48,7 @@ std::string name(const char* type, Enum value) {
 std::string form_text(const cuda::Form& form) {
   const std::string fields[] = {
       name("Number", form.values),
+      digits(form.x_rows),
       name("Element", form.element),
       digits(form.bits),
       digits(form.together),
@@ -84,6 +85,7 @@ struct File {
 const std::vector<File>& files() {
   static const std::vector<File> all{
       {"dequantize.cuh", {"stowage_dequantize", "stowage_embedding"}},
+      {"linear.cuh", {"stowage_linear"}},
       {"quantize.cuh",
        {"stowage_reach", "stowage_outer_reach", "stowage_outers", "stowage_scales",
         "stowage_records", "stowage_blocks", "stowage_mean", "stowage_nest", "stowage_encode",

@@ -100,6 +100,21 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
          {&op.weight, &ids, &long_ids, &rows, &out, &refused});
 }
 
+void linear(Stream& stream, const Storage& storage, const Shape& shape,
+            std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
+            void* y, Dtype dtype, int processors) {
+  constexpr std::int64_t kWarp = 32, kWarps = 8, kWarpsEach = 32;  // of a block; of a processor
+  cuda::Form form = form_of(storage, dtype);
+  form.x_rows = static_cast<int>(rows);
+  const cuda::Weight weight = weight_of(storage, shape, parts);
+  int share = 1;  // warps of a row: as few as leave no processor without work
+  while (share < kWarps && shape.rows() * share < processors * kWarpsEach) share *= 2;
+  const std::array<const void*, 5> arguments{&weight, &x, &bias, &y, &share};
+  if (shape.rows() != 0)
+    stream.launch(form, "stowage_linear", shape.rows() * share * kWarp, shape.elements(),
+                  arguments);
+}
+
 std::size_t working_bytes(const Storage& storage, const Shape& shape) {
   return static_cast<std::size_t>(Counts(storage, shape).words()) * sizeof(std::uint32_t);
 }

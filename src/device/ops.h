@@ -32,6 +32,15 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
                std::span<void* const> parts, const void* ids, bool are_long, std::int64_t count,
                void* out, Dtype dtype, std::uint32_t* refused);
 
+/// The most rows of x that linear() multiplies.
+inline constexpr int kMostRows = 8;
+/// As stowage::linear, of a matrix w [O, K] with rows whose places 16 bytes of codes fill: y [rows,
+/// O] = x [rows, K] w^T + bias; bias may be null. `processors` of the device share the rows of w.
+/// The same bytes each time, on each device that has as many.
+void linear(Stream& stream, const Storage& storage, const Shape& shape,
+            std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
+            void* y, Dtype dtype, int processors);
+
 /// Bytes that quantize() works with, beside the parts.
 std::size_t working_bytes(const Storage& storage, const Shape& shape);
 /// As stowage::quantize_into, for values of a storage that values alone make. The first word of

@@ -80,7 +80,7 @@ FAKE cuMemcpyHtoD_v2(unsigned long long to, const void* from, std::size_t bytes)
 
 struct Function {
   stowage::cuda::Form form;
-  const stowage::cuda::on_host::Launch* launch;
+  std::string kernel;
 };
 
 FAKE cuDriverGetVersion(int* version) {
@@ -132,8 +132,9 @@ FAKE cuModuleLoadData(void** module, const void* code) {
     };
     (one(fields), ...);
   };
-  take(form.values, form.element, form.bits, form.together, form.bias, form.packing, form.group,
-       form.n, form.m, form.scales, form.number, form.record, form.inner, form.zeros, form.outer_n);
+  take(form.values, form.x_rows, form.element, form.bits, form.together, form.bias, form.packing,
+       form.group, form.n, form.m, form.scales, form.number, form.record, form.inner, form.zeros,
+       form.outer_n);
   form.factor = number();
   take(form.transposed, form.codec, form.floors);
   form.least = number(), form.most = number(), form.divisor = number(), form.largest = number();
@@ -144,10 +145,8 @@ FAKE cuModuleLoadData(void** module, const void* code) {
   return 0;
 }
 FAKE cuModuleGetFunction(void** function, void* module, const char* name) {
-  const auto& all = stowage::cuda::on_host::kernels();
-  const auto found = all.find(name);
-  if (found == all.end()) return 500;
-  *function = new Function{*static_cast<stowage::cuda::Form*>(module), &found->second};
+  if (!stowage::cuda::on_host::has_kernel(name)) return 500;
+  *function = new Function{*static_cast<stowage::cuda::Form*>(module), name};
   return 0;
 }
 __attribute__((visibility("default"))) int fake_launches = 0;
@@ -155,8 +154,7 @@ FAKE cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigne
                     unsigned, unsigned, void*, void** arguments, void**) {
   if (fake_contexts == 0) return kNoContext;
   const auto& made = *static_cast<Function*>(function);
-  stowage::cuda::set_form(made.form);
-  (*made.launch)(arguments, blocks, threads);
+  stowage::cuda::on_host::run_kernel(made.form, made.kernel, arguments, blocks, threads);
   ++fake_launches;
   return 0;
 }

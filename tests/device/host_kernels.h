@@ -1,56 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel of a device by its name, to be run on the host.
+// Every kernel of a device by its name, compiled for the host from its text.
 #pragma once
-#include <functional>
-#include <map>
 #include <string_view>
-#include <utility>
 
-#include "device/on_host.h"
+#include "kernel/cuda/form.cuh"
 
 namespace stowage::cuda::on_host {
 
-/// Calls a kernel with what the addresses point to, in so many blocks of so many threads.
-using Launch = std::function<void(const void* const*, unsigned, unsigned)>;
-
-template <class... Arguments, std::size_t... kAt>
-Launch called(void (*kernel)(Arguments...), bool together, std::index_sequence<kAt...> /*at*/) {
-  return [=](const void* const* given, unsigned blocks, unsigned threads) {
-    if (together)
-      launch_together(kernel, blocks, threads, *static_cast<const Arguments*>(given[kAt])...);
-    else
-      launch(kernel, blocks, threads, *static_cast<const Arguments*>(given[kAt])...);
-  };
-}
-/// Its threads one after the other.
-template <class... Arguments>
-Launch alone(void (*kernel)(Arguments...)) {
-  return called(kernel, false, std::index_sequence_for<Arguments...>());
-}
-/// The lanes of its warps wait for each other.
-template <class... Arguments>
-Launch together(void (*kernel)(Arguments...)) {
-  return called(kernel, true, std::index_sequence_for<Arguments...>());
-}
-
-inline const std::map<std::string_view, Launch>& kernels() {
-  static const std::map<std::string_view, Launch> all{
-      {"stowage_dequantize", alone(&stowage_dequantize)},
-      {"stowage_embedding", alone(&stowage_embedding)},
-      {"stowage_reach", together(&stowage_reach)},
-      {"stowage_outer_reach", alone(&stowage_outer_reach)},
-      {"stowage_outers", alone(&stowage_outers)},
-      {"stowage_scales", alone(&stowage_scales)},
-      {"stowage_records", alone(&stowage_records)},
-      {"stowage_blocks", alone(&stowage_blocks)},
-      {"stowage_mean", alone(&stowage_mean)},
-      {"stowage_nest", alone(&stowage_nest)},
-      {"stowage_encode", alone(&stowage_encode)},
-      {"stowage_cast", alone(&stowage_cast)},
-      {"stowage_amax", together(&stowage_amax)},
-      {"stowage_amax_numbers", alone(&stowage_amax_numbers)},
-  };
-  return all;
-}
+bool has_kernel(std::string_view name);
+/// Runs a kernel for a form with what the addresses point to, in so many blocks of so many threads.
+void run_kernel(const Form& form, std::string_view name, const void* const* arguments,
+                unsigned blocks, unsigned threads);
 
 }  // namespace stowage::cuda::on_host

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of devices and the ops that launch them, on the host, against the reference codec:
 // the same bytes.
-#include "device/host_kernels.h"
+#include "device/host_stream.h"
 #include "device/ops.h"
 #include "expect_error.h"
 #include "kernel/samples.h"
@@ -10,20 +10,6 @@ namespace stowage::device_kernels_test {
 namespace {
 
 using namespace stowage::samples;
-
-/// A stream whose device is the host.
-class HostStream : public device::Stream {
- public:
-  void launch(const cuda::Form& form, std::string_view kernel, std::int64_t /*threads*/,
-              std::int64_t /*elements*/, std::span<const void* const> arguments) override {
-    cuda::set_form(form);
-    cuda::on_host::kernels().at(kernel)(arguments.data(), 2, 64);
-  }
-  void clear(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    std::memcpy(to, from, bytes);
-  }
-};
 
 std::vector<void*> pointers(const Parts& parts) {
   std::vector<void*> made;

@@ -2,11 +2,13 @@
 // The texts of kernels for devices, compiled for the host as they stand: what CUDA's language has
 // beside C++, and launches that run each block in turn.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -56,8 +58,10 @@ class Lanes {
 
   template <class Body>
   void run(const Body& body);
-  /// Until each lane of the block has come here as often as this one.
+  /// Until all that wait with this one have come here as often: those of its warp.
   void wait();
+  /// Until all lanes of the block have come here.
+  void meet();
   std::uint64_t& slot(unsigned lane) { return slots_[lane]; }
 
  private:
@@ -68,16 +72,19 @@ class Lanes {
   std::barrier<> all_{count_};
 #endif
   struct Lane {
-    ucontext_t context{};
+    ucontext_t context{};  // to begin with
+    jmp_buf stopped;       // to go on from
     std::vector<char> stack;
-    bool ends = false;
+    bool began = false, ends = false;
   };
   std::vector<Lane> waiting_;
-  ucontext_t main_{};
-  unsigned current_ = 0;
+  jmp_buf main_;
+  unsigned current_ = 0, met_ = 0;
+  std::uint64_t meetings_ = 0, round_ = 0, leave_ = 0;
   std::function<void()> body_;
   std::mt19937 random_{1};
   static void enter();
+  void go_on(unsigned lane);
 };
 inline Lanes* lanes = nullptr;
 
@@ -85,7 +92,15 @@ inline void Lanes::enter() {
   Lanes& all = *lanes;
   all.body_();
   all.waiting_[all.current_].ends = true;
-  swapcontext(&all.waiting_[all.current_].context, &all.main_);
+  _longjmp(all.main_, 1);
+}
+
+inline void Lanes::go_on(unsigned lane) {  // no system calls but for the first time
+  current_ = lane, threadIdx = {lane};
+  if (_setjmp(main_) != 0) return;
+  if (waiting_[lane].began) _longjmp(waiting_[lane].stopped, 1);
+  waiting_[lane].began = true;
+  setcontext(&waiting_[lane].context);
 }
 
 template <class Body>
@@ -101,7 +116,7 @@ void Lanes::run(const Body& body) {
 #else
   body_ = body;
   for (Lane& lane : waiting_) {
-    lane.stack.resize(kStack), lane.ends = false;
+    lane.stack.resize(kStack), lane.began = lane.ends = false;
     getcontext(&lane.context);
     lane.context.uc_stack.ss_sp = lane.stack.data();
     lane.context.uc_stack.ss_size = kStack;
@@ -111,11 +126,9 @@ void Lanes::run(const Body& body) {
   std::vector<unsigned> order(count_);
   std::iota(order.begin(), order.end(), 0u);
   while (!order.empty()) {
+    ++round_;
     std::ranges::shuffle(order, random_);
-    for (const unsigned lane : order) {
-      current_ = lane, threadIdx = {lane};
-      swapcontext(&main_, &waiting_[lane].context);
-    }
+    for (const unsigned lane : order) go_on(lane);
     std::erase_if(order, [&](unsigned lane) { return waiting_[lane].ends; });
   }
 #endif
@@ -124,8 +137,18 @@ inline void Lanes::wait() {
 #ifdef __SANITIZE_THREAD__
   all_.arrive_and_wait();
 #else
-  const unsigned mine = current_;
-  swapcontext(&waiting_[mine].context, &main_);  // who comes back has set threadIdx
+  if (_setjmp(waiting_[current_].stopped) == 0) _longjmp(main_, 1);
+#endif
+}
+
+inline void Lanes::meet() {
+#ifdef __SANITIZE_THREAD__
+  all_.arrive_and_wait();
+#else
+  const std::uint64_t meeting = meetings_;
+  if (++met_ == count_) met_ = 0, ++meetings_, leave_ = round_ + 1;
+  do wait();
+  while (meetings_ == meeting || round_ < leave_);  // all leave in one round
 #endif
 }
 
@@ -184,7 +207,8 @@ inline bool __all_sync(unsigned /*lanes*/, bool mine) {
     return all;
   });
 }
-inline void __syncthreads() { stowage::cuda::on_host::lanes->wait(); }
+inline void __syncthreads() { stowage::cuda::on_host::lanes->meet(); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline std::uint32_t atomicMax(std::uint32_t* at, std::uint32_t x) {
   std::atomic_ref<std::uint32_t> value(*at);
   std::uint32_t before = value.load(std::memory_order_relaxed);
@@ -194,4 +218,5 @@ inline std::uint32_t atomicMax(std::uint32_t* at, std::uint32_t x) {
 }
 
 #include "kernel/cuda/dequantize.cuh"
+#include "kernel/cuda/linear.cuh"
 #include "kernel/cuda/quantize.cuh"

@@ -29,6 +29,7 @@ enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao, ggml };
 
 struct Form {
   Number values;      // that are read or written
+  int x_rows;         // of the other factor, in products
   Element element;    // what a code stands for
   int bits;           // of a code
   int together;       // elements that a thread takes at a time

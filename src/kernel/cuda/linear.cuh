@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with few rows of x: y = x w^T + bias. Each row of w is read once, by one warp or several
+// that share it, and never written anywhere. Sums have a fixed order: lanes take every 32nd piece,
+// then halves are added, then the parts of a row in the order of their warps.
+#pragma once
+#include "kernel/cuda/grid.cuh"
+#include "kernel/cuda/values.cuh"
+
+namespace stowage::cuda {
+
+inline constexpr int kMostRows = 8;    // of x
+inline constexpr int kMostWarps = 32;  // of a block
+
+/// Adds the products of n elements of a row of w from a place on with those of x, column `from` on.
+inline void multiply(const Weight& w, Index first, int n, const void* x, Index from,
+                     float (&sums)[kMostRows]) {
+  float weights[kMostTogether];
+  decode(w, first, n, weights);
+  for (int row = 0; row < form.x_rows; ++row) {
+    float values[kMostTogether];
+    values_in(x, row * w.row + from, n, values);
+    for (int k = 0; k < together(); ++k)
+      if (k < n) sums[row] = __fmaf_rn(values[k], weights[k], sums[row]);
+  }
+}
+
+/// x [rows, K], w [O, K], bias [O] or null, y [rows, O], all but w of the form's dtype. `parts`
+/// warps share a row of w; a block has a multiple of so many.
+STOWAGE_KERNEL stowage_linear(Weight w, const void* x, const void* bias, void* y, int parts) {
+  __shared__ float shared[kMostWarps][kMostRows];
+  const int warp = static_cast<int>(threadIdx.x / kWarp),
+            lane = static_cast<int>(threadIdx.x % kWarp);
+  const int together_rows = static_cast<int>(blockDim.x / kWarp) / parts;
+  const Index pieces = up(w.row, together());
+  for (Index block = blockIdx.x; block * together_rows < w.rows; block += gridDim.x) {
+    const Index o = block * together_rows + warp / parts;
+    float sums[kMostRows] = {};
+    if (o < w.rows)
+      for (Index piece = warp % parts * static_cast<Index>(kWarp) + lane; piece < pieces;
+           piece += parts * static_cast<Index>(kWarp)) {
+        const Index from = piece * together(), left = w.row - from;
+        const int n = left < together() ? static_cast<int>(left) : together();
+        multiply(w, o * w.row + from, n, x, from, sums);
+      }
+    for (int row = 0; row < form.x_rows; ++row) {
+      for (unsigned other = kWarp / 2; other != 0; other /= 2)
+        sums[row] = sums[row] + __shfl_xor_sync(kAllLanes, sums[row], other);
+      if (lane == 0) shared[warp][row] = sums[row];
+    }
+    __syncthreads();
+    if (warp % parts == 0 && lane < form.x_rows && o < w.rows) {
+      float sum = shared[warp][lane];
+      for (int part = 1; part < parts; ++part) sum = sum + shared[warp + part][lane];
+      if (bias != nullptr) sum = sum + value_in(bias, o);
+      put(y, lane * w.rows + o, sum);
+    }
+    __syncthreads();  // before the next row is put there
+  }
+}
+
+}  // namespace stowage::cuda
