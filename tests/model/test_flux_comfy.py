@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from flux_files import COMFYUI, PREFIX, converted, scaled
 from flux_models import (
     QKV,
     TO_K,
@@ -33,42 +34,7 @@ from stowage._ops.memory import octets
 
 pytest.importorskip("diffusers")
 
-STORAGES = {
-    "f8_e4m3:tensor": "f8_e4m3:tensor",
-    "f8_e5m2:tensor": "f8_e5m2:tensor",
-    "mxfp8": "f8_e4m3:block32:e8m0",
-    "nvfp4": "f4_e2m1:block16:e4m3_bf16",
-}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-PREFIX = "model.diffusion_model."
-
-
-def converted(to: Path, storage: str, prefix: str = PREFIX, dialect: str = "comfyui") -> Path:
-    """A file of Flux in the layout of its authors, put into ComfyUI's form by the program."""
-    plain = to / "plain.safetensors"
-    save_file(original(built().bfloat16().state_dict(), prefix), plain)
-    program = str(Path(sys.executable).parent / "stowage")
-    command = [program, "convert", str(plain), str(to / "out"), "--to", dialect]
-    done = subprocess.run([*command, "--storage", storage], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return next((to / "out").glob("*.safetensors"))
-
-
-def scaled(to: Path) -> Path:
-    """The older form, by torch alone: a scale and a number for activations beside each matrix."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, value in original(built().bfloat16().state_dict(), PREFIX).items():
-        module = name.removesuffix(".weight")
-        if "_blocks." in name and value.dim() == 2:
-            scale = value.float().abs().max() / 448
-            tensors[name] = (value.float() / scale).to(torch.float8_e4m3fn)
-            tensors[f"{module}.scale_weight"] = scale
-            tensors[f"{module}.scale_input"] = torch.tensor(0.5)
-        else:
-            tensors[name] = value
-    tensors[f"{PREFIX}scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
-    save_file(tensors, to / "flux_scaled.safetensors", {"format": "pt"})
-    return to / "flux_scaled.safetensors"
 
 
 def decoded(path: Path) -> Any:
@@ -118,12 +84,12 @@ def assert_opens(path: Path, storage: str, dialect: str, mmap: bool, to: Path) -
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", COMFYUI)
 def test_comfyui_opens_and_is_written_again(storage: str, mmap: bool, tmp_path: Path) -> None:
-    path = converted(tmp_path, STORAGES[storage], PREFIX if mmap else "")
+    path = converted(tmp_path, COMFYUI[storage], PREFIX if mmap else "")
     quants = [json.loads(bytes(t)) for n, t in load_file(path).items() if "comfy_quant" in n]
     assert len(quants) >= 28
-    assert_opens(path, STORAGES[storage], "comfyui", mmap, tmp_path)
+    assert_opens(path, COMFYUI[storage], "comfyui", mmap, tmp_path)
 
 
 @pytest.mark.parametrize("mmap", [False, True])
@@ -152,9 +118,9 @@ def test_adapters_train_beside_rows_with_a_scale_in_common(tmp_path: Path) -> No
     assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", COMFYUI)
 def test_rests_on_a_disk_from_the_untouched_file(storage: str, tmp_path: Path) -> None:
-    path = converted(tmp_path, STORAGES[storage])
+    path = converted(tmp_path, COMFYUI[storage])
     want = stowage.load(built, path, compute_dtype=torch.float32)
     model = stowage.load(built, path, ram="4MiB", compute_dtype=torch.float32)
     for _ in range(2):
@@ -180,7 +146,7 @@ def test_rows_within_the_scale_in_common_are_written_to_their_rows_alone(tmp_pat
 
 @pytest.mark.parametrize("storage", ["f8_e4m3:tensor", "nvfp4"])
 def test_rows_with_another_scale_are_not_written(storage: str, tmp_path: Path) -> None:
-    path = scaled(tmp_path) if storage != "nvfp4" else converted(tmp_path, STORAGES["nvfp4"])
+    path = scaled(tmp_path) if storage != "nvfp4" else converted(tmp_path, COMFYUI["nvfp4"])
     dialect, what = (
         ("comfyui", "global_scale") if storage == "nvfp4" else ("comfyui-scaled", "scale")
     )
@@ -212,7 +178,7 @@ def test_rows_with_another_scale_are_not_written(storage: str, tmp_path: Path) -
 
 
 def test_a_changed_parameter_of_blocks_is_written_to_its_rows_alone(tmp_path: Path) -> None:
-    path = converted(tmp_path, STORAGES["mxfp8"])
+    path = converted(tmp_path, COMFYUI["mxfp8"])
     model = stowage.load(built, path)
     with torch.no_grad():
         model.get_parameter(TO_K)[3] = 0.5
@@ -284,7 +250,7 @@ def test_it_is_spread_over_processes(tmp_path: Path) -> None:
 
 
 def nvfp4(to: Path) -> Path:
-    return converted(to, STORAGES["nvfp4"])
+    return converted(to, COMFYUI["nvfp4"])
 
 
 def packed(to: Path, storage: str, head: int, heads: int) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from flux_files import as_gguf
 from flux_models import (
     QKV,
     TO_K,
@@ -113,55 +114,6 @@ def test_plain_rows_come_to_rest_by_rules(tmp_path: Path) -> None:
     for (name, one), other in zip(want.named_parameters(), model.parameters(), strict=True):
         assert isinstance(one, stowage.StowedTensor) == isinstance(other, stowage.StowedTensor)
         assert torch.equal(values(other), values(one)), name
-
-
-def packed(values: torch.Tensor, kind: str) -> Any:
-    """Rows of blocks. The package writes no K-quants: bytes of all patterns, with scales that are
-    finite."""
-    type_ = gguf.GGMLQuantizationType[kind]
-    if not kind.endswith("_K"):
-        return gguf.quants.quantize(values.float().numpy(), type_)
-    block, size = gguf.GGML_QUANT_SIZES[type_]
-    bits = torch.randint(0, 256, (values.shape[0], values.shape[1] // block, size))
-    bits = bits.to(torch.uint8)
-    small = torch.randint(0, 2**12, bits.shape[:2]).to(torch.int16).view(torch.float16)
-    places = {"Q4_K": (0, 2), "Q6_K": (208,)}[kind]
-    for place in places:
-        bits[..., place : place + 2] = small[..., None].view(torch.uint8)
-    return bits.flatten(1).numpy()
-
-
-def as_gguf(
-    path: Path, kind: str, architecture: str = "flux", without: str = "", **more: Any
-) -> tuple[Path, Any]:
-    """A file as ComfyUI-GGUF makes them: matrices of blocks in `kind`, one of each model in F16,
-    what lies before and behind the blocks in F32; and a model with the values that gguf's decoder
-    reads."""
-    model = built(**more)
-    state = model.state_dict()
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_quantization_version(2)
-    decoded: dict[str, torch.Tensor] = {}
-    for name, value in original(state).items():
-        type_ = gguf.GGMLQuantizationType["F32"]
-        if ".img_mlp.0.weight" in name or name.endswith("qkv.bias"):
-            type_ = gguf.GGMLQuantizationType["F16"]
-        elif ("_blocks." in name and value.dim() == 2) or name.startswith("final_layer.ada"):
-            type_ = gguf.GGMLQuantizationType[kind if value.dim() == 2 else "F32"]
-        made = value.numpy()
-        if type_.name == "F16":
-            made = value.half().numpy()
-        elif type_.name != "F32":
-            made = packed(value, kind)
-        decoded[name] = torch.from_numpy(gguf.quants.dequantize(made, type_).copy()).float()
-        if name != without:
-            writer.add_tensor(name, made, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    model.load_state_dict(theirs(model.inner_dim)(decoded))
-    return path, model
 
 
 @pytest.mark.parametrize("mmap", [False, True])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage._files import experts, gguf, originals
+from stowage._files.names import Entry
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy
@@ -243,8 +244,12 @@ class RestingLoad:
             if entry.in_model[0] is not None:
                 name = names(entry.name) if entry.place is None else entry.place.stack
                 if name is not None:
-                    found[name] = found.get(name, 0) + self._source.size(entry)
+                    found[name] = found.get(name, 0) + self._size(entry)
         return found
+
+    def _size(self, entry: Entry) -> int:
+        whole = self._source.size(entry)
+        return whole if entry.cut is None else whole * entry.shape[0] // entry.cut.shape[0]
 
     def fill(
         self,

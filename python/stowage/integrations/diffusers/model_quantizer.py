@@ -19,6 +19,7 @@ from stowage._tensor.stowed import VALUE_DTYPES
 from stowage._tiers.disk.engine import engine_of
 from stowage._tiers.load import RestingLoad
 from stowage._tiers.offload import onload
+from stowage.integrations.diffusers.single_file import SingleFile
 from stowage.integrations.transformers.config import StowageConfig
 from stowage.integrations.transformers.destinations import Destinations, Placed
 from stowage.integrations.transformers.meaning import opened
@@ -49,6 +50,7 @@ class DiffusersQuantizer(Placed, Base):
         self._as_it_is = bool(kwargs.get("pre_quantized", False))  # the checkpoint says it
         self._dtype: torch.dtype | None = None
         self._source: FileSource | None = None
+        self._single: SingleFile | None = None
         self._opens = False  # whether the files are known, as they are not from one alone
         self._members: set[str] = set()  # tensors of what rests in the files
         self._resting: set[str] = set()  # the weights that they make
@@ -86,7 +88,15 @@ class DiffusersQuantizer(Placed, Base):
 
         Returns:
             What diffusers finds of the model in them.
+
+        Raises:
+            InvalidArgument: a configuration that is of a single file.
         """
+        if self._said.file is not None:
+            raise InvalidArgument(
+                f"StowageConfig: from_checkpoint({self._said.file!r}) must be given to "
+                "from_single_file, got it for a folder"
+            )
         self._opens = True
         files = [str(path) for path in checkpoint_files]
         if not files or not files[0].endswith(".safetensors"):
@@ -106,27 +116,39 @@ class DiffusersQuantizer(Placed, Base):
             state_dict: of a file.
 
         Returns:
-            Its plain tensors.
+            Its plain tensors; of a single file that the configuration names also what stands for
+            the others.
 
         Raises:
-            InvalidArgument: codes in a file that `from_single_file` has read.
+            InvalidArgument: codes in a file that it does not name.
         """
+        if self._opens:
+            return {name: each for name, each in state_dict.items() if name not in self._members}
+        if self._said.file is not None:
+            self._single = SingleFile(self._said.file, state_dict)
+            return self._single.state()
         for name, each in state_dict.items():
-            if not self._opens and each.dim() > 1 and each.dtype not in VALUE_DTYPES:
+            if each.dim() > 1 and each.dtype not in VALUE_DTYPES:
                 raise InvalidArgument(
-                    f"StowageConfig: {name}: from_single_file must find values, got {each.dtype}; "
-                    "stowage.load(model, file) takes what rests in a file"
+                    f"StowageConfig: {name}: must be values, got {each.dtype}; "
+                    "StowageConfig.from_checkpoint(file) takes what rests in a file"
                 )
-        return {name: each for name, each in state_dict.items() if name not in self._members}
+        return state_dict
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(
+        self, model: nn.Module, state_dict: Any = None, **kwargs: Any
+    ) -> None:
         self._model = weakref.ref(model)
         self._quantizing = Quantizing(model, self._said, self._as_it_is)
-        source, self._source = self._source, None
-        if source is None:
+        read, self._source, self._single = self._single or self._source, None, None
+        if read is None:
             return
         try:
-            resting = RestingLoad(model, source, lambda name: name)
+            if isinstance(read, SingleFile):
+                resting = read.resting(model, state_dict)
+                self._dtype = self._dtype or torch.get_default_dtype()  # diffusers' own choice
+            else:
+                resting = RestingLoad(model, read, lambda name: name)
             sizes = resting.sizes()
             self._quantizing.leave(sizes)
             resting.fill(
@@ -135,7 +157,7 @@ class DiffusersQuantizer(Placed, Base):
                 **self._destinations.of_file(sum(sizes.values())),
             )
         finally:
-            source.close()
+            read.close()
 
     def check_if_quantized_param(
         self,
@@ -178,6 +200,8 @@ class DiffusersQuantizer(Placed, Base):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         self._quantizing.finish(model)
         self._destinations.keep(model)
+        if "quantization_config" not in model.config:  # of a model from a single file
+            model.register_to_config(quantization_config=self._said)
         return model
 
     def _dequantize(self, model: Any) -> Any:

@@ -138,6 +138,7 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         self.ram = ram
         self.plan = plan
         self.folder = folder
+        self.file: str | None = None  # that it is of, by `from_checkpoint`
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json has of it.
@@ -158,19 +159,21 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
         exact: bool = False,
         ram: int | str | None = None,
         plan: str | os.PathLike[str] | None = None,
-    ) -> PreTrainedConfig:
+    ) -> PreTrainedConfig | StowageConfig:
         """The configuration of a model that is published in another form (GPTQ, AWQ, FP8, MXFP4,
         compressed-tensors, ModelOpt, bitsandbytes, HQQ, ...), for `from_pretrained(folder,
-        config=...)`: its weights rest as they came, and nothing of it must be installed.
+        config=...)`: its weights rest as they came, and nothing of it must be installed. Of a
+        single file (ComfyUI's forms, GGUF), for `from_single_file(file, quantization_config=...)`
+        of diffusers.
 
         Args:
-            folder: the checkpoint's.
+            folder: the checkpoint's, or the file.
             exact: as above.
             ram: as above.
             plan: as above.
 
         Returns:
-            The model's configuration, whose quantizer is Stowage's.
+            The model's configuration, whose quantizer is Stowage's; of a file that quantizer's.
 
         Example:
             >>> from transformers import AutoModelForCausalLM
@@ -181,6 +184,9 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
             ... )  # doctest: +SKIP
         """
         made = cls(exact=exact, ram=ram, plan=plan)
+        if os.path.isfile(folder):
+            made.file = os.fspath(folder)
+            return made
         config = AutoConfig.from_pretrained(folder)
         for part in {id(c): c for c in (config, config.get_text_config(decoder=True))}.values():
             if getattr(part, "quantization_config", None) is not None:

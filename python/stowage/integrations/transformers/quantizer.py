@@ -16,7 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from stowage._model.files.save import state_dict
 from stowage._model.sizes import nbytes
 from stowage._model.stow import unstow
-from stowage._ops.errors import Unsupported
+from stowage._ops.errors import InvalidArgument, Unsupported
 from stowage._shard.local_shards import is_spread
 from stowage._tensor.stowed import VALUE_DTYPES
 from stowage._tiers.disk.engine import engine_of
@@ -43,6 +43,9 @@ class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transforme
         quantization_config: of the model.
         kwargs: transformers' own.
 
+    Raises:
+        InvalidArgument: a configuration that is of a single file.
+
     Example:
         >>> from stowage.integrations.transformers import StowageConfig, StowageQuantizer
         >>> StowageQuantizer(StowageConfig("nf4")).is_trainable  # adapters beside it are
@@ -51,6 +54,11 @@ class StowageQuantizer(Placed, HfQuantizer):  # type: ignore[misc]  # transforme
 
     def __init__(self, quantization_config: StowageConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
+        if quantization_config.file is not None:
+            raise InvalidArgument(
+                f"StowageConfig: from_checkpoint({quantization_config.file!r}), of a file, is for "
+                "from_single_file of diffusers; transformers takes that of a folder"
+            )
         self._said = quantization_config
         self._as_it_is = bool(kwargs.get("pre_quantized", False))  # the checkpoint says it
         self._files: list[str] = []
