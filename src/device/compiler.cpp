@@ -66,6 +66,7 @@ std::string form_text(const cuda::Form& form) {
       number(form.factor),
       form.transposed ? "true" : "false",
       name("Codec", form.codec),
+      form.whole ? "true" : "false",
       form.floors ? "true" : "false",
       number(form.least),
       number(form.most),

@@ -127,4 +127,29 @@ cuda::Weight weight_of(const Storage& storage, const Shape& shape, std::span<voi
   return made;
 }
 
+bool is_whole(const cuda::Form& form, const cuda::Weight& weight,
+              std::initializer_list<const void*> arrays) {
+  const auto aligned = [](const void* at) {
+    return reinterpret_cast<std::uintptr_t>(at) % 16 == 0;
+  };
+  const int span = std::min(form.together, 16);
+  if (form.transposed || weight.row.n % form.together != 0) return false;
+  if (!aligned(weight.codes) || !std::ranges::all_of(arrays, aligned)) return false;
+  if (form.record != 0) return form.inner % span == 0 && weight.row.n % form.n == 0;
+  switch (form.group) {
+    case cuda::Group::row2:
+      return weight.pair.n % form.together == 0;
+    case cuda::Group::block2:
+      return weight.columns.n % form.together == 0 && form.n % span == 0;
+    case cuda::Group::flat:
+    case cuda::Group::along:
+      return form.n % span == 0;
+    case cuda::Group::named:
+    case cuda::Group::column:
+      return false;
+    default:
+      return true;
+  }
+}
+
 }  // namespace stowage::device

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A storage as programs for devices are made for it (kernel/cuda/form.cuh).
 #pragma once
+#include <initializer_list>
 #include <span>
 
 #include "kernel/cuda/form.cuh"
@@ -17,5 +18,11 @@ cuda::Form form_of(const Storage& storage, Dtype values);
 
 /// A weight whose parts lie in memory of the device, codes first. Throws as layout().
 cuda::Weight weight_of(const Storage& storage, const Shape& shape, std::span<void* const> parts);
+
+/// Whether kernels may take pieces of such a weight without looking how they lie: each of
+/// `together` elements in one row, its spans in one group, all at whole 16 bytes. `arrays`: what is
+/// read or written beside the weight.
+bool is_whole(const cuda::Form& form, const cuda::Weight& weight,
+              std::initializer_list<const void*> arrays);
 
 }  // namespace stowage::device

@@ -14,9 +14,12 @@ namespace {
 /// The launches of one op, of one weight.
 class Op {
  public:
+  /// `array`: the values beside the weight.
   Op(Stream& stream, const Storage& storage, Dtype values, const Shape& shape,
-     std::span<void* const> parts)
-      : stream_(stream), form(form_of(storage, values)), weight(weight_of(storage, shape, parts)) {}
+     std::span<void* const> parts, const void* array)
+      : stream_(stream), form(form_of(storage, values)), weight(weight_of(storage, shape, parts)) {
+    form.whole = is_whole(form, weight, {array});
+  }
 
   void run(std::string_view kernel, std::int64_t threads,
            std::initializer_list<const void*> arguments) {
@@ -32,7 +35,7 @@ class Op {
   Stream& stream_;
 
  public:
-  const cuda::Form form;
+  cuda::Form form;
   const cuda::Weight weight;
 };
 
@@ -86,14 +89,14 @@ void dequantize(Stream& stream, const Storage& storage, const Shape& shape,
                 std::span<void* const> parts, void* out, Dtype dtype) {
   if (trait(storage.codes).disk == dtype)  // a plain cast in its own type
     return stream.copy(out, parts[0], bytes_of(dtype, shape.elements()));
-  Op op(stream, storage, dtype, shape, parts);
+  Op op(stream, storage, dtype, shape, parts, out);
   op.run("stowage_dequantize", op.chunks(shape.elements()), {&op.weight, &out});
 }
 
 void embedding(Stream& stream, const Storage& storage, const Shape& shape,
                std::span<void* const> parts, const void* ids, bool are_long, std::int64_t count,
                void* out, Dtype dtype, std::uint32_t* refused) {
-  Op op(stream, storage, dtype, shape, parts);
+  Op op(stream, storage, dtype, shape, parts, out);
   const int long_ids = are_long ? 1 : 0;
   const cuda::Extent rows = count;
   op.run("stowage_embedding", count * op.chunks(shape.row_elements()),
@@ -109,6 +112,7 @@ void linear(Stream& stream, const Storage& storage, const Shape& shape,
   const cuda::Weight weight = weight_of(storage, shape, parts);
   int share = 1;  // warps of a row: as few as leave no processor without work
   while (share < kWarps && shape.rows() * share < processors * kWarpsEach) share *= 2;
+  form.whole = is_whole(form, weight, {x});
   const std::array<const void*, 5> arguments{&weight, &x, &bias, &y, &share};
   if (shape.rows() != 0)
     stream.launch(form, "stowage_linear", shape.rows() * share * kWarp, shape.elements(),
@@ -127,7 +131,7 @@ void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shap
   const std::int64_t n = shape.elements();
   if (is_cast(storage) && trait(storage.codes).disk == dtype)
     return stream.copy(parts[0], values, bytes_of(dtype, n));
-  Op op(stream, storage, dtype, shape, parts);
+  Op op(stream, storage, dtype, shape, parts, values);
   if (is_cast(storage))
     return op.run("stowage_cast", op.chunks(n), {&op.weight, &values, &work.refused});
   const cuda::Extent groups = counts.groups, outers = counts.outers;

@@ -136,7 +136,7 @@ FAKE cuModuleLoadData(void** module, const void* code) {
        form.group, form.n, form.m, form.scales, form.number, form.record, form.inner, form.zeros,
        form.outer_n);
   form.factor = number();
-  take(form.transposed, form.codec, form.floors);
+  take(form.transposed, form.codec, form.whole, form.floors);
   form.least = number(), form.most = number(), form.divisor = number(), form.largest = number();
   for (float& x : form.values16) x = number();
   for (float& x : form.thresholds) x = number();

@@ -12,7 +12,7 @@ inline constexpr int kMostTogether = 32;
 inline float nan_value() { return float_of(0x7FC00000u); }
 inline Index up(Index n, Index of) { return (n + of - 1) / of; }
 
-inline int together() { return form.together; }
+inline int together();
 
 // --- codes
 // -----------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ inline std::uint32_t code_at(const std::uint8_t* codes, Index i) {
 inline void load_codes(const std::uint8_t* codes, Index first,
                        std::uint32_t (&out)[kMostTogether]) {
   const std::uint8_t* const from = codes + static_cast<long long>(first) * form.bits / 8;
-  if (form.packing == Packing::dense || !is_aligned(from)) {
+  if (form.packing == Packing::dense || !(form.whole || is_aligned(from))) {
     for (int k = 0; k < together(); ++k) out[k] = code_at(codes, first + k);
     return;
   }
@@ -296,12 +296,44 @@ inline float value_at(const Weight& w, Index i) {
   return scaled(meant(w, code_at(w.codes, at)), scale_of(w, place.group, inside_of(w, at)));
 }
 
-/// Elements that have one scale, if a group has so many and they begin with it.
-inline int span() { return together() < 16 ? together() : 16; }
+// --- pieces
+// ----------------------------------------------------------------------------------------
 
-/// The values of n elements from a place on; of together() ones fast, where a multiple of that is.
-inline void decode(const Weight& w, Index first, int n, float (&out)[kMostTogether]) {
-  if (n < together() || first % together() != 0 || form.transposed) {
+inline int together() { return form.together; }
+/// Elements of a piece that have one scale, where a group has so many and they begin with it.
+inline int span() { return together() < 16 ? together() : 16; }
+/// How many elements of a piece there are, of so many that are left.
+inline int piece_of(Index left) {
+  return form.whole || left >= together() ? together() : static_cast<int>(left);
+}
+
+/// The group of a span that lies in one.
+inline Index group_of_span(const Weight& w, Index row, Index column) {
+  switch (form.group) {
+    case Group::row:
+      return row;
+    case Group::along:
+      return row * up(w.row, form.n) + column / form.n;
+    case Group::row2:
+      return row * (w.row / w.pair) + column / w.pair;
+    case Group::block2:
+      if (w.row == w.columns && w.lines == w.rows)  // a matrix
+        return row / form.m * up(w.columns, form.n) + column / form.n;
+      break;
+    default:
+      break;
+  }
+  return place_in_groups(w, row * w.row + column).group;
+}
+inline Scale scale_of_span(const Weight& w, Index row, Index column) {
+  const int inside = form.record == 0 ? 0 : static_cast<int>(column % form.n);
+  return scale_of(w, group_of_span(w, row, column), inside);
+}
+
+/// The values of n elements of a row from a column on.
+inline void decode(const Weight& w, Index row, Index column, int n, float (&out)[kMostTogether]) {
+  const Index first = row * w.row + column;
+  if (!form.whole && (n < together() || first % together() != 0 || form.transposed)) {
     for (int k = 0; k < together(); ++k)
       if (k < n) out[k] = value_at(w, first + k);
     return;
@@ -309,17 +341,14 @@ inline void decode(const Weight& w, Index first, int n, float (&out)[kMostTogeth
   std::uint32_t codes[kMostTogether];
   load_codes(w.codes, first, codes);
   for (int from = 0; from < together(); from += span()) {
-    const Place place = place_in_groups(w, first + from);
-    const int inside = inside_of(w, first + from);
-    if (place.left >= span() && (form.record == 0 || inside % form.inner + span() <= form.inner)) {
-      const Scale scale = scale_of(w, place.group, inside);
+    if (form.whole) {
+      const Scale scale = scale_of_span(w, row, column + from);
       for (int k = from; k < from + span(); ++k) out[k] = scaled(meant(w, codes[k]), scale);
-    } else {
-      for (int k = from; k < from + span(); ++k) {
-        const Place own = place_in_groups(w, first + k);
-        const Scale scale = scale_of(w, own.group, inside_of(w, first + k));
-        out[k] = scaled(meant(w, codes[k]), scale);
-      }
+      continue;
+    }
+    for (int k = from; k < from + span(); ++k) {
+      const Place own = place_in_groups(w, first + k);
+      out[k] = scaled(meant(w, codes[k]), scale_of(w, own.group, inside_of(w, first + k)));
     }
   }
 }

@@ -9,10 +9,10 @@ namespace stowage::cuda {
 /// out: all values, in the order of the shape.
 STOWAGE_KERNEL stowage_dequantize(Weight w, void* out) {
   for (Index i = this_thread() * together(); i < w.elements; i += all_threads() * together()) {
-    const Index left = w.elements - i;
-    const int n = left < together() ? static_cast<int>(left) : together();
+    const Index row = i / w.row;
+    const int n = piece_of(w.elements - i);
     float values[kMostTogether];
-    decode(w, i, n, values);
+    decode(w, row, i - row * w.row, n, values);
     put_some(out, i, n, values);
   }
 }
@@ -30,10 +30,9 @@ STOWAGE_KERNEL stowage_embedding(Weight w, const void* ids, int long_ids, Extent
       atomicMax(refused, 1u);
       continue;
     }
-    const Index left = w.row - from;
-    const int n = left < together() ? static_cast<int>(left) : together();
+    const int n = piece_of(w.row - from);
     float values[kMostTogether];
-    decode(w, static_cast<Index>(id) * w.row + from, n, values);
+    decode(w, static_cast<Index>(id), from, n, values);
     put_some(out, which * w.row + from, n, values);
   }
 }

@@ -115,7 +115,7 @@ inline void put_codes(std::uint8_t* codes, Index first, int n,
     if (at % 32 + form.bits > 32) words[at / 32 + 1] |= in[k] >> (32 - at % 32);
   }
   std::uint8_t* const to = codes + static_cast<long long>(first) * form.bits / 8;
-  if (form.packing != Packing::dense && n == together() && is_aligned(to)) {
+  if (form.packing != Packing::dense && (form.whole || (n == together() && is_aligned(to)))) {
     for (int at = 0; at < together() * form.bits / 128; ++at)
       reinterpret_cast<Words*>(to)[at] = {
           {words[4 * at], words[4 * at + 1], words[4 * at + 2], words[4 * at + 3]}};

@@ -45,7 +45,8 @@ struct Form {
   float factor;       // of absmax: multiplies products too
   bool transposed;    // matrices of a stack [E, K, O] lie as [E, O, K]
   Codec codec;        // whose arithmetic makes codes
-  bool floors;        // scales that are powers of two are rounded down
+  bool whole;   // pieces and spans lie in one row and one group, parts and arrays at whole 16 bytes
+  bool floors;  // scales that are powers of two are rounded down
   float least, most, divisor;  // what codes reach, and of what amax a scale is a part
   float largest;               // finite value of the format
   float values16[16];          // of a table, by code

@@ -11,16 +11,36 @@ namespace stowage::cuda {
 inline constexpr int kMostRows = 8;    // of x
 inline constexpr int kMostWarps = 32;  // of a block
 
-/// Adds the products of n elements of a row of w from a place on with those of x, column `from` on.
-inline void multiply(const Weight& w, Index first, int n, const void* x, Index from,
+/// Whether a scale multiplies a sum of products as well as each of them.
+inline bool scales_sums() {
+  return form.whole && form.zeros == Zeros::none && form.codec != Codec::torchao &&
+         form.scales != Scales::absmax;
+}
+
+/// Adds the products of n elements of row o of w, from a column on, with those of x.
+inline void multiply(const Weight& w, Index o, Index column, int n, const void* x,
                      float (&sums)[kMostRows]) {
-  float weights[kMostTogether];
-  decode(w, first, n, weights);
-  for (int row = 0; row < form.x_rows; ++row) {
-    float values[kMostTogether];
-    values_in(x, row * w.row + from, n, values);
-    for (int k = 0; k < together(); ++k)
-      if (k < n) sums[row] = __fmaf_rn(values[k], weights[k], sums[row]);
+  float values[kMostRows][kMostTogether];
+  for (int row = 0; row < form.x_rows; ++row) values_in(x, row * w.row + column, n, values[row]);
+  if (!scales_sums()) {
+    float weights[kMostTogether];
+    decode(w, o, column, n, weights);
+    for (int row = 0; row < form.x_rows; ++row)
+      for (int k = 0; k < together(); ++k)
+        if (k < n) sums[row] = __fmaf_rn(values[row][k], weights[k], sums[row]);
+    return;
+  }
+  std::uint32_t codes[kMostTogether];
+  load_codes(w.codes, o * w.row + column, codes);
+  for (int from = 0; from < together(); from += span()) {
+    const float scale = scale_of_span(w, o, column + from).scale;
+    float some[kMostRows] = {};
+    for (int k = from; k < from + span(); ++k) {
+      const float weight = value_of(codes[k]);
+      for (int row = 0; row < form.x_rows; ++row)
+        some[row] = __fmaf_rn(values[row][k], weight, some[row]);
+    }
+    for (int row = 0; row < form.x_rows; ++row) sums[row] = __fmaf_rn(some[row], scale, sums[row]);
   }
 }
 
@@ -38,9 +58,8 @@ STOWAGE_KERNEL stowage_linear(Weight w, const void* x, const void* bias, void* y
     if (o < w.rows)
       for (Index piece = warp % parts * static_cast<Index>(kWarp) + lane; piece < pieces;
            piece += parts * static_cast<Index>(kWarp)) {
-        const Index from = piece * together(), left = w.row - from;
-        const int n = left < together() ? static_cast<int>(left) : together();
-        multiply(w, o * w.row + from, n, x, from, sums);
+        const Index column = piece * together();
+        multiply(w, o, column, piece_of(w.row - column), x, sums);
       }
     for (int row = 0; row < form.x_rows; ++row) {
       for (unsigned other = kWarp / 2; other != 0; other /= 2)

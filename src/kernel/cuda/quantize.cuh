@@ -92,7 +92,7 @@ STOWAGE_KERNEL stowage_reach(Weight w, const void* values, Working work) {
       Reach reach;
       if (from < n) {
         const Place place = step_of_place(w, first + from);
-        if (place.left >= span() || place.left >= n - from) {
+        if (form.whole || place.left >= span() || place.left >= n - from) {
           step = place.group;
           for (int k = from; k < from + span(); ++k)
             if (k < n) reach.take(x[k]);
@@ -396,15 +396,14 @@ inline std::uint32_t code_under(const Weight& w, const Working& work, Index step
 }
 STOWAGE_KERNEL stowage_encode(Weight w, const void* values, Working work) {
   for (Index i = this_thread() * together(); i < w.elements; i += all_threads() * together()) {
-    const Index left = w.elements - i;
-    const int n = left < together() ? static_cast<int>(left) : together();
+    const int n = piece_of(w.elements - i);
     float x[kMostTogether];
     std::uint32_t codes[kMostTogether] = {};
     take_values(w, values, i, n, x);
     for (int from = 0; from < together(); from += span()) {
       if (from >= n) continue;
       const Place place = step_of_place(w, i + from);
-      const bool one = place.left >= span() || place.left >= n - from;
+      const bool one = form.whole || place.left >= span() || place.left >= n - from;
       for (int k = from; k < from + span(); ++k) {  // what fills the last byte is the code of 0
         const Index step = one || k >= n ? place.group : step_of_place(w, i + k).group;
         codes[k] = code_under(w, work, step, x[k]);
@@ -417,8 +416,7 @@ STOWAGE_KERNEL stowage_encode(Weight w, const void* values, Working work) {
 /// Plain casts. `refused` gets the bits of what is not finite.
 STOWAGE_KERNEL stowage_cast(Weight w, const void* values, std::uint32_t* refused) {
   for (Index i = this_thread() * together(); i < w.elements; i += all_threads() * together()) {
-    const Index left = w.elements - i;
-    const int n = left < together() ? static_cast<int>(left) : together();
+    const int n = piece_of(w.elements - i);
     float x[kMostTogether];
     std::uint32_t codes[kMostTogether];
     if (form.values == Number::f64)

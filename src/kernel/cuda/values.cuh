@@ -31,7 +31,7 @@ inline void put(void* out, Index i, float value) {
 /// n values from place `first` on; of together() ones 16 bytes at a time.
 inline void put_some(void* out, Index first, int n, const float (&values)[kMostTogether]) {
   char* const to = static_cast<char*>(out) + static_cast<long long>(first) * width();
-  if (n < together() || width() == 8 || !is_aligned(to)) {
+  if (width() == 8 || !(form.whole || (n == together() && is_aligned(to)))) {
     for (int k = 0; k < together(); ++k)
       if (k < n) put(out, first + k, values[k]);
     return;
@@ -79,7 +79,7 @@ inline float exact_in(const void* values, Index i, bool makes_fp32) {
 inline void values_in(const void* values, Index first, int n, float (&out)[kMostTogether]) {
   const char* const from =
       static_cast<const char*>(values) + static_cast<long long>(first) * width();
-  if (n < together() || width() == 8 || !is_aligned(from)) {
+  if (width() == 8 || !(form.whole || (n == together() && is_aligned(from)))) {
     for (int k = 0; k < together(); ++k) out[k] = k < n ? value_in(values, first + k) : 0.0f;
     return;
   }
