@@ -28,6 +28,7 @@ RUN_BY = {
     "diffusers": [HERE],
     "kept-init": ["training/test_kept_sharded.py"],
     "loops": [HERE, HERE],
+    "modules": ["../model/test_other_loaders.py"],
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
