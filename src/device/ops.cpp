@@ -83,6 +83,16 @@ void nest(Op& op, const cuda::Working& work, std::int64_t blocks) {
          {&op.weight, &work, &count, &map});
 }
 
+// Raises *most to the bits of the largest magnitude. A program for each dtype serves all storages.
+void reach(Stream& stream, const Values& array, std::uint32_t* most) {
+  constexpr std::int64_t kEach = 16;  // elements of a thread, where there are many
+  const cuda::Extent n = array.count;
+  const std::array<const void*, 3> arguments{&array.data, &n, &most};
+  if (n.n != 0)
+    stream.launch(form_of(Storage{}, array.dtype), "stowage_amax",
+                  ceil_div<std::int64_t>(n.n, kEach), n.n, arguments);
+}
+
 }  // namespace
 
 void dequantize(Stream& stream, const Storage& storage, const Shape& shape,
@@ -129,8 +139,10 @@ void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shap
   const cuda::Working work = counts.in(working);
   stream.clear(working, static_cast<std::size_t>(counts.cleared()) * sizeof(std::uint32_t));
   const std::int64_t n = shape.elements();
-  if (is_cast(storage) && trait(storage.codes).disk == dtype)
+  if (is_cast(storage) && trait(storage.codes).disk == dtype) {
+    reach(stream, {values, dtype, n}, work.refused);
     return stream.copy(parts[0], values, bytes_of(dtype, n));
+  }
   Op op(stream, storage, dtype, shape, parts, values);
   if (is_cast(storage))
     return op.run("stowage_cast", op.chunks(n), {&op.weight, &values, &work.refused});
@@ -155,23 +167,15 @@ void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shap
   op.run("stowage_encode", op.chunks(n), {&op.weight, &values, &work});
 }
 
-void amax(Stream& stream, std::span<const Array> arrays, float* most) {
+void amax(Stream& stream, std::span<const Values> arrays, float* most) {
   auto* const bits = reinterpret_cast<std::uint32_t*>(most);
   stream.clear(most, arrays.size() * sizeof(float));
-  cuda::Form form{};  // a program for each dtype serves all
-  for (std::size_t i = 0; i < arrays.size(); ++i) {
-    const Array& array = arrays[i];
-    form.values = form_of(Storage{}, array.dtype).values;
-    const cuda::Extent n = array.n;
-    std::uint32_t* const to = bits + i;
-    const std::array<const void*, 3> arguments{&array.values, &n, &to};
-    constexpr std::int64_t kEach = 16;
-    if (array.n != 0)
-      stream.launch(form, "stowage_amax", ceil_div(array.n, kEach), array.n, arguments);
-  }
+  for (std::size_t i = 0; i < arrays.size(); ++i) reach(stream, arrays[i], bits + i);
   const cuda::Extent count = static_cast<long long>(arrays.size());
   const std::array<const void*, 2> arguments{&bits, &count};
-  if (!arrays.empty()) stream.launch(form, "stowage_amax_numbers", count.n, count.n, arguments);
+  if (!arrays.empty())
+    stream.launch(form_of(Storage{}, Dtype::f32), "stowage_amax_numbers", count.n, count.n,
+                  arguments);
 }
 
 }  // namespace stowage::device

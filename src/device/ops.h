@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "device/form.h"
+#include "stowage/quantize.h"
 
 namespace stowage::device {
 
@@ -49,11 +50,6 @@ void quantize(Stream& stream, const void* values, Dtype dtype, const Shape& shap
               const Storage& storage, std::span<void* const> parts, void* working);
 
 /// most[i]: the largest |x| of array i, NaN where it has one.
-struct Array {
-  const void* values;
-  Dtype dtype;
-  std::int64_t n;
-};
-void amax(Stream& stream, std::span<const Array> arrays, float* most);
+void amax(Stream& stream, std::span<const Values> arrays, float* most);
 
 }  // namespace stowage::device

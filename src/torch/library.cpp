@@ -83,3 +83,25 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("writer_finish(int writer) -> ()");
   m.def("writer_discard(int writer) -> ()");
 }
+
+// On devices: addresses of theirs, and streams, as integers (_ops/device_kernels.py).
+STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
+  m.def("device_start(int device, str options) -> Tensor");
+  m.def("device_working(int storage, int[] shape) -> int");
+  m.def(
+      "device_quantize(int device, int stream, int x, str dtype, int storage, int[] shape, int[] "
+      "parts, int working) -> ()");
+  m.def(
+      "device_dequantize(int device, int stream, int[] parts, int storage, int[] shape, int out, "
+      "str dtype) -> ()");
+  m.def(
+      "device_embedding(int device, int stream, int[] parts, int storage, int[] shape, int ids, "
+      "bool are_long, int count, int out, str dtype, int word) -> ()");
+  m.def(
+      "device_linear(int device, int stream, int[] parts, int storage, int[] shape, int x, int "
+      "rows, int bias, int y, str dtype) -> ()");
+  m.def(
+      "device_amax(int device, int stream, int[] values, str dtypes, int[] counts, int most) -> "
+      "()");
+  m.def("device_refused(int device, int stream, int word) -> bool");
+}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+import pretended_cuda
 import pytest
 import torch
 from torch import Tensor
@@ -17,9 +18,18 @@ SHAPES = ((), (0,), (1,), (7,), (0, 3), (3, 0), (33, 65), (64, 256), (5, 3, 7), 
 SHAPES += ((33, 70), (2, 3, 4, 6))
 
 
-@pytest.fixture(scope="session")
-def other(device: str) -> SimpleNamespace:
-    """The composite on the device under test; on the CPU it is called past the dispatcher."""
+@pytest.fixture(params=["stock ops", "kernels of a pretended device"])
+def other(
+    request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
+) -> SimpleNamespace:
+    """The composite on the device under test; on the CPU it is called past the dispatcher, once
+    more with kernels as for a CUDA device."""
+    if request.param != "stock ops":
+        if device != "cpu":
+            pytest.skip("a real device is under test")
+        if pretended_cuda.library() is None:
+            pytest.skip("needs the C++ tests to be built")
+        monkeypatch.setattr(composite, "kernels_of", pretended_cuda.kernels_of)
 
     def moved(function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:

@@ -143,7 +143,8 @@ def test_a_wrong_instruction_set_is_said() -> None:
 
 def test_info() -> None:
     facts = stowage.info()
-    assert list(facts) == ["version", "commit", "instruction_set", "torch", "threads", "missing"]
+    names = ["version", "commit", "instruction_set", "torch", "threads", "missing", "devices"]
+    assert list(facts) == names and facts["devices"] == {}
     assert facts["torch"] == torch.__version__ and facts["threads"] == torch.get_num_threads()
     assert re.fullmatch(r"\d+\.\d+\.\d+", facts["version"])
 

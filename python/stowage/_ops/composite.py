@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library as ops
+from stowage._ops.device_kernels import MOST_ROWS, kernels_of
 from stowage._ops.errors import fail
 from stowage._ops.lenders import lender_of, where_x_is
 from stowage._ops.library import composite_forced
@@ -40,6 +41,10 @@ def _check_subnormals(where: str) -> None:
 def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
     kind = Storage.from_key(storage).for_values(x.dtype)
     check_quantize(x, kind)
+    if (kernels := kernels_of(x.device, kind)) is not None and not keep_nonfinite:
+        made = kernels.quantize(x, kind)
+        if made is not None:
+            return made  # else what is not finite is named below
     _check_subnormals("stowage::quantize")
     return scaled.quantize(x, kind, keep_nonfinite)
 
@@ -49,6 +54,8 @@ def dequantize(
 ) -> Tensor:
     where, kind = "stowage::dequantize", Storage.from_key(storage)
     check_weight(where, kind, shape, codes, scales, out)
+    if (kernels := kernels_of(codes.device, kind)) is not None:
+        return kernels.dequantize((codes, *scales), kind, shape, out)
     _check_subnormals(where)
     result = torch.empty(tuple(shape), dtype=out, device=codes.device)
     if codes.dtype == out:  # a plain cast in its own type
@@ -95,6 +102,11 @@ def linear(
 ) -> Tensor:
     where, kind = "stowage::linear", Storage.from_key(storage)
     shape = check_linear(x, codes, scales, kind, rows, bias)
+    if (kernels := kernels_of(x.device, kind)) is not None:
+        if not exact and x.numel() <= MOST_ROWS * shape[1] and not kind.transposed:
+            return kernels.linear(x, (codes, *scales), kind, shape, bias)
+        weight = _dense(codes, scales, storage, shape, x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
     _check_subnormals(where)
     if exact:
         _check_exact(where, x)
@@ -120,9 +132,11 @@ def linear_grad_input(
 ) -> Tensor:
     where, kind = "stowage::linear_grad_input", Storage.from_key(storage)
     shape = check_linear_grad_input(g, codes, scales, kind, columns)
-    _check_subnormals(where)
     wide = g.reshape(-1, shape[0])
-    if exact:
+    on_device = kernels_of(g.device, kind) is not None
+    if not on_device:
+        _check_subnormals(where)
+    if exact or on_device:
         _check_exact(where, g)
         gx = wide.mm(_dense(codes, scales, storage, shape, g.dtype))
         return gx.view(*g.shape[:-1], columns)
@@ -146,6 +160,10 @@ def embedding(
         rows = ops.embedding(ids.to(codes.device), codes, scales, storage, shape, out)
         return rows.to(ids.device)  # a table is not fetched: its rows are
     check_embedding(ids, codes, scales, kind, shape, out)
+    if (kernels := kernels_of(codes.device, kind)) is not None:
+        made = kernels.embedding(ids, (codes, *scales), kind, shape, out)
+        if made is not None:
+            return made  # else the id is named below
     _check_subnormals(where)
     rows, length = shape[0], rounding.row_elements(shape)
     flat = ids.reshape(-1).to(torch.int64)
@@ -165,6 +183,8 @@ def embedding(
 
 def amax(values: Sequence[Tensor]) -> Tensor:
     check_amax(values)
+    if values and (kernels := kernels_of(values[0].device)) is not None:
+        return kernels.amax(values)
     _check_subnormals("stowage::amax")
     return magnitudes.amaxes(values)
 

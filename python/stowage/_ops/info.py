@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stowage._ops import library
+from stowage._ops import device_kernels, library
 from stowage._ops.library import composite_forced
 
 # What each optional library adds. Its absence is no error; a call that needs it names it.
@@ -27,11 +27,13 @@ def info() -> dict[str, Any]:
 
     Returns:
         "version", "commit", "instruction_set" (`composite` where STOWAGE_FORCE_ISA asks for stock
-        torch ops), "torch", "threads", and in "missing" the optional libraries that are not there.
+        torch ops), "torch", "threads", in "missing" the optional libraries that are not there, and
+        in "devices" what is known of each CUDA device whose tensors were met: "architecture" and
+        "compiler" of its kernels, or why stock torch ops do the work there.
 
     Example:
         >>> sorted(stowage.info())
-        ['commit', 'instruction_set', 'missing', 'threads', 'torch', 'version']
+        ['commit', 'devices', 'instruction_set', 'missing', 'threads', 'torch', 'version']
     """
     facts: dict[str, Any] = json.loads(library.text(library.info()))
     if composite_forced():
@@ -44,4 +46,5 @@ def info() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "missing": missing,
+        "devices": device_kernels.known(),
     }

@@ -91,6 +91,15 @@ storage_label = _ops.storage_label.default
 info = _ops.info.default
 state_describe = _ops.state_describe.default
 
+device_start = _ops.device_start.default
+device_working = _ops.device_working.default
+device_quantize = _ops.device_quantize.default
+device_dequantize = _ops.device_dequantize.default
+device_embedding = _ops.device_embedding.default
+device_linear = _ops.device_linear.default
+device_amax = _ops.device_amax.default
+device_refused = _ops.device_refused.default
+
 file_open = _ops.file_open.default
 file_describe = _ops.file_describe.default
 file_read = _ops.file_read.default

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of CUDA devices, for tensors that lie there.
+
+They are compiled by NVRTC, which stands beside torch in its CUDA builds, when an op first meets a
+storage, and kept on the disk. Where they cannot be had, stock torch ops do the work, and `info()`
+says why. Nothing here is asked for on a machine without such a device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stowage._ops import library
+from stowage._ops.storage import Storage
+
+MOST_ROWS = 8  # of x, that kernels multiply; more are the vendor's product
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+
+
+def _compilers() -> list[str]:
+    """Where NVRTC may be: in the packages that torch's wheels need, newest first, and wherever the
+    loader looks."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = [
+        str(path)
+        for folder in folders or ()
+        for path in Path(folder).glob("*/lib/libnvrtc.so.[0-9]*")
+    ]
+    return [
+        *sorted(found, key=lambda path: path.rpartition(".")[2], reverse=True),
+        "libnvrtc.so.13",
+        "libnvrtc.so.12",
+    ]
+
+
+class DeviceKernels:
+    """The ops on one device. Arguments have been checked; results are of torch's allocator, on its
+    current stream."""
+
+    def __init__(self, device: torch.device, options: dict[str, object] | None = None) -> None:
+        self.device = device
+        self.index = device.index or 0
+        given = {"compilers": _compilers()} if options is None else options
+        said = library.device_start(self.index, json.dumps(given))
+        self.facts: dict[str, object] = json.loads(library.text(said))
+
+    def _stream(self) -> int:
+        if self.device.type != "cuda":  # a pretended device
+            return 0
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def _may_wait(self) -> bool:
+        return self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+    def quantize(self, x: Tensor, storage: Storage) -> list[Tensor] | None:
+        """None where values, or their scales, are not finite; while a graph is captured, which must
+        not wait, nobody looks."""
+        x = x.contiguous()
+        shape = list(x.shape)
+        parts = [
+            torch.empty(sizes, dtype=dtype, device=x.device)
+            for _, dtype, sizes in storage.layout(shape)
+        ]
+        size = library.device_working(storage.key, shape)
+        working = torch.empty(size, dtype=torch.uint8, device=x.device)
+        stream = self._stream()
+        library.device_quantize(
+            self.index,
+            stream,
+            x.data_ptr(),
+            _NAMES[x.dtype],
+            storage.key,
+            shape,
+            [part.data_ptr() for part in parts],
+            working.data_ptr(),
+        )
+        if self._may_wait() and library.device_refused(self.index, stream, working.data_ptr()):
+            return None
+        return parts
+
+    def dequantize(
+        self, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], out: torch.dtype
+    ) -> Tensor:
+        held = [part.contiguous() for part in parts]
+        made = torch.empty(tuple(shape), dtype=out, device=self.device)
+        library.device_dequantize(
+            self.index,
+            self._stream(),
+            [part.data_ptr() for part in held],
+            storage.key,
+            list(shape),
+            made.data_ptr(),
+            _NAMES[out],
+        )
+        return made
+
+    def embedding(
+        self,
+        ids: Tensor,
+        parts: Sequence[Tensor],
+        storage: Storage,
+        shape: Sequence[int],
+        out: torch.dtype,
+    ) -> Tensor | None:
+        """None where an id is of no row."""
+        held, ids = [part.contiguous() for part in parts], ids.contiguous()
+        made = torch.empty((*ids.shape, *shape[1:]), dtype=out, device=self.device)
+        word = torch.empty(1, dtype=torch.int32, device=self.device)
+        stream = self._stream()
+        library.device_embedding(
+            self.index,
+            stream,
+            [part.data_ptr() for part in held],
+            storage.key,
+            list(shape),
+            ids.data_ptr(),
+            ids.dtype == torch.int64,
+            ids.numel(),
+            made.data_ptr(),
+            _NAMES[out],
+            word.data_ptr(),
+        )
+        if self._may_wait() and library.device_refused(self.index, stream, word.data_ptr()):
+            return None
+        return made
+
+    def linear(
+        self,
+        x: Tensor,
+        parts: Sequence[Tensor],
+        storage: Storage,
+        shape: Sequence[int],
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Of at most MOST_ROWS rows."""
+        held, x = [part.contiguous() for part in parts], x.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        made = torch.empty((*x.shape[:-1], shape[0]), dtype=x.dtype, device=self.device)
+        library.device_linear(
+            self.index,
+            self._stream(),
+            [part.data_ptr() for part in held],
+            storage.key,
+            list(shape),
+            x.data_ptr(),
+            math.prod(x.shape[:-1]),
+            0 if bias is None else bias.data_ptr(),
+            made.data_ptr(),
+            _NAMES[x.dtype],
+        )
+        return made
+
+    def amax(self, values: Sequence[Tensor]) -> Tensor:
+        held = [x.contiguous() for x in values]
+        most = torch.empty(len(held), dtype=torch.float32, device=self.device)
+        library.device_amax(
+            self.index,
+            self._stream(),
+            [x.data_ptr() for x in held],
+            json.dumps([_NAMES[x.dtype] for x in held]),
+            [x.numel() for x in held],
+            most.data_ptr(),
+        )
+        return most
+
+
+_of_devices: dict[torch.device, DeviceKernels | str] = {}
+
+
+def known() -> dict[str, object]:
+    """What is known of each device that was asked for: its kernels, or why there are none."""
+    return {
+        str(device): made if isinstance(made, str) else made.facts
+        for device, made in _of_devices.items()
+    }
+
+
+def kernels_of(device: torch.device, storage: Storage | None = None) -> DeviceKernels | None:
+    """The kernels for tensors of a device, if they serve a storage; None where stock torch ops must
+    do it."""
+    if device.type != "cuda" or library.composite_forced() or torch.version.hip is not None:
+        return None
+    if storage is not None and storage.scale_type == "f64":
+        return None
+    made = _of_devices.get(device)
+    if made is None:
+        try:
+            made = DeviceKernels(device)
+        except RuntimeError as error:
+            made = str(error)
+        _of_devices[device] = made
+    return None if isinstance(made, str) else made
