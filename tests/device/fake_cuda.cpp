@@ -75,8 +75,7 @@ FAKE cuMemcpyHtoD_v2(unsigned long long to, const void* from, std::size_t bytes)
   return 0;
 }
 
-// --- programs, and what runs on a stream
-// ----------------------------------------------------------------
+// --- programs, and what runs on a stream ---------------------------------------------------------
 
 struct Function {
   stowage::cuda::Form form;
@@ -159,8 +158,7 @@ FAKE cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigne
   return 0;
 }
 
-// --- NVRTC
-// ----------------------------------------------------------------------------------------------
+// --- NVRTC ---------------------------------------------------------------------------------------
 
 __attribute__((visibility("default"))) int fake_compiled = 0;
 struct Program {

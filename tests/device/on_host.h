@@ -19,8 +19,7 @@
 
 #include "kernel/cuda/form.cuh"
 
-// --- what is said where a program for a device would have constants
-// -------------------------------------
+// --- what is said where a program for a device would have constants ------------------------------
 namespace stowage::cuda {
 inline Form form;
 inline float table[16];
@@ -33,8 +32,7 @@ inline void set_form(const Form& to) {
 }
 }  // namespace stowage::cuda
 
-// --- CUDA's language
-// ------------------------------------------------------------------------------------
+// --- CUDA's language -----------------------------------------------------------------------------
 #define __global__
 #define __shared__ static
 struct Dim3 {

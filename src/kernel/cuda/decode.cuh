@@ -14,8 +14,7 @@ inline Index up(Index n, Index of) { return (n + of - 1) / of; }
 
 inline int together();
 
-// --- codes
-// -----------------------------------------------------------------------------------------
+// --- codes ---------------------------------------------------------------------------------------
 
 struct alignas(16) Words {
   std::uint32_t word[4];
@@ -52,22 +51,33 @@ inline std::uint32_t code_at(const std::uint8_t* codes, Index i) {
   return (low | high << 8) >> (shift % 8) & code_mask();
 }
 
+/// Whether some of the four codes of a word are no finite numbers.
+inline bool has_special(std::uint32_t word) {
+  if (form.element != Element::e4m3 && form.element != Element::e5m2) return false;
+  const std::uint32_t most = form.element == Element::e4m3 ? 0x01010101u : 0x04040404u;
+  return (((word & 0x7F7F7F7Fu) + most) & 0x80808080u) != 0;
+}
+
 /// The codes of together() elements from a place on that is a multiple of it, 16 bytes at once.
-inline void load_codes(const std::uint8_t* codes, Index first,
+/// Whether all stand for finite numbers, as far as that was looked at.
+inline bool load_codes(const std::uint8_t* codes, Index first,
                        std::uint32_t (&out)[kMostTogether]) {
   const std::uint8_t* const from = codes + static_cast<long long>(first) * form.bits / 8;
   if (form.packing == Packing::dense || !(form.whole || is_aligned(from))) {
     for (int k = 0; k < together(); ++k) out[k] = code_at(codes, first + k);
-    return;
+    return form.packing == Packing::dense;
   }
+  bool finite = true;
   for (int begin = 0; begin < together(); begin += 128 / form.bits) {
     const Words some = reinterpret_cast<const Words*>(from)[begin * form.bits / 128];
+    for (const std::uint32_t word : some.word) finite = finite && !has_special(word);
     for (int k = 0; k < 128 / form.bits; ++k) {
       const int bit = k * form.bits;
       const int at = form.packing == Packing::high_first ? bit ^ 4 : bit;
       out[begin + k] = some.word[at / 32] >> (at % 32) & code_mask();
     }
   }
+  return finite;
 }
 
 /// What a code stands for.
@@ -97,8 +107,22 @@ inline float value_of(std::uint32_t code) {
   }
 }
 
-// --- numbers
-// ---------------------------------------------------------------------------------------
+/// The same of one that stands for a finite number: its sign and size lie in place after one shift.
+inline float finite_value_of(std::uint32_t code) {
+  const auto shifted = static_cast<std::int32_t>(code << (32 - form.bits));
+  switch (form.element) {
+    case Element::e4m3:
+      return float_of(static_cast<std::uint32_t>(shifted >> 4) & 0x87F00000u) * 0x1p120f;
+    case Element::e5m2:
+      return float_of(static_cast<std::uint32_t>(shifted >> 3) & 0x8FE00000u) * 0x1p112f;
+    case Element::e2m1:
+      return float_of(static_cast<std::uint32_t>(shifted >> 6) & 0x81C00000u) * 0x1p126f;
+    default:
+      return value_of(code);
+  }
+}
+
+// --- numbers -------------------------------------------------------------------------------------
 
 /// Number i of a part.
 inline float number_at(const void* numbers, Index i) {
@@ -142,8 +166,7 @@ inline float under_number(float scale, float outer) {
   return scale * outer;
 }
 
-// --- groups
-// ----------------------------------------------------------------------------------------
+// --- groups --------------------------------------------------------------------------------------
 
 /// Where a code lies, of element i in the order of the shape.
 inline Index place_of(const Weight& w, Index i) {
@@ -195,8 +218,7 @@ inline Place place_in_groups(const Weight& w, Index i) {
   return {line % (w.rows / form.n) * w.row + (i - line * w.row), 1};
 }
 
-// --- scales
-// ----------------------------------------------------------------------------------------
+// --- scales --------------------------------------------------------------------------------------
 
 struct Scale {
   float scale, zero;  // what stands for 0, or is taken off, or added
@@ -279,9 +301,9 @@ inline float scaled(float value, Scale by) {
 }
 
 /// What a code stands for; of torchao's as the weight has it.
-inline float meant(const Weight& w, std::uint32_t code) {
-  return form.codec == Codec::torchao ? number_at(w.parts[3], static_cast<Index>(code))
-                                      : value_of(code);
+inline float meant(const Weight& w, std::uint32_t code, bool finite) {
+  if (form.codec == Codec::torchao) return number_at(w.parts[3], static_cast<Index>(code));
+  return finite ? finite_value_of(code) : value_of(code);
 }
 
 /// The superblock's element that lies at place i.
@@ -293,11 +315,10 @@ inline int inside_of(const Weight& w, Index i) {
 inline float value_at(const Weight& w, Index i) {
   const Index at = place_of(w, i);
   const Place place = place_in_groups(w, at);
-  return scaled(meant(w, code_at(w.codes, at)), scale_of(w, place.group, inside_of(w, at)));
+  return scaled(meant(w, code_at(w.codes, at), false), scale_of(w, place.group, inside_of(w, at)));
 }
 
-// --- pieces
-// ----------------------------------------------------------------------------------------
+// --- pieces --------------------------------------------------------------------------------------
 
 inline int together() { return form.together; }
 /// Elements of a piece that have one scale, where a group has so many and they begin with it.
@@ -339,17 +360,21 @@ inline void decode(const Weight& w, Index row, Index column, int n, float (&out)
     return;
   }
   std::uint32_t codes[kMostTogether];
-  load_codes(w.codes, first, codes);
+  const bool finite = load_codes(w.codes, first, codes);
   for (int from = 0; from < together(); from += span()) {
-    if (form.whole) {
-      const Scale scale = scale_of_span(w, row, column + from);
-      for (int k = from; k < from + span(); ++k) out[k] = scaled(meant(w, codes[k]), scale);
+    if (!form.whole) {
+      for (int k = from; k < from + span(); ++k) {
+        const Place own = place_in_groups(w, first + k);
+        const Scale scale = scale_of(w, own.group, inside_of(w, first + k));
+        out[k] = scaled(meant(w, codes[k], false), scale);
+      }
       continue;
     }
-    for (int k = from; k < from + span(); ++k) {
-      const Place own = place_in_groups(w, first + k);
-      out[k] = scaled(meant(w, codes[k]), scale_of(w, own.group, inside_of(w, first + k)));
-    }
+    const Scale scale = scale_of_span(w, row, column + from);
+    for (int k = from; k < from + span(); ++k)  // nearly always: no branch for each
+      out[k] = scaled(meant(w, codes[k], true), scale);
+    if (!finite)
+      for (int k = from; k < from + span(); ++k) out[k] = scaled(meant(w, codes[k], false), scale);
   }
 }
 

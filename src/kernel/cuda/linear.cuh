@@ -31,17 +31,24 @@ inline void multiply(const Weight& w, Index o, Index column, int n, const void* 
     return;
   }
   std::uint32_t codes[kMostTogether];
-  load_codes(w.codes, o * w.row + column, codes);
+  const bool finite = load_codes(w.codes, o * w.row + column, codes);
   for (int from = 0; from < together(); from += span()) {
     const float scale = scale_of_span(w, o, column + from).scale;
     float some[kMostRows] = {};
     for (int k = from; k < from + span(); ++k) {
-      const float weight = value_of(codes[k]);
+      const float weight = finite_value_of(codes[k]);
       for (int row = 0; row < form.x_rows; ++row)
         some[row] = __fmaf_rn(values[row][k], weight, some[row]);
     }
     for (int row = 0; row < form.x_rows; ++row) sums[row] = __fmaf_rn(some[row], scale, sums[row]);
   }
+  if (finite) return;
+  for (int k = 0; k < together(); ++k)  // what is no number makes the sum none, or infinite
+    if (const float weight = value_of(codes[k]); !(weight * 0.0f == 0.0f)) {
+      const float scale = scale_of_span(w, o, column + k / span() * span()).scale;
+      for (int row = 0; row < form.x_rows; ++row)
+        sums[row] = __fmaf_rn(values[row][k], weight * scale, sums[row]);
+    }
 }
 
 /// x [rows, K], w [O, K], bias [O] or null, y [rows, O], all but w of the form's dtype. `parts`

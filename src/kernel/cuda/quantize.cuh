@@ -50,8 +50,7 @@ inline Place step_of_place(const Weight& w, Index at) {
   return {place.group * (form.n / form.inner) + step, left < place.left ? left : place.left};
 }
 
-// --- how far values reach
-// ------------------------------------------------------------------------------
+// --- how far values reach ------------------------------------------------------------------------
 
 struct Reach {
   std::uint32_t above = 0, below = 0;  // bits of magnitudes
@@ -110,8 +109,7 @@ STOWAGE_KERNEL stowage_reach(Weight w, const void* values, Working work) {
   }
 }
 
-// --- scales
-// --------------------------------------------------------------------------------------------
+// --- scales --------------------------------------------------------------------------------------
 
 /// How far what scales stand under reaches.
 STOWAGE_KERNEL stowage_outer_reach(Weight w, Working work, Extent groups) {
@@ -223,8 +221,7 @@ STOWAGE_KERNEL stowage_scales(Weight w, Working work, Extent groups) {
   }
 }
 
-// --- superblocks of ggml
-// -------------------------------------------------------------------------------
+// --- superblocks of ggml -------------------------------------------------------------------------
 
 /// How often a unit counts a number.
 inline std::uint32_t count_of(float number, float unit, float most) {
@@ -291,8 +288,7 @@ STOWAGE_KERNEL stowage_records(Weight w, Working work, Extent records) {
   }
 }
 
-// --- blocks of bitsandbytes and torchao
-// ----------------------------------------------------------------
+// --- blocks of bitsandbytes and torchao ----------------------------------------------------------
 
 /// The absmax of each block, kept as it is or, where scales are nested, in work.moved.
 STOWAGE_KERNEL stowage_blocks(Weight w, Working work, Extent blocks) {
@@ -380,8 +376,7 @@ STOWAGE_KERNEL stowage_nest(Weight w, Working work, Extent blocks, Map map) {
     for (int k = 0; k < 16; ++k) keep_number(w.parts[3], k, form.values16[k]);
 }
 
-// --- codes
-// ---------------------------------------------------------------------------------------------
+// --- codes ---------------------------------------------------------------------------------------
 
 /// The code of a value under the numbers of its step.
 inline std::uint32_t code_under(const Weight& w, const Working& work, Index step, float x) {
@@ -433,8 +428,7 @@ STOWAGE_KERNEL stowage_cast(Weight w, const void* values, std::uint32_t* refused
   }
 }
 
-// --- how far arrays reach
-// ------------------------------------------------------------------------------
+// --- how far arrays reach ------------------------------------------------------------------------
 
 /// *most: the bits of the largest magnitude of n values.
 STOWAGE_KERNEL stowage_amax(const void* values, Extent n, std::uint32_t* most) {
