@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ example is found, built and run against the installed wheel, as a user would do it."""
+"""C++ examples are found, built and run against the installed wheel, as a user would do it."""
 
 import os
+import re
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -67,3 +69,20 @@ def test_example_is_short() -> None:
 def test_sentences_are_sixty_four_different_ones() -> None:
     lines = (ROOT / "examples/sentences.txt").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 64
+
+
+@pytest.mark.slow
+def test_a_package_of_inductor_runs_without_python(tmp_path: Path) -> None:
+    """The listing of docs/serving.md, its lines of the shell, and the values that Python has."""
+    page = (ROOT / "docs/serving.md").read_text()
+    (listing,) = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    *_, shell = re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)
+    (tmp_path / "inductor.cpp").write_bytes((ROOT / "examples/cpp/inductor.cpp").read_bytes())
+    for command in ([sys.executable, "-c", listing], ["bash", "-euc", shell]):
+        path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    found, want = torch.load(tmp_path / "y.pt"), torch.load(tmp_path / "want.pt")
+    assert torch.equal(found, want) and want.abs().max() > 0
+    for binary in (tmp_path / "inductor", PACKAGE / "stowage_torch.so"):
+        assert "libpython" not in run("ldd", binary)

@@ -32,6 +32,7 @@ RUN_BY = {
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
+    "serving": ["test_examples.py"],
     "sharding": ["test_sharding.py"],
     "tensor": [HERE],
     "transformers": [HERE],
