@@ -86,6 +86,18 @@ def test_profiles_name_our_operators() -> None:
     assert "stowage::linear" in {event.key for event in profile.key_averages()}
 
 
+def test_profiles_tell_the_bytes_of_our_operators() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+        stowage.stow(model, "int8:row")
+        made = model[0].weight.dequantize().nbytes
+    taken = {event.key: event.self_cpu_memory_usage for event in profile.key_averages()}
+    parts = [part for i in (0, 2) for part in model[i].weight.parts.values()]
+    assert taken["stowage::quantize"] == sum(part.nbytes for part in parts)
+    assert taken["stowage::dequantize"] == made
+
+
 def test_hooks_of_state_dicts_see_weights() -> None:
     seen: dict[str, type] = {}
 
