@@ -24,6 +24,7 @@ MODULES = (  # a name is explained on the first page that has it
     "stowage.integrations.diffusers",
     "stowage.integrations.peft",
     "stowage.integrations.fabric",
+    "stowage.integrations.torchtitan",
 )
 FACADES = {  # and what of each is shown with it, in this order
     "stowage.compat.bitsandbytes": ("functional", "nn", "nn.parametrize"),

@@ -27,7 +27,7 @@ RUN_BY = {
     "compat": [HERE] * 1 + ["../model/test_flux_files.py"] + [HERE] * 6,
     "diffusers": [HERE],
     "kept-init": ["training/test_kept_sharded.py"],
-    "loops": [HERE, HERE],
+    "loops": [HERE, HERE, "integrations/test_torchtitan.py"],
     "modules": ["../model/test_other_loaders.py"],
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
     "planning": [HERE],
