@@ -30,6 +30,7 @@ constexpr const char* kExamples = R"(Examples:
   stowage report packed/ --html report.html            bytes by storage and kind, each weight
   stowage bench --quick
   stowage doctor                                       what this machine and its settings cost
+  stowage compile --arch 90 --storage nf4              kernels of CUDA devices, ahead
 
 MODEL and IN are a .safetensors file, a .safetensors.index.json, or a folder that holds either.
 Exit codes: 0 ok, 1 a problem with a file or I/O, 2 wrong usage.)";
@@ -271,6 +272,21 @@ void add_bench(CLI::App& app, std::function<void()>& chosen, BenchOptions& optio
   command->callback([&] { chosen = [&] { bench(options); }; });
 }
 
+void add_compile(CLI::App& app, std::function<void()>& chosen, CompileOptions& options) {
+  auto* command = app.add_subcommand("compile", "Kernels of CUDA devices, before they are needed");
+  command->add_option("--storage", options.storages, "Storages of weights")->required();
+  command->add_option("--arch", options.architectures, "Compute capabilities: 90 for 9.0")
+      ->required()
+      ->delimiter(',');
+  command->add_option("--dtype", options.dtype, "What is computed in: f32, bf16 or f16");
+  command->add_option("--compiler", options.compiler, "NVRTC, a path of libnvrtc.so");
+  command->add_option("--to", options.to, "A folder; else the one where they are looked for");
+  command->add_flag("--ptx", options.ptx, "Print PTX instead, to be read");
+  command->add_flag("--json", options.json, "Each program, as JSON");
+  command->footer("Example:\n  stowage compile --arch 80,90 --storage nf4 --storage f8_e4m3:row");
+  command->callback([&] { chosen = [&] { compile(options); }; });
+}
+
 void add_manual(CLI::App& app, std::function<void()>& chosen, std::string& shell) {
   auto* manual = app.add_subcommand("manual", "All of this help as a page for man");
   manual->footer("Example:\n  stowage manual > stowage.1; man ./stowage.1");
@@ -296,6 +312,7 @@ int run(int argc, const char* const* argv) {
   VerifyOptions verifying;
   BenchOptions benching;
   DoctorOptions checking;
+  CompileOptions compiling;
   PlanCommand planning;
   PlanTexts plan_texts;
   ReportCommand reporting;
@@ -309,6 +326,7 @@ int run(int argc, const char* const* argv) {
   add_report(app, chosen, reporting);
   add_bench(app, chosen, benching);
   add_doctor(app, chosen, checking);
+  add_compile(app, chosen, compiling);
   std::string shell;
   add_manual(app, chosen, shell);
   try {
@@ -326,7 +344,7 @@ int run(int argc, const char* const* argv) {
   else
     throw UsageError(
         "must be given a command: inspect, pack, convert, unpack, verify, plan, report, bench, "
-        "doctor, manual or completion (see stowage --help)");
+        "doctor, compile, manual or completion (see stowage --help)");
   return kExitOk;
 }
 

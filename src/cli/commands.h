@@ -82,6 +82,15 @@ struct DoctorOptions {
 };
 void doctor(const DoctorOptions& options);
 
+struct CompileOptions {
+  std::vector<std::string> storages;
+  std::vector<int> architectures;
+  std::string dtype = "bf16";
+  std::string compiler, to;  // a library and a folder; "" for those that are found and used
+  bool ptx = false, json = false;
+};
+void compile(const CompileOptions& options);
+
 /// Parses the arguments and runs what they ask for. Throws UsageError, stowage::Error.
 int run(int argc, const char* const* argv);
 

@@ -176,9 +176,9 @@ int Compiler::nearest(int architecture) const {
   return *(after - 1);
 }
 
-Compiled Compiler::compile(const std::string& text, int architecture) const {
+Compiled Compiler::compile(const std::string& text, int architecture, bool as_ptx) const {
   const int target = nearest(architecture);
-  const bool as_ptx = target != architecture;
+  as_ptx = as_ptx || target != architecture;
   std::vector<const char*> names{kStandard.name}, contents{kStandard.text};
   for (const Text& header : texts()) names.push_back(header.name), contents.push_back(header.text);
   const std::vector<std::string> options = compiler_options(target, as_ptx);

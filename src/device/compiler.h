@@ -25,8 +25,9 @@ class Compiler {
 
   /// "13.0": part of what code depends on.
   const std::string& version() const noexcept { return version_; }
-  /// Code for a device of this architecture (90 for 9.0). Throws cuda with the compiler's log.
-  Compiled compile(const std::string& text, int architecture) const;
+  /// Code for a device of this architecture (90 for 9.0), or PTX of it. Throws cuda with the
+  /// compiler's log.
+  Compiled compile(const std::string& text, int architecture, bool as_ptx = false) const;
 
  private:
   using Result = int;

@@ -1,64 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/programs.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
-#include <optional>
 
 #include "base/checked.h"
-#include "base/env.h"
-#include "base/file.h"
-#include "device/texts.h"
 
 namespace stowage::device {
 namespace {
-
-// What a program is, in 32 digits: the texts it is made of, and what they are compiled with.
-std::string key_of(const std::string& text, const Compiler& compiler, int architecture) {
-  static const std::string all = [] {
-    std::string made;
-    for (const Text& header : texts()) made += std::string(header.name) + header.text;
-    return made;
-  }();
-  std::string said = all + text + compiler.version();
-  for (const std::string& option : compiler_options(architecture, false)) said += option;
-  const XXH128_hash_t hash = XXH3_128bits(said.data(), said.size());
-  std::array<char, 40> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx%016llx",
-                static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return digits.data();
-}
-
-// What is kept begins with its own hash, so that a damaged file is compiled anew.
-constexpr std::size_t kHash = sizeof(std::uint64_t);
-std::uint64_t hash_of(std::string_view code) { return XXH3_64bits(code.data(), code.size()); }
-
-std::optional<std::string> read_kept(const std::string& path) noexcept try {
-  const MappedFile file(path);
-  if (file.size() < kHash) return std::nullopt;
-  std::string code(file.size() - kHash, '\0');
-  std::uint64_t hash = 0;
-  file.read(0, std::as_writable_bytes(std::span(&hash, 1)));
-  file.read(kHash, std::as_writable_bytes(std::span(code)));
-  if (hash != hash_of(code)) return std::nullopt;
-  return code;
-} catch (const std::exception&) {
-  return std::nullopt;
-}
-// A folder that cannot be written to keeps nothing: the program is compiled again next time.
-void keep(const std::string& path, const std::string& code) noexcept try {
-  std::filesystem::create_directories(folder_of(path));
-  StagedFile file(path, kHash + code.size());
-  const std::uint64_t hash = hash_of(code);
-  file.write(0, std::as_bytes(std::span(&hash, 1)));
-  file.write(kHash, std::as_bytes(std::span(code)));
-  file.publish();
-} catch (const std::exception&) {
-}
 
 Driver::Pointer pointer(const void* at) { return reinterpret_cast<Driver::Pointer>(at); }
 
@@ -68,38 +16,23 @@ constexpr std::int64_t kShort = 1 << 29;  // elements whose places 32 bits count
 
 }  // namespace
 
-std::string programs_folder() { return folder_of(env::links_path()) + "/cuda"; }
-
 Programs::Programs(int index, const Where& where)
     : device_(index, where.driver),
       compiler_(where.compilers),
       architecture_(device_.architecture()),
       processors_(device_.processors()),
-      folder_(where.folder) {}
+      kept_(where.folder) {}
 
 Programs::Counts Programs::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
 }
 
-std::string Programs::code_of(const std::string& text) {
-  const std::string path =
-      folder_.empty() ? std::string() : folder_ + "/" + key_of(text, compiler_, architecture_);
-  if (!path.empty())
-    if (std::optional<std::string> kept = read_kept(path)) {
-      ++counts_.read;
-      return *std::move(kept);
-    }
-  std::string code = compiler_.compile(text, architecture_).code;
-  ++counts_.compiled;
-  if (!path.empty()) keep(path, code);
-  return code;
-}
-
 void* Programs::loaded(const std::string& text) {
   void*& module = modules_[text];
   if (module == nullptr) {
-    const std::string code = code_of(text);
+    const auto [code, found, path] = kept_.get(text, compiler_, architecture_);
+    ++(found ? counts_.read : counts_.compiled);
     device_.driver().check("cuModuleLoadData", device_.driver().load_module(&module, code.data()));
   }
   return module;

@@ -9,6 +9,7 @@
 
 #include "device/compiler.h"
 #include "device/driver.h"
+#include "device/kept_programs.h"
 #include "device/ops.h"
 
 namespace stowage::device {
@@ -39,12 +40,11 @@ class Programs {
 
  private:
   void* loaded(const std::string& text);
-  std::string code_of(const std::string& text);
 
   const Device device_;
   const Compiler compiler_;
   const int architecture_, processors_;
-  const std::string folder_;
+  const KeptPrograms kept_;
   mutable std::mutex mutex_;
   Counts counts_;
   struct Function {
@@ -75,8 +75,5 @@ class CudaStream : public Stream {
   void* stream_;
   Device::Current current_;
 };
-
-/// Where programs are kept: stowage/cuda in the folder for caches.
-std::string programs_folder();
 
 }  // namespace stowage::device
