@@ -168,13 +168,42 @@ def sd3_scaled(path: Path) -> dict[str, torch.Tensor]:
     return means
 
 
-def opened_sd3(path: Path, read: Any = None) -> Any:
+def sd3_gguf(path: Path) -> dict[str, torch.Tensor]:
+    """The same in GGUF's Q8_0."""
+    means = {}
+    writer = gguf.GGUFWriter(path, "sd3")
+    for name, value in sd3(diffused.transformer().state_dict()).items():
+        blocks = value.dim() == 2 and ("_block" in name or "final_layer" in name)
+        kind = gguf.GGMLQuantizationType["Q8_0" if blocks else "F32"]
+        made = gguf.quants.quantize(value.numpy(), kind) if blocks else value.numpy()
+        means[name] = torch.from_numpy(gguf.quants.dequantize(made, kind).copy())
+        writer.add_tensor(name, made, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return means
+
+
+def opened_sd3(path: Path, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
     plain = diffused.transformer()
     plain.save_config(path.parent / "config")
-    how = {"config": str(path.parent / "config"), "torch_dtype": torch.bfloat16}
-    given = StowageConfig.from_checkpoint(path)
-    read = str(path) if read is None else read
-    return type(plain).from_single_file(read, quantization_config=given, **how)
+    how = {"config": str(path.parent / "config"), "torch_dtype": dtype}
+    given = StowageConfig.from_checkpoint(path, **more)
+    return type(plain).from_single_file(str(path), quantization_config=given, **how)
+
+
+@pytest.mark.parametrize("ram", [None, "700KiB"])
+def test_rows_of_gguf_are_where_diffusers_conversion_puts_them(ram: Any, tmp_path: Path) -> None:
+    means = sd3_gguf(tmp_path / "sd3.gguf")
+    model = opened_sd3(tmp_path / "sd3.gguf", torch.float32, ram=ram)
+    want = diffused.transformer()
+    want.load_state_dict(single_file.convert_sd3_transformer_checkpoint_to_diffusers(means))
+    torch.testing.assert_close(diffused.run(model), diffused.run(want), rtol=1e-4, atol=1e-4)
+    for (name, one), other in zip(model.named_parameters(), want.named_parameters(), strict=True):
+        assert torch.equal(values(one), other[1]), name
+    tiers = {row.tier for row in stowage.report(model).rows if row.storage}
+    assert tiers == {"ram"} if ram is None else "disk" in tiers
 
 
 def test_rows_are_where_diffusers_conversion_puts_them(tmp_path: Path) -> None:

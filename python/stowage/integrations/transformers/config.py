@@ -184,7 +184,7 @@ class StowageConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transform
             ... )  # doctest: +SKIP
         """
         made = cls(exact=exact, ram=ram, plan=plan)
-        if os.path.isfile(folder):
+        if os.fspath(folder).endswith((".safetensors", ".gguf")):
             made.file = os.fspath(folder)
             return made
         config = AutoConfig.from_pretrained(folder)
