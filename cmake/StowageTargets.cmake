@@ -46,7 +46,7 @@ endif()
 # A sanitized build compiles twice as fast without optimisation, but what loops over values would
 # then take minutes to run.
 function(stowage_optimise_loops target name)
-  if(STOWAGE_SANITIZE AND name MATCHES "^(format|kernel)$")
+  if(STOWAGE_SANITIZE AND name MATCHES "^(format|kernel|device)$")
     target_compile_options(${target} PRIVATE -O1)
   endif()
 endfunction()

@@ -85,6 +85,7 @@ void doctor(const DoctorOptions& options);
 struct CompileOptions {
   std::vector<std::string> storages;
   std::vector<int> architectures;
+  std::vector<int> rows;  // of x, in products; none: all that kernels multiply
   std::string dtype = "bf16";
   std::string compiler, to;  // a library and a folder; "" for those that are found and used
   bool ptx = false, json = false;

@@ -104,7 +104,8 @@ std::string file_of_kernel(const std::string& kernel) {
 }
 
 std::string program_text(const cuda::Form& form, const std::string& file, bool short_index) {
-  std::string made = short_index ? "#define STOWAGE_INDEX int\n" : "";
+  std::string made = "#define STOWAGE_UNROLL _Pragma(\"unroll\")\n";
+  if (short_index) made += "#define STOWAGE_INDEX int\n";
   made += "#include \"kernel/cuda/form.cuh\"\nnamespace stowage::cuda {\n";
   made += "constexpr Form form" + form_text(form) + ";\n";
   // In global memory, which a warp reads at sixteen places at once as at one.

@@ -3,6 +3,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -76,7 +77,8 @@ KeptPrograms::Program KeptPrograms::get(const std::string& text, const Compiler&
   return made;
 }
 
-std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values) {
+std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values,
+                                  std::span<const int> x_rows) {
   cuda::Form form = form_of(storage, values);
   form.whole = true;
   std::vector<Ahead> made;
@@ -84,7 +86,8 @@ std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values) {
     made.push_back({file, 0, program_text(form, file, true)});
   if (values == Dtype::f64 || is_cast(storage)) return made;
   for (form.x_rows = 1; form.x_rows <= kMostRows; ++form.x_rows)
-    made.push_back({"linear.cuh", form.x_rows, program_text(form, "linear.cuh", true)});
+    if (x_rows.empty() || std::ranges::find(x_rows, form.x_rows) != x_rows.end())
+      made.push_back({"linear.cuh", form.x_rows, program_text(form, "linear.cuh", true)});
   return made;
 }
 

@@ -2,6 +2,7 @@
 // Compiled programs in a folder, for all processes: found by what they are made of.
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,12 +32,14 @@ class KeptPrograms {
   std::string folder_;
 };
 
-/// What `stowage compile` makes of a storage: programs for whole pieces, which are nearly all.
+/// What `stowage compile` makes of a storage: programs for whole pieces, which are nearly all;
+/// products with so many rows of x, none: with each number of them.
 struct Ahead {
   std::string file;  // of src/kernel/cuda
   int x_rows;        // of products; else 0
   std::string text;
 };
-std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values);
+std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values,
+                                  std::span<const int> x_rows);
 
 }  // namespace stowage::device

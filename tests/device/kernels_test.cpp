@@ -5,6 +5,7 @@
 #include "device/ops.h"
 #include "expect_error.h"
 #include "kernel/samples.h"
+#include "stowage/quantize.h"
 
 namespace stowage::device_kernels_test {
 namespace {
@@ -83,6 +84,60 @@ TEST(DeviceKernels, QuantizeToEveryStorageFromEveryType) {
     ASSERT_EQ(made.parts.bytes, reference_parts(values, input.first, shape, storage).bytes) << said;
     ASSERT_LT(made.refused, 0x7F800000u) << said;
   });
+}
+
+// The CPU's kernels have been compared with the reference on their own, and are quick.
+Bytes dequantized_on_cpu(const Weight& weight, Dtype out) {
+  Bytes values(static_cast<std::size_t>(weight.shape().elements()) * width(out));
+  dequantize(weight, {0, weight.rows()}, values.data(), out);
+  return values;
+}
+
+TEST(DeviceKernels, DequantizeEveryCodeUnderEveryUpperHalfOfAScale) {
+  constexpr std::int64_t kScales = 65536, kCodes = 256;
+  const Shape shape{kScales, kCodes};
+  constexpr std::array kOuts{Dtype::f32, Dtype::bf16, Dtype::f16};
+  std::size_t next = 0;
+  for (const char* name : {"f8_e4m3:row", "f8_e5m2:row", "int8:row"}) {
+    const Storage storage = parse_storage(name);
+    Parts parts(storage, shape);
+    std::vector<std::uint32_t> scales(kScales);
+    for (std::uint32_t i = 0; i < kScales; ++i) scales[i] = i << 16 | (i * 2654435761u >> 16);
+    std::memcpy(parts.bytes[1].data(), scales.data(), scales.size() * sizeof scales[0]);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(shape.elements()); ++i)
+      parts.bytes[0][i] = static_cast<std::byte>(i);
+    const Dtype out = kOuts[next++ % kOuts.size()];
+    EXPECT_EQ(dequantized(parts, storage, shape, out),
+              dequantized_on_cpu(parts.weight(storage, shape), out))
+        << name << " to " << disk_name(out);
+  }
+}
+
+TEST(DeviceKernels, QuantizeEveryFiniteNumberOfSixteenBits) {
+  for (const char* name :
+       {"f8_e4m3", "f8_e5m2", "bf16", "f16", "f32", "f8_e4m3:row", "f8_e5m2:tensor", "int8:row",
+        "nf4", "fp4", "mxfp4", "nvfp4", "int4:block128:bf16:zero", "q4_k", "q6_k",
+        "nf4:torchao:block32:scaler1:bf16"})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      const Storage storage = parse_storage(name);
+      std::vector<std::uint16_t> numbers;
+      const std::uint32_t infinity = dtype == Dtype::bf16 ? 0x7F80u : 0x7C00u;
+      // Scales and their inverses stay finite: numbers whose groups need more are refused.
+      const std::uint32_t most = is_cast(storage)       ? infinity
+                                 : dtype == Dtype::bf16 ? 0x4700u
+                                                        : infinity;
+      for (std::uint32_t bits = 0; bits < 65536; ++bits)
+        if ((bits & 0x7FFFu) < most) numbers.push_back(static_cast<std::uint16_t>(bits));
+      numbers.resize(numbers.size() / 512 * 512);
+      const Shape shape{static_cast<std::int64_t>(numbers.size()) / 512, 512};
+      const Bytes values(reinterpret_cast<const std::byte*>(numbers.data()),
+                         reinterpret_cast<const std::byte*>(numbers.data() + numbers.size()));
+      Parts expected(storage, shape);
+      quantize_into(values.data(), dtype, shape, storage, expected.writable());
+      const Quantized made = quantized(values, dtype, shape, storage);
+      EXPECT_EQ(made.parts.bytes == expected.bytes, true) << name << " of " << disk_name(dtype);
+      EXPECT_LT(made.refused, 0x7F800000u) << name;
+    }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import fresh
@@ -25,6 +26,7 @@ RUN_BY = {
     "adapters": [HERE, HERE],
     "choosing": [HERE],
     "compat": [HERE] * 1 + ["../model/test_flux_files.py"] + [HERE] * 6,
+    "cuda": [HERE],
     "diffusers": [HERE],
     "kept-init": ["training/test_kept_sharded.py"],
     "loops": [HERE, HERE, "integrations/test_torchtitan.py"],
@@ -49,6 +51,17 @@ def test_every_listing_has_a_test() -> None:
     assert {page: n for page, n in counts.items() if n} == {p: len(t) for p, t in RUN_BY.items()}
     tests = {name for names in RUN_BY.values() for name in names}
     assert not [name for name in tests if not any((ROOT / "tests/python").rglob(name))]
+
+
+def test_the_listings_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one in C++ as far as a compiler checks it."""
+    exec(listings("cuda")[0], {})
+    assert capsys.readouterr().out == "{}\n"
+    code = re.search(r"^```cpp\n(.*?)^```", (ROOT / "docs/cuda.md").read_text(), re.S | re.M)
+    assert code is not None
+    (tmp_path / "widen.cpp").write_text(code[1])
+    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{ROOT}/include", "widen.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
 
 
 @pytest.mark.slow

@@ -64,13 +64,16 @@ inline bool load_codes(const std::uint8_t* codes, Index first,
                        std::uint32_t (&out)[kMostTogether]) {
   const std::uint8_t* const from = codes + static_cast<long long>(first) * form.bits / 8;
   if (form.packing == Packing::dense || !(form.whole || is_aligned(from))) {
+    STOWAGE_UNROLL
     for (int k = 0; k < together(); ++k) out[k] = code_at(codes, first + k);
     return form.packing == Packing::dense;
   }
   bool finite = true;
+  STOWAGE_UNROLL
   for (int begin = 0; begin < together(); begin += 128 / form.bits) {
     const Words some = reinterpret_cast<const Words*>(from)[begin * form.bits / 128];
     for (const std::uint32_t word : some.word) finite = finite && !has_special(word);
+    STOWAGE_UNROLL
     for (int k = 0; k < 128 / form.bits; ++k) {
       const int bit = k * form.bits;
       const int at = form.packing == Packing::high_first ? bit ^ 4 : bit;
@@ -355,14 +358,17 @@ inline Scale scale_of_span(const Weight& w, Index row, Index column) {
 inline void decode(const Weight& w, Index row, Index column, int n, float (&out)[kMostTogether]) {
   const Index first = row * w.row + column;
   if (!form.whole && (n < together() || first % together() != 0 || form.transposed)) {
+    STOWAGE_UNROLL
     for (int k = 0; k < together(); ++k)
       if (k < n) out[k] = value_at(w, first + k);
     return;
   }
   std::uint32_t codes[kMostTogether];
   const bool finite = load_codes(w.codes, first, codes);
+  STOWAGE_UNROLL
   for (int from = 0; from < together(); from += span()) {
     if (!form.whole) {
+      STOWAGE_UNROLL
       for (int k = from; k < from + span(); ++k) {
         const Place own = place_in_groups(w, first + k);
         const Scale scale = scale_of(w, own.group, inside_of(w, first + k));
@@ -371,10 +377,11 @@ inline void decode(const Weight& w, Index row, Index column, int n, float (&out)
       continue;
     }
     const Scale scale = scale_of_span(w, row, column + from);
+    STOWAGE_UNROLL
     for (int k = from; k < from + span(); ++k)  // nearly always: no branch for each
       out[k] = scaled(meant(w, codes[k], true), scale);
-    if (!finite)
-      for (int k = from; k < from + span(); ++k) out[k] = scaled(meant(w, codes[k], false), scale);
+    if (!finite) STOWAGE_UNROLL
+    for (int k = from; k < from + span(); ++k) out[k] = scaled(meant(w, codes[k], false), scale);
   }
 }
 

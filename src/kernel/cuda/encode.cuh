@@ -109,6 +109,7 @@ inline std::uint32_t code_of_value(float x) {
 inline void put_codes(std::uint8_t* codes, Index first, int n,
                       const std::uint32_t (&in)[kMostTogether]) {
   std::uint32_t words[2 * 4] = {};
+  STOWAGE_UNROLL
   for (int k = 0; k < together(); ++k) {
     const int bit = k * form.bits, at = form.packing == Packing::high_first ? bit ^ 4 : bit;
     words[at / 32] |= in[k] << (at % 32);
@@ -116,11 +117,13 @@ inline void put_codes(std::uint8_t* codes, Index first, int n,
   }
   std::uint8_t* const to = codes + static_cast<long long>(first) * form.bits / 8;
   if (form.packing != Packing::dense && (form.whole || (n == together() && is_aligned(to)))) {
+    STOWAGE_UNROLL
     for (int at = 0; at < together() * form.bits / 128; ++at)
       reinterpret_cast<Words*>(to)[at] = {
           {words[4 * at], words[4 * at + 1], words[4 * at + 2], words[4 * at + 3]}};
     return;
   }
+  STOWAGE_UNROLL
   for (int byte = 0; byte < 32; ++byte)
     if (byte * 8 < n * form.bits)
       to[byte] = static_cast<std::uint8_t>(words[byte / 4] >> (byte % 4 * 8));

@@ -7,6 +7,11 @@
 #pragma once
 #include <cstdint>
 
+/// Before a loop over what lies in registers, which no number may choose while it runs.
+#ifndef STOWAGE_UNROLL
+#define STOWAGE_UNROLL
+#endif
+
 namespace stowage::cuda {
 
 enum class Element : std::uint8_t { f32, bf16, f16, e4m3, e5m2, e2m1, int8, biased, table };

@@ -20,35 +20,43 @@ inline bool scales_sums() {
 /// Adds the products of n elements of row o of w, from a column on, with those of x.
 inline void multiply(const Weight& w, Index o, Index column, int n, const void* x,
                      float (&sums)[kMostRows]) {
-  float values[kMostRows][kMostTogether];
-  for (int row = 0; row < form.x_rows; ++row) values_in(x, row * w.row + column, n, values[row]);
+  float values[kMostTogether];  // of a row of x, of one span at a time
   if (!scales_sums()) {
     float weights[kMostTogether];
     decode(w, o, column, n, weights);
-    for (int row = 0; row < form.x_rows; ++row)
-      for (int k = 0; k < together(); ++k)
-        if (k < n) sums[row] = __fmaf_rn(values[row][k], weights[k], sums[row]);
+    STOWAGE_UNROLL
+    for (int from = 0; from < together(); from += span()) {
+      STOWAGE_UNROLL
+      for (int row = 0; row < form.x_rows; ++row) {
+        values_in(x, row * w.row + column + from, n - from, span(), values);
+        STOWAGE_UNROLL
+        for (int k = 0; k < span(); ++k)
+          if (from + k < n) sums[row] = __fmaf_rn(values[k], weights[from + k], sums[row]);
+      }
+    }
     return;
   }
   std::uint32_t codes[kMostTogether];
   const bool finite = load_codes(w.codes, o * w.row + column, codes);
+  STOWAGE_UNROLL
   for (int from = 0; from < together(); from += span()) {
     const float scale = scale_of_span(w, o, column + from).scale;
-    float some[kMostRows] = {};
-    for (int k = from; k < from + span(); ++k) {
-      const float weight = finite_value_of(codes[k]);
-      for (int row = 0; row < form.x_rows; ++row)
-        some[row] = __fmaf_rn(values[row][k], weight, some[row]);
+    STOWAGE_UNROLL
+    for (int row = 0; row < form.x_rows; ++row) {
+      values_in(x, row * w.row + column + from, span(), span(), values);
+      float some = 0.0f;
+      STOWAGE_UNROLL
+      for (int k = 0; k < span(); ++k)
+        some = __fmaf_rn(values[k], finite_value_of(codes[from + k]), some);
+      if (!finite) {  // what is no number makes the sum none, or infinite
+        STOWAGE_UNROLL
+        for (int k = 0; k < span(); ++k)
+          if (const float weight = value_of(codes[from + k]); !(weight * 0.0f == 0.0f))
+            some = __fmaf_rn(values[k], weight, some);
+      }
+      sums[row] = __fmaf_rn(some, scale, sums[row]);
     }
-    for (int row = 0; row < form.x_rows; ++row) sums[row] = __fmaf_rn(some[row], scale, sums[row]);
   }
-  if (finite) return;
-  for (int k = 0; k < together(); ++k)  // what is no number makes the sum none, or infinite
-    if (const float weight = value_of(codes[k]); !(weight * 0.0f == 0.0f)) {
-      const float scale = scale_of_span(w, o, column + k / span() * span()).scale;
-      for (int row = 0; row < form.x_rows; ++row)
-        sums[row] = __fmaf_rn(values[row][k], weight * scale, sums[row]);
-    }
 }
 
 /// x [rows, K], w [O, K], bias [O] or null, y [rows, O], all but w of the form's dtype. `parts`
@@ -68,6 +76,7 @@ STOWAGE_KERNEL stowage_linear(Weight w, const void* x, const void* bias, void* y
         const Index column = piece * together();
         multiply(w, o, column, piece_of(w.row - column), x, sums);
       }
+    STOWAGE_UNROLL
     for (int row = 0; row < form.x_rows; ++row) {
       for (unsigned other = kWarp / 2; other != 0; other /= 2)
         sums[row] = sums[row] + __shfl_xor_sync(kAllLanes, sums[row], other);

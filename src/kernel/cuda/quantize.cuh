@@ -31,7 +31,7 @@ inline float cast_to_parts(float exact) {
 inline void take_values(const Weight& w, const void* values, Index at, int n,
                         float (&out)[kMostTogether]) {
   const bool casts = form.codec == Codec::torchao && form.values != form.number;
-  if (!form.transposed && !casts) return values_in(values, at, n, out);
+  if (!form.transposed && !casts) return values_in(values, at, n, together(), out);
   for (int k = 0; k < together(); ++k) {
     out[k] = 0.0f;
     if (k >= n) continue;
@@ -85,7 +85,7 @@ STOWAGE_KERNEL stowage_reach(Weight w, const void* values, Working work) {
     const Index left = w.elements - first;
     const int n = left < together() ? left < 0 ? 0 : static_cast<int>(left) : together();
     float x[kMostTogether];
-    take_values(w, values, first, n, x);
+    if (n != 0) take_values(w, values, first, n, x);  // lanes without any go along
     for (int from = 0; from < together(); from += span()) {
       Index step = -1;
       Reach reach;
@@ -418,7 +418,7 @@ STOWAGE_KERNEL stowage_cast(Weight w, const void* values, std::uint32_t* refused
       for (int k = 0; k < together(); ++k)
         x[k] = k < n ? exact_in(values, i + k, form.element == Element::f32) : 0.0f;
     else
-      values_in(values, i, n, x);
+      values_in(values, i, n, together(), x);
     for (int k = 0; k < together(); ++k) {
       codes[k] = code_of_value(x[k]);
       const std::uint32_t size = bits_of(x[k]) & 0x7FFFFFFFu;

@@ -46,14 +46,17 @@ inline void put(void* out, Index i, float value) {
 inline void put_some(void* out, Index first, int n, const float (&values)[kMostTogether]) {
   char* const to = static_cast<char*>(out) + static_cast<long long>(first) * width();
   if (width() == 8 || !(form.whole || (n == together() && is_aligned(to)))) {
+    STOWAGE_UNROLL
     for (int k = 0; k < together(); ++k)
       if (k < n) put(out, first + k, values[k]);
     return;
   }
   constexpr int kWords = 4;
   const int each = 4 / width();  // values of a word
+  STOWAGE_UNROLL
   for (int from = 0; from < together(); from += kWords * each) {
     Words some;
+    STOWAGE_UNROLL
     for (int k = 0; k < kWords; ++k) {
       const int at = from + k * each;
       some.word[k] = each == 1 ? bits_of(is_nan(values[at]) ? nan_value() : values[at])
@@ -87,17 +90,21 @@ inline float exact_in(const void* values, Index i, bool makes_fp32) {
   const bool beyond = (bits_of(nearest) & 0x7FFFFFFFu) == 0x7F800000u;
   return makes_fp32 && !beyond ? nearest : odd;
 }
-/// n of them from `first` on, of together() ones 16 bytes at a time; the others are 0.
-inline void values_in(const void* values, Index first, int n, float (&out)[kMostTogether]) {
+/// `count` of them from `first` on, 16 bytes at a time; those from n on are 0.
+inline void values_in(const void* values, Index first, int n, int count,
+                      float (&out)[kMostTogether]) {
   const char* const from =
       static_cast<const char*>(values) + static_cast<long long>(first) * width();
-  if (width() == 8 || !(form.whole || (n == together() && is_aligned(from)))) {
-    for (int k = 0; k < together(); ++k) out[k] = k < n ? value_in(values, first + k) : 0.0f;
+  if (width() == 8 || !(form.whole || (n >= count && is_aligned(from)))) {
+    STOWAGE_UNROLL
+    for (int k = 0; k < count; ++k) out[k] = k < n ? value_in(values, first + k) : 0.0f;
     return;
   }
   const int each = 4 / width();
-  for (int at = 0; at < together(); at += 4 * each) {
+  STOWAGE_UNROLL
+  for (int at = 0; at < count; at += 4 * each) {
     const Words some = reinterpret_cast<const Words*>(from)[at / (4 * each)];
+    STOWAGE_UNROLL
     for (int k = 0; k < 4 * each; ++k) {
       const std::uint32_t word = some.word[k / each] >> (k % each * 16);
       const auto half = static_cast<std::uint16_t>(word);
