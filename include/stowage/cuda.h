@@ -58,7 +58,7 @@ class STOWAGE_API CudaOps {
   void embedding(void* stream, const Weight& weight, const void* ids, bool are_long,
                  std::int64_t count, void* out, Dtype dtype, std::uint32_t* word);
   /// The most rows of x that linear() multiplies.
-  static constexpr int kMostRows = 8;
+  static constexpr int kMostRows = 16;
   /// y [rows, O] = x [rows, K] w^T + bias [O] (or null), all of `dtype`: f32, bf16 or f16. Sums
   /// have a fixed order. Throws invalid_argument for a w that is no matrix, or too many rows.
   void linear(void* stream, const void* x, std::int64_t rows, Dtype dtype, const Weight& weight,

@@ -278,9 +278,9 @@ void add_compile(CLI::App& app, std::function<void()>& chosen, CompileOptions& o
   command->add_option("--arch", options.architectures, "Compute capabilities: 90 for 9.0")
       ->required()
       ->delimiter(',');
-  command->add_option("--rows", options.rows, "Rows of x, of products; else all from 1 to 8")
+  command->add_option("--rows", options.rows, "Rows of x, of products; else all from 1 to 16")
       ->delimiter(',')
-      ->check(CLI::Range(1, 8));
+      ->check(CLI::Range(1, 16));
   command->add_option("--dtype", options.dtype, "What is computed in: f32, bf16 or f16");
   command->add_option("--compiler", options.compiler, "NVRTC, a path of libnvrtc.so");
   command->add_option("--to", options.to, "A folder; else the one where they are looked for");

@@ -43,7 +43,8 @@ void compile(const CompileOptions& options) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const Storage& storage : storages)
     for (const int architecture : options.architectures)
-      for (const device::Ahead& one : device::programs_ahead(storage, values, options.rows)) {
+      for (const device::Ahead& one :
+           device::programs_ahead(storage, values, architecture, options.rows)) {
         if (options.ptx) {
           print(compiler.compile(one.text, architecture, true).code);
           continue;

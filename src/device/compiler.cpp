@@ -87,6 +87,7 @@ const std::vector<File>& files() {
   static const std::vector<File> all{
       {"dequantize.cuh", {"stowage_dequantize", "stowage_embedding"}},
       {"linear.cuh", {"stowage_linear"}},
+      {"linear_tiles.cuh", {"stowage_linear_tiles"}},
       {"quantize.cuh",
        {"stowage_reach", "stowage_outer_reach", "stowage_outers", "stowage_scales",
         "stowage_records", "stowage_blocks", "stowage_mean", "stowage_nest", "stowage_encode",

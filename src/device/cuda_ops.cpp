@@ -94,7 +94,7 @@ void CudaOps::linear(void* stream, const void* x, std::int64_t rows, Dtype dtype
                     " rows, got " + to_string(weight.shape()) + " and " + std::to_string(rows));
   CudaStream on(*kernels_, stream);
   device::linear(on, weight.storage(), weight.shape(), Pointers(weight).span(), x, rows, bias, y,
-                 dtype, kernels_->processors());
+                 dtype, {kernels_->architecture(), kernels_->processors()});
 }
 
 void CudaOps::amax(void* stream, std::span<const Values> arrays, float* most) {

@@ -77,7 +77,7 @@ KeptPrograms::Program KeptPrograms::get(const std::string& text, const Compiler&
   return made;
 }
 
-std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values,
+std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int architecture,
                                   std::span<const int> x_rows) {
   cuda::Form form = form_of(storage, values);
   form.whole = true;
@@ -87,7 +87,10 @@ std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values,
   if (values == Dtype::f64 || is_cast(storage)) return made;
   for (form.x_rows = 1; form.x_rows <= kMostRows; ++form.x_rows)
     if (x_rows.empty() || std::ranges::find(x_rows, form.x_rows) != x_rows.end())
-      made.push_back({"linear.cuh", form.x_rows, program_text(form, "linear.cuh", true)});
+      for (const char* file : {"linear.cuh", "linear_tiles.cuh"})
+        if (std::string_view(file) == "linear.cuh" ||
+            on_tensor_cores(values, form.x_rows, architecture))
+          made.push_back({file, form.x_rows, program_text(form, file, true)});
   return made;
 }
 

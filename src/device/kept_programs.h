@@ -39,7 +39,7 @@ struct Ahead {
   int x_rows;        // of products; else 0
   std::string text;
 };
-std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values,
+std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int architecture,
                                   std::span<const int> x_rows);
 
 }  // namespace stowage::device

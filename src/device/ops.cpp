@@ -115,18 +115,24 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
 
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
             std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
-            void* y, Dtype dtype, int processors) {
+            void* y, Dtype dtype, const Facts& facts) {
   constexpr std::int64_t kWarp = 32, kWarps = 8, kWarpsEach = 32;  // of a block; of a processor
+  constexpr std::int64_t kTile = 16;  // rows of w of a block that works on tensor cores
   cuda::Form form = form_of(storage, dtype);
   form.x_rows = static_cast<int>(rows);
   const cuda::Weight weight = weight_of(storage, shape, parts);
-  int share = 1;  // warps of a row: as few as leave no processor without work
-  while (share < kWarps && shape.rows() * share < processors * kWarpsEach) share *= 2;
   form.whole = is_whole(form, weight, {x});
+  if (shape.rows() == 0 || rows == 0) return;
+  if (form.whole && on_tensor_cores(dtype, rows, facts.architecture)) {
+    const std::array<const void*, 4> arguments{&weight, &x, &bias, &y};
+    return stream.launch(form, "stowage_linear_tiles",
+                         ceil_div<std::int64_t>(shape.rows(), kTile) * kWarps * kWarp,
+                         shape.elements(), arguments);
+  }
+  int share = 1;  // warps of a row: as few as leave no processor without work
+  while (share < kWarps && shape.rows() * share < facts.processors * kWarpsEach) share *= 2;
   const std::array<const void*, 5> arguments{&weight, &x, &bias, &y, &share};
-  if (shape.rows() != 0)
-    stream.launch(form, "stowage_linear", shape.rows() * share * kWarp, shape.elements(),
-                  arguments);
+  stream.launch(form, "stowage_linear", shape.rows() * share * kWarp, shape.elements(), arguments);
 }
 
 std::size_t working_bytes(const Storage& storage, const Shape& shape) {

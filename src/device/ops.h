@@ -34,13 +34,22 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
                void* out, Dtype dtype, std::uint32_t* refused);
 
 /// The most rows of x that linear() multiplies.
-inline constexpr int kMostRows = 8;
-/// As stowage::linear, of a matrix w [O, K] with rows whose places 16 bytes of codes fill: y [rows,
-/// O] = x [rows, K] w^T + bias; bias may be null. `processors` of the device share the rows of w.
-/// The same bytes each time, on each device that has as many.
+inline constexpr int kMostRows = 16;
+/// What of a device decides how it multiplies.
+struct Facts {
+  int architecture, processors;
+};
+/// Whether such products, of whole pieces, are made on tensor cores: those of bf16 came with
+/// architecture 80, and one row leaves them nothing to do.
+constexpr bool on_tensor_cores(Dtype dtype, std::int64_t rows, int architecture) noexcept {
+  return architecture >= 80 && dtype != Dtype::f32 && rows > 1;
+}
+/// As stowage::linear, of a matrix w [O, K]: y [rows, O] = x [rows, K] w^T + bias; bias may be
+/// null. On tensor cores where the device has those of bf16 and pieces are whole. The same bytes
+/// each time, on each device that has as many processors.
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
             std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
-            void* y, Dtype dtype, int processors);
+            void* y, Dtype dtype, const Facts& facts);
 
 /// Bytes that quantize() works with, beside the parts.
 std::size_t working_bytes(const Storage& storage, const Shape& shape);

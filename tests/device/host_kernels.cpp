@@ -38,6 +38,7 @@ const std::map<std::string_view, Launch>& kernels() {
       {"stowage_dequantize", alone(&stowage_dequantize)},
       {"stowage_embedding", alone(&stowage_embedding)},
       {"stowage_linear", together(&stowage_linear)},
+      {"stowage_linear_tiles", together(&stowage_linear_tiles)},
       {"stowage_reach", together(&stowage_reach)},
       {"stowage_outer_reach", alone(&stowage_outer_reach)},
       {"stowage_outers", alone(&stowage_outers)},

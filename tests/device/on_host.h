@@ -217,4 +217,38 @@ inline std::uint32_t atomicMax(std::uint32_t* at, std::uint32_t x) {
 
 #include "kernel/cuda/dequantize.cuh"
 #include "kernel/cuda/linear.cuh"
+
+namespace stowage::cuda {
+
+/// What tensor cores make of the halves that the lanes of a warp have: sums in fp32.
+inline void multiply_tile_on_host(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
+                                  std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                  std::uint32_t b1) {
+  std::uint32_t a[16][8], b[8][8];  // pairs of rows of w, and of columns
+  const std::uint32_t mine[] = {a0, a1, a2, a3, b0, b1};
+  for (unsigned which = 0; which < 6; ++which)
+    on_host::exchanged(mine[which], [&](const auto& of) {
+      for (unsigned lane = 0; lane < 32; ++lane) {
+        const unsigned g = lane / 4, t = lane % 4;
+        if (which < 4)
+          a[g + which % 2 * 8][t + which / 2 * 4] = of(lane);
+        else
+          b[g][t + which % 2 * 4] = of(lane);
+      }
+      return 0u;
+    });
+  const auto half = [](std::uint32_t pair, int k) {
+    const auto bits = static_cast<std::uint16_t>(pair >> k * 16);
+    return form.values == Number::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  };
+  const unsigned g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (unsigned at = 0; at < 4; ++at)
+    for (unsigned pair = 0; pair < 8; ++pair)
+      for (const int k : {0, 1})
+        d[at] += half(a[g + at / 2 * 8][pair], k) * half(b[2 * t + at % 2][pair], k);
+}
+
+}  // namespace stowage::cuda
+
+#include "kernel/cuda/linear_tiles.cuh"
 #include "kernel/cuda/quantize.cuh"

@@ -38,7 +38,10 @@ def kept() -> dict[tuple[str, str, int], dict[str, float]]:
 
 def check(storage: str, architecture: int) -> None:
     rows = tool().measured(storage, architecture, tuple(tool().VALUE_BYTES))
-    assert {row.kernel for row in rows} == set(tool().VALUE_BYTES)
+    wanted = {
+        kernel for kernel in tool().VALUE_BYTES if architecture >= 80 or "tiles" not in kernel
+    }
+    assert {row.kernel for row in rows} == wanted
     for row in rows:
         was = kept()[storage, row.kernel, architecture]
         assert row.stack == 0, row  # nothing is spilled

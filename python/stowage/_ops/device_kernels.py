@@ -20,7 +20,7 @@ from torch import Tensor
 from stowage._ops import library
 from stowage._ops.storage import Storage
 
-MOST_ROWS = 8  # of x, that kernels multiply; more are the vendor's product
+MOST_ROWS = 16  # of x, that kernels multiply; more are the vendor's product
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

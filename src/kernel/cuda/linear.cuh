@@ -8,7 +8,7 @@
 
 namespace stowage::cuda {
 
-inline constexpr int kMostRows = 8;    // of x
+inline constexpr int kMostRows = 16;   // of x
 inline constexpr int kMostWarps = 32;  // of a block
 
 /// Whether a scale multiplies a sum of products as well as each of them.

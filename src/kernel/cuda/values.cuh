@@ -14,19 +14,28 @@ inline std::uint16_t narrowed(float x) {
   if (form.values == Number::bf16) return is_nan(x) ? std::uint16_t{0x7FC0} : f32_to_bf16(x);
   return is_nan(x) ? std::uint16_t{0x7E00} : f32_to_f16(x);
 }
-/// Two of them in a word, the first in its lower half.
-inline std::uint32_t narrowed_pair(float a, float b) {
+/// Two of them in a word, the first in its lower half; what is no number in any form of none.
+inline std::uint32_t rounded_pair(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  // The device rounds alike; its NaN is 7FFF, from which 1 more is the next sign.
-  std::uint32_t made = 0;
+  std::uint32_t made = 0;  // the device rounds alike
   if (form.values == Number::bf16)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(b), "f"(a));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(b), "f"(a));
+  return made;
+#else
+  return narrowed(a) | static_cast<std::uint32_t>(narrowed(b)) << 16;
+#endif
+}
+/// Likewise, with our NaN.
+inline std::uint32_t narrowed_pair(float a, float b) {
+  const std::uint32_t made = rounded_pair(a, b);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  // The device's is 7FFF, from which 1 more is the next sign.
   const std::uint32_t nan = (made + 0x00010001u) & ~made & 0x80008000u;
   return made - (nan >> 15) * (form.values == Number::bf16 ? 0x3Fu : 0x1FFu);
 #else
-  return narrowed(a) | static_cast<std::uint32_t>(narrowed(b)) << 16;
+  return made;
 #endif
 }
 inline void put(void* out, Index i, float value) {
