@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/formatted.h"
+#include "device/form.h"
 #include "device/library.h"
 #include "device/texts.h"
 
@@ -38,7 +39,7 @@ std::string listed(const Numbers& numbers, const Say& say) {
   for (const auto& x : numbers) made += (made.empty() ? "" : ",") + say(x);
   return "{" + made + "}";
 }
-std::string digits(int x) { return std::to_string(x); }
+std::string digits(long long x) { return std::to_string(x); }
 template <class Enum>
 std::string name(const char* type, Enum value) {
   return std::string(type) + "(" + digits(static_cast<int>(value)) + ")";
@@ -67,6 +68,7 @@ std::string form_text(const cuda::Form& form) {
       form.transposed ? "true" : "false",
       name("Codec", form.codec),
       form.whole ? "true" : "false",
+      form.slabs ? "true" : "false",
       form.floors ? "true" : "false",
       number(form.least),
       number(form.most),
@@ -75,6 +77,7 @@ std::string form_text(const cuda::Form& form) {
       listed(form.values16, number),
       listed(form.thresholds, number),
       listed(form.order, digits),
+      listed(form.halves, digits),
   };
   return listed(fields, [](const std::string& field) { return field; });
 }
@@ -111,7 +114,8 @@ std::string program_text(const cuda::Form& form, const std::string& file, bool s
   made += "constexpr Form form" + form_text(form) + ";\n";
   // In global memory, which a warp reads at sixteen places at once as at one.
   made += "__device__ float table[16]" + listed(form.values16, number) + ";\n";
-  made += "__device__ int order[16]" + listed(form.order, digits) + ";\n}\n";
+  made += "__device__ int order[16]" + listed(form.order, digits) + ";\n";
+  made += "__device__ std::uint32_t table_planes[8]" + listed(planes_of(form), digits) + ";\n}\n";
   return made + "#include \"kernel/cuda/" + file + "\"\n";
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "format/convert.h"
 #include "format/legal.h"
 #include "format/torchao.h"
 
@@ -75,6 +76,12 @@ void put_table(const Storage& storage, const Descriptor& form, cuda::Form& to) {
     to.thresholds[k] = (to.values16[to.order[k]] + to.values16[to.order[k + 1]]) / 2.0f;
 }
 
+// Of tensor cores' tables: what is scaled afterwards.
+void put_halves(std::span<const float> values, Dtype dtype, cuda::Form& to) {
+  for (std::size_t code = 0; code < values.size(); ++code)
+    to.halves[code] = dtype == Dtype::bf16 ? f32_to_bf16(values[code]) : f32_to_f16(values[code]);
+}
+
 }  // namespace
 
 bool has_form(const Storage& storage) noexcept { return storage.scaling.type != ScaleType::f64; }
@@ -106,6 +113,15 @@ cuda::Form form_of(const Storage& storage, Dtype values) {
   made.least = range.least, made.most = range.most, made.divisor = range.divisor;
   made.largest = format.largest;
   if (made.element == cuda::Element::table) put_table(storage, form, made);
+  if (format.values.size() == std::size(made.halves)) put_halves(format.values, values, made);
+  return made;
+}
+
+std::array<std::uint32_t, 8> planes_of(const cuda::Form& form) noexcept {
+  std::array<std::uint32_t, 8> made{};
+  for (std::size_t code = 0; code < std::size(form.halves); ++code)
+    for (const std::size_t upper : {0u, 1u})
+      made[upper * 4 + code / 4] |= (form.halves[code] >> upper * 8 & 0xFFu) << code % 4 * 8;
   return made;
 }
 
@@ -150,6 +166,14 @@ bool is_whole(const cuda::Form& form, const cuda::Weight& weight,
     default:
       return true;
   }
+}
+
+bool has_slabs(const cuda::Form& form) noexcept {
+  constexpr int kSlab = 64, kTogether = 32;  // of codes of four bits, sixteen bytes have so many
+  const bool in_groups = form.group == cuda::Group::flat || form.group == cuda::Group::along;
+  return form.whole && form.together == kTogether && form.packing != cuda::Packing::dense &&
+         in_groups && form.n % kSlab == 0 && form.record == 0 && form.zeros == cuda::Zeros::none &&
+         form.codec != cuda::Codec::torchao;
 }
 
 }  // namespace stowage::device

@@ -85,11 +85,11 @@ std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int arch
   for (const char* file : {"dequantize.cuh", "quantize.cuh"})
     made.push_back({file, 0, program_text(form, file, true)});
   if (values == Dtype::f64 || is_cast(storage)) return made;
+  form.slabs = has_slabs(form);
   for (form.x_rows = 1; form.x_rows <= kMostRows; ++form.x_rows)
     if (x_rows.empty() || std::ranges::find(x_rows, form.x_rows) != x_rows.end())
       for (const char* file : {"linear.cuh", "linear_tiles.cuh"})
-        if (std::string_view(file) == "linear.cuh" ||
-            on_tensor_cores(values, form.x_rows, architecture))
+        if (std::string_view(file) == "linear.cuh" || on_tensor_cores(form, {architecture, 1}))
           made.push_back({file, form.x_rows, program_text(form, file, true)});
   return made;
 }

@@ -113,6 +113,11 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
          {&op.weight, &ids, &long_ids, &rows, &out, &refused});
 }
 
+bool on_tensor_cores(const cuda::Form& form, const Facts& facts) noexcept {
+  const bool has_them = facts.architecture >= 80 && form.values != cuda::Number::f32;
+  return has_them && form.whole && (form.slabs || form.x_rows > 1);
+}
+
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
             std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
             void* y, Dtype dtype, const Facts& facts) {
@@ -122,8 +127,9 @@ void linear(Stream& stream, const Storage& storage, const Shape& shape,
   form.x_rows = static_cast<int>(rows);
   const cuda::Weight weight = weight_of(storage, shape, parts);
   form.whole = is_whole(form, weight, {x});
+  form.slabs = has_slabs(form) && weight.row.n % 64 == 0;
   if (shape.rows() == 0 || rows == 0) return;
-  if (form.whole && on_tensor_cores(dtype, rows, facts.architecture)) {
+  if (on_tensor_cores(form, facts)) {
     const std::array<const void*, 4> arguments{&weight, &x, &bias, &y};
     return stream.launch(form, "stowage_linear_tiles",
                          ceil_div<std::int64_t>(shape.rows(), kTile) * kWarps * kWarp,

@@ -40,10 +40,8 @@ struct Facts {
   int architecture, processors;
 };
 /// Whether such products, of whole pieces, are made on tensor cores: those of bf16 came with
-/// architecture 80, and one row leaves them nothing to do.
-constexpr bool on_tensor_cores(Dtype dtype, std::int64_t rows, int architecture) noexcept {
-  return architecture >= 80 && dtype != Dtype::f32 && rows > 1;
-}
+/// architecture 80; one row gains by them where its weights are looked up in tables.
+bool on_tensor_cores(const cuda::Form& form, const Facts& facts) noexcept;
 /// As stowage::linear, of a matrix w [O, K]: y [rows, O] = x [rows, K] w^T + bias; bias may be
 /// null. On tensor cores where the device has those of bf16 and pieces are whole. The same bytes
 /// each time, on each device that has as many processors.

@@ -135,11 +135,12 @@ FAKE cuModuleLoadData(void** module, const void* code) {
        form.group, form.n, form.m, form.scales, form.number, form.record, form.inner, form.zeros,
        form.outer_n);
   form.factor = number();
-  take(form.transposed, form.codec, form.whole, form.floors);
+  take(form.transposed, form.codec, form.whole, form.slabs, form.floors);
   form.least = number(), form.most = number(), form.divisor = number(), form.largest = number();
   for (float& x : form.values16) x = number();
   for (float& x : form.thresholds) x = number();
   for (int& x : form.order) x = static_cast<int>(number());
+  for (std::uint16_t& x : form.halves) x = static_cast<std::uint16_t>(number());
   *module = new stowage::cuda::Form(form);  // as long as the process, as on a device
   return 0;
 }

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/form.h"
 #include "kernel/cuda/form.cuh"
 
 // --- what is said where a program for a device would have constants ------------------------------
@@ -24,11 +25,13 @@ namespace stowage::cuda {
 inline Form form;
 inline float table[16];
 inline int order[16];
+inline std::uint32_t table_planes[8];
 
 inline void set_form(const Form& to) {
   form = to;
   std::memcpy(table, to.values16, sizeof table);
   std::memcpy(order, to.order, sizeof order);
+  std::ranges::copy(device::planes_of(to), table_planes);
 }
 }  // namespace stowage::cuda
 
@@ -206,6 +209,13 @@ inline bool __all_sync(unsigned /*lanes*/, bool mine) {
   });
 }
 inline void __syncthreads() { stowage::cuda::on_host::lanes->meet(); }
+inline std::uint32_t __byte_perm(std::uint32_t a, std::uint32_t b, std::uint32_t which) {
+  const std::uint64_t bytes = a | static_cast<std::uint64_t>(b) << 32;
+  std::uint32_t made = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    made |= static_cast<std::uint32_t>(bytes >> (which >> 4 * i & 7u) * 8 & 0xFFu) << 8 * i;
+  return made;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline std::uint32_t atomicMax(std::uint32_t* at, std::uint32_t x) {
   std::atomic_ref<std::uint32_t> value(*at);

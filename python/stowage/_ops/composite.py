@@ -41,8 +41,8 @@ def _check_subnormals(where: str) -> None:
 def quantize(x: Tensor, storage: int, keep_nonfinite: bool = False) -> list[Tensor]:
     kind = Storage.from_key(storage).for_values(x.dtype)
     check_quantize(x, kind)
-    if (kernels := kernels_of(x.device, kind)) is not None and not keep_nonfinite:
-        made = kernels.quantize(x, kind)
+    if (kernels := kernels_of(x.device, kind)) is not None:
+        made = kernels.quantize(x, kind, keep_nonfinite)
         if made is not None:
             return made  # else what is not finite is named below
     _check_subnormals("stowage::quantize")

@@ -65,9 +65,11 @@ class DeviceKernels:
     def _may_wait(self) -> bool:
         return self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
-    def quantize(self, x: Tensor, storage: Storage) -> list[Tensor] | None:
+    def quantize(
+        self, x: Tensor, storage: Storage, keep_nonfinite: bool = False
+    ) -> list[Tensor] | None:
         """None where values, or their scales, are not finite; while a graph is captured, which must
-        not wait, nobody looks."""
+        not wait, and where the storage keeps what is not finite, nobody looks."""
         x = x.contiguous()
         shape = list(x.shape)
         parts = [
@@ -87,7 +89,9 @@ class DeviceKernels:
             [part.data_ptr() for part in parts],
             working.data_ptr(),
         )
-        if self._may_wait() and library.device_refused(self.index, stream, working.data_ptr()):
+        keeps = storage.codec in ("cast", "bitsandbytes") and not storage.nested
+        looks = self._may_wait() and not (keep_nonfinite and keeps)
+        if looks and library.device_refused(self.index, stream, working.data_ptr()):
             return None
         return parts
 

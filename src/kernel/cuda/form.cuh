@@ -51,12 +51,14 @@ struct Form {
   bool transposed;    // matrices of a stack [E, K, O] lie as [E, O, K]
   Codec codec;        // whose arithmetic makes codes
   bool whole;   // pieces and spans lie in one row and one group, parts and arrays at whole 16 bytes
+  bool slabs;   // 64 elements of a row have one scale, and codes stand for 16 values
   bool floors;  // scales that are powers of two are rounded down
   float least, most, divisor;  // what codes reach, and of what amax a scale is a part
   float largest;               // finite value of the format
   float values16[16];          // of a table, by code
   float thresholds[15];        // between its values in order; of torchao the first that is beyond
   int order[16];               // code of each value in order
+  std::uint16_t halves[16];    // of formats of 16 values: them, rounded to the dtype of the values
   bool operator==(const Form&) const = default;
 };
 

@@ -77,6 +77,128 @@ inline void take_pairs(const void* x, Index first, std::uint32_t (&out)[kMostPai
   }
 }
 
+// --- slabs: four-bit codes by tables in registers, sums scaled
+// ----------------------------------------------------------
+
+inline constexpr int kSlab = 64, kSlabPairs = kSlab / 4 / 2;  // elements of K; pairs of a lane
+
+/// The table: four lower or upper bytes of its halves in a word. It is read once, into registers:
+/// as constants each would be moved there again for each use.
+struct Planes {
+  std::uint32_t lower[4], upper[4];
+};
+inline Planes planes() {
+  Planes made;
+  STOWAGE_UNROLL
+  for (int at = 0; at < 4; ++at)
+    made.lower[at] = table_planes[at], made.upper[at] = table_planes[4 + at];
+  return made;
+}
+/// Byte i: that of the half which code i of four stands for; `which`: their lower three bits,
+/// `side`: places of bytes, 4 more where the fourth bit is set.
+inline std::uint32_t looked_up(const std::uint32_t (&plane)[4], std::uint32_t which,
+                               std::uint32_t side) {
+  const std::uint32_t few = __byte_perm(plane[0], plane[1], which);
+  const std::uint32_t many = __byte_perm(plane[2], plane[3], which);
+  return __byte_perm(few, many, side);
+}
+/// Eight codes as four pairs of halves, in their order.
+inline void pairs_of_codes(const Planes& of, std::uint32_t word, std::uint32_t (&out)[kSlabPairs],
+                           int at) {
+  const bool high_first = form.packing == Packing::high_first;
+  const std::uint32_t which = word & 0x77777777u, side = (word >> 1 & 0x44444444u) | 0x32103210u;
+  STOWAGE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const std::uint32_t lower = looked_up(of.lower, which >> (16 * half), side >> (16 * half));
+    const std::uint32_t upper = looked_up(of.upper, which >> (16 * half), side >> (16 * half));
+    out[at + 2 * half] = __byte_perm(lower, upper, high_first ? 0x4051u : 0x5140u);
+    out[at + 2 * half + 1] = __byte_perm(lower, upper, high_first ? 0x6273u : 0x7362u);
+  }
+}
+struct alignas(8) TwoWords {
+  std::uint32_t word[2];
+};
+/// A lane's part of a slab, from where its codes lie.
+inline void take_slab(const Planes& of, const std::uint8_t* from,
+                      std::uint32_t (&out)[kSlabPairs]) {
+  const TwoWords codes = *reinterpret_cast<const TwoWords*>(from);
+  pairs_of_codes(of, codes.word[0], out, 0);
+  pairs_of_codes(of, codes.word[1], out, 4);
+}
+inline void take_slab(const Words* x, std::uint32_t (&out)[kSlabPairs]) {
+  STOWAGE_UNROLL
+  for (int k = 0; k < kSlabPairs; k += 4) {
+    const Words some = x[k / 4];
+    STOWAGE_UNROLL
+    for (int at = 0; at < 4; ++at) out[k + at] = some.word[at];
+  }
+}
+
+inline Index at_most(Index x, Index most) { return x < most ? x : most; }
+
+/// Adds the slabs of a warp, for rows o and o + 8 of w. Rows that w or x lack are the last ones
+/// once more: what comes of them is put nowhere.
+inline void add_slabs(const Weight& w, Index o, int warp, int g, int t, const void* x,
+                      float (&sums)[kTiles][4]) {
+  const Planes of = planes();
+  const Index rows[2] = {at_most(o, w.rows - 1), at_most(o + 8, w.rows - 1)};
+  const Index mine = t * (kSlab / 4);  // where this lane's part of a slab begins
+  const std::uint8_t* codes[2];
+  const Words* of_x[kTiles];
+  for (int at = 0; at < 2; ++at)
+    codes[at] = w.codes + (static_cast<long long>(rows[at]) * w.row + mine) / 2;
+  for (int some = 0; some < kTiles; ++some)
+    of_x[some] = reinterpret_cast<const Words*>(
+        static_cast<const char*>(x) +
+        (at_most(some * kTileX + g, form.x_rows - 1) * w.row + mine) * 2);
+  for (Index column = warp * kSlab; column < w.row; column += kTileWarps * kSlab) {
+    std::uint32_t upper[kSlabPairs], lower[kSlabPairs], pairs[kSlabPairs];
+    take_slab(of, codes[0] + column / 2, upper);
+    take_slab(of, codes[1] + column / 2, lower);
+    const float scale[2] = {scale_of_span(w, rows[0], column).scale,
+                            scale_of_span(w, rows[1], column).scale};
+    STOWAGE_UNROLL
+    for (int some = 0; some < kTiles; ++some) {
+      if (some * kTileX >= form.x_rows) continue;
+      take_slab(of_x[some] + column / 8, pairs);
+      float products[4] = {};
+      STOWAGE_UNROLL
+      for (int k = 0; k < kSlabPairs; k += 2)
+        multiply_tile(products, upper[k], lower[k], upper[k + 1], lower[k + 1], pairs[k],
+                      pairs[k + 1]);
+      STOWAGE_UNROLL
+      for (int at = 0; at < 4; ++at)
+        sums[some][at] = __fmaf_rn(products[at], scale[at / 2], sums[some][at]);
+    }
+  }
+}
+
+// --- all others
+// -------------------------------------------------------------------------------------
+
+/// Likewise in pieces.
+inline void add_pieces(const Weight& w, Index o, int warp, int g, int t, const void* x,
+                       float (&sums)[kTiles][4]) {
+  for (Index slab = warp; slab * 4 * together() < w.row; slab += kTileWarps) {
+    const Index column = (slab * 4 + t) * together();
+    const bool there = column < w.row;
+    std::uint32_t upper[kMostPairs] = {}, lower[kMostPairs] = {};
+    if (there && o < w.rows) take_pairs(w, o, column, upper);
+    if (there && o + 8 < w.rows) take_pairs(w, o + 8, column, lower);
+    STOWAGE_UNROLL
+    for (int some = 0; some < kTiles; ++some) {
+      if (some * kTileX >= form.x_rows) continue;
+      std::uint32_t of_x[kMostPairs] = {};
+      const int row = some * kTileX + g;
+      if (there && row < form.x_rows) take_pairs(x, row * w.row + column, of_x);
+      STOWAGE_UNROLL
+      for (int k = 0; k < together() / 2; k += 2)
+        multiply_tile(sums[some], upper[k], lower[k], upper[k + 1], lower[k + 1], of_x[k],
+                      of_x[k + 1]);
+    }
+  }
+}
+
 /// As stowage_linear, of whole pieces, for x of bf16 or f16; blocks of kTileWarps warps.
 STOWAGE_KERNEL stowage_linear_tiles(Weight w, const void* x, const void* bias, void* y) {
   __shared__ float shared[kTileWarps][kTile][kTiles * kTileX];
@@ -85,24 +207,10 @@ STOWAGE_KERNEL stowage_linear_tiles(Weight w, const void* x, const void* bias, v
   for (Index tile = blockIdx.x; tile * kTile < w.rows; tile += gridDim.x) {
     const Index o = tile * kTile + g;
     float sums[kTiles][4] = {};
-    for (Index slab = warp; slab * 4 * together() < w.row; slab += kTileWarps) {
-      const Index column = (slab * 4 + t) * together();
-      const bool there = column < w.row;
-      std::uint32_t upper[kMostPairs] = {}, lower[kMostPairs] = {};
-      if (there && o < w.rows) take_pairs(w, o, column, upper);
-      if (there && o + 8 < w.rows) take_pairs(w, o + 8, column, lower);
-      STOWAGE_UNROLL
-      for (int some = 0; some < kTiles; ++some) {
-        if (some * kTileX >= form.x_rows) continue;
-        std::uint32_t of_x[kMostPairs] = {};
-        const int row = some * kTileX + g;
-        if (there && row < form.x_rows) take_pairs(x, row * w.row + column, of_x);
-        STOWAGE_UNROLL
-        for (int k = 0; k < together() / 2; k += 2)
-          multiply_tile(sums[some], upper[k], lower[k], upper[k + 1], lower[k + 1], of_x[k],
-                        of_x[k + 1]);
-      }
-    }
+    if (form.slabs)
+      add_slabs(w, o, warp, g, t, x, sums);
+    else
+      add_pieces(w, o, warp, g, t, x, sums);
     STOWAGE_UNROLL
     for (int some = 0; some < kTiles; ++some) {
       STOWAGE_UNROLL
