@@ -38,10 +38,9 @@ def kept() -> dict[tuple[str, str, int], dict[str, float]]:
 
 def check(storage: str, architecture: int) -> None:
     rows = tool().measured(storage, architecture, tuple(tool().VALUE_BYTES))
-    wanted = {
-        kernel for kernel in tool().VALUE_BYTES if architecture >= 80 or "tiles" not in kernel
-    }
-    assert {row.kernel for row in rows} == wanted
+    kernels = {kernel for of, kernel, on in kept() if (of, on) == (storage, architecture)}
+    assert {row.kernel for row in rows} == kernels
+    assert len(kernels) >= (2 if architecture < 80 else 4)  # tensor cores since 80
     for row in rows:
         was = kept()[storage, row.kernel, architecture]
         assert row.stack == 0, row  # nothing is spilled
