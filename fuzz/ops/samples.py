@@ -197,6 +197,18 @@ NEVER_RIGHT: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "delayed_scale": lambda s: (_T, _T.long() - 9, 0),
     "delayed_weight_scale": lambda s: (_T.long() - 9,),
 }
+# Nor is any call for a device where there is none.
+_WEIGHT = ([0, 0], Storage("int8:row").key, [4, 64])  # addresses, storage, shape
+NEVER_RIGHT |= {
+    "device_start": lambda s: (0, json.dumps({"driver": str(s.folder), "compilers": []})),
+    "device_quantize": lambda s: (0, 0, 0, "F32", *_WEIGHT[1:], _WEIGHT[0], 0),
+    "device_dequantize": lambda s: (0, 0, *_WEIGHT, 0, "BF16"),
+    "device_embedding": lambda s: (0, 0, *_WEIGHT, 0, True, 1, 0, "BF16", 0),
+    "device_linear": lambda s: (0, 0, *_WEIGHT, 0, 1, 0, 0, "BF16"),
+    "device_amax": lambda s: (0, 0, [0], "F32", [4], 0),
+    "device_refused": lambda s: (0, 0, 0),
+}
+SAMPLES |= {"device_working": lambda s: _WEIGHT[1:]}
 SAMPLES |= NEVER_RIGHT | {"read_after": lambda s: (torch.ones(3), _T)}
 # They hand what they are given to ops of torch.
 IN_PYTHON = {

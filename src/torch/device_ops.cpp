@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of CUDA devices for the ops (_ops/device_kernels.py): what they get are addresses of the
 // device, which tensors of torch lend them, and torch's stream; they wait for nothing unless told.
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "stowage/cuda.h"
 #include "torch/arguments.h"
@@ -32,14 +34,22 @@ CudaOps& ops_of(std::int64_t index) {
   return *found->second;
 }
 
-// `options`: JSON of "driver", "compilers" and "folder". Tells what the device is.
+CudaOptions options_of(const std::string& text) {
+  try {
+    const json given = json::parse(text);
+    return {.driver = given.value("driver", ""),
+            .compilers = given.value("compilers", std::vector<std::string>()),
+            .folder = given.value("folder", "")};
+  } catch (const json::exception& error) {
+    throw Error(Code::invalid_argument,
+                std::string("cuda: options must be JSON of driver, compilers and folder, got ") +
+                    error.what());
+  }
+}
+
+// Tells what the device is.
 Tensor device_start(std::int64_t index, const std::string& options) {
-  const json given = json::parse(options);
-  auto made = std::make_unique<CudaOps>(
-      static_cast<int>(index),
-      CudaOptions{.driver = given.value("driver", ""),
-                  .compilers = given.value("compilers", std::vector<std::string>()),
-                  .folder = given.value("folder", "")});
+  auto made = std::make_unique<CudaOps>(static_cast<int>(index), options_of(options));
   const json said = {{"architecture", made->architecture()},
                      {"processors", made->processors()},
                      {"compiler", made->compiler()}};
@@ -61,6 +71,13 @@ Weight weight_at(const Numbers& parts, std::int64_t key, const Numbers& shape) {
   return {storage_from_key(key), Shape(shape), read};
 }
 
+Dtype value_dtype(const std::string& name) {
+  const Dtype dtype = dtype_from_disk_name(name);
+  if (!is_value_dtype(dtype))
+    throw Error(Code::invalid_argument, "cuda: values must be F64, F32, BF16 or F16, got " + name);
+  return dtype;
+}
+
 std::int64_t device_working(std::int64_t key, const Numbers& shape) {
   return static_cast<std::int64_t>(CudaOps::working_bytes(storage_from_key(key), Shape(shape)));
 }
@@ -68,15 +85,14 @@ std::int64_t device_working(std::int64_t key, const Numbers& shape) {
 void device_quantize(std::int64_t index, std::int64_t stream, std::int64_t x,
                      const std::string& dtype, std::int64_t key, const Numbers& shape,
                      const Numbers& parts, std::int64_t working) {
-  ops_of(index).quantize(at(stream), at(x), dtype_from_disk_name(dtype), Shape(shape),
-                         storage_from_key(key), at(parts), at(working));
+  ops_of(index).quantize(at(stream), at(x), value_dtype(dtype), Shape(shape), storage_from_key(key),
+                         at(parts), at(working));
 }
 
 void device_dequantize(std::int64_t index, std::int64_t stream, const Numbers& parts,
                        std::int64_t key, const Numbers& shape, std::int64_t out,
                        const std::string& dtype) {
-  ops_of(index).dequantize(at(stream), weight_at(parts, key, shape), at(out),
-                           dtype_from_disk_name(dtype));
+  ops_of(index).dequantize(at(stream), weight_at(parts, key, shape), at(out), value_dtype(dtype));
 }
 
 void device_embedding(std::int64_t index, std::int64_t stream, const Numbers& parts,
@@ -84,24 +100,28 @@ void device_embedding(std::int64_t index, std::int64_t stream, const Numbers& pa
                       std::int64_t count, std::int64_t out, const std::string& dtype,
                       std::int64_t word) {
   ops_of(index).embedding(at(stream), weight_at(parts, key, shape), at(ids), are_long, count,
-                          at(out), dtype_from_disk_name(dtype),
-                          static_cast<std::uint32_t*>(at(word)));
+                          at(out), value_dtype(dtype), static_cast<std::uint32_t*>(at(word)));
 }
 
 void device_linear(std::int64_t index, std::int64_t stream, const Numbers& parts, std::int64_t key,
                    const Numbers& shape, std::int64_t x, std::int64_t rows, std::int64_t bias,
                    std::int64_t y, const std::string& dtype) {
-  ops_of(index).linear(at(stream), at(x), rows, dtype_from_disk_name(dtype),
-                       weight_at(parts, key, shape), at(bias), at(y));
+  ops_of(index).linear(at(stream), at(x), rows, value_dtype(dtype), weight_at(parts, key, shape),
+                       at(bias), at(y));
 }
 
 void device_amax(std::int64_t index, std::int64_t stream, const Numbers& addresses,
                  const std::string& dtypes, const Numbers& counts, std::int64_t most) {
-  const auto names = json::parse(dtypes).get<std::vector<std::string>>();
+  CudaOps& ops = ops_of(index);
+  std::istringstream names(dtypes);  // with a space between
   std::vector<Values> arrays;
-  for (std::size_t i = 0; i < addresses.size(); ++i)
-    arrays.push_back({at(addresses[i]), dtype_from_disk_name(names[i]), counts[i]});
-  ops_of(index).amax(at(stream), arrays, static_cast<float*>(at(most)));
+  std::string name;
+  while (names >> name && arrays.size() < std::min(addresses.size(), counts.size()))
+    arrays.push_back({at(addresses[arrays.size()]), value_dtype(name), counts[arrays.size()]});
+  if (arrays.size() != addresses.size() || addresses.size() != counts.size())
+    throw Error(Code::invalid_argument,
+                "cuda: arrays must have a dtype and a count each, got " + dtypes);
+  ops.amax(at(stream), arrays, static_cast<float*>(at(most)));
 }
 
 bool device_refused(std::int64_t index, std::int64_t stream, std::int64_t word) {

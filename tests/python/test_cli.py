@@ -204,7 +204,7 @@ def test_python_loads_what_is_packed(tmp_path: Path) -> None:
 def test_what_is_converted_for_servers_is_what_stow_makes(tmp_path: Path) -> None:
     """The listing of docs/serving.md."""
     page = (Path(__file__).resolve().parents[2] / "docs/serving.md").read_text()
-    (listing,) = re.findall(r"```sh\n(.*?)```", page, re.S)
+    (listing,) = re.findall(r"```sh\n(stowage .*?)```", page, re.S)
     program, *arguments = listing.split()
     names = {"model/": MINILM, "served/": tmp_path / "served"}
     assert program == "stowage"
@@ -223,7 +223,8 @@ def test_what_is_converted_for_servers_is_what_stow_makes(tmp_path: Path) -> Non
 def test_the_page_names_every_option_of_every_command() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
     every = {"--version"}
-    for command in ("inspect", "pack", "convert", "unpack", "verify", "plan", "report", "bench"):
+    commands = ("inspect", "pack", "convert", "unpack", "verify", "plan", "report", "bench")
+    for command in (*commands, "compile"):
         assert f"\nstowage {command} " in page
         options = set(re.findall(r"--[a-z][a-z-]*", run(command, "--help")))
         unnamed = [o for o in options if not re.search(rf"{o}(?![a-z-])", page)]

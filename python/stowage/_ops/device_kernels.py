@@ -174,7 +174,7 @@ class DeviceKernels:
             self.index,
             self._stream(),
             [x.data_ptr() for x in held],
-            json.dumps([_NAMES[x.dtype] for x in held]),
+            " ".join(_NAMES[x.dtype] for x in held),
             [x.numel() for x in held],
             most.data_ptr(),
         )
