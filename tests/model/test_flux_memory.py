@@ -95,7 +95,7 @@ def written(path: Path, kind: str, **more: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q8_0", "fp8"])
+@pytest.mark.parametrize("kind", ["fp8", pytest.param("Q8_0", marks=pytest.mark.nightly)])
 def test_the_peak_of_a_load(kind: str, tmp_path: Path) -> None:
     """No more than 1.05 of the file, and its largest tensor; mapped, what is put in order alone. Of
     tensors below 32 MiB, which those of a small file are, the C heap keeps what was freed, in holes

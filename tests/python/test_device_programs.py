@@ -15,7 +15,7 @@ from storages import codec, covering
 
 ROOT = Path(__file__).parent.parent.parent
 SLACK = 1.1
-QUICK = [("f8_e4m3:row", 90), ("nf4", 75), ("mxfp4", 100)]
+QUICK = [("f8_e4m3:row", 75), ("nf4", 90)]
 
 
 @cache
@@ -73,7 +73,7 @@ def check_numbers(storage: str, architecture: int) -> None:
             assert not re.search(r"\bfma\.", text), storage
 
 
-@pytest.mark.parametrize("storage", ["f8_e4m3:row", "nf4:block64:nested"])
+@pytest.mark.parametrize("storage", ["nf4:block64:nested"])
 def test_bytes_come_of_no_fused_flushed_or_approximate_operation(storage: str) -> None:
     check_numbers(storage, 90)
 

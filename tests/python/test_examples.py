@@ -71,7 +71,7 @@ def test_sentences_are_sixty_four_different_ones() -> None:
     assert len(lines) == len(set(lines)) == 64
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_package_of_inductor_runs_without_python(tmp_path: Path) -> None:
     """The listing of docs/serving.md, its lines of the shell, and the values that Python has."""
     page = (ROOT / "docs/serving.md").read_text()

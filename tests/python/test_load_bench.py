@@ -11,7 +11,7 @@ import pytest
 BENCHES = Path(__file__).resolve().parents[2] / "bench/python"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_load_bench_runs_in_a_short_form(tmp_path: Path) -> None:
     small = ["--gigabytes", "0.02", "--rounds", "1", "--threads", "1", "--folder", str(tmp_path)]
     ran = fresh.script(BENCHES / "load.py", *small, "--json")
@@ -21,8 +21,11 @@ def test_the_load_bench_runs_in_a_short_form(tmp_path: Path) -> None:
     assert all(row["seconds"] > 0 and row["ratio"] > 0 for row in rows)
 
 
+GGUF = pytest.param("gguf Q8_0", marks=pytest.mark.nightly)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["fp8 f8_e4m3:block128x128", "gguf Q8_0"])
+@pytest.mark.parametrize("case", ["fp8 f8_e4m3:block128x128", GGUF])
 def test_the_bench_of_dialects_runs_in_a_short_form(case: str, tmp_path: Path) -> None:
     small = ["--gigabytes", "0.01", "--rounds", "1", "--threads", "1", "--folder", str(tmp_path)]
     only = ["--only", case.partition(" ")[2]]
@@ -32,7 +35,7 @@ def test_the_bench_of_dialects_runs_in_a_short_form(case: str, tmp_path: Path) -
     assert row["name"] == case and row["seconds"] > 0 and row["ratio"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bench_of_from_pretrained_runs_in_a_short_form(tmp_path: Path) -> None:
     small = ["--layers", "1", "--width", "256", "--rounds", "1", "--folder", str(tmp_path)]
     ran = fresh.script(BENCHES / "pretrained.py", *small, "--only", "from_pretrained", "--json")

@@ -96,8 +96,13 @@ def converted(source: Path, to: Path, dialect: str, storage: str) -> Path:
     return to
 
 
+# In every run one that lies as kernels take it, one that is put in order, and one in tiles.
+QUICK = ("fp8", "gptq", "comfyui")
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in KINDS if name not in QUICK]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", KINDS)
+@pytest.mark.parametrize("dialect", [*QUICK, *NIGHTLY])
 def test_the_peak_of_a_load(dialect: str, source: Path, tmp_path: Path) -> None:
     """No more than 1.05 of the file, and its largest tensor; mapped, what is put in order alone."""
     storage, in_place = KINDS[dialect]
