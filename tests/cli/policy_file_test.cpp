@@ -10,9 +10,9 @@ using testing::HasSubstr;
 class PolicyFile : public Program {
  protected:
   PolicyFile() { write_model(path("m.safetensors"), small_model()); }
-  void write(const std::string& json) const { write_text(path("policy.json"), json); }
-  std::string refusal(const std::string& json) const {
-    write(json);
+  void write(const std::string& text) const { write_text(path("policy.json"), text); }
+  std::string refusal(const std::string& text) const {
+    write(text);
     return expect_failure(2, {"pack", "m.safetensors", "o", "--policy", "policy.json"});
   }
 };
