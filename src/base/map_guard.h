@@ -24,7 +24,8 @@ namespace stowage {
 inline constexpr std::size_t kMostMappings = 16384;
 
 /// Puts bytes where a page was touched that has none, and says whether it could. It runs inside of
-/// a signal handler: it may only load, store and make system calls, as long as nothing is wrong.
+/// a signal handler: it may only load, store and make system calls, as long as nothing is wrong, on
+/// a stack that may have been given by others (Python's faulthandler gives 8 KiB and some).
 struct MapFiller {
   bool (*fill)(void* self, const void* address) noexcept = nullptr;
   void* self = nullptr;

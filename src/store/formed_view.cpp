@@ -112,12 +112,14 @@ bool FormedViews::fill(void* self, const void* address) noexcept {
 
 bool FormedViews::fill_part(std::size_t part) {
   const ViewedPart& of = parts_[part];
-  const Pages held(std::max<std::uint64_t>(ceil_div(of.held, kPage), 1) * kPage);
+  const std::uint64_t all = std::max<std::uint64_t>(ceil_div(of.held, kPage), 1) * kPage;
+  const Pages held(sizeof(Room) + all);  // the room not on the stack, which a handler has little of
   Pages made(pages(part));
   if (held.data() == nullptr || made.data() == nullptr) return false;
-  if (!read_all(of.file->descriptor(), of.offset, {held.data(), of.held})) return false;
-  form_part(of.form, {of.place, {held.data(), of.held}}, of.shape, Dtype::f32,
-            {made.data(), of.bytes});
+  const std::span bytes(held.data() + sizeof(Room), of.held);
+  if (!read_all(of.file->descriptor(), of.offset, bytes)) return false;
+  form_part(of.form, {of.place, bytes}, of.shape, Dtype::f32, {made.data(), of.bytes}, 0,
+            *reinterpret_cast<Room*>(held.data()));
   if (!made.move_to(address(part))) return false;
   note(part);
   return true;

@@ -134,13 +134,16 @@ bool is_nothing(const FormedTensor& tensor, const Shape& part) {
   return part.elements() == 0 && tensor.bytes.empty();  // however many rows of nothing
 }
 
+std::size_t bytes_of_numbers(const PartForm& form, const Shape& part) {
+  return static_cast<std::size_t>(part.elements() * std::max(form.in_part / 8, 1));
+}
+
 std::size_t bytes_of_part(const PartForm& form, const FormedTensor& tensor, const Shape& part) {
   if (form.one) return sizeof kOne;
   if (form.rounded || form.is_whole() || is_nothing(tensor, part)) return tensor.bytes.size();
   if (is_block(form)) return bytes_of_blocks(form, part);
   if (is_string(form)) return static_cast<std::size_t>(part.elements());
-  const Frame frame(form, part);
-  return static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8);
+  return bytes_of_numbers(form, part);
 }
 
 std::size_t bytes_of(const PartForm& form, const Frame& frame) {
@@ -197,13 +200,19 @@ Bytes part_of_tensor(const PartForm& form, const FormedTensor& tensor, const Sha
 
 void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
                std::span<std::byte> out, std::int64_t row_bytes) {
+  Room room;
+  form_part(form, tensor, part, compute, out, row_bytes, room);
+}
+
+void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
+               std::span<std::byte> out, std::int64_t row_bytes, Room& room) {
   if (form.rounded) return round_all(tensor.bytes, compute, out.data());
   if (form.one) return put_value(out.data(), 0, kOne);
   if (form.is_whole()) return void(std::ranges::copy(tensor.bytes, out.begin()));
   if (is_nothing(tensor, part)) return;
   if (is_block(form)) return part_of_blocks(form, tensor, part, out);
   if (is_string(form)) return part_of_strings(form, tensor, part, out);
-  const Frame frame(form, part, row_bytes);
+  const Frame frame(form, part, room, row_bytes);
   if (tensor.bytes.size() != bytes_of(form, frame))
     refuse(Refusal::dialect_part, tensor.place,
            formatted("{} bytes for {} words of {} bits", tensor.bytes.size(),
@@ -224,11 +233,12 @@ Bytes tensor_of_part(const PartForm& form, std::span<const std::byte> bytes, con
   if (part.elements() == 0 && bytes.empty()) return {};
   if (is_block(form)) return blocks_of_part(form, bytes, part);
   if (is_string(form)) return strings_of_part(form, bytes, part);
-  const Frame frame(form, part);
-  if (bytes.size() != static_cast<std::size_t>(frame.rows * frame.columns * form.in_part / 8))
+  if (bytes.size() != bytes_of_numbers(form, part))
     throw Error(Code::invalid_argument,
                 formatted("a part must have numbers of {} bits, got {} bytes for {}", form.in_part,
                           bytes.size(), to_string(part)));
+  Room room;
+  const Frame frame(form, part, room);
   Bytes made(bytes_of(form, frame));
   const Moved moved = move_to_tensor(frame, bytes.data(), made.data());
   with_word(form, [&]<class Word>(Word) { write_words<Word>(frame, moved, bytes.data(), made); });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "store/part_blocks.h"
+#include "store/part_frame.h"
 #include "store/part_strings.h"
 #include "stowage/file.h"
 
@@ -28,5 +29,8 @@ std::vector<std::byte> part_of_tensor(const PartForm& form, const FormedTensor& 
 /// the part lie there, up to its end. Where nothing is refused no memory is allocated.
 void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
                std::span<std::byte> out, std::int64_t row_bytes = 0);
+/// The same for who has a small stack: less than 6 KiB are taken of it.
+void form_part(const PartForm& form, const FormedTensor& tensor, const Shape& part, Dtype compute,
+               std::span<std::byte> out, std::int64_t row_bytes, Room& room);
 
 }  // namespace stowage

@@ -37,11 +37,21 @@ inline Shape shape_of_words(const PartForm& form, const Shape& part) {
   return {rows, columns};
 }
 
+/// Where lines are gathered before they are written: memory of the nearest cache, whose owner knows
+/// how large a stack it has. Few bytes of it are left to a handler of signals.
+struct alignas(64) Room {
+  std::byte bytes[40 << 10];
+};
+
 /// A word is named by its place along the axis of its numbers, and across it.
 struct Frame {
   /// `row_bytes`: from one row of the part to the next in memory; 0: they lie together.
-  Frame(const PartForm& of, const Shape& part, std::int64_t row_bytes = 0)
-      : form(of), run(of.word / of.in_file), rows(part.rows()), columns(part.row_elements()) {
+  Frame(const PartForm& of, const Shape& part, Room& lines, std::int64_t row_bytes = 0)
+      : form(of),
+        room(lines),
+        run(of.word / of.in_file),
+        rows(part.rows()),
+        columns(part.row_elements()) {
     if (of.in_part == 4) columns *= 2;
     if (of.folded) columns = rows * columns / run, rows = run;
     pitch = row_bytes == 0 ? columns : row_bytes * 8 / of.in_part;
@@ -68,6 +78,7 @@ struct Frame {
   std::int64_t row_bytes() const { return pitch * form.in_part / 8; }
 
   const PartForm& form;
+  Room& room;
   std::int64_t run;                      // numbers in a word
   std::int64_t rows, columns, pitch;     // of the part; numbers from a row to the next
   std::int64_t length, width;            // of the part along the axis, and across

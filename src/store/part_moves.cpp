@@ -32,12 +32,12 @@ void flip_words(const std::byte* from, std::byte* to, std::int64_t bytes, std::u
   for (; i < bytes; ++i) to[i] = from[i] ^ static_cast<std::byte>(flip);
 }
 template <class Word>
-void turn_all(const Square<const std::byte>& from, const Square<std::byte>& to,
-              std::uint32_t flip) {
+void turn_all(const Square<const std::byte>& from, const Square<std::byte>& to, std::uint32_t flip,
+              Room& room) {
   std::int64_t done = 0;
   if constexpr (sizeof(Word) == 4) {
     if (to.rows == kLineWords) done = from.rows / kLineWords * kLineWords;
-    if (done != 0) turn_words({from.data, from.step, done}, to, flip);
+    if (done != 0) turn_words({from.data, from.step, done}, to, flip, room);
   }
   for (std::int64_t i = done; i < from.rows; ++i)
     for (std::int64_t k = 0; k < to.rows; ++k)
@@ -68,9 +68,11 @@ Moved move_words(const Frame& frame, const std::byte* from, std::byte* to) {
       const std::int64_t along = std::min(kAlong, wholes - i);
       const std::int64_t across = std::min(kAcross, frame.rows - row);
       if constexpr (kBack)
-        turn_all<Word>({from + part, row_bytes, across}, {to + tensor, down, along}, flip);
+        turn_all<Word>({from + part, row_bytes, across}, {to + tensor, down, along}, flip,
+                       frame.room);
       else
-        turn_all<Word>({from + tensor, down, along}, {to + part, row_bytes, across}, flip);
+        turn_all<Word>({from + tensor, down, along}, {to + part, row_bytes, across}, flip,
+                       frame.room);
     }
   }
   finish_lines();

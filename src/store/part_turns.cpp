@@ -68,15 +68,15 @@ void pair(const std::byte* from, std::int64_t step, LinePairs& to) {
 
 // Rows of the part, so far apart that they share no place in the nearest cache.
 constexpr std::int64_t kApart = (kLinesBeside + 1) * kLine;
-using Gathered = std::array<std::byte, kRows * kApart>;
+static_assert(kRows * kApart <= sizeof(Room::bytes));
 
 // A line of each of some rows of the tensor.
-void gather_codes(const Frame& frame, const std::byte* from, std::int64_t rows, Gathered& to) {
+void gather_codes(const Frame& frame, const std::byte* from, std::int64_t rows, std::byte* to) {
   const std::int64_t step = frame.step_across * 4;
   for (std::int64_t k = 0; k < rows; k += kPairRows) {
     LinePairs pairs;
     pair(from + k * step, step, pairs);
-    std::byte* row = to.data() + k / 2;  // of the first word
+    std::byte* row = to + k / 2;  // of the first word
     for (const Pairs& of : pairs) {
       const Sixteens even = turned(of.even), odd = turned(of.odd);
       for (std::size_t i = 0; i < kSixteen; ++i) {
@@ -92,8 +92,9 @@ void gather_codes(const Frame& frame, const std::byte* from, std::int64_t rows, 
 }  // namespace
 
 void turn_words(const Square<const std::byte>& from, const Square<std::byte>& to,
-                std::uint32_t flip) {
-  alignas(kLine) std::array<std::array<std::uint32_t, kWordsBeside>, kLineWords> gathered;
+                std::uint32_t flip, Room& room) {
+  constexpr std::int64_t kRowBytes = kWordsBeside * 4;
+  static_assert(kLineWords * kRowBytes <= sizeof(Room::bytes));
   for (std::int64_t i = 0; i < from.rows; i += kQuad) {
     for (std::int64_t k = 0; k < kLineWords; k += kQuad) {
       Quads quads;
@@ -103,17 +104,16 @@ void turn_words(const Square<const std::byte>& from, const Square<std::byte>& to
             flip;
       quads = turned(quads);
       for (std::size_t j = 0; j < kQuad; ++j)
-        std::memcpy(&gathered[static_cast<std::size_t>(k) + j][static_cast<std::size_t>(i)],
-                    &quads[j], sizeof quads[j]);
+        std::memcpy(room.bytes + (k + static_cast<std::int64_t>(j)) * kRowBytes + i * 4, &quads[j],
+                    sizeof quads[j]);
     }
   }
-  for (std::size_t k = 0; k < gathered.size(); ++k)
-    put_lines(reinterpret_cast<const std::byte*>(gathered[k].data()),
-              to.data + static_cast<std::int64_t>(k) * to.step, from.rows * 4);
+  for (std::int64_t k = 0; k < kLineWords; ++k)
+    put_lines(room.bytes + k * kRowBytes, to.data + k * to.step, from.rows * 4);
 }
 
 Turned turn_codes(const Frame& frame, const std::byte* from, std::byte* to) {
-  alignas(kLine) Gathered gathered;
+  std::byte* const gathered = frame.room.bytes;
   const std::int64_t along = frame.rows / kRun / kLineWords * kLineWords;
   const std::int64_t across = frame.columns / kPairRows * kPairRows, row_bytes = frame.row_bytes();
   for (std::int64_t k = 0; k < across; k += kCodesBeside) {
@@ -121,8 +121,7 @@ Turned turn_codes(const Frame& frame, const std::byte* from, std::byte* to) {
     for (std::int64_t i = 0; i < along; i += kLineWords) {
       gather_codes(frame, from + (k * frame.step_across + i) * 4, count, gathered);
       for (std::int64_t row = 0; row < kRows; ++row)
-        put_lines(gathered.data() + row * kApart, to + (i * kRun + row) * row_bytes + k / 2,
-                  count / 2);
+        put_lines(gathered + row * kApart, to + (i * kRun + row) * row_bytes + k / 2, count / 2);
     }
   }
   finish_lines();

@@ -25,7 +25,7 @@ inline constexpr std::int64_t kCodesBeside = kLinesBeside * kLineCodes;
 /// Words of 32 bits of so many rows, at most kWordsBeside and a multiple of kLineWords, become
 /// those of kLineWords rows.
 void turn_words(const Square<const std::byte>& from, const Square<std::byte>& to,
-                std::uint32_t flip);
+                std::uint32_t flip, Room& room);
 
 /// What has been turned: words of the tensor along, and across.
 struct Turned {

@@ -6,9 +6,22 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "device/host_kernels.h"
+
+namespace {
+template <class T>
+T* kept(T made) {  // as long as the process, as on a device
+  static std::mutex mutex;
+  static std::deque<T> all;
+  const std::lock_guard lock(mutex);
+  return &all.emplace_back(std::move(made));
+}
+}  // namespace
 
 extern "C" {
 __attribute__((visibility("default"))) int fake_contexts = 0, fake_objects = 0, fake_retained = 0;
@@ -141,12 +154,12 @@ FAKE cuModuleLoadData(void** module, const void* code) {
   for (float& x : form.thresholds) x = number();
   for (int& x : form.order) x = static_cast<int>(number());
   for (std::uint16_t& x : form.halves) x = static_cast<std::uint16_t>(number());
-  *module = new stowage::cuda::Form(form);  // as long as the process, as on a device
+  *module = kept(form);
   return 0;
 }
 FAKE cuModuleGetFunction(void** function, void* module, const char* name) {
   if (!stowage::cuda::on_host::has_kernel(name)) return 500;
-  *function = new Function{*static_cast<stowage::cuda::Form*>(module), name};
+  *function = kept(Function{*static_cast<stowage::cuda::Form*>(module), name});
   return 0;
 }
 __attribute__((visibility("default"))) int fake_launches = 0;

@@ -156,6 +156,16 @@ def test_sizes_notice(tmp_path: Path, files: dict[str, str], complaint: str) -> 
     assert status == 1 and complaint in text, text
 
 
+def test_sizes_notice_what_git_has(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "core").write_bytes(b"0" * (1 << 20) + b"1")
+    assert run("check_sizes", tmp_path)[0] == 0
+    subprocess.run([*git, "add", "core"], check=True)
+    status, text = run("check_sizes", tmp_path)
+    assert status == 1 and "core: 1048577 bytes, cap 1048576" in text, text
+
+
 def test_sizes_leave_classes_and_tables_alone(tmp_path: Path) -> None:
     members = "  int f() { return '{'; }\n" * 70
     table = "constexpr int kTable[] = {\n" + "    1,\n" * 70 + "};\n"
