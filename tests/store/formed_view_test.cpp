@@ -86,7 +86,7 @@ TEST(FormedViews, AreFormedOnASmallStack) {
     // Numbers that the part has: bits of none of them are 0.
     const std::vector<std::byte> none = part_of_tensor(form, {{"f", "t", 0}, tensor}, shape, {});
     std::vector<std::byte> part(none.size());
-    const unsigned mask = form.in_part == 4 ? 255u : (1u << std::min<int>(form.in_file, 8)) - 1;
+    const unsigned mask = form.in_part == 8 ? (1u << form.in_file) - 1 : 255u;
     for (std::byte& byte : part) byte = static_cast<std::byte>((random() & mask) - form.bias);
     tensor = tensor_of_part(form, part, shape);
     begins.push_back(text.size());
@@ -113,6 +113,20 @@ TEST(FormedViews, AreFormedOnASmallStack) {
             << form_key(kCases[i].form);
   });
   EXPECT_EQ(mappings_damaged(), 0u);
+}
+
+// Bits that no number has: as if the file had lost its bytes, and the thread goes on.
+TEST(FormedViews, AreZerosWhereThePartIsRefused) {
+  const PartForm form{.in_file = 3, .in_part = 3, .word = 32};  // two bits of a word are spare
+  const Shape shape{24, 120};
+  const std::size_t bytes = 24 * 32 * 4;
+  const Scratch folder;
+  const MappedFile file(folder.write("parts", std::string(bytes, '\xff')));
+  const FormedViews views({{&file, 0, bytes, {"f", "t", 0}, form, shape, 24 * 120}});
+  with_small_stack([&] {
+    EXPECT_EQ(std::ranges::count(std::span(views.address(0), 24 * 120), std::byte{}), 24 * 120);
+  });
+  EXPECT_EQ(mappings_damaged(), 1u);
 }
 
 }  // namespace
