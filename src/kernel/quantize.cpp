@@ -100,7 +100,8 @@ class Coder {
         most_(job.form.scale.type == Dtype::f16 ? 65504.0f : std::numeric_limits<float>::max()),
         scales_(job.parts[1]),
         outers_(stands_under_one(job.form) ? static_cast<const float*>(job.parts[2]) : nullptr),
-        under_one_(under_one) {
+        under_one_(under_one),
+        quick_(job.storage.codes == Codes::int8) {
     const QuantizeKernels& kernels = job.kernels.quantize;
     const auto& encode = kZero                        ? kernels.encode_from
                          : stands_under_one(job.form) ? kernels.divide  // no reciprocal of products
@@ -108,20 +109,21 @@ class Coder {
     encode_ = encode[job.codes()][job.in()];
   }
 
-  /// Of n elements from i on, for each group of `group`.
-  void reach(std::int64_t i, std::int64_t n, std::int64_t group, Reach* out) const {
+  /// Of n elements from i on, for each group of `group`. `asked`: as ManyValues has it.
+  void reach(std::int64_t i, std::int64_t n, std::int64_t group, bool asked, Reach* out) const {
     if constexpr (kZero)
       job_.kernels.quantize.reach[job_.in()](job_.at(i), n, group, out);
     else
-      job_.kernels.quantize.amaxes[job_.in()](job_.at(i), n, group, out);
+      job_.kernels.quantize.amaxes[job_.in()](
+          {job_.at(i), n, group, asked, quick_ ? job_.code(i) : nullptr}, out);
   }
   void reach(const Groups& groups, const Groups::Some& some, Reach* out) const {
     if constexpr (kZero)
       if (groups.group == 1) return reach_each(job_, groups, some, out);
-    reach(some.begin, some.size, groups.group, out);
+    reach(some.begin, some.size, groups.group, some.rows == 1, out);
     Reach more[Groups::kTogether];
     for (std::int64_t row = 1; row < some.rows; ++row) {
-      reach(some.begin + row * groups.step, some.size, groups.group, more);
+      reach(some.begin + row * groups.step, some.size, groups.group, false, more);
       for (std::int64_t i = 0; i < some.n; ++i) take(out[i], more[i]);
     }
   }
@@ -281,6 +283,7 @@ class Coder {
   void* scales_;
   const float* outers_;     // over scales, where they stand under numbers
   std::int64_t under_one_;  // so many under each
+  bool quick_;              // encoded before their lines are there
 };
 
 /// Groups of at most a chunk, or of rows: a task takes several and reads each twice, the second
@@ -314,7 +317,7 @@ std::uint32_t quantize_large_group(const QuantizeJob& job, const Coder<kZero>& c
   Largest below, above;
   for_each_chunk(job.executor, one.size, kChunkElements, [&](std::int64_t begin, std::int64_t end) {
     Reach reach;
-    coder.reach(one.begin + begin, end - begin, end - begin, &reach);
+    coder.reach(one.begin + begin, end - begin, end - begin, false, &reach);
     if constexpr (kZero) below.take(reach.below), above.take(reach.above);
     if constexpr (!kZero) above.take(reach);
   });
@@ -348,7 +351,7 @@ bool put_outers(const QuantizeJob& job, const Shape& shape) {
       std::uint32_t reach[Groups::kTogether];
       for (std::int64_t some = 0; from < to; from += some) {
         some = std::min(to - from, Groups::kTogether);
-        amaxes(job.at(from * each), some * each, each, reach);
+        amaxes({job.at(from * each), some * each, each}, reach);
         for (std::int64_t i = 0; i < some; ++i) outers[from + i] = float_of(reach[i]);
       }
     });

@@ -12,9 +12,17 @@ inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
 
 /// The largest |x| of n values. f64 is rounded to fp32 first.
 using AmaxKernel = std::uint32_t (*)(const void* x, std::int64_t n) noexcept;
-/// The largest |x| of each group of `group` values of n; the last group may be short.
-using AmaxesKernel = void (*)(const void* x, std::int64_t n, std::int64_t group,
-                              std::uint32_t* out) noexcept;
+/// The largest |x| of each group of `group` values of n; the last group may be short. `asked`: who
+/// encoded the values before these has asked for these, which are then read without asking, so that
+/// there is time to ask for the lines that `codes` of 8 bits go to; null: for none.
+struct ManyValues {
+  const void* x;
+  std::int64_t n;
+  std::int64_t group;
+  bool asked = false;
+  const void* codes = nullptr;
+};
+using AmaxesKernel = void (*)(const ManyValues& values, std::uint32_t* out) noexcept;
 /// How far values lie below and above 0, as AmaxKernel has it: bits of -min(x, 0) and of max(x, 0).
 struct Extremes {
   std::uint32_t below, above;

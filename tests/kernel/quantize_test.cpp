@@ -289,7 +289,7 @@ STOWAGE_ON_EACH_ISA(Quantize, TouchesNothingOutsideItsInputsAndCodes) {
     check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) { kernels.amax[i](x, n); });
     check_lengths(in, 0, [&](const void* x, std::int64_t n, void*) {
       std::uint32_t most[100];
-      kernels.amaxes[i](x, n, 38, most);
+      kernels.amaxes[i]({x, n, 38}, most);
       Extremes ends[100];
       kernels.reach[i](x, n, 38, ends);
     });

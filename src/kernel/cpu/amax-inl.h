@@ -40,14 +40,15 @@ void for_each_step(const void* x, std::int64_t n, Body&& body, std::int64_t ahea
 }
 
 /// bf16 in quads of vectors: each I of a pair holds two elements a lane, the first in the low half.
-/// Calls body(pairs, i) for 4 kWidth elements at a time, and returns where it ended: before n.
+/// Calls body(pairs, i) for 4 kWidth elements at a time, and returns where it ended: before n. Asks
+/// for nothing where `ahead` is 0.
 template <int kLocality, class Body>
 std::int64_t for_each_quad(const void* x, std::int64_t n, std::int64_t ahead, Body&& body) {
   constexpr std::int64_t kQuad = 4 * kWidth;
   const auto* from = static_cast<const char*>(x);
   std::int64_t i = 0;
   for (; i + kQuad <= n; i += kQuad) {
-    for (int line = 0; line < (kQuad * 2 + 63) / 64; ++line)
+    for (int line = 0; ahead != 0 && line < (kQuad * 2 + 63) / 64; ++line)
       __builtin_prefetch(from + 2 * i + 64 * line + ahead, 0, kLocality);
     body({load_as<I>(from + 2 * i), load_as<I>(from + 2 * i + 4 * kWidth)}, i);
   }
@@ -63,13 +64,22 @@ inline I larger(H bf16) {
   return max(pairs << 16, pairs & kUpper);
 }
 
-template <Dtype kIn>
-std::uint32_t amax(const void* x, std::int64_t n) noexcept {
+/// What is asked for while largest magnitudes are looked for.
+enum class Asks : std::uint8_t { values, codes, nothing };
+/// Encoding would wait for the lines of its codes; with shorter vectors it takes long enough.
+constexpr bool kWaitsForCodes = kWidth >= 16;
+
+template <Dtype kIn, Asks kAsks>
+std::uint32_t amax(const void* x, std::int64_t n, const void* codes) noexcept {
   std::int64_t done = 0;
   I most{};
   if constexpr (kIn == Dtype::bf16) {
     H halves{};
-    done = for_each_quad<2>(x, n, kAhead, [&](const I(&pairs)[2], std::int64_t) {
+    constexpr std::int64_t kFar = kAsks == Asks::values ? kAhead : 0;
+    done = for_each_quad<2>(x, n, kFar, [&](const I(&pairs)[2], std::int64_t i) {
+      if constexpr (kAsks == Asks::codes)
+        for (int line = 0; line < (4 * kWidth + 63) / 64; ++line)
+          __builtin_prefetch(static_cast<const char*>(codes) + i + 64 * line, 1);
       halves = max(halves, max(magnitudes(pairs[0]), magnitudes(pairs[1])));
     });
     most = larger(halves);
@@ -78,6 +88,10 @@ std::uint32_t amax(const void* x, std::int64_t n) noexcept {
       static_cast<const char*>(x) + done * bytes_of(kIn), n - done,
       [&](const char* from, int, std::int64_t) { most = max(most, magnitude(load<kIn>(from))); });
   return Lanes::largest(most);
+}
+template <Dtype kIn>
+std::uint32_t amax(const void* x, std::int64_t n) noexcept {
+  return amax<kIn, Asks::values>(x, n, nullptr);
 }
 
 /// n values in groups of `group`, the last of which may be short.
@@ -128,16 +142,34 @@ void for_each_group(const Grouped& all, Begin&& begin, Step&& step, End&& end) {
   }
 }
 
+/// How far ahead encoding asks: bytes that were just read for their scales are near; what comes
+/// after them is not.
+inline std::int64_t ahead_of(std::int64_t bytes) {
+  constexpr std::int64_t kNear = 16384;
+  return kAhead < bytes && bytes <= kNear ? bytes : kAhead;
+}
+
 /// Groups of so many values pay for a call of their own.
 constexpr std::int64_t kLong = 128;
 
+template <Dtype kIn, Asks kAsks>
+void amaxes_long(const ManyValues& all, std::uint32_t* out) {
+  for (std::int64_t i = 0; i < all.n; i += all.group) {
+    const auto* codes = static_cast<const char*>(all.codes);
+    if constexpr (kAsks == Asks::codes) codes += i;
+    *out++ = amax<kIn, kAsks>(static_cast<const char*>(all.x) + i * bytes_of(kIn),
+                              all.n - i < all.group ? all.n - i : all.group, codes);
+  }
+}
+
 template <Dtype kIn>
-void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* out) noexcept {
-  if (group >= kLong) {
-    for (std::int64_t i = 0; i < n; i += group)
-      *out++ =
-          amax<kIn>(static_cast<const char*>(x) + i * bytes_of(kIn), n - i < group ? n - i : group);
-    return;
+void amaxes(const ManyValues& all, std::uint32_t* out) noexcept {
+  if (all.group >= kLong) {
+    const std::int64_t bytes = all.n * bytes_of(kIn);
+    if (!all.asked || ahead_of(bytes) != bytes) return amaxes_long<kIn, Asks::values>(all, out);
+    if constexpr (kWaitsForCodes)
+      if (all.codes != nullptr) return amaxes_long<kIn, Asks::codes>(all, out);
+    return amaxes_long<kIn, Asks::nothing>(all, out);
   }
   I most{};
   H halves{};  // of bf16
@@ -151,9 +183,10 @@ void amaxes(const void* x, std::int64_t n, std::int64_t group, std::uint32_t* ou
   };
   if constexpr (kIn == Dtype::bf16)
     for_each_group<kIn, 2, 4 * kWidth, 2 * kWidth, kWidth>(
-        {x, n, group}, begin, step, [&] { *out++ = Lanes::largest(max(most, larger(halves))); });
+        {all.x, all.n, all.group}, begin, step,
+        [&] { *out++ = Lanes::largest(max(most, larger(halves))); });
   else
-    for_each_group<kIn, 3, kWidth>({x, n, group}, begin, step,
+    for_each_group<kIn, 3, kWidth>({all.x, all.n, all.group}, begin, step,
                                    [&] { *out++ = Lanes::largest(most); });
 }
 

@@ -144,12 +144,6 @@ I cast_pair(I pair, H magnitudes) {
   return float8_pair<kCodes>(pair, as_pairs(magnitudes < most ? magnitudes : most), splat(1.0f));
 }
 
-/// Bytes that were just read for their scales are near; what comes after them is not.
-inline std::int64_t ahead_of(std::int64_t bytes) {
-  constexpr std::int64_t kNear = 16384;
-  return kAhead < bytes && bytes <= kNear ? bytes : kAhead;
-}
-
 /// begin() takes the numbers of the next group, code(v) makes the codes of a vector of its values
 /// and code_pair(pair), if formats of 8 bits have it, those of two bf16 a lane, a code a half.
 template <Codes kCodes, Dtype kIn, class Begin, class Code, class CodePair = std::nullptr_t>
