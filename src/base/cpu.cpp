@@ -34,13 +34,17 @@ CpuFeatures detect() noexcept {
   found.f16c = bit(c, 29);
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
   found.avx2 = bit(b, 5);
+  std::uint32_t more = 0, unused = 0;
+  if (a >= 1) __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
+  found.avxvnni = bit(more, 4);
   if ((registers & 0xe6) != 0xe6) return found;
   found.avx512f = bit(b, 16);
   found.avx512dq = bit(b, 17);
   found.avx512bw = bit(b, 30);
   found.avx512vl = bit(b, 31);
   found.avx512vbmi = bit(c, 1);
-  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) found.avx512bf16 = bit(a, 5);
+  found.avx512vnni = bit(c, 11);
+  found.avx512bf16 = bit(more, 5);
   return found;
 }
 #else

@@ -6,16 +6,18 @@
 namespace stowage {
 
 struct CpuFeatures {
-  bool avx2 = false, f16c = false, fma = false;
+  bool avx2 = false, f16c = false, fma = false, avxvnni = false;
   bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
-  bool avx512vbmi = false, avx512bf16 = false;
+  bool avx512vbmi = false, avx512vnni = false, avx512bf16 = false;
 
   /// What the avx2 and the avx512 files of kernel/cpu are compiled for.
   bool runs_avx2() const noexcept { return avx2 && f16c && fma; }
   bool runs_avx512() const noexcept {
     return runs_avx2() && avx512f && avx512bw && avx512vl && avx512dq;
   }
-  bool runs_avx512bf16() const noexcept { return runs_avx512() && avx512vbmi && avx512bf16; }
+  bool runs_avx512bf16() const noexcept {
+    return runs_avx512() && avx512vbmi && avx512vnni && avx512bf16;
+  }
 };
 
 /// Looked up once; all false on other architectures.

@@ -15,20 +15,38 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
-extern const BytesKernels kAvx2Bytes;
+extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes;
 
 namespace {
+Kernels with(const Kernels& table, const BytesKernels& bytes) {
+  Kernels better = table;
+  better.linear.bytes = bytes;
+  if (table.isa == Isa::avx2) return better;
+  // Vectors of 512 bits hold twice the products of fp32, and between those of 256, in which
+  // products of bytes are, they hold these up.
+  better.linear.bytes.most_long = 1;
+  better.scales.q4_k = kAvx2Kernels.scales.q4_k;
+  return better;
+}
 const Kernels& with_bytes() {
-  static const Kernels table = [] {
-    Kernels better = kAvx2Kernels;
-    better.linear.bytes = kAvx2Bytes;
-    return better;
-  }();
+  static const Kernels table = with(kAvx2Kernels, kAvx2Bytes);
+  return table;
+}
+const Kernels& with_vnni() {
+  static const Kernels table = with(kAvx2Kernels, kAvx2VnniBytes);
+  return table;
+}
+const Kernels& with_512() {
+  static const Kernels table = with(kAvx512Kernels, kAvx2Bytes);
+  return table;
+}
+const Kernels& with_512_vnni() {
+  static const Kernels table = with(kAvx512Kernels, kAvx512VnniBytes);
   return table;
 }
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
-    Kernels better = kAvx512Kernels;
+    Kernels better = with_512_vnni();
     better.dequantize = kAvx512VbmiDequantize;
     return better;
   }();
@@ -65,8 +83,10 @@ std::vector<NamedKernels> every_kernels() {
 #if defined(__x86_64__)
   const CpuFeatures& cpu = cpu_features();
   tables.push_back({"avx2", cpu.runs_avx2() ? &with_bytes() : nullptr});
-  tables.push_back({"avx512", cpu.runs_avx512() ? &kAvx512Kernels : nullptr});
-  const bool vbmi = cpu.runs_avx512() && cpu.avx512vbmi;
+  tables.push_back({"avx2+vnni", cpu.runs_avx2() && cpu.avxvnni ? &with_vnni() : nullptr});
+  tables.push_back({"avx512", cpu.runs_avx512() ? &with_512() : nullptr});
+  const bool vnni = cpu.runs_avx512() && cpu.avx512vnni, vbmi = vnni && cpu.avx512vbmi;
+  tables.push_back({"avx512+vnni", vnni ? &with_512_vnni() : nullptr});
   tables.push_back({"avx512+vbmi", vbmi ? &with_vbmi() : nullptr});
   tables.push_back({"avx512bf16", cpu.runs_avx512bf16() ? &with_bf16() : nullptr});
 #endif

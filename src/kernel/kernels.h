@@ -31,7 +31,7 @@ const Kernels& kernels();
 const Kernels& kernels_named(std::string_view forced);
 
 /// Every table of this build, worst first, each with a name of its own: an instruction set may come
-/// in variants ("avx512", "avx512+vbmi"). Null where this CPU cannot run it. For tests and
+/// in variants ("avx2+vnni", "avx512+vbmi"). Null where this CPU cannot run it. For tests and
 /// benchmarks.
 struct NamedKernels {
   std::string_view name;

@@ -71,6 +71,8 @@ struct BytesKernels {
   /// anything.
   bool (*arrange[kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];
+  /// Rows of x up to which they are worth it where groups are whole blocks: fp32 may be as quick.
+  std::int64_t most_long = kMostBytesRows;
 };
 
 /// y[j, i] += sum_k w[i, k] x[j, k] for a few rows x of widened weight rows.

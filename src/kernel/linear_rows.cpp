@@ -155,7 +155,7 @@ bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept 
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
-  return call.weight->has_dot_bytes() && call.m <= kMostBytesRows &&
+  return call.weight->has_dot_bytes(call.m) &&
          call.kernels->bytes.arrange[value_index(call.dtype)] != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }

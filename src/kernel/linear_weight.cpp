@@ -68,6 +68,10 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
+  const bool is_long = runs_.group() >= kBytesBlock;
+  dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0
+                    : is_long            ? kernels.linear.bytes.most_long
+                                         : kMostBytesRows;
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {

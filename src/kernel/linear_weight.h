@@ -61,8 +61,8 @@ class LinearWeight {
   void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                 std::int64_t y_stride) const noexcept;
 
-  /// The same for x in bytes, whole rows of it, arranged.
-  bool has_dot_bytes() const noexcept { return dot_bytes_rows_ != 0; }
+  /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
+  bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
   struct BytesVectors {
     const std::uint8_t* x;
     std::int64_t x_stride, m;
@@ -85,7 +85,7 @@ class LinearWeight {
   Bf16DotKernel dot_bf16_;
   std::int64_t dot_bf16_rows_;
   BytesDotKernel dot_bytes_;
-  std::int64_t dot_bytes_rows_;
+  std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
 };
 
 /// What all ways need to know of a call. x and y are row-major, [m, ...], of `dtype`.

@@ -17,6 +17,7 @@ TEST(Cpu, AgreesWithTheCompilersDetection) {
   EXPECT_EQ(cpu.avx512vl, __builtin_cpu_supports("avx512vl") != 0);
   EXPECT_EQ(cpu.avx512dq, __builtin_cpu_supports("avx512dq") != 0);
   EXPECT_EQ(cpu.avx512vbmi, __builtin_cpu_supports("avx512vbmi") != 0);
+  EXPECT_EQ(cpu.avx512vnni, __builtin_cpu_supports("avx512vnni") != 0);
   EXPECT_EQ(cpu.avx512bf16, __builtin_cpu_supports("avx512bf16") != 0);
 }
 #endif
@@ -29,6 +30,8 @@ TEST(Cpu, AWiderSetIncludesTheNarrowerOne) {
   EXPECT_TRUE(cpu.runs_avx512());
   EXPECT_FALSE(cpu.runs_avx512bf16());
   cpu.avx512vbmi = cpu.avx512bf16 = true;
+  EXPECT_FALSE(cpu.runs_avx512bf16());
+  cpu.avx512vnni = true;
   EXPECT_TRUE(cpu.runs_avx512bf16());
   cpu.avx512bw = false;
   EXPECT_FALSE(cpu.runs_avx512());

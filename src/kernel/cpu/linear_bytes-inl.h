@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 4-bit weights and a few rows of x in integers, on AVX2: values of such formats are
-// small multiples of one number, and pairs of bytes multiply 32 at a time. x is in fixed point,
-// each eight neighbors under a power of two of their own:
+// Products of 4-bit weights and a few rows of x in integers, in vectors of AVX2: values of such
+// formats are small multiples of one number, and bytes multiply 32 at a time, four to a sum where
+// there is VNNI. x is in fixed point, each eight neighbors under a power of two of their own:
 //
 //   x = X 2^e,  X = 256 high + low, |X| <= 2^14, low from -128 to 127
 //   w = scale unit (digit + least), digit from 0 on
@@ -172,10 +172,15 @@ struct Digits {
   }
   /// Sums over each eight columns.
   [[gnu::always_inline]] F times(const BlockOfX& x) const {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    const __m256i high = _mm256_slli_epi32(add_products(x.high, _mm256_setzero_si256()), 8);
+    return _mm256_cvtepi32_ps(add_products(x.low, high));
+#else
     const __m256i high = products(x.high), low = products(x.low);
     const __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)),
                                           _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
     return _mm256_cvtepi32_ps(sums);
+#endif
   }
 
  private:
@@ -187,10 +192,25 @@ struct Digits {
   }
   template <int... kCode>
   struct Places {};
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  [[gnu::always_inline]] __m256i add_products(const std::int8_t (&bytes)[2][kBytesBlock / 2],
+                                              __m256i sums) const {
+    sums = add_fours(sums, even, load_as<__m256i>(bytes[0]));
+    return add_fours(sums, odd, load_as<__m256i>(bytes[1]));
+  }
+  static __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
+#ifdef __AVX512VNNI__
+    return _mm256_dpbusd_epi32(sums, digits, bytes);
+#else
+    return _mm256_dpbusd_avx_epi32(sums, digits, bytes);
+#endif
+  }
+#else
   [[gnu::always_inline]] __m256i products(const std::int8_t (&bytes)[2][kBytesBlock / 2]) const {
     return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<__m256i>(bytes[0])),
                             _mm256_maddubs_epi16(odd, load_as<__m256i>(bytes[1])));
   }
+#endif
 };
 
 /// One row of weight with kM rows of x.

@@ -62,21 +62,23 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
   }
 }
 
-/// All numbers of a superblock of ggml: those of scales, then those of offsets.
+/// All numbers of a superblock of ggml: those of scales, and those of offsets if it has them.
 template <class Super>
-[[gnu::always_inline]] inline void expand_record(const std::uint8_t* record, float* out) noexcept {
+[[gnu::always_inline]] inline void expand_record(const std::uint8_t* record, float* scales,
+                                                 float* offsets) noexcept {
   constexpr std::int64_t kSteps = Super::kSteps, kCounts = Super::kOffsets ? 2 * kSteps : kSteps;
   static_assert(kCounts % kWidth == 0);
-  using Halves = std::uint16_t __attribute__((vector_size(2 * kWidth)));
   const auto said = Super::counted(record);
-  const Halves both{said.scale, said.offset};
-  const F units = Lanes::load_f16(&both);
   for (std::int64_t i = 0; i < kCounts; i += kWidth) {
-    F unit = splat(units[i < kSteps ? 0 : 1]);
-    if constexpr (Super::kOffsets && kSteps < kWidth)
-      for (std::int64_t k = kSteps; k < kWidth; ++k) unit[k] = units[1];
+    std::uint16_t units[kWidth];
+    for (std::int64_t k = 0; k < kWidth; ++k) units[k] = i + k < kSteps ? said.scale : said.offset;
     const I counts = Lanes::load_i8(said.counts + i);
-    Lanes::store_f32(out + i, unit * __builtin_convertvector(counts, F));
+    const F made = Lanes::load_f16(units) * __builtin_convertvector(counts, F);
+    constexpr std::int64_t kOfOne = kSteps < kWidth ? kSteps : kWidth;
+    for (std::int64_t k = 0; k < kWidth; k += kOfOne) {
+      float* const to = i + k < kSteps ? scales + i + k : offsets + (i + k - kSteps);
+      __builtin_memcpy(to, reinterpret_cast<const char*>(&made) + k * 4, kOfOne * sizeof(float));
+    }
   }
 }
 
@@ -87,19 +89,17 @@ void expand_super(const KeptScales& kept, std::int64_t first, std::int64_t n, fl
   const auto* record =
       static_cast<const std::uint8_t*>(kept.parts[0]) + first / kSteps * Super::kRecord;
   for (std::int64_t at = -(first % kSteps); at < n; at += kSteps, record += Super::kRecord) {
-    float made[2 * kSteps];
-    expand_record<Super>(record, made);
-    if (at >= 0 && at + kSteps <= n) {  // so many that the compiler knows it
-      __builtin_memcpy(out + at, made, kSteps * sizeof(float));
-      if constexpr (Super::kOffsets)
-        __builtin_memcpy(out + kExpandedScales + at, made + kSteps, kSteps * sizeof(float));
+    if (at >= 0 && at + kSteps <= n) {
+      expand_record<Super>(record, out + at, out + kExpandedScales + at);
       continue;
     }
+    float scales[kSteps], offsets[kSteps];
+    expand_record<Super>(record, scales, offsets);
     const std::int64_t begin = at < 0 ? -at : 0, end = kSteps < n - at ? kSteps : n - at;
     const auto bytes = static_cast<std::size_t>(end - begin) * sizeof(float);
-    __builtin_memcpy(out + at + begin, made + begin, bytes);
+    __builtin_memcpy(out + at + begin, scales + begin, bytes);
     if constexpr (Super::kOffsets)
-      __builtin_memcpy(out + kExpandedScales + at + begin, made + kSteps + begin, bytes);
+      __builtin_memcpy(out + kExpandedScales + at + begin, offsets + begin, bytes);
   }
 }
 
