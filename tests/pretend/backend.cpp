@@ -246,6 +246,12 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (!in_fallback) count(from, to);
   const bool waits = non_blocking && lane.second != 0 && !in_fallback &&
                      (!from.is_cpu() || memory().is_pinned(from.const_data_ptr()));
+  const auto bytes = static_cast<std::size_t>(to.nbytes());
+  if (!in_fallback && from.is_cpu() != to.is_cpu()) {
+    memory().cross(lane, bytes, from.is_cpu(), !waits);
+  } else if (!in_fallback) {
+    memory().compute(lane, 2 * bytes);
+  }
   if (waits) {
     memory().give(lane, [source, target] { target.copy_(source); },
                   {from.const_data_ptr(), to.const_data_ptr()});
@@ -346,8 +352,14 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                   " in ", op.schema().operator_name());
     }
   }
-  const InFallback inside;
   const c10::OptionalDeviceGuard guard(device);
+  if (device && !in_fallback) {
+    std::size_t bytes = 0;
+    for (const c10::IValue& given : torch::jit::last(*stack, op.schema().arguments().size()))
+      if (given.isTensor() && given.toTensor().defined()) bytes += given.toTensor().nbytes();
+    memory().compute(lane_of(device->index()), bytes);
+  }
+  const InFallback inside;
   at::native::cpu_fallback(op, stack, false);
 }
 
@@ -389,6 +401,15 @@ TORCH_LIBRARY(pretend, m) {
   });
   m.def("races() -> str", [] { return memory().races(); });
   m.def("reset() -> ()", [] { memory().reset(); });
+  m.def("times() -> float[]", [] {
+    const auto times = memory().times();
+    return std::vector<double>(times.begin(), times.end());
+  });
+  m.def("set_speeds(float[] of, int engines) -> ()",
+        [](const std::vector<double>& of, std::int64_t engines) {
+          const std::lock_guard lock(memory().mutex);
+          memory().speeds = {of.at(0), of.at(1), of.at(2), of.at(3), static_cast<int>(engines)};
+        });
   m.def("set_lazy(bool lazy) -> ()", [](bool lazy) { memory().lazy = lazy; });
   m.def("set_streams(bool on) -> ()", [](bool on) { memory().streams = on; });
 }

@@ -112,24 +112,51 @@ void Memory::give(Lane lane, std::function<void()> work, std::vector<const void*
   if (!lazy) drain(lane, queue.done + queue.waiting.size());
 }
 
+double Memory::pass(Lane lane, double begin, double takes) {
+  double& end = ends_[lane];
+  return end = std::max({end, begin, host_}) + takes;
+}
+
+void Memory::compute(Lane lane, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
+  const double takes = speeds.work + speeds.byte_of_work * static_cast<double>(bytes);
+  pass(lane, 0, takes);
+  computed_ += takes;
+}
+
+void Memory::cross(Lane lane, std::size_t bytes, bool in, bool waits) {
+  const std::lock_guard lock(mutex);
+  const double takes = speeds.copy + speeds.byte_copied * static_cast<double>(bytes);
+  double& engine = engine_ends_[{lane.first, in || speeds.engines == 1 ? 0 : 1}];
+  engine = pass(lane, engine, takes);
+  copied_ += takes;
+  if (waits) host_ = engine;
+}
+
+std::array<double, 3> Memory::times() {
+  const std::lock_guard lock(mutex);
+  return {host_, copied_, computed_};
+}
+
 void Memory::record(Event& event, Lane lane) {
   const std::lock_guard lock(mutex);
   Clock& clock = clocks_[lane];
   merge(clock, host);
   ++clock[lane];
   const Queue& queue = queues_[lane];
-  event = {lane, clock, queue.done + queue.waiting.size()};
+  event = {lane, clock, queue.done + queue.waiting.size(), std::max(ends_[lane], host_)};
 }
 
 void Memory::block(const Event& event, Lane lane) {
   const std::lock_guard lock(mutex);
   if (event.lane != lane) drain(event.lane, event.position);
   merge(clocks_[lane], event.clock);
+  ends_[lane] = std::max(ends_[lane], event.time);
 }
 
 bool Memory::is_done(const Event& event) {
   const std::lock_guard lock(mutex);
-  const bool done = queues_[event.lane].done >= event.position;
+  const bool done = queues_[event.lane].done >= event.position && event.time <= host_;
   if (done) merge(host, event.clock);
   return done;
 }
@@ -138,6 +165,7 @@ void Memory::wait(const Event& event) {
   const std::lock_guard lock(mutex);
   drain(event.lane, event.position);
   merge(host, event.clock);
+  host_ = std::max(host_, event.time);
 }
 
 void Memory::wait(Lane lane) {
@@ -145,6 +173,7 @@ void Memory::wait(Lane lane) {
   Queue& queue = queues_[lane];
   drain(lane, queue.done + queue.waiting.size());
   merge(host, clocks_[lane]);
+  host_ = std::max(host_, ends_[lane]);
 }
 
 void Memory::wait_device(int device) {

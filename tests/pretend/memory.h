@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the pretend device knows: how many bytes it holds, what crossed its link, which work waits,
-// and which work of two streams met in memory without an event between them.
+// which work of two streams met in memory without an event between them, and when all of it would
+// end on a device whose link and cores take the times that it is told.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -31,6 +32,14 @@ struct Event {
   Lane lane;
   Clock clock;
   std::uint64_t position = 0;  // works given to the stream before it
+  double time = 0;             // at which it happens
+};
+
+/// What work takes, in nanoseconds and bytes for each: nothing, unless told.
+struct Speeds {
+  double copy = 0, byte_copied = 0;  // over the link
+  double work = 0, byte_of_work = 0;
+  int engines = 2;  // that copy: one for each direction, or one for both
 };
 
 class Memory {
@@ -38,6 +47,7 @@ class Memory {
   std::array<Counters, kDevices> counters;
   bool lazy = true;     // copies of side streams run as late as they may
   bool streams = true;  // whether streams can be made
+  Speeds speeds;
 
   void* allocate(int device, std::size_t bytes);
   void release(int device, void* data, std::size_t bytes);
@@ -50,6 +60,12 @@ class Memory {
   void touch(Lane lane, const void* begin, std::size_t bytes, bool writes);
   /// Runs `work` now, or when something waits for the stream.
   void give(Lane lane, std::function<void()> work, std::vector<const void*> memory);
+  /// Work of the device that begins when the host has given it and its stream has come so far.
+  void compute(Lane lane, std::size_t bytes);
+  /// The same of the link, which copies one after the other; `waits`: the host, for its end.
+  void cross(Lane lane, std::size_t bytes, bool in, bool waits);
+  /// Nanoseconds that the host has come to, and that links and cores have worked.
+  std::array<double, 3> times();
   void record(Event& event, Lane lane);
   void block(const Event& event, Lane lane);
   bool is_done(const Event& event);
@@ -82,7 +98,12 @@ class Memory {
   void drain(Lane lane, std::uint64_t position);
   static void merge(Clock& into, const Clock& other);
 
+  double pass(Lane lane, double begin, double takes);
+
   std::map<Lane, Clock> clocks_;
+  std::map<Lane, double> ends_;
+  std::map<std::pair<int, int>, double> engine_ends_;
+  double host_ = 0, copied_ = 0, computed_ = 0;
   std::map<Lane, Queue> queues_;
   std::vector<Access> accesses_;
   std::map<const char*, std::size_t> pinned_;

@@ -17,7 +17,7 @@ from pretend_device import counted, counters, pinned
 from torch import nn
 
 import stowage
-from stowage._tiers.device.link import TILE
+from stowage._tiers.device.link import ALIGN, TILE
 from stowage._tiers.device.ring import _tiers
 
 DEVICE = torch.device("pretend:0")
@@ -87,7 +87,7 @@ def test_what_crosses_the_link(storage: str | None, streams: bool) -> None:
             before, told = counters().copied_in, stowage.engine_report(model)
             model(x)
             copied = counters().copied_in - before
-            assert least <= copied <= most
+            assert least <= copied <= most + 6 * 5 * ALIGN  # between the parts of a weight
             once = stowage.engine_report(model).since(told).device
             assert once is not None and once.bytes_copied == copied
             assert once.uses == 6 and once.hits + once.misses + once.late == 6

@@ -3,7 +3,8 @@
 
 It is compiled once per checkout. It counts what is allocated and what crosses the link, fills new
 and freed memory with NaN, runs copies of side streams as late as it may, and notes where two
-streams meet in memory without an event between them (`races`).
+streams meet in memory without an event between them (`races`). Told what copies and works take
+(`speeds`), it says when each would end (`times`), whatever the machine does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "tests" / "pretend"
+
+
+class Times(NamedTuple):
+    """Nanoseconds of the pretended clock: how far the host is, and how long links and cores have
+    worked."""
+
+    host: float
+    copied: float
+    computed: float
+
+    def since(self, before: Times) -> Times:
+        return Times(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Counters(NamedTuple):
@@ -92,6 +105,27 @@ def pinned() -> tuple[int, int]:
     """Bytes of the host's memory that are pinned, now and at most since a test's block began."""
     held, peak = torch.ops.pretend.pinned()
     return held, peak
+
+
+def times() -> Times:
+    return Times(*torch.ops.pretend.times())
+
+
+@contextmanager
+def speeds(
+    copy: float = 0,
+    byte_copied: float = 0,
+    work: float = 0,
+    byte_of_work: float = 0,
+    engines: int = 2,
+) -> Iterator[None]:
+    """What copies over the link and works of the device take in the block, in nanoseconds, and for
+    each byte; `engines`: one copies in both directions, or one in each."""
+    torch.ops.pretend.set_speeds([copy, byte_copied, work, byte_of_work], engines)
+    try:
+        yield
+    finally:
+        torch.ops.pretend.set_speeds([0.0, 0.0, 0.0, 0.0], 2)
 
 
 def races() -> str:

@@ -257,13 +257,18 @@ def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = Non
     return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
 
 
+@cache
+def _values(storage: Storage, device: torch.device) -> Tensor:
+    """By code. Kept there: making them copies to the device, which waits."""
+    return torch.tensor(storage.values, dtype=torch.float32, device=device)
+
+
 def _decode(codes: Tensor, storage: Storage) -> Tensor:
     if storage.packing == "dense":
         codes = unpack(codes, storage.packing, storage.bits)
         return codes.to(torch.float32) - _half(storage)
     if storage.values:
-        table = torch.tensor(storage.values, dtype=torch.float32, device=codes.device)
-        return table[unpack(codes, storage.packing).to(torch.int32)]
+        return _values(storage, codes.device)[unpack(codes, storage.packing).to(torch.int32)]
     if storage.codes == "int8":
         return codes.view(torch.int8).to(torch.float32)
     return codes.view(_FLOAT8[storage.codes]).to(torch.float32)

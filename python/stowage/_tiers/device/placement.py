@@ -22,6 +22,7 @@ from stowage._ops.lenders import enter
 from stowage._ops.memory import is_borrowed, new_copy
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.device.activations import compute_anywhere, compute_on, device_given
+from stowage._tiers.device.link import pinned_together
 from stowage._tiers.device.ring import DeviceTier, unit_bytes
 from stowage._tiers.disk.engine import signature_of
 from stowage._tiers.places import CPU, Places
@@ -231,11 +232,11 @@ def _pin(inventory: Inventory, places: Places, most: int) -> None:
         if not isinstance(held.tensor, StowedTensor) or not fetched:
             continue
         parts = [part for part in held.tensor._parts() if not is_borrowed(part)]
-        most -= sum(part.nbytes for part in parts)
+        most -= unit_bytes(parts)
         if most < 0:
             return
-        for part in parts:
-            part.data = part.pin_memory()
+        for part, pinned in zip(parts, pinned_together(parts) if parts else (), strict=True):
+            part.data = pinned
 
 
 # --- undoing --------------------------------------------------------------------------------------

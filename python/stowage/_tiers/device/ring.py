@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from stowage._ops import _torch
-from stowage._ops.errors import OutOfMemory
+from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._tiers.counts import DeviceReport
-from stowage._tiers.device.link import Link
+from stowage._tiers.device.link import Link, offsets
 from stowage._tiers.forks import Living
 
 _STEPS = 1024  # of the expected order that are looked at
@@ -50,7 +50,7 @@ def _place(part: Tensor) -> tuple[int, int]:
 
 def unit_bytes(parts: Iterable[Tensor]) -> int:
     """Bytes that a unit takes in a ring."""
-    return sum(padded(part.nbytes) for part in parts)
+    return offsets(parts)[-1]
 
 
 @dataclass(eq=False)
@@ -127,6 +127,9 @@ class DeviceTier:
 
     @contextmanager
     def lend(self, parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        if self._link.is_captured():
+            yield self._captured(list(parts))
+            return
         unit, stream = self._take(list(parts)), self._link.current()
         try:
             if unit.ready is not None:
@@ -141,6 +144,27 @@ class DeviceTier:
         self._freed = threading.Condition(self._lock)
         for unit in self._units.values():
             unit.users = 0
+
+    def _captured(self, parts: list[Tensor]) -> list[Tensor]:
+        """Of a weight whose place a graph will read whenever it runs: nothing may cross meanwhile,
+        and no other weight may ever get that place."""
+        with self._lock:
+            unit = self._units.get(self._known(parts))
+            stays = len(self._slots) == len(self._units)
+            if unit is None or not stays or not self._is_here(unit, facts_of(parts)):
+                raise Unsupported(
+                    "stowage: a graph must be captured with all weights in the ring on "
+                    f"{self.device}, got {len(self._slots)} of {len(self._units)} in "
+                    f"{self.budget} bytes; accelerator= must hold "
+                    f"{sum(unit_bytes(unit.parts) for unit in self._units.values())} for them, and "
+                    "the model must have run before"
+                )
+            if unit.ready is not None:  # nobody has seen it end, and nobody can while capturing
+                raise Unsupported(
+                    "stowage: a graph must be captured when all copies have ended; run the model "
+                    "twice before, and synchronize"
+                )
+            return unit.here
 
     # --- under the lock -----------------------------------------------------------------------
 
@@ -169,6 +193,8 @@ class DeviceTier:
                     break
                 self._wait_for_room(parts)
             late = not missed and unit.ready is not None and not unit.ready.query()
+            if not missed and not late:
+                unit.ready = None  # and has ended
             self._report["misses" if missed else "late" if late else "hits"] += 1
             if missed:
                 self._stall += time.perf_counter() - begin
@@ -211,19 +237,23 @@ class DeviceTier:
         return True
 
     def _copy(self, unit: _Unit, parts: list[Tensor], facts: Facts, begin: int) -> None:
-        unit.parts, unit.here, at, pairs = parts, [], begin, []
+        places = offsets(parts)
+        end = begin + places[-1]
         with torch.inference_mode(False), torch.no_grad():
-            for part in parts:
-                there = self._ring[at : at + part.nbytes]
-                pairs.append((part, there))
-                unit.here.append(there.view(part.dtype).view(part.shape))
-                at += padded(part.nbytes)
-            unit.ready = self._link.copy(pairs, self._after)
+            there = self._ring[begin:end]
+            unit.parts, unit.here = (
+                parts,
+                [
+                    there[at : at + part.nbytes].view(part.dtype).view(part.shape)
+                    for at, part in zip(places, parts, strict=False)
+                ],
+            )
+            unit.ready = self._link.copy(parts, there, self._after)
         self._after, unit.facts = [], facts
         unit.is_here = True
-        self._slots.append(RingSlot(begin, at, unit))
+        self._slots.append(RingSlot(begin, end, unit))
         self._slots.sort(key=lambda slot: slot.begin)
-        self._report["bytes_copied"] += sum(part.nbytes for part in parts)
+        self._report["bytes_copied"] = self._link.crossed
         self._report["peak"] = max(self._report["peak"], self._held())
 
     def _leave(self, unit: _Unit) -> None:
@@ -281,8 +311,6 @@ class DeviceTier:
 _tiers = Living(after_in_child=DeviceTier.leave_threads)
 
 
-ALIGN = 256  # bytes: what every part of a unit begins at
-
 T = TypeVar("T")
 
 
@@ -301,11 +329,6 @@ class Window(Generic[T]):
 
     begin: int
     leaving: tuple[RingSlot[T], ...]
-
-
-def padded(size: int) -> int:
-    """`size` bytes in whole steps of ALIGN."""
-    return -(-size // ALIGN) * ALIGN
 
 
 def best_window(

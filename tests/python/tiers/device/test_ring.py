@@ -8,7 +8,8 @@ from itertools import combinations
 
 import pytest
 
-from stowage._tiers.device.ring import RingSlot, UseOrder, best_window, padded
+from stowage._tiers.device.link import padded
+from stowage._tiers.device.ring import RingSlot, UseOrder, best_window
 
 
 def oracle(
