@@ -174,13 +174,20 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 // --- operators
 // ---------------------------------------------------------------------------------------
 
+/// Refuses a type that the device shall lack.
+at::ScalarType known(at::ScalarType dtype) {
+  const bool lacks = dtype == at::kDouble || c10::isFloat8Type(dtype) || c10::isComplexType(dtype);
+  TORCH_CHECK_TYPE(!memory().lacks || !lacks, "pretend: the device has no ", dtype);
+  return dtype;
+}
+
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<Device> device, std::optional<bool>,
              std::optional<c10::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(size, &allocator,
                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+                                   known(c10::dtype_or_default(dtype)), format);
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
@@ -189,7 +196,7 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(size, stride, &allocator,
                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+                                           known(c10::dtype_or_default(dtype)));
 }
 
 /// The same memory as a tensor of the CPU that nobody else knows: work that waits must not end
@@ -235,6 +242,8 @@ void meet(Lane first, Lane second) {
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   const c10::InferenceMode no_versions(false);
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (!from.is_cpu()) known(from.scalar_type());
+  if (!to.is_cpu()) known(to.scalar_type());
   const auto index = (to.is_cpu() ? from : to).device().index();
   const Lane lane = lane_of(index);
   const bool between = !from.is_cpu() && !to.is_cpu() && from.device() != to.device();
@@ -411,6 +420,7 @@ TORCH_LIBRARY(pretend, m) {
           memory().speeds = {of.at(0), of.at(1), of.at(2), of.at(3), static_cast<int>(engines)};
         });
   m.def("set_lazy(bool lazy) -> ()", [](bool lazy) { memory().lazy = lazy; });
+  m.def("set_lacks(bool lacks) -> ()", [](bool lacks) { memory().lacks = lacks; });
   m.def("set_streams(bool on) -> ()", [](bool on) { memory().streams = on; });
 }
 

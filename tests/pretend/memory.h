@@ -47,6 +47,7 @@ class Memory {
   std::array<Counters, kDevices> counters;
   bool lazy = true;     // copies of side streams run as late as they may
   bool streams = true;  // whether streams can be made
+  bool lacks = false;   // fp64 and float8, as MPS does
   Speeds speeds;
 
   void* allocate(int device, std::size_t bytes);

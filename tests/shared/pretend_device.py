@@ -128,6 +128,16 @@ def speeds(
         torch.ops.pretend.set_speeds([0.0, 0.0, 0.0, 0.0], 2)
 
 
+@contextmanager
+def few_types() -> Iterator[None]:
+    """The devices have neither fp64 nor float8 nor complex numbers in the block, as MPS."""
+    torch.ops.pretend.set_lacks(True)
+    try:
+        yield
+    finally:
+        torch.ops.pretend.set_lacks(False)
+
+
 def races() -> str:
     return str(torch.ops.pretend.races())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops.errors import fail
-from stowage._ops.numbers import packing, superblocks, torchao
+from stowage._ops.numbers import float8, packing, superblocks, torchao
 from stowage._ops.numbers.four_bit import block_scales, decode4, quantize4, thresholds
 from stowage._ops.numbers.packing import pack, unpack
 from stowage._ops.numbers.rounding import (
@@ -26,25 +26,24 @@ from stowage._ops.storage import Storage
 _TINY = 2.0**-126  # no scale is smaller
 SLACK = 1 + 2.0**-20  # quantizing with a rounded scale may exceed the largest code by this
 _E4M3 = (2.0**-9, 448.0)  # its least number above 0, and its largest
-_FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2}
-_NAMES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, **_FLOAT8}
+_NAMES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 # --- casts --------------------------------------------------------------------------------------
 
 
 def _cast(x: Tensor, storage: Storage, keep: bool) -> Tensor:
-    target = _NAMES[storage.codes]
+    target = _NAMES.get(storage.codes)  # None: float8
     if x.dtype == target:
         return x
     odd = x.dtype == torch.float64 and target != torch.float32
     v = round_to_odd(x) if odd else widen(x)
     clamped = v.clamp(-storage.largest, storage.largest)
     if keep:
-        if target == torch.float8_e4m3fn:  # it has no inf
+        if storage.codes == "f8_e4m3":  # it has no inf
             v = torch.where(torch.isinf(v), torch.full_like(v, math.nan).copysign(v), v)
         clamped = torch.where(torch.isfinite(v), clamped, v)
-    return narrow(clamped, target)
+    return float8.encoded(clamped, storage.codes) if target is None else narrow(clamped, target)
 
 
 def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
@@ -53,8 +52,7 @@ def _quantize_cast(x: Tensor, storage: Storage, keep: bool) -> list[Tensor]:
     for span in spans(flat.numel(), 1):
         if not keep:
             check_finite(widen(flat[span]), span.start)
-        cast = _cast(flat[span], storage, keep)
-        out[span].copy_(cast if storage.holds_values else cast.view(torch.uint8))
+        out[span].copy_(_cast(flat[span], storage, keep))
     return [codes]
 
 
@@ -167,8 +165,8 @@ def _kept(amax: Tensor, storage: Storage, outer: Tensor | None) -> tuple[Tensor,
             exact = amax * outer / torch.full_like(amax, storage.divisor)
         else:
             exact = amax / (storage.divisor * outer)
-        nearest = torch.where(exact == 0, 1.0, exact.clamp(*_E4M3)).to(torch.float8_e4m3fn)
-        return nearest.view(torch.uint8), _under_one(nearest.to(torch.float32), outer, storage)
+        nearest = float8.encoded(torch.where(exact == 0, 1.0, exact.clamp(*_E4M3)), "f8_e4m3")
+        return nearest, _under_one(float8.decoded(nearest, "f8_e4m3"), outer, storage)
     if storage.scale_code == "absmax":
         kept = torch.where(amax == 0, 0.0, amax.clamp(min=storage.divisor * _TINY))
         return kept, kept
@@ -187,7 +185,7 @@ def numbers(kept: Tensor, storage: Storage, shared: Sequence[Tensor] = ()) -> Te
     """Scales in fp32 from how they are kept, and the parts behind them."""
     if storage.under_one:
         over = _over(shared[0], kept.shape[-1], storage)
-        return _under_one(kept.view(torch.float8_e4m3fn).to(torch.float32), over, storage)
+        return _under_one(float8.decoded(kept, "f8_e4m3"), over, storage)
     if storage.scale_type != "e8m0":
         return kept.to(torch.float32)
     exponent = kept.to(torch.int32)
@@ -254,7 +252,7 @@ def encode(v: Tensor, scale: Tensor, storage: Storage, zero: Tensor | None = Non
         return pack_integers(scaled.round(), storage)
     if storage.codes == "int8":
         return scaled.round().to(torch.int8).view(torch.uint8)
-    return scaled.to(_FLOAT8[storage.codes]).view(torch.uint8)
+    return float8.encoded(scaled, storage.codes)
 
 
 @cache
@@ -271,7 +269,7 @@ def _decode(codes: Tensor, storage: Storage) -> Tensor:
         return _values(storage, codes.device)[unpack(codes, storage.packing).to(torch.int32)]
     if storage.codes == "int8":
         return codes.view(torch.int8).to(torch.float32)
-    return codes.view(_FLOAT8[storage.codes]).to(torch.float32)
+    return float8.decoded(codes, storage.codes)
 
 
 def _reach(flat: Tensor) -> tuple[Tensor, Tensor]:
