@@ -61,7 +61,30 @@ void pack_eight(const std::int8_t* numbers, std::uint8_t* codes) {
   __builtin_memcpy(codes, &x, kBits);
 }
 
-#if defined(__AVX2__)
+#if defined(__AVX512VBMI__)
+/// 64 codes at a time, a string of eight in each lane of 64 bits: a byte takes the eight bits at
+/// its code, whatever lies behind it. Returns how many.
+template <int kBits>
+std::int64_t unpack_wide(const std::uint8_t* codes, std::int64_t n, std::int8_t* out) {
+  alignas(64) std::int8_t bytes[64], begins[64];
+  for (int i = 0; i < 64; ++i) {
+    bytes[i] = static_cast<std::int8_t>(i / kEight * kBits + i % kEight);
+    begins[i] = static_cast<std::int8_t>(i % kEight * kBits);
+  }
+  const __m512i strings = _mm512_load_si512(bytes), places = _mm512_load_si512(begins);
+  const __m512i lowest = _mm512_set1_epi8((1 << kBits) - 1);
+  const __m512i half = _mm512_set1_epi8(1 << (kBits - 1));
+  constexpr auto kRead = static_cast<__mmask64>(-1) >> (64 - kEight * kBits);
+  std::int64_t i = 0;
+  for (; n - i >= 64; i += 64, codes += kEight * kBits) {
+    const __m512i some = _mm512_maskz_loadu_epi8(kRead, codes);
+    const __m512i all =
+        _mm512_multishift_epi64_epi8(places, _mm512_permutexvar_epi8(strings, some));
+    _mm512_storeu_si512(out + i, _mm512_sub_epi8(_mm512_and_si512(all, lowest), half));
+  }
+  return i;
+}
+#elif defined(__AVX2__)
 /// 32 codes at a time, as long as 16 bytes can be read at the half of them. Returns how many. Half
 /// a register has the string of sixteen; a lane of 16 bits takes the two bytes that hold a code,
 /// moves it up to its end, and then down.

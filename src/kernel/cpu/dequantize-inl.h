@@ -78,15 +78,22 @@ template <class Body>
 }
 
 /// Codes of 8 bits to bf16 by their groups. Short ones whose results are all numbers go through
-/// fp32 in a loop that nothing interrupts, so that its constants stay in registers.
+/// fp32 in a loop that nothing interrupts, so that its constants stay in registers; those of half a
+/// step by two.
 template <Codes kCodes>
 void dequantize_bytes(const CodeValues<kCodes>& values, const Run& run, char* out) {
   using Short = WidenNumbers<kCodes>;
   const auto* codes = static_cast<const std::uint8_t*>(run.codes);
   const bool is_short = run.group % Short::kStep == 0 && run.group < Short::kWorthwhile;
+  const bool is_half = 2 * run.group == Short::kStep;
   std::int64_t g = run.first / run.group, at = run.first;
   const std::int64_t end = run.first + run.n;
   while (at < end) {
+    if (is_half && at == g * run.group) {
+      for (; at + Short::kStep <= end; at += Short::kStep, g += 2, out += 2 * Short::kStep)
+        if (!Short::widen_halves(codes + at, run.scales + g, out)) break;
+      if (at == end) return;
+    }
     if (is_short && at == g * run.group) {
       for (; at + run.group <= end; at += run.group, ++g, out += 2 * run.group)
         if (!Short::widen(codes + at, run.scales[g], run.group, out)) break;

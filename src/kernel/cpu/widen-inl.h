@@ -366,25 +366,45 @@ struct WidenNumbers {
   /// n codes, a multiple of kStep, under one scale; or false, and nothing is written.
   [[gnu::always_inline]] static bool widen(const std::uint8_t* codes, float scale, std::int64_t n,
                                            char* out) {
-    constexpr std::uint32_t kLeast = word_of(0x1p-100f), kMost = word_of(0x1p100f);
-    // Of the fraction of a scale with which products are numbers of bf16: under powers of two.
-    constexpr int kRoom = is_integer(kCodes) ? 0 : 6 - kMantissa;
-    constexpr std::uint32_t kBelow = (1u << (23 - kRoom)) - 1;
-    const auto word = __builtin_bit_cast(std::uint32_t, scale);
-    if ((word & ~kSign) - kLeast > kMost - kLeast) return false;
+    if (!is_common(scale)) return false;
     for (std::int64_t i = 0; i < n; i += kStep)
       if (!L::template are_numbers<kMantissa>(codes + i)) return false;
     const F factor = splat(scale * L::template kUnit<kMantissa>);
-    if ((word & kBelow) == 0)
-      for_each_pair(codes, n, out,
-                    [&](void* to, F a, F b) { L::store_high_halves(to, a * factor, b * factor); });
+    if (is_exact(scale))
+      for_each_pair(codes, n, out, [&](void* to, F a, F b, int) {
+        L::store_high_halves(to, a * factor, b * factor);
+      });
     else
-      for_each_pair(codes, n, out,
-                    [&](void* to, F a, F b) { L::store_bf16_pair(to, a * factor, b * factor); });
+      for_each_pair(codes, n, out, [&](void* to, F a, F b, int) {
+        L::store_bf16_pair(to, a * factor, b * factor);
+      });
+    return true;
+  }
+  /// The same of kStep codes, each half of them under a scale of its own.
+  [[gnu::always_inline]] static bool widen_halves(const std::uint8_t* codes, const float* scales,
+                                                  char* out) {
+    if (!is_common(scales[0]) || !is_common(scales[1])) return false;
+    if (!L::template are_numbers<kMantissa>(codes)) return false;
+    const F factors[2] = {splat(scales[0] * L::template kUnit<kMantissa>),
+                          splat(scales[1] * L::template kUnit<kMantissa>)};
+    for_each_pair(codes, kStep, out, [&](void* to, F a, F b, int v) {
+      L::store_bf16_pair(to, a * factors[2 * v / kStep], b * factors[2 * (v + kWidth) / kStep]);
+    });
     return true;
   }
 
  private:
+  /// Whether products are normal numbers.
+  static bool is_common(float scale) {
+    constexpr std::uint32_t kLeast = word_of(0x1p-100f), kMost = word_of(0x1p100f);
+    return (__builtin_bit_cast(std::uint32_t, scale) & ~kSign) - kLeast <= kMost - kLeast;
+  }
+  /// Whether they are numbers of bf16, as under powers of two, by the fraction of the scale.
+  static bool is_exact(float scale) {
+    constexpr int kRoom = is_integer(kCodes) ? 0 : 6 - kMantissa;
+    constexpr std::uint32_t kBelow = (1u << (23 - kRoom)) - 1;
+    return (__builtin_bit_cast(std::uint32_t, scale) & kBelow) == 0;
+  }
   template <class Store>
   [[gnu::always_inline]] static void for_each_pair(const std::uint8_t* codes, std::int64_t n,
                                                    char* out, Store store) {
@@ -392,7 +412,7 @@ struct WidenNumbers {
       for (int v = 0; v < kStep; v += 2 * kWidth) {
         F a, b;
         L::template load_numbers<kMantissa>(codes + i + v, a, b);
-        store(out + 2 * (i + v), a, b);
+        store(out + 2 * (i + v), a, b, v);
       }
   }
 };
