@@ -49,27 +49,29 @@ struct Bf16Kernels {
   Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
 };
 
-/// y[j, i] += sum_k w[i, k] x[j, k] of 4-bit codes and x in integers
-/// (cpu/linear_bytes-inl.h).
+/// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, or of a byte in short groups, and x in
+/// integers (cpu/linear_bytes-inl.h).
 struct BytesDotTask {
   Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
   std::int64_t rows, row_stride;  // elements from row to row
   std::int64_t columns;           // a multiple of kBytesBlock and of groups, or less than one
   std::int64_t ahead;             // bytes from a code to those that will be read soon
-  const std::uint8_t* x;          // arranged, 3 bytes to an element
+  const std::uint8_t* x;          // arranged for such codes
   std::int64_t x_stride, m;       // bytes
   float* y;
   std::int64_t y_stride;
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
-inline constexpr std::int64_t kBytesBlock = 64, kBytesOfX = 3, kMostBytesRows = 4;
+inline constexpr std::int64_t kBytesBlock = 64, kMostBytesRows = 4;
+/// Bytes to an element of arranged x: for two codes in a byte, and for one.
+inline constexpr std::int64_t kBytesOfX[2] = {3, 4};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
   /// out: x in the order that the others read; n is a multiple of kBytesBlock.
   /// Whether it has only numbers whose products stay normal; else out is
   /// anything.
-  bool (*arrange[kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
+  bool (*arrange[2][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];
   /// Rows of x up to which they are worth it where groups are whole blocks: fp32 may be as quick.
   std::int64_t most_long = kMostBytesRows;

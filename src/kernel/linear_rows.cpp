@@ -152,19 +152,23 @@ bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept 
   return all;
 }
 
+auto bytes_arrange(const LinearCall& call) noexcept {
+  return call.kernels->bytes.arrange[call.weight->dot_bytes_kind()][value_index(call.dtype)];
+}
+
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
-  return call.weight->has_dot_bytes(call.m) &&
-         call.kernels->bytes.arrange[value_index(call.dtype)] != nullptr &&
+  return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }
 
 bool linear_bytes(const LinearCall& call) {
-  const std::int64_t k = call.weight->columns(), stride = k * kBytesOfX;
+  const std::int64_t k = call.weight->columns();
+  const std::int64_t stride = k * kBytesOfX[call.weight->dot_bytes_kind()];
   std::atomic<bool> held = true;
   with_room<std::uint8_t>(call.m * stride, [&](std::uint8_t* x) {
-    const auto arrange = call.kernels->bytes.arrange[value_index(call.dtype)];
+    const auto arrange = bytes_arrange(call);
     for (std::int64_t j = 0; j < call.m && held; ++j)
       held = arrange(call.x_at(j * k), k, x + j * stride);
     if (!held) return;

@@ -66,7 +66,9 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
-  dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
+  const Codes read = codes_read(form);
+  dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
+  dot_bytes_kind_ = read == Codes::int8 ? 1 : 0;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
   const bool is_long = runs_.group() >= kBytesBlock;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0
@@ -98,8 +100,12 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (runs_.form().zero == Zero::rounded) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
+  // Codes of a byte are as quick in fp32 where groups are long.
+  if (dot_bytes_kind_ == 1 && (of >= kBytesBlock || runs_.form().factor != 1.0f)) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
-  return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
+  if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
+    return std::min<std::int64_t>(most, 1);
+  return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
 }
 
 void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,
@@ -159,13 +165,15 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
 
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
                              std::int64_t y_stride) const noexcept {
-  constexpr std::int64_t kAhead = 8192;  // bytes
+  const std::int64_t ahead = runs_.unpacks() ? 0 : 8192;  // bytes
   for (std::int64_t done = 0; done < count; done += dot_bytes_rows_) {
     const std::int64_t some = std::min(dot_bytes_rows_, count - done);
     const std::int64_t begin = (row + done) * columns_;
+    const std::uint8_t* x = to.x;
     runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
-      dot_bytes_(
-          {run, some, columns_, columns_, kAhead, to.x, to.x_stride, to.m, y + done, y_stride});
+      const std::int64_t columns = some == 1 ? run.n : columns_;  // a long row may come in pieces
+      dot_bytes_({run, some, columns_, columns, ahead, x, to.x_stride, to.m, y + done, y_stride});
+      x += run.n * kBytesOfX[dot_bytes_kind_];
     });
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 4-bit weights and few rows of x in integers, where an instruction set has them.
+// Products of weights of 4 bits, or of a byte in short groups, and few rows of x in integers, where
+// an instruction set has them.
 #include <bit>
 
 #include "base/threads.h"
@@ -27,6 +28,10 @@ constexpr const char* kStorages[] = {"mxfp4",
                                      "q4_k",
                                      "int4:block64:bf16:zero_sum",
                                      "int4:block32:f16:zero_sum"};
+
+/// Codes of a byte, or that become such, in short groups: with VNNI.
+constexpr const char* kWhole[] = {"int8:block32:f16",  "int8:block16", "mxint8",
+                                  "int8:block32:zero", "q6_k",         "int5:block32:bf16"};
 
 /// The same table without products in integers.
 Kernels without_bytes(const Kernels& table) {
@@ -83,7 +88,9 @@ Values filled(Dtype dtype, std::int64_t n, float (*number)(std::int64_t)) {
 }
 
 STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
-  for (const std::string storage : kStorages)
+  std::vector<std::string> storages(std::begin(kStorages), std::end(kStorages));
+  storages.insert(storages.end(), std::begin(kWhole), std::end(kWhole));
+  for (const std::string& storage : storages)
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16})
       for (const std::int64_t m : {1, 2, 3, 4})
         for (const Data data : {Data::normal, Data::heavy, Data::adversarial})
@@ -96,20 +103,39 @@ STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
           }
 }
 
+// Dense codes are unpacked 8192 at a time: longer rows come in pieces.
+STOWAGE_ON_EACH_ISA(LinearBytes, TakeLongRowsInPieces) {
+  for (const char* storage : {"q6_k", "int5:block32:bf16", "int8:block32:f16", "q4_k"})
+    for (const std::int64_t m : {1, 3})
+      for (const std::int64_t k : {8192, 8192 + 256, 3 * 8192 - 512}) {
+        const Weight weight = make_weight(storage, {5, k}, Data::normal);
+        const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+        const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+        expect_within(y, x, m, weight, std::string(storage) + " k " + std::to_string(k));
+      }
+}
+
 // Which storages and shapes: those whose groups blocks of 64 columns hold, or lie in.
 TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
   for (const NamedKernels& level : runnable_kernels()) {
-    const bool has = level.kernels->linear.bytes.arrange[value_index(Dtype::bf16)] != nullptr;
+    const auto arranges = [&](int kind) {
+      return level.kernels->linear.bytes.arrange[kind][value_index(Dtype::bf16)] != nullptr;
+    };
+    const bool has = arranges(0), has_whole = arranges(1);
     EXPECT_EQ(has, level.name != "scalar") << level.name;
+    EXPECT_EQ(has_whole, has && level.name != "avx2" && level.name != "avx512") << level.name;
     const auto reads = [&](const char* storage, std::int64_t columns, std::int64_t m = 1) {
       const Weight weight = make_weight(storage, {6, columns}, Data::normal);
       return LinearWeight(*level.kernels, weight, "linear").has_dot_bytes(m);
     };
     for (const char* storage : kStorages) EXPECT_EQ(reads(storage, 768), has) << storage;
+    for (const char* storage : kWhole) EXPECT_EQ(reads(storage, 768, 4), has_whole) << storage;
+    for (const char* storage : {"int8", "int8:block64", "int8:row:absmax", "f8_e4m3:block32"})
+      EXPECT_FALSE(reads(storage, 768)) << storage;
     for (const char* storage : {"int4:block128", "q4_k", "int4:block32"})
       EXPECT_FALSE(reads(storage, 96)) << storage;
-    for (const char* storage : {"nf4", "fp4", "int8:block32", "int4:block24", "int4:block512",
-                                "uint4:block64:bf16:zero_rounded"})
+    for (const char* storage :
+         {"nf4", "fp4", "int4:block24", "int4:block512", "uint4:block64:bf16:zero_rounded"})
       EXPECT_FALSE(reads(storage, 768)) << storage;
     // In vectors of 512 bits fp32 is as quick for more rows by long groups.
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
@@ -156,7 +182,7 @@ STOWAGE_ON_EACH_ISA(LinearBytes, OneHugeValueCostsItsNeighborsAlone) {
   const auto huge = [](std::int64_t i) {
     return i % kColumns == 77 ? 3e4f : 0.01f * static_cast<float>(i % 13 - 6);
   };
-  for (const char* storage : {"mxfp4", "nvfp4", "int4:block64", "q4_k"}) {
+  for (const char* storage : {"mxfp4", "nvfp4", "int4:block64", "q4_k", "mxint8", "q6_k"}) {
     const Weight weight = make_weight(storage, {33, kColumns}, Data::normal);
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
       const Values x = filled(dtype, 2 * kColumns, huge);
@@ -174,7 +200,7 @@ STOWAGE_ON_EACH_ISA(LinearBytes, LeaveOtherNumbersToFp32) {
                           [](std::int64_t i) { return i == 3 ? std::nanf("") : -1.0f; },
                           [](std::int64_t i) { return i / 8 == 5 ? 0x1p-130f : 2.0f; },
                           [](std::int64_t i) { return i / 8 == 31 ? 0x1p110f : 2.0f; }};
-  for (const char* storage : {"mxfp4", "int4:block64", "q4_k"}) {
+  for (const char* storage : {"mxfp4", "int4:block64", "q4_k", "int8:block16", "q6_k"}) {
     const Weight weight = make_weight(storage, {70, kColumns}, Data::normal);
     for (const Number number : kinds) {
       const Values x = filled(Dtype::bf16, kColumns, number);
@@ -195,7 +221,7 @@ STOWAGE_ON_EACH_ISA(LinearBytes, LeaveOtherNumbersToFp32) {
 }
 
 STOWAGE_ON_EACH_ISA(LinearBytes, AreTheSameOnAnyNumberOfThreads) {
-  for (const char* storage : {"nvfp4", "int4:block128:f16:zero", "q4_k"}) {
+  for (const char* storage : {"nvfp4", "int4:block128:f16:zero", "q4_k", "q6_k", "mxint8"}) {
     const Weight weight = make_weight(storage, {515, 1024}, Data::normal);
     for (const std::int64_t m : {1, 4}) {
       const Values x = make_values(Dtype::bf16, m * 1024, Data::normal, 5);

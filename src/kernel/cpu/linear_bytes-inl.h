@@ -60,7 +60,7 @@ struct BlockOfX {
   std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of even columns, odd ones
   float sums[kBytesBlock / kNeighbors], powers[kBytesBlock / kNeighbors];
 };
-static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX && kWidth == kNeighbors);
+static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX[0] && kWidth == kNeighbors);
 
 /// The exponents that x may have, so that powers and their products with sums are normal numbers.
 constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
@@ -79,17 +79,22 @@ inline std::int32_t total(__m256i numbers) {
   return _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
 }
 
+/// Eight neighbors in fixed point, X, and their 2^e; or false.
+inline bool fix_eight(F x, I& numbers, float& power) {
+  const std::uint32_t most = Lanes::largest(magnitude(x)), exponent = most >> 23;
+  numbers = I{}, power = 1;
+  if (most == 0) return true;
+  if (exponent < kLeastExponent || exponent > kMostExponent) return false;
+  power = __builtin_bit_cast(float, (exponent - kFraction) << 23);
+  const float inverse = __builtin_bit_cast(float, (254 - (exponent - kFraction)) << 23);
+  numbers = reinterpret_cast<I>(_mm256_cvtps_epi32(x * splat(inverse)));
+  return true;
+}
+
 inline bool arrange_eight(F x, std::int64_t at, BlockOfX& block) {
-  const std::uint32_t exponent = Lanes::largest(magnitude(x)) >> 23;
   const auto eight = static_cast<std::size_t>(at / kNeighbors);
-  block.sums[eight] = 0, block.powers[eight] = 1;
-  I number{};
-  if (Lanes::largest(magnitude(x)) != 0) {
-    if (exponent < kLeastExponent || exponent > kMostExponent) return false;
-    block.powers[eight] = __builtin_bit_cast(float, (exponent - kFraction) << 23);
-    const float inverse = __builtin_bit_cast(float, (254 - (exponent - kFraction)) << 23);
-    number = reinterpret_cast<I>(_mm256_cvtps_epi32(x * splat(inverse)));
-  }
+  I number;
+  if (!fix_eight(x, number, block.powers[eight])) return false;
   const __m256i parted = _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(number),
                                                      _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
   const I ordered = reinterpret_cast<I>(parted), high = (ordered + 128) >> 8;
@@ -99,11 +104,11 @@ inline bool arrange_eight(F x, std::int64_t at, BlockOfX& block) {
   return true;
 }
 
-template <Dtype kIn>
+template <Dtype kIn, class Block>
 bool arrange_bytes(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
   const auto* from = static_cast<const char*>(x);
-  for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(BlockOfX)) {
-    BlockOfX block;
+  for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(Block)) {
+    Block block;
     for (std::int64_t at = 0; at < kBytesBlock; at += kNeighbors) {
       const void* eight = from + (k + at) * bytes_of(kIn);
       const F values = kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight);
@@ -157,6 +162,17 @@ struct BlockScales {
   }
 };
 
+#if defined(__AVX512VNNI__)
+/// To each of the sums: four digits times four bytes.
+inline __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
+  return _mm256_dpbusd_epi32(sums, digits, bytes);
+}
+#elif defined(__AVXVNNI__)
+inline __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
+  return _mm256_dpbusd_avx_epi32(sums, digits, bytes);
+}
+#endif
+
 template <Codes kCodes>
 struct Digits {
   __m256i even, odd;
@@ -198,13 +214,6 @@ struct Digits {
     sums = add_fours(sums, even, load_as<__m256i>(bytes[0]));
     return add_fours(sums, odd, load_as<__m256i>(bytes[1]));
   }
-  static __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
-#ifdef __AVX512VNNI__
-    return _mm256_dpbusd_epi32(sums, digits, bytes);
-#else
-    return _mm256_dpbusd_avx_epi32(sums, digits, bytes);
-#endif
-  }
 #else
   [[gnu::always_inline]] __m256i products(const std::int8_t (&bytes)[2][kBytesBlock / 2]) const {
     return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<__m256i>(bytes[0])),
@@ -242,15 +251,22 @@ template <Codes kCodes, Zero kZero, int kGroups, int kM>
   for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * unit_of(kCodes);
 }
 
+/// Calls row.operator()<m>(i) for each row i of weight.
+template <class Row>
+[[gnu::always_inline]] inline void for_each_row(const BytesDotTask& task, Row row) {
+  const auto all = [&]<int kM>() {
+    for (std::int64_t i = 0; i < task.rows; ++i) row.template operator()<kM>(i);
+  };
+  if (task.m == 1) return all.template operator()<1>();
+  if (task.m == 2) return all.template operator()<2>();
+  if (task.m == 3) return all.template operator()<3>();
+  all.template operator()<4>();
+}
+
 template <Codes kCodes, Zero kZero, int kGroups>
 void bytes_rows(const BytesDotTask& task) {
-  const auto all = [&](auto row) {
-    for (std::int64_t i = 0; i < task.rows; ++i) row(i);
-  };
-  if (task.m == 1) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 1>(task, i); });
-  if (task.m == 2) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 2>(task, i); });
-  if (task.m == 3) return all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 3>(task, i); });
-  all([&](auto i) { bytes_row<kCodes, kZero, kGroups, 4>(task, i); });
+  for_each_row(task,
+               [&]<int kM>(std::int64_t i) { bytes_row<kCodes, kZero, kGroups, kM>(task, i); });
 }
 
 template <Codes kCodes, Zero kZero>
@@ -272,8 +288,8 @@ void bytes_dot(const BytesDotTask& task) noexcept {
 
 constexpr BytesKernels bytes_kernels() {
   BytesKernels kernels{};
-  kernels.arrange[2] = &arrange_bytes<Dtype::bf16>;
-  kernels.arrange[3] = &arrange_bytes<Dtype::f16>;
+  kernels.arrange[0][2] = &arrange_bytes<Dtype::bf16, BlockOfX>;
+  kernels.arrange[0][3] = &arrange_bytes<Dtype::f16, BlockOfX>;
   for_all_codes([&]<Codes kCodes>() {
     if constexpr (has_digits(kCodes)) kernels.dot[static_cast<int>(kCodes)] = &bytes_dot<kCodes>;
   });
