@@ -51,6 +51,13 @@ bool side_by_side(const Group& group) noexcept {
   return group.kind != Group::Kind::named && group.kind != Group::Kind::column;
 }
 
+// Codes of a byte are as quick in fp32 where groups are long; what is beside their scales must be
+// zeros of theirs.
+bool fits_whole_bytes(const Descriptor& form, std::int64_t group) noexcept {
+  return group < kBytesBlock && form.factor == 1.0f &&
+         (form.zero == Zero::none || form.zero == Zero::code);
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -100,8 +107,7 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (runs_.form().zero == Zero::rounded) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
-  // Codes of a byte are as quick in fp32 where groups are long.
-  if (dot_bytes_kind_ == 1 && (of >= kBytesBlock || runs_.form().factor != 1.0f)) return 0;
+  if (dot_bytes_kind_ == 1 && !fits_whole_bytes(runs_.form(), of)) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);
