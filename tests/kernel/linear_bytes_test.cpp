@@ -30,8 +30,9 @@ constexpr const char* kStorages[] = {"mxfp4",
                                      "int4:block32:f16:zero_sum"};
 
 /// Codes of a byte, or that become such, in short groups: with VNNI.
-constexpr const char* kWhole[] = {"int8:block32:f16",  "int8:block16", "mxint8",
-                                  "int8:block32:zero", "q6_k",         "int5:block32:bf16"};
+constexpr const char* kWhole[] = {"int8:block32:f16",  "int8:block16",      "mxint8",
+                                  "int8:block32:zero", "int6:block32:zero", "q6_k",
+                                  "int5:block32:bf16"};
 
 /// The same table without products in integers.
 Kernels without_bytes(const Kernels& table) {

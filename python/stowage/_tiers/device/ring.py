@@ -62,6 +62,7 @@ class _Unit:
     is_here: bool = False  # has a slot; that it is not known here lets tiers end without cycles
     facts: Facts = ()  # of the bytes in the ring
     ready: Any = None  # event of the copy
+    has_ended: bool = False  # as somebody has seen
     users: int = 0
     used: dict[int, Any] = field(default_factory=dict)  # last event of each stream's work with it
     stamp: int = 0  # of the last use
@@ -159,7 +160,7 @@ class DeviceTier:
                     f"{sum(unit_bytes(unit.parts) for unit in self._units.values())} for them, and "
                     "the model must have run before"
                 )
-            if unit.ready is not None:  # nobody has seen it end, and nobody can while capturing
+            if unit.ready is not None and not unit.has_ended:  # while capturing nobody can look
                 raise Unsupported(
                     "stowage: a graph must be captured when all copies have ended; run the model "
                     "twice before, and synchronize"
@@ -193,8 +194,7 @@ class DeviceTier:
                     break
                 self._wait_for_room(parts)
             late = not missed and unit.ready is not None and not unit.ready.query()
-            if not missed and not late:
-                unit.ready = None  # and has ended
+            unit.has_ended = not missed and not late
             self._report["misses" if missed else "late" if late else "hits"] += 1
             if missed:
                 self._stall += time.perf_counter() - begin
@@ -263,6 +263,7 @@ class DeviceTier:
         self._slots = [slot for slot in self._slots if slot.unit is not unit]
         self._after += unit.used.values()
         unit.is_here, unit.here, unit.facts, unit.ready, unit.used = False, [], (), None, {}
+        unit.has_ended = False
 
     def _distances(self) -> dict[int, int]:
         expected = self._order.ahead(2 * len(self._slots) + 8)
