@@ -93,36 +93,32 @@ def test_without_streams_each_waits_for_the_other() -> None:
         assert found.copied > 0.5 * found.computed
 
 
+def copies_and_fetches(pin: bool, storage: str) -> tuple[float, int]:
+    """Of a pass, on a clock on which only the number of copies counts."""
+    with counted(lazy=False), torch.no_grad():
+        model, _ = offloaded(1 / 3, pin, storage)
+        x = torch.ones(4, WIDE, device=DEVICE)
+        model(x)
+        told = stowage.engine_report(model)
+        with speeds(copy=1):
+            before = times()
+            model(x)
+            copies = times().since(before).copied
+        report = stowage.engine_report(model).since(told).device
+        stowage.onload(model)
+    assert report is not None
+    return copies, report.misses + report.ahead
+
+
 @pytest.mark.parametrize(
     "storage", ["int8", "nf4:block64:nested", "q4_k", "int4:block64:bf16:zero"]
 )
 def test_a_pinned_weight_crosses_as_one_copy(storage: str) -> None:
-    """Codes and scales: a clock on which only the number of copies counts."""
-    with counted(lazy=False), torch.no_grad():
-        model, _ = offloaded(1 / 3, pin=True, storage=storage)
-        x = torch.ones(4, WIDE, device=DEVICE)
-        model(x)
-        told = stowage.engine_report(model)
-        with speeds(copy=1):
-            before = times()
-            model(x)
-            copies = times().since(before).copied
-        report = stowage.engine_report(model).since(told).device
-        assert report is not None and copies > 0
-        assert copies == report.misses + report.ahead
-        stowage.onload(model)
+    """Codes and scales."""
+    copies, fetches = copies_and_fetches(True, storage)
+    assert copies == fetches > 0
 
 
 def test_an_unpinned_weight_crosses_in_tiles() -> None:
-    with counted(lazy=False), torch.no_grad():
-        model, _ = offloaded(1 / 3, pin=False, storage="nf4:block64:nested")
-        x = torch.ones(4, WIDE, device=DEVICE)
-        model(x)
-        told = stowage.engine_report(model)
-        with speeds(copy=1):
-            before = times()
-            model(x)
-            copies = times().since(before).copied
-        report = stowage.engine_report(model).since(told).device
-        assert report is not None and copies == report.misses + report.ahead > 0
-        stowage.onload(model)
+    copies, fetches = copies_and_fetches(False, "nf4:block64:nested")
+    assert copies == fetches > 0
