@@ -27,6 +27,7 @@ def _rank(
     rank: int, world: int, folder: str, seconds: int, function: Any, args: Any, pipe: Any
 ) -> None:
     with Path(folder, f"waiting{rank}").open("w") as waiting:
+        faulthandler.enable(waiting)
         faulthandler.dump_traceback_later(seconds, exit=True, file=waiting)
         torch.set_num_threads(1)
         try:
@@ -44,6 +45,7 @@ def _rank(
             faulthandler.cancel_dump_traceback_later()
             if dist.is_initialized():
                 dist.destroy_process_group()
+            faulthandler.disable()
 
 
 def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: int = 120) -> list[Any]:

@@ -3,6 +3,7 @@
 of each weight, and what the model computes, are those without."""
 
 import contextlib
+import cProfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,7 +62,9 @@ MODES: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "deterministic": deterministic,
     "no_grad": torch.no_grad,
-    "profiler": lambda: torch.profiler.profile(with_stack=True),
+    # Not with_stack=True: docs/decisions.md, "torch's profiler with stacks".
+    "profiler": torch.profiler.profile,
+    "Python's profiler": cProfile.Profile,
     "several": lambda: _all(Passing, Below, lambda: default_device("cpu"), deterministic),
 }
 # FSDP2 and DTensor themselves fail where a weight has no version or no memory.
