@@ -150,9 +150,9 @@ class DeviceTier:
         """Of a weight whose place a graph will read whenever it runs: nothing may cross meanwhile,
         and no other weight may ever get that place."""
         with self._lock:
-            unit = self._units.get(self._known(parts))
+            unit = self._units[self._known(parts)]
             stays = len(self._slots) == len(self._units)
-            if unit is None or not stays or not self._is_here(unit, facts_of(parts)):
+            if not stays or not self._is_here(unit, facts_of(parts)):
                 raise Unsupported(
                     "stowage: a graph must be captured with all weights in the ring on "
                     f"{self.device}, got {len(self._slots)} of {len(self._units)} in "
@@ -241,15 +241,12 @@ class DeviceTier:
         end = begin + places[-1]
         with torch.inference_mode(False), torch.no_grad():
             there = self._ring[begin:end]
-            unit.parts, unit.here = (
-                parts,
-                [
-                    there[at : at + part.nbytes].view(part.dtype).view(part.shape)
-                    for at, part in zip(places, parts, strict=False)
-                ],
-            )
+            unit.here = [
+                there[at : at + part.nbytes].view(part.dtype).view(part.shape)
+                for at, part in zip(places, parts, strict=False)
+            ]
             unit.ready = self._link.copy(parts, there, self._after)
-        self._after, unit.facts = [], facts
+        self._after, unit.parts, unit.facts = [], parts, facts
         unit.is_here = True
         self._slots.append(RingSlot(begin, end, unit))
         self._slots.sort(key=lambda slot: slot.begin)
