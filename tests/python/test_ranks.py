@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import at_odds, on_ranks
+from ranks import at_odds, broken_off, on_ranks
 
 BENCH = Path(__file__).parents[2] / "bench/python/sharded_training.py"
 
@@ -20,6 +20,14 @@ def test_ranks_that_wait_for_each_other_end_and_say_where() -> None:
     first, second = str(raised.value).split("--- rank 1: ")
     assert "ended, exit code 1; it was at" in first and "line" in first
     assert "it was at" in second or "Traceback" in second
+
+
+def test_a_rank_that_a_signal_ends_says_where() -> None:
+    with pytest.raises(AssertionError) as raised:
+        on_ranks(2, broken_off)
+    first, second = str(raised.value).split("--- rank 1: ")
+    assert "ended, exit code -11; it was at" in second and "in broken_off" in second
+    assert "Traceback" in first
 
 
 @pytest.mark.nightly

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function on several gloo ranks, each a process, none of which can hang.
 
-A collective that waits for a minute fails; a rank that is still there after `seconds` says where it
-is and ends. Either way the test fails with the text of every rank.
+A collective that waits for a minute fails; a rank that is still there after `seconds`, or
+that a signal ends, says where it is. Either way the test fails with the text of every rank.
 """
 
 import datetime
 import faulthandler
 import multiprocessing as mp
+import os
+import signal
 import tempfile
 import time
 import traceback
@@ -83,3 +85,10 @@ def at_odds() -> None:
     if dist.get_rank():
         dist.barrier()
     time.sleep(300)
+
+
+def broken_off() -> None:
+    """The second rank dies, as of a fault in C."""
+    if dist.get_rank():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.barrier()
