@@ -49,7 +49,8 @@ def hold(world: int, cases: list[tuple[Any, ...]]) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_formulas_are_what_counters_say(world: int) -> None:
     odd = ("nf4", {"shards": world}, scaled.ODD)
-    hold(world, [("tensorwise", {"shards": world}), ("nf4:nested", {"shards": world}), odd])
+    forms = ("tensorwise", "rowwise", "nf4:nested")
+    hold(world, [*((form, {"shards": world}) for form in forms), odd])
 
 
 @pytest.mark.nightly

@@ -119,12 +119,12 @@ class Weight(NamedTuple):
         return -(-self.rows // setting.shards) * setting.shards * self.record(setting.compute)
 
     def scratch(self, setting: Setting, backward: bool = True) -> int:
-        """fp32 copies of the weight in an emulated product: one; in g W with scales of rows the
-        values, these scaled, and clamped."""
+        """Of an emulated product: the weight in fp32; in g W with scales of rows its values, these
+        scaled, and codes."""
         if self.form not in RECIPES or not setting.cpu:
             return 0
-        copies = 3 if RECIPES[self.form].rows and backward else 1
-        return copies * 4 * self.rows * self.columns
+        each = 4 + 4 + 1 if RECIPES[self.form].rows and backward else 4
+        return each * self.rows * self.columns
 
 
 @dataclass(frozen=True)
