@@ -84,6 +84,12 @@ def _alias(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return alias(args[0]) if type(args[0]) is StowedTensor else NotImplemented
 
 
+@op(aten._unsafe_view.default)
+def _same_memory(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch calls it no view, and kron writes to its `out` through one."""
+    return view_of(aten.view.default, args[0], args[1:], kwargs)
+
+
 @op(aten.clone.default)
 def _clone(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     t = args[0]

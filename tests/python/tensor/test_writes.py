@@ -179,6 +179,7 @@ WHOLE: dict[str, Write] = {
     "out=w.data": lambda w: torch.add(values(2), 1, out=w.data),
     "out=w.T": lambda w: torch.add(values(2).T, 1, out=w.data.T),
     "out=w[:, :8]": lambda w: torch.add(values(2)[:, :8], 1, out=w.data[:, :8]),
+    "out=w, reshaped on the way": lambda w: torch.kron(values(2), torch.tensor(2.0), out=w.data),
     "out=(w, ids)": lambda w: torch.sort(values(2), 1, out=(w.data, torch.empty(0).long())),
     "_foreach_mul_": lambda w: torch._foreach_mul_([w.data], 2.0),
     "_foreach_zero_ chunks": lambda w: torch._foreach_zero_(list(w.data.chunk(3))),
