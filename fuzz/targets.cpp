@@ -22,6 +22,7 @@
 #include "store/quant_state.h"
 #include "store/shard_index.h"
 #include "store/weights.h"
+#include "stowage/descriptor.h"
 #include "stowage/file.h"
 #include "stowage/writer.h"
 
@@ -69,6 +70,27 @@ void check_read(const File& file, const WeightInfo& weight) {
   }
 }
 
+// Half of the rows are those of the whole.
+void check_rows(const File& file, const WeightInfo& weight) {
+  const std::int64_t last = weight.shape.rows() / 2;
+  const int in_rows = parts_in_rows(weight.storage);
+  for (int i = 0; i < in_rows; ++i) {
+    const std::int64_t each = elements_of_part_row(weight.storage, i, weight.shape);
+    if (each == 0 || last * weight.shape.row_elements() % each != 0) return;
+  }
+  const auto read = [&](std::int64_t end) {
+    std::vector<std::vector<std::byte>> made;
+    for (int i = 0; i < static_cast<int>(weight.parts.size()); ++i)
+      made.emplace_back(file.rows_bytes(weight, i, 0, end));
+    const std::vector<std::span<std::byte>> places(made.begin(), made.end());
+    file.read_rows(weight, 0, end, {}, places);
+    return made;
+  };
+  const auto whole = read(weight.shape.rows()), half = read(last);
+  for (std::size_t i = 0; i < half.size(); ++i)
+    promise(std::ranges::equal(half[i], std::span(whole[i]).first(half[i].size())));
+}
+
 // Parts in another form are the tensors of the file when they are put together again.
 void check_again(const File& file, const WeightInfo& weight) {
   const Layout parts = layout(weight.storage, weight.shape);
@@ -98,6 +120,7 @@ void file(Bytes bytes) {
       promise(file.weight(weight.name).bytes() >= 0);
       check_again(file, weight);
       check_read(file, weight);
+      check_rows(file, weight);
     }
     for (const TensorInfo& tensor : file.tensors()) {
       promise(tensor.offset + tensor.bytes <= bytes.size());

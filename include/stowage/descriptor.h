@@ -115,6 +115,10 @@ struct Descriptor {
   bool transposed = false;           // matrices of a stack lie so: parts are those of lying()
   std::span<const PartRow> parts;    // codes first
 };
+/// Parts, the first ones, that each row has something of; the others are of all rows.
+STOWAGE_API int parts_in_rows(const Storage& storage);
+/// How many elements, in the order of the weight, one index of dim 0 of such a part has.
+STOWAGE_API std::int64_t elements_of_part_row(const Storage& storage, int part, const Shape& shape);
 /// Whether scales of this type are e4m3 numbers, each under one of fp32.
 constexpr bool stand_under_one(ScaleType type) noexcept {
   return type >= ScaleType::e4m3 && type <= ScaleType::e4m3_quotient;

@@ -115,6 +115,8 @@ class STOWAGE_API File {
   /// The same into `out`, of as many bytes, past the mapping, whose pages cost more to touch than
   /// their bytes to copy. Throws io; bad_file where the file was cut short.
   void read(const TensorInfo& tensor, std::span<std::byte> out) const;
+  /// The same from a byte of the tensor on. Throws out_of_range where it has fewer.
+  void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> out) const;
   const std::vector<WeightInfo>& weights() const noexcept;  // sorted by name
   const WeightInfo* find_weight(std::string_view name) const noexcept;
   const std::map<std::string, std::string>& unreadable() const noexcept;  // as in FoundWeights
@@ -135,6 +137,18 @@ class STOWAGE_API File {
   /// none. Throws as read() does, and bad_file for numbers that no part has.
   void read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
                   std::span<const std::span<std::byte>> out) const;
+  /// How many bytes read_rows() puts into the memory of part `i`.
+  std::uint64_t rows_bytes(const WeightInfo& weight, int i, std::int64_t first,
+                           std::int64_t last) const;
+  /// Rows [first, last) of a weight: of each part that parts_in_rows() counts into memory of as
+  /// many bytes as these rows have of it, of the others the whole. Returns how many bytes of the
+  /// file were read: more than those of the rows only where a word has numbers of others too, or
+  /// numbers of a row lie all over the tensor. Throws as read_parts() does, and invalid_argument
+  /// for rows that are not the weight's, or with ends in a block that others have rows of, and for
+  /// memory of another size.
+  std::uint64_t read_rows(const WeightInfo& weight, std::int64_t first, std::int64_t last,
+                          std::optional<Dtype> compute,
+                          std::span<const std::span<std::byte>> out) const;
   /// The bytes of part `i` from those of its tensor, wherever they lie, to memory of their size.
   void form_part(const WeightInfo& weight, int i, std::span<const std::byte> tensor,
                  std::span<std::byte> out) const;

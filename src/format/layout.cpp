@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a weight of a given shape is made of: names, element types, shapes and bytes of its parts.
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -250,6 +251,28 @@ std::int64_t group_elements(const Storage& storage, const Shape& shape) {
       break;
   }
   return shape.elements();
+}
+
+int parts_in_rows(const Storage& storage) {
+  const Scaling::Kind kind = storage.scaling.kind;
+  if (kind == Scaling::Kind::tensor || kind == Scaling::Kind::column) return 1;
+  const Descriptor form = describe(storage);
+  const auto outer = form.outer.group.kind;
+  const bool has_outers = outer == Group::Kind::row || outer == Group::Kind::row2;
+  return 1 + static_cast<int>(std::ranges::count_if(form.parts, [&](const PartRow& part) {
+           return part.extent == Extent::scales || (has_outers && part.extent == Extent::outers);
+         }));
+}
+
+std::int64_t elements_of_part_row(const Storage& storage, int part, const Shape& shape) {
+  const Descriptor form = describe(storage);
+  const Extent extent = form.parts[static_cast<std::size_t>(part)].extent;
+  const Group& group = form.scale.group;
+  if (extent == Extent::pairs) return 2;
+  if (extent != Extent::scales) return shape.row_elements();
+  if (group.kind == Group::Kind::flat) return group.n;
+  const bool is_matrix = group.kind == Group::Kind::block2 && shape.rank() == 2;
+  return is_matrix ? group.m * shape.row_elements() : shape.row_elements();
 }
 
 std::int64_t scales_under_one(const Storage& storage, const Shape& shape) {

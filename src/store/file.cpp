@@ -8,16 +8,20 @@
 #include <mutex>
 #include <utility>
 
+#include "base/checked.h"
+#include "base/formatted.h"
 #include "store/checksum.h"
 #include "store/formed_view.h"
 #include "store/header.h"
 #include "store/model_path.h"
 #include "store/part_form.h"
 #include "store/part_pieces.h"
+#include "store/part_rows.h"
 #include "store/quant_config.h"
 #include "store/refusal.h"
 #include "store/shard.h"
 #include "store/weights.h"
+#include "stowage/descriptor.h"
 
 namespace stowage {
 
@@ -101,6 +105,27 @@ void check_checksum(const MappedFile& map, const TensorInfo& tensor, std::uint64
          hex(checksum.value()) + " for " + hex(expected));
 }
 
+// Of its part, as that of rows of the weight.
+PartRows rows_of_part(const WeightInfo& weight, int part, const PartRows& rows,
+                      const Shape& of_part) {
+  const Shape& shape = weight.shape;
+  if (rows.first < 0 || rows.first > rows.last || rows.last > shape.rows())
+    throw Error(Code::invalid_argument,
+                formatted("weight {}: rows must lie in {}, got {} to {}", in_quotes(weight.name),
+                          to_string(shape), rows.first, rows.last));
+  const std::int64_t each = elements_of_part_row(weight.storage, part, shape);
+  if (part >= parts_in_rows(weight.storage) || each == 0) return {0, of_part.rows()};
+  const std::int64_t first = rows.first * shape.row_elements();
+  const std::int64_t last = rows.last * shape.row_elements();
+  if (first % each != 0 || (last % each != 0 && rows.last != shape.rows()))
+    throw Error(
+        Code::invalid_argument,
+        formatted("weight {}: rows must end where blocks of {} elements do, got {} to {} of "
+                  "{}",
+                  in_quotes(weight.name), each, rows.first, rows.last, to_string(shape)));
+  return {first / each, ceil_div(last, each)};
+}
+
 }  // namespace
 
 inline namespace v0 {
@@ -179,6 +204,15 @@ void File::read(const TensorInfo& tensor, std::span<std::byte> out) const {
   state_->map(tensor).read(tensor.offset, out);
 }
 
+void File::read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> out) const {
+  if (begin > tensor.bytes || out.size() > tensor.bytes - begin)
+    throw Error(Code::out_of_range,
+                formatted("tensor {} must have the bytes that are read, it has "
+                          "{}, got {} from {} on",
+                          in_quotes(tensor.name), tensor.bytes, out.size(), begin));
+  state_->map(tensor).read(tensor.offset + begin, out);
+}
+
 std::uint64_t File::part_bytes(const WeightInfo& weight, int i) const {
   const auto at = static_cast<std::size_t>(i);
   if (!weight.forms.empty() && !weight.forms[at].is_whole())
@@ -207,6 +241,48 @@ void File::read_parts(const WeightInfo& weight, std::optional<Dtype> compute,
                  state_->map(tensor).read(tensor.offset + offset, bytes);
                });
   }
+}
+
+std::uint64_t File::rows_bytes(const WeightInfo& weight, int i, std::int64_t first,
+                               std::int64_t last) const {
+  const Shape shape = layout(weight.storage, weight.shape).parts[static_cast<std::size_t>(i)].shape;
+  const PartRows rows = rows_of_part(weight, i, {first, last}, shape);
+  const auto all = static_cast<std::uint64_t>(shape.rows());
+  const auto count = static_cast<std::uint64_t>(rows.last - rows.first);
+  const std::uint64_t bytes = part_bytes(weight, i);
+  return count == all ? bytes : bytes / all * count;
+}
+
+std::uint64_t File::read_rows(const WeightInfo& weight, std::int64_t first, std::int64_t last,
+                              std::optional<Dtype> compute,
+                              std::span<const std::span<std::byte>> out) const {
+  const Layout made = layout(weight.storage, weight.shape);
+  const Dtype dtype = compute.value_or(weight.compute.value_or(Dtype::bf16));
+  static constexpr PartForm kWhole;
+  std::map<std::string_view, std::vector<RowsPlace>> read;  // by tensor
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const int part = static_cast<int>(i);
+    const std::uint64_t bytes = rows_bytes(weight, part, first, last);
+    if (out[i].size() != bytes)
+      throw Error(Code::invalid_argument,
+                  formatted("weight {}: part {} of rows {} to {} must get memory for {} bytes, got "
+                            "{}",
+                            in_quotes(weight.name), part, first, last, bytes, out[i].size()));
+    if (bytes == 0) continue;
+    const PartForm& form = weight.forms.empty() ? kWhole : weight.forms[i];
+    const Shape& shape = made.parts[i].shape;
+    const PartRows rows = rows_of_part(weight, part, {first, last}, shape);
+    read[weight.parts[i]].push_back({&form, shape, rows, out[i]});
+  }
+  std::uint64_t count = 0;
+  for (const auto& [name, parts] : read) {
+    const TensorInfo& tensor = *find(name);
+    count += form_rows(parts, state_->place(tensor), tensor.bytes, dtype,
+                       [&](std::uint64_t offset, std::span<std::byte> bytes) {
+                         state_->map(tensor).read(tensor.offset + offset, bytes);
+                       });
+  }
+  return count;
 }
 
 std::vector<std::byte> File::formed_part(const WeightInfo& weight, int i,

@@ -14,19 +14,7 @@
 #include "store/part_turns.h"
 
 namespace stowage {
-namespace {
 
-constexpr std::int64_t kMost = 8 << 20;  // bytes of a piece, for more than a line of each row
-
-// What a row of a tensor is of a part.
-struct Cut {
-  bool columns;       // else rows
-  std::int64_t each;  // of them, in numbers
-  std::int64_t unit;  // rows of a tensor that are not parted
-  bool operator==(const Cut&) const = default;
-};
-
-// None: only the whole tensor becomes the part.
 std::optional<Cut> cut_of(const PartForm& form) {
   if (form.is_whole() || form.rounded || form.one || form.folded) return {};
   if (is_block(form)) return Cut{.columns = false, .each = 1, .unit = 1};
@@ -46,6 +34,10 @@ std::optional<Cut> cut_of(const PartForm& form) {
 std::int64_t bytes_of_word(const PartForm& form) {
   return is_block(form) ? 1 : std::max(form.word / 8, 1);
 }
+
+namespace {
+
+constexpr std::int64_t kMost = 8 << 20;  // bytes of a piece, for more than a line of each row
 
 // A tensor in rows that are cut alike for all its parts.
 struct Rows {

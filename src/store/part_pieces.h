@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "store/part_form.h"
@@ -17,6 +18,17 @@ struct PartPlace {
   Shape shape;
   std::span<std::byte> out;
 };
+
+/// What a row of a tensor is of a part.
+struct Cut {
+  bool columns;       // else rows
+  std::int64_t each;  // of them, in numbers
+  std::int64_t unit;  // rows of a tensor that are not parted
+  bool operator==(const Cut&) const = default;
+};
+/// None: only the whole tensor becomes the part.
+std::optional<Cut> cut_of(const PartForm& form);
+std::int64_t bytes_of_word(const PartForm& form);
 
 /// Gives the bytes of the tensor from an offset on.
 using ReadPiece = std::function<void(std::uint64_t offset, std::span<std::byte> bytes)>;

@@ -135,14 +135,17 @@ std::span<std::byte> bytes_of(const Owned& tensor, std::uint64_t count) {
   return {static_cast<std::byte*>(memory(tensor)), count};
 }
 
-// The same in memory of torch's.
-Tensor file_copy(std::int64_t handle, const std::string& name) {
+// The same from a byte on in memory of torch's; of less than 0 bytes all that follow.
+Tensor file_copy(std::int64_t handle, const std::string& name, std::int64_t begin,
+                 std::int64_t bytes) {
   constexpr const char* kWhere = "stowage::file_copy";
   const auto file = files().get(kWhere, handle);
   const TensorInfo& tensor = tensor_of(kWhere, *file, name);
-  const auto count = static_cast<std::int64_t>(tensor.bytes);
+  const auto first = static_cast<std::uint64_t>(std::max<std::int64_t>(begin, 0));
+  const auto rest = static_cast<std::int64_t>(tensor.bytes - std::min(first, tensor.bytes));
+  const std::int64_t count = bytes < 0 ? rest : bytes;
   Owned made = empty({&count, 1}, Dtype::u8);
-  if (count != 0) file->read(tensor, bytes_of(made, tensor.bytes));
+  if (count != 0) file->read(tensor, first, bytes_of(made, static_cast<std::uint64_t>(count)));
   return boxed(std::move(made));
 }
 
@@ -227,6 +230,33 @@ std::vector<Tensor> file_parts(std::int64_t handle, const std::string& weight,
   return all;
 }
 
+// Rows [first, last) of a weight: as file_parts() gives them, but that parts which are whole in the
+// file have theirs only; and how many bytes of the file were read.
+std::tuple<std::vector<Tensor>, std::int64_t> file_rows(std::int64_t handle,
+                                                        const std::string& weight,
+                                                        std::int64_t first, std::int64_t last,
+                                                        const std::string& compute) {
+  constexpr const char* kWhere = "stowage::file_rows";
+  const auto file = files().get(kWhere, handle);
+  const WeightInfo* const info = file->find_weight(weight);
+  const Dtype dtype = dtype_from_disk_name(compute);
+  if (info == nullptr || !is_value_dtype(dtype))
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": must be asked for a weight of the file, in a value dtype");
+  std::vector<Owned> made;
+  std::vector<std::span<std::byte>> places;
+  for (int i = 0; std::cmp_less(i, info->parts.size()); ++i) {
+    const std::uint64_t bytes = file->rows_bytes(*info, i, first, last);
+    const auto count = static_cast<std::int64_t>(bytes);
+    made.push_back(empty({&count, 1}, Dtype::u8));
+    places.push_back(bytes_of(made.back(), bytes));
+  }
+  const std::uint64_t read = file->read_rows(*info, first, last, dtype, places);
+  std::vector<Tensor> all;
+  for (Owned& one : made) all.push_back(boxed(std::move(one)));
+  return {std::move(all), static_cast<std::int64_t>(read)};
+}
+
 // The way back. The part has the shape that it has in memory.
 Tensor tensor_of_part_op(const Tensor& part, std::int64_t form) {
   const Argument given("stowage::tensor_of_part", "part", part.get());
@@ -292,6 +322,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
   m.impl("file_copy", TORCH_BOX(&Door<&file_copy>::call));
   m.impl("file_parts", TORCH_BOX(&Door<&file_parts>::call));
+  m.impl("file_rows", TORCH_BOX(&Door<&file_rows>::call));
   m.impl("file_part", TORCH_BOX(&Door<&file_part>::call));
   m.impl("tensor_of_part", TORCH_BOX(&Door<&tensor_of_part_op>::call));
   m.impl("file_header", TORCH_BOX(&Door<&file_header>::call));

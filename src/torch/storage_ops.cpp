@@ -100,6 +100,7 @@ std::string storage_describe(std::int64_t key) {
               {"scaler_block", storage.scaling.scaler_block},
               {"scale_type", kTypes[static_cast<int>(storage.scaling.type)]},
               {"parts", std::move(parts)},
+              {"in_rows", parts_in_rows(storage)},
               {"least", range.least},
               {"largest", range.most},
               {"divisor", range.divisor}};

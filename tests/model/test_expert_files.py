@@ -15,6 +15,8 @@ import torch
 from dialect_models import factory
 from expert_models import IDS, WAYS, build, logits, published
 from safetensors.torch import load_file, save_file
+from sharded import run
+from sharded_reads import read_as_whole
 
 import stowage
 from stowage._ops.library import composite_forced
@@ -91,6 +93,16 @@ def test_experts_rest_as_their_files_have_them(family: str, storage: str, tmp_pa
         for file in files:
             same = (tmp_path / f"again{mmap}" / file).read_bytes() == (packed / file).read_bytes()
             assert same, file
+
+
+SPREAD = [("Qwen3Moe", "f8_e4m3:block128x128"), ("Mixtral", "nf4"), ("Mixtral", "nvfp4")]
+SPREAD += [("Qwen3Moe", "int4:block64:f16:zero"), ("DeepseekV3", "f8_e4m3:block128x128:e8m0")]
+
+
+@pytest.mark.parametrize(("family", "storage"), SPREAD)
+def test_each_process_reads_its_experts(family: str, storage: str, tmp_path: Path) -> None:
+    packed, _ = quantized(published(family, tmp_path / "plain"), storage, tmp_path)
+    run(3, read_as_whole, build, (family,), str(packed), FORMS[storage][0])
 
 
 @pytest.mark.parametrize("way", WAYS)

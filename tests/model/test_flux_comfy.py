@@ -28,6 +28,7 @@ from flux_models import (
 from flux_ranks import spread
 from safetensors.torch import load_file, save_file
 from sharded import run
+from sharded_reads import read_as_whole
 
 import stowage
 from stowage._ops.memory import octets
@@ -247,6 +248,11 @@ def test_nf4_of_bitsandbytes_opens_and_is_written_again(mmap: bool, tmp_path: Pa
 def test_it_is_spread_over_processes(tmp_path: Path) -> None:
     for path, dialect in ((scaled(tmp_path), "comfyui-scaled"), (nvfp4(tmp_path), "comfyui")):
         assert run(2, spread, str(path), dialect) == path.name
+
+
+def test_each_process_reads_its_rows(tmp_path: Path) -> None:
+    for path, dialect in ((scaled(tmp_path), "comfyui-scaled"), (nvfp4(tmp_path), "comfyui")):
+        run(3, read_as_whole, built, (), str(path), dialect)
 
 
 def nvfp4(to: Path) -> Path:

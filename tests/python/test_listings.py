@@ -35,7 +35,7 @@ RUN_BY = {
     "planning": [HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
     "serving": ["test_examples.py"],
-    "sharding": ["test_sharding.py"],
+    "sharding": ["test_sharding.py", "test_sharded_reads.py"],
     "tensor": [HERE],
     "transformers": [HERE],
     "working": [HERE],

@@ -58,6 +58,47 @@ def _one(mesh: Any, folder: str, root: Path) -> None:
             assert (again / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+def read_by_rows(mesh: Any, folders: list[str], root: str) -> None:
+    """Opens each without values, spreads it, and has this process read its rows: the bytes and the
+    outputs of the model that was loaded whole, and the files again."""
+    for folder in folders:
+        try:
+            _read_by_rows(mesh, folder, Path(root))
+        except Exception as error:
+            error.add_note(f"in {folder}")
+            raise
+
+
+def _read_by_rows(mesh: Any, folder: str, root: Path) -> None:
+    path = root / folder
+    whole = opened(folder, path, compute_dtype=torch.bfloat16).requires_grad_(False)
+    model = opened(folder, path, compute_dtype=torch.bfloat16, device="meta")
+    model.requires_grad_(False)
+    assert all(tensor.is_meta for tensor in model.parameters())
+    modules = dict.fromkeys(map(module_of, weights_of(folder)))
+    for module in modules:
+        fully_shard(model.get_submodule(module), mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    stowage.sharding.load(model, path)
+    stowage.sharding.check(model)
+    for module in modules:
+        layer: Any = model.get_submodule(module)
+        got, want = layer(_input(layer)), whole.get_submodule(module)(_input(layer))
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), module
+        layer.reshard()
+    for name, parameter in whole.named_parameters():
+        mine = model.get_parameter(name)
+        if isinstance(parameter, stowage.StowedTensor):
+            assert octets(mine) == octets(parameter), name
+        else:
+            assert torch.equal(mine.full_tensor(), parameter), name
+    again = root / f"read-{folder}"
+    stowage.save(model, again, dialect=DIALECTS[folder])
+    if mesh.get_rank() == 0:
+        for file in path.iterdir():
+            assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+
+
 def _input(layer: Any) -> torch.Tensor:
     torch.manual_seed(2)
     return torch.randn(3, layer.in_features, dtype=torch.bfloat16)

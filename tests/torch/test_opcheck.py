@@ -212,6 +212,7 @@ _OPS = (
     "file_parts",
     "file_populate",
     "file_read",
+    "file_rows",
     "file_verify",
     "info",
     "linear",

@@ -199,13 +199,14 @@ def unflatten(
         elif part == "nested_offset":
             parts.append(torch.tensor(entry.nested_offset, dtype=torch.float32, device="cpu"))
         else:
-            parts.append(_as_part(member, read(member), dtype, shape))
+            parts.append(as_part(member, read(member), dtype, shape))
     return parts
 
 
-def _as_part(
+def as_part(
     member: str, found: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
+    """What a tensor of a file, which lies there as the part does, is of that type and shape."""
     if dtype is torch.uint8:  # 8-bit codes have types of their own, packed ones may have any
         found = found.contiguous().reshape(-1).view(torch.uint8)
     if found.numel() != math.prod(shape) or found.is_floating_point() != dtype.is_floating_point:

@@ -27,7 +27,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from stowage._files.names import DISK_DTYPES, DISK_NAMES, Entry, described, entries, unflatten
+from stowage._files.names import (
+    DISK_DTYPES,
+    DISK_NAMES,
+    Entry,
+    as_part,
+    described,
+    entries,
+    unflatten,
+)
 from stowage._ops import library
 from stowage._ops.errors import translated
 from stowage._ops.memory import new_copy
@@ -149,6 +157,7 @@ class FileSource:
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
         self.metadata: dict[str, str]
         self.formed = Formed()  # by now
+        self.rows_read = 0  # bytes, where rows were asked for
         self._counting = threading.Lock()
         self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
         self.paths: list[str] = facts["paths"]
@@ -204,6 +213,42 @@ class FileSource:
         dtype = DISK_DTYPES.get(facts["dtype"])  # blocks of GGUF have none: their bytes
         shape = facts["shape"] if shape is None else shape
         return found if dtype is None else found.view(dtype).reshape(shape)
+
+    def value_rows(self, member: str, first: int, last: int) -> torch.Tensor:
+        """Rows [first, last) of a plain tensor, in memory of their own."""
+        facts = self._tensors[member]
+        each = facts["bytes"] // max(facts["shape"][0], 1)
+        op = partial(library.file_copy, begin=first * each, bytes=(last - first) * each)
+        self.rows_read += (last - first) * each
+        return self._as_it_is(member, [last - first, *facts["shape"][1:]], op)
+
+    def part_rows(
+        self, entry: Entry, first: int, last: int, compute: torch.dtype
+    ) -> list[torch.Tensor]:
+        """What rows [first, last) of a weight that rests have of its parts, as those of a weight of
+        these rows; parts of all rows are whole. The rows end where blocks do."""
+        assert entry.storage is not None
+        begun, of_rows = time.perf_counter(), (last - first, *entry.shape[1:])
+        try:
+            found, read = library.file_rows(
+                self._handle, entry.name, first, last, DISK_NAMES[compute]
+            )
+        except RuntimeError as error:
+            raise translated(error) from None
+        self.rows_read += read
+        self._note([part for i, part in enumerate(found) if entry.is_formed(i)], begun)
+        layout = entry.storage.layout(entry.shape)
+        in_rows = entry.storage.layout(of_rows)[: entry.storage.in_rows]
+        parts = []
+        for i, (name, dtype, shape) in enumerate((*in_rows, *layout[len(in_rows) :])):
+            if name == "nested_offset":
+                parts.append(torch.tensor(entry.nested_offset, dtype=dtype, device="cpu"))
+            elif entry.is_formed(i):
+                parts.append(found[i].view(dtype).reshape(shape))
+            else:
+                tensor = found[i].view(DISK_DTYPES[self._tensors[entry.parts[i]]["dtype"]])
+                parts.append(as_part(entry.parts[i], tensor, dtype, shape))
+        return parts
 
     def header(self, shard: int) -> bytes:
         """The JSON of one of its files, or all before the data of a GGUF file, as it lies there."""

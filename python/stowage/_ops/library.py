@@ -107,6 +107,7 @@ file_map = _ops.file_map.default
 file_copy = _ops.file_copy.default
 file_part = _ops.file_part.default
 file_parts = _ops.file_parts.default
+file_rows = _ops.file_rows.default
 tensor_of_part = _ops.tensor_of_part.default
 file_header = _ops.file_header.default
 file_populate = _ops.file_populate.default

@@ -163,10 +163,7 @@ class Storage:
         object.__setattr__(self, "_parts", tuple(map(tuple, facts["parts"])))
         object.__setattr__(self, "part_names", tuple(name for name, _, _ in facts["parts"]))
         of_groups = sum(extent == "scales" for _, extent, _ in facts["parts"])
-        of_all = self.kind == "tensor" or self.by_columns
-        in_rows = 1 if of_all else 1 + of_groups + self.under_rows
         object.__setattr__(self, "of_groups", of_groups)
-        object.__setattr__(self, "in_rows", in_rows)
         object.__setattr__(self, "codes_dtype", _WIDE.get(self.codes, torch.uint8))
         return self
 

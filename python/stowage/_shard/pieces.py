@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stowage._ops.storage import Storage
+from stowage._shard.groups import shard_dim
 from stowage._shard.records import Geometry, geometry
 from stowage._tensor.stowed import StowedTensor, wrap
 
@@ -121,6 +122,13 @@ def take_columns(records: Tensor, storage: Storage, columns: int, first: int, la
     taken = torch.cat([outers, scales, codes], 1)
     g = geometry(storage, (1, last - first))
     return torch.nn.functional.pad(taken, (0, g.length - taken.shape[1]))
+
+
+def own_columns(tensor: Any, whole: Whole, records: Tensor) -> Tensor:
+    """Of records of whole rows, those of the columns that this process has of a DTensor."""
+    cut = next(i for i, place in enumerate(tensor.placements) if shard_dim(place) == 1)
+    first = tensor.device_mesh.get_local_rank(cut) * whole.shape[1]
+    return take_columns(records, whole.storage, whole.uncut[1], first, first + whole.shape[1])
 
 
 def _fields(records: Tensor, storage: Storage, columns: int) -> tuple[Tensor, Tensor, Tensor]:

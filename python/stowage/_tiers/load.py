@@ -11,13 +11,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from stowage._files import experts, gguf, originals
+from stowage._files import experts
 from stowage._files.names import Entry
 from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import DictSource, FileSource, Source
 from stowage._model.choice.policy import Policy
 from stowage._model.choice.selection import Rules, Selection
 from stowage._model.choice.skips import Skip
+from stowage._model.files.adoption import adopt
 from stowage._model.files.factory import build
 from stowage._model.files.fill import Filling, Options
 from stowage._model.files.template import Template, remember_template
@@ -56,6 +57,7 @@ def load(
     exact: bool = False,
     keep_nonfinite: bool = False,
     mmap: bool = False,
+    device: str | torch.device | None = None,
     strict: bool = True,
     rename: Rename | None = None,
     verify: bool = False,
@@ -88,6 +90,8 @@ def load(
         exact: as in `stow`.
         keep_nonfinite: as in `stow`.
         mmap: leaves weights in the mapped file until they are written to.
+        device: "meta" gives weights no values: they rest there as they would. After
+            `fully_shard` each process reads its rows of them by `sharding.load`.
         strict: refuses missing and unexpected names.
         rename: gives a weight of the file the model's name for it, or None to leave it out: a
             function, or patterns such as {"model.*": "*", "*.aux": None}. Without, names of a
@@ -138,8 +142,9 @@ def load(
         input_cast=input_cast,
     )
     selection, how = _selection(policy, resting := engine is not None), policy.making
-    mapped = mmap or resting
-    options = Options(how, mapped, resting, strict, rename, fills=not mapped, progress=progress)
+    mapped, meta = mmap or resting, _is_meta(device, mmap or resting)
+    options = Options(how, mapped, resting, strict, rename, progress=progress, meta=meta)
+    options = replace(options, fills=not (mapped or meta))
     source = FileSource(folder)
     try:
         if verify:
@@ -150,6 +155,19 @@ def load(
         source.close()
     keep_to(made, plan)
     return made
+
+
+def _is_meta(device: str | torch.device | None, mapped: bool) -> bool:
+    if device is not None and str(device) != "meta":
+        raise InvalidArgument(
+            f"stowage.load: device must be None or 'meta', got {device} (load the model, then move "
+            "it with model.to)"
+        )
+    if device is not None and mapped:
+        raise InvalidArgument(
+            "stowage.load: device='meta' must come without mmap, ram and plan: nothing is read"
+        )
+    return device is not None
 
 
 def _engine_options(
@@ -177,19 +195,11 @@ def _load(
     given: EngineOptions | None,
 ) -> nn.Module:
     target = model if isinstance(model, nn.Module) else build(model)
-    original = originals.adopt(source, target, options.rename, options.strict)
-    if original is not None:
-        options = replace(options, rename=original[1])
-    elif source.dialect == gguf.DIALECT:
-        held = (target.named_parameters, target.named_buffers)
-        names = {name for named in held for name, _ in named(remove_duplicate=False)}
-        options = replace(options, rename=gguf.adopt(source, names, options.rename))
-    else:
-        options = replace(options, then=experts.adopt(source, target, options.rename))
+    adopted = adopt(source, target, options.rename, options.strict)
+    options = replace(options, rename=adopted.rename, then=adopted.then)
     filling = _filled(target, source, selection, options, grain, given)
-    dialect = source.dialect or ("" if original is None or source.ours else original[0])
-    if dialect:
-        remember_template(target, Template.of(source, filling.taken(), dialect))
+    if adopted.dialect:
+        remember_template(target, Template.of(source, filling.taken(), adopted.dialect))
     return target
 
 

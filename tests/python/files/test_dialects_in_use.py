@@ -22,7 +22,7 @@ from dialect_models import (
     plain_of,
     weights_of,
 )
-from dialect_ranks import octets, spread
+from dialect_ranks import octets, read_by_rows, spread
 from safetensors.torch import load_file
 from sharded import run
 from torch import nn
@@ -210,6 +210,13 @@ def test_it_is_spread_over_processes(tmp_path: Path) -> None:
     for folder in FOLDERS:
         copied(folder, tmp_path)
     assert run(2, spread, FOLDERS, str(tmp_path)) == FOLDERS
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_each_process_reads_its_rows(world: int, tmp_path: Path) -> None:
+    for folder in FOLDERS:
+        copied(folder, tmp_path)
+    run(world, read_by_rows, FOLDERS, str(tmp_path))
 
 
 def ask(*arguments: str, code: int = 0) -> str:

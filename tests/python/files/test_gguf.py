@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from sharded import run
+from sharded_reads import causal, read_as_whole
 from torch import nn
 
 import stowage
@@ -154,6 +156,15 @@ def test_a_model_of_transformers_takes_its_values(
         torch.testing.assert_close(answer(model), answer(want), rtol=1e-4, atol=1e-4)
     stowage.save(model, tmp_path / "again", dialect="gguf")
     assert (tmp_path / "again/model.gguf").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_each_process_reads_its_rows(kind: str, world: int, tmp_path: Path) -> None:
+    more = {"attention_bias": True} | (SUPERBLOCKS if kind == "Q4_K" else {})
+    path = converted("llama", built("llama", **more), tmp_path / "model.gguf", kind)
+    sizes = ("llama", {**SIZES, **more})
+    run(world, read_as_whole, causal, sizes, str(path), "gguf")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma"])

@@ -51,7 +51,7 @@ _WORTH_MAPPING = 65536  # bytes
 
 
 @dataclass(frozen=True)
-class _Step:
+class Assignment:
     """One tensor of the model and where its value comes from."""
 
     held: Held
@@ -73,6 +73,7 @@ class Options:
     fills: bool = False  # the model's tensors take the values; else new ones take their place
     progress: bool = False  # a bar, on a terminal
     rests_only: bool = False  # another loader gives the model all that does not rest afterwards
+    meta: bool = False  # nothing is read: tensors on the meta device, as they would rest
     stays: Callable[[Held], bool] = lambda held: False  # in memory, whatever `mmap` and `cast` say
 
 
@@ -94,7 +95,7 @@ class Filling:
         self._ambient = plain.pop() if len(plain) == 1 else None
         self._used: set[str] = set()
         self._wholes = Wholes(source, self._entries.values())
-        self._steps: list[_Step] = []
+        self._steps: list[Assignment] = []
         self._ties: list[tuple[Held, str]] = []
         self._recast: list[tuple[Held, torch.dtype]] = []
         choices = {} if selection is None else self._choices(selection)
@@ -118,6 +119,9 @@ class Filling:
         entry = self._entries[present[0]]
         for other in present[1:]:
             self._check_tie(held, entry, self._entries[other])
+        self._fit(held, entry, choice)
+
+    def _fit(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         if entry.shape != tuple(held.tensor.shape) and not isinstance(held.tensor, LAZY):
             if self._options.rests_only and entry.storage is None:
                 return
@@ -257,21 +261,21 @@ class Filling:
         if problem:
             self.problems.append(f"{held.name}: {problem}")
             return
-        self._steps.append(_Step(held, entry, wanted, reason, as_it_is=has is not None))
+        self._steps.append(Assignment(held, entry, wanted, reason, as_it_is=has is not None))
 
     def _casts(self, held: Held) -> bool:
         return self._options.cast and not self._options.stays(held)
 
-    def _is_mapped(self, step: _Step) -> bool:
+    def _is_mapped(self, step: Assignment) -> bool:
         """Whether it is left where it is in the file."""
         stays = self._options.stays(step.held) or step.entry.pieces != ()
         return self._options.mmap and step.as_it_is and not stays
 
-    def _stays_in_file(self, step: _Step) -> bool:
+    def _stays_in_file(self, step: Assignment) -> bool:
         """Whether its bytes are not read now. A plain tensor is mapped so that it may be written:
         its pages are the file's until then. Of small ones the rest of a page would cost more."""
-        if step.storage is not None:
-            return self._is_mapped(step)
+        if step.storage is not None or self._options.meta:
+            return self._options.meta or self._is_mapped(step)
         return (
             self._options.mmap
             and not self._options.cast
@@ -370,7 +374,7 @@ class Filling:
 
         return commit
 
-    def _owned(self, step: _Step) -> Callable[[], list[torch.Tensor]] | None:
+    def _owned(self, step: Assignment) -> Callable[[], list[torch.Tensor]] | None:
         """What gives the values or parts of a step in memory of their own, if no more is done to
         them; None where they stay in the file, are in pieces, or are rows of a tensor."""
         entry, compute = step.entry, self._compute(step)
@@ -380,12 +384,14 @@ class Filling:
         return partial(self._tensors_of, entry, compute, own=True)
 
     def _make(
-        self, step: _Step, owned: Callable[[], list[torch.Tensor]] | None
+        self, step: Assignment, owned: Callable[[], list[torch.Tensor]] | None
     ) -> tuple[torch.Tensor, Loss | None]:
         entry, held, how = step.entry, step.held, self._options.how
         if isinstance(held.tensor, StowedTensor) and held.tensor._exact:
             how = replace(how, exact=True)
         compute = self._compute(step)
+        if self._options.meta:
+            return _without_values(step, compute, how.exact), None
         if step.storage is None and owned is not None:
             return _as(owned()[0], held.tensor), None
         if step.storage is None:
@@ -414,7 +420,7 @@ class Filling:
         weight = from_parts(parts, step.storage, entry.shape, compute, exact)
         return stands_for_plain(weight) if entry.storage is None else weight, None
 
-    def _compute(self, step: _Step) -> torch.dtype:
+    def _compute(self, step: Assignment) -> torch.dtype:
         entry, held, given = step.entry, step.held, self._options.how.compute_dtype
         if self._options.keep_dtypes or not held.tensor.is_floating_point():
             return held.tensor.dtype
@@ -422,6 +428,15 @@ class Filling:
             return given
         # A file that does not say what its weights compute in computes in the dtype of the rest.
         return entry.compute or entry.dtype or self._ambient or held.tensor.dtype
+
+
+def _without_values(step: Assignment, compute: torch.dtype, exact: bool) -> torch.Tensor:
+    """What it becomes, on the meta device."""
+    if step.storage is None:
+        return _as(torch.empty(step.entry.shape, dtype=compute, device="meta"), step.held.tensor)
+    layout = step.storage.layout(step.entry.shape)
+    parts = [torch.empty(sizes, dtype=dtype, device="meta") for _, dtype, sizes in layout]
+    return from_parts(parts, step.storage, step.entry.shape, compute, exact)
 
 
 def _as(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -18,13 +18,15 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor, Replicate
 
+from stowage._files.renames import Rename
 from stowage._model.files.save import reshard
+from stowage._model.files.spread import fill_spread
 from stowage._model.weights import Inventory
 from stowage._ops import _torch
-from stowage._ops.errors import BadFile, raise_problems
+from stowage._ops.errors import BadFile, InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._shard.groups import shard_dim
-from stowage._shard.pieces import join_columns, take_columns
+from stowage._shard.pieces import join_columns, own_columns
 from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened
 from stowage._shard.reshard_check import reshard_problems
@@ -164,15 +166,6 @@ def _whole_rows(rows: StowedRows, group: Any) -> Tensor:
     return join_columns(list(pieces), whole.storage, whole.shape[0], whole.uncut[1])
 
 
-def _own_columns(tensor: DTensor, rows: StowedRows, records: Tensor) -> None:
-    """The inverse: what was loaded, as far as it is this process's."""
-    whole = rows._whole
-    cut = next(i for i, place in enumerate(tensor.placements) if shard_dim(place) == 1)
-    first = tensor.device_mesh.get_local_rank(cut) * whole.shape[1]
-    last, storage = first + whole.shape[1], whole.storage
-    rows._records.copy_(take_columns(records, storage, whole.uncut[1], first, last))
-
-
 def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
     """`sums`: the CRC32 of the parts that rows share, without which records mean something else."""
     facts: dict[str, Any] = {}
@@ -207,15 +200,33 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     write_state(state_dict(model), checkpoint_id=folder)
 
 
-def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Fills `model` from what `save` wrote, with any number of processes. All of them must call it.
+def load(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    rename: Rename | None = None,
+    strict: bool = True,
+) -> None:
+    """Fills `model` from what `save` wrote, with any number of processes, or from a file in any
+    dialect that `stowage.load` takes. All of them must call it.
+
+    Each process reads its own rows. Tensors on the meta device get memory where their mesh is:
+    after `stowage.load(..., device="meta")` and `fully_shard` no process ever has the whole model.
+    Plain values of a file come to rest as the model does, where those of some rows depend on no
+    others.
 
     Args:
         model: a module that is spread as it is to be; its compute dtypes stay.
-        folder: of the checkpoint.
+        folder: of the checkpoint; or a safetensors or GGUF file, an index, or the folder of one.
+        rename: as in `stowage.load`, for such a file.
+        strict: refuses missing and unexpected names, of such a file.
 
     Raises:
-        BadFile: names each tensor whose storage, shape or dtype differs; nothing is changed then.
+        BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
+            changed then. Or the file is damaged.
+        InvalidArgument: lists the same of a file, in every process; what was on the meta device
+            stays there.
+        FileError: the file cannot be read.
 
     Example:
         >>> stowage.stow(model, "nf4")
@@ -223,6 +234,15 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         >>> stowage.sharding.save(model, "checkpoint")
         >>> stowage.sharding.load(model, "checkpoint")
     """
+    if not _is_checkpoint(folder):
+        reshard(model)
+        fill_spread(model, folder, rename, strict)
+        return
+    if rename is not None or not strict:
+        raise InvalidArgument(
+            f"stowage.sharding.load: rename and strict must come with a file, {folder} is a "
+            "checkpoint of stowage.sharding.save"
+        )
     state = state_dict(model)
     del state[MANIFEST]
     _check_checkpoint(model, state, folder)
@@ -233,9 +253,14 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             _fill(tensor, name, state)
         elif tensor._whole.total is not None:
             records: Any = state[f"{name}.records"]
-            _own_columns(cast(DTensor, spread[name]), tensor, records.to_local())
+            own = own_columns(spread[name], tensor._whole, records.to_local())
+            tensor._records.copy_(own)
         elif tensor._origin is not None:
             tensor._origin.written()
+
+
+def _is_checkpoint(folder: str | os.PathLike[str]) -> bool:
+    return os.path.exists(os.path.join(folder, ".metadata"))
 
 
 def _check_checkpoint(

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills a model that is spread over processes from a file in any dialect: each process reads the
+rows that it has, and of what all rows share the whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from stowage._files.names import Entry
+from stowage._files.own_rows import OwnRows, rounded_out, rows_together
+from stowage._files.renames import Rename
+from stowage._files.sources import FileSource
+from stowage._model.files.adoption import Adopted, adopt
+from stowage._model.files.fill import Assignment, Filling, Options, misfit
+from stowage._model.files.template import Template, remember_template
+from stowage._model.reports.report import remember_formed
+from stowage._model.rest.formation import Making
+from stowage._model.weights import Choice, Held
+from stowage._ops import _torch, library
+from stowage._ops.errors import InvalidArgument, StowageError, raise_problems, translated
+from stowage._ops.storage import Storage
+from stowage._shard.fragments import stand_alone
+from stowage._shard.groups import shard_dim
+from stowage._shard.pieces import own_columns
+from stowage._shard.records import encode
+from stowage._shard.rows import StowedRows
+from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
+
+
+def fill_spread(
+    model: nn.Module, folder: str | os.PathLike[str], rename: Rename | None, strict: bool
+) -> None:
+    """As `stowage.sharding.load` says of a file."""
+    where = f"stowage.sharding.load: {folder}"
+    with ExitStack() as stack:
+        for mode in (torch.inference_mode(False), torch.no_grad(), torch.device("cpu")):
+            stack.enter_context(mode)
+        with _in_step():
+            source = FileSource(folder)
+            stack.callback(source.close)
+            adopted = adopt(source, model, rename, strict)
+            filling = _Spread(model, source, adopted, strict)
+            raise_problems(where, filling.problems)
+        with _in_step():
+            made = dict(filling.filled(OwnRows(source)))
+            source.check()  # before the problems: values that were lost make some of their own
+            raise_problems(where, filling.problems)
+        _give(model, made)
+        remember_formed(model, *source.formed)
+        if adopted.dialect:
+            remember_template(model, Template.of(source, filling.taken(), adopted.dialect))
+
+
+@contextmanager
+def _in_step() -> Iterator[None]:
+    """What the block raises in one process, every other raises too: none goes on alone, to wait for
+    the others until they are given up."""
+    raised: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        raised = error
+    told: list[str | None] = [None if raised is None else str(raised)]
+    if dist.is_initialized():
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, None if raised is None else str(raised))
+    if raised is not None:
+        raise raised
+    if text := next(filter(None, told), None):
+        raise InvalidArgument(text)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What is here of a tensor [rows, ...]: rows [first, last), and of those some of each other
+    dimension."""
+
+    first: int
+    last: int
+    others: tuple[tuple[int, int, int], ...] = ()  # dimension, first, count
+
+    @staticmethod
+    def of(tensor: Tensor) -> _Own:
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not isinstance(tensor, DTensor) or not tensor.dim():
+            return _Own(0, rows)
+        sizes, offsets = _torch.compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        cut = {d for place in tensor.placements if (d := shard_dim(place))}
+        others = tuple((dim, offsets[dim], sizes[dim]) for dim in sorted(cut))
+        return _Own(offsets[0], offsets[0] + sizes[0], others)
+
+    def of_values(self, values: Tensor) -> Tensor:
+        for dim, first, count in self.others:
+            values = values.narrow(dim, first, count)
+        return values
+
+
+class _Spread(Filling):
+    """The plan of such a load: how the model's weights rest is settled."""
+
+    def __init__(
+        self, model: nn.Module, source: FileSource, adopted: Adopted, strict: bool
+    ) -> None:
+        rename, then, _ = adopted
+        super().__init__(
+            model,
+            source,
+            None,
+            Options(Making(), strict=strict, rename=rename, then=then, keep_dtypes=True),
+        )
+        for held, name in self._ties:  # one in the file that are two here
+            if name in self._entries:
+                self._fit(held, self._entries[name], None)
+
+    def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
+        local = _torch.local_of(held.tensor)
+        rests = _storage_of(local)
+        if entry.storage is not None and entry.storage is not rests:
+            problem = f"must rest as {rests or 'nothing, plain'}, the file has {entry.storage}"
+            problem += " (stowage.load(..., device='meta') makes what rests as in the file)"
+        elif entry.storage is not None:
+            problem = ""
+        elif rests is None:
+            problem = misfit(entry, held.tensor.dtype)
+        else:
+            problem = _not_by_rows(entry, rests)
+        if problem:
+            self.problems.append(f"{held.name}: {problem}")
+            return
+        self._steps.append(Assignment(held, entry, rests, "as it rested"))
+
+    def filled(self, rows: OwnRows) -> Iterator[tuple[int, Tensor]]:
+        """Reads what is here of each tensor into it; of one on the meta device, into a new one,
+        which is given with the id of the old. Values that cannot rest add to `problems`."""
+        memory = _memory_of(self.inventory.model)
+        for step in self._steps:
+            tensor = step.held.tensor
+            made = memory(tensor) if tensor.is_meta else tensor
+            try:
+                _read(made.detach(), step.entry, step.storage, rows)
+            except StowageError as error:
+                self.problems.append(f"{step.held.name}: {error}")
+            if made is not tensor:
+                yield id(tensor), made
+
+
+def _storage_of(local: Any) -> Storage | None:
+    if isinstance(local, StowedRows):
+        return local._whole.storage
+    return local._storage if isinstance(local, StowedTensor) else None
+
+
+def _not_by_rows(entry: Entry, storage: Storage) -> str:
+    """Why plain values of a file cannot come to rest by rows alone; "" if they can."""
+    if entry.dtype not in VALUE_DTYPES:
+        return f"must be f64, f32, bf16 or f16 values, the file has {entry.dtype}"
+    if stand_alone(storage, entry.shape):
+        return ""
+    return (
+        f"must rest in the file: what {storage} {list(entry.shape)} has of some rows depends on "
+        "values of others; `stowage pack` writes such a file"
+    )
+
+
+def _read(tensor: Tensor, entry: Entry, storage: Storage | None, rows: OwnRows) -> None:
+    local, own = _torch.local_of(tensor), _Own.of(tensor)
+    if storage is None:
+        if local.numel():
+            values = rows.values(entry, own.first, own.last) if tensor.dim() else rows.all(entry)
+            local.copy_(own.of_values(values))
+    elif isinstance(local, StowedTensor):
+        parts, *_ = _parts(entry, storage, own.first, own.last, local.dtype, rows)
+        local.copy_(local._like(parts))
+    else:
+        _read_rows(tensor, local, own, entry, rows)
+
+
+def _read_rows(tensor: Tensor, local: StowedRows, own: _Own, entry: Entry, rows: OwnRows) -> None:
+    whole, storage = local._whole, local._whole.storage
+    parts, start, stop = _parts(entry, storage, own.first, own.last, local.dtype, rows)
+    shape = (stop - start, *whole.uncut[1:])
+    records = encode(parts, storage, shape, own.first - start, own.last - start)
+    if whole.total is not None:
+        records = own_columns(tensor, whole, records)
+    local._records.copy_(records)
+    local._place.first = own.first - local._skip  # a scatter on the meta device tells nobody
+    for shared, part in zip(local._shared(), parts[storage.in_rows :], strict=True):
+        shared.copy_(part)
+    if local._origin is not None:
+        local._origin.written()
+
+
+def _parts(
+    entry: Entry, storage: Storage, first: int, last: int, compute: torch.dtype, rows: OwnRows
+) -> tuple[list[Tensor], int, int]:
+    """As OwnRows.parts(); of plain values what they come to rest as."""
+    if entry.storage is not None:
+        return rows.parts(entry, first, last, compute)
+    start, stop = rounded_out(first, last, rows_together(storage, entry.shape), entry.shape[0])
+    try:
+        return library.quantize(rows.values(entry, start, stop), storage.key), start, stop
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+def _memory_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What gives a tensor on the meta device memory, where its mesh is or FSDP2 wants it."""
+    states = (_torch.fsdp_state(module) for module in model.modules())
+    params = (held for s in states for group in _torch.fsdp_groups(s) for held in group.fsdp_params)
+    at_home = {id(held.sharded_param) for held in params if held.offload_to_cpu}
+    meshes = (t.device_mesh.device_type for t in model.parameters() if isinstance(t, DTensor))
+    usual = next(meshes, "cpu")
+
+    def make(tensor: Tensor) -> Tensor:
+        device = tensor.device_mesh.device_type if isinstance(tensor, DTensor) else usual
+        if id(tensor) in at_home:
+            device = "cpu"
+        if not isinstance(tensor, StowedTensor):
+            return torch.empty_like(tensor, device=device)
+        return tensor._like([torch.empty_like(part, device=device) for part in tensor._parts()])
+
+    return make
+
+
+def _give(model: nn.Module, made: dict[int, Tensor]) -> None:
+    """Puts new tensors into the places of those with these ids: as `module.to` does, which FSDP2
+    follows."""
+    if made:
+        model._apply(lambda tensor: made.get(id(tensor), tensor))
