@@ -43,3 +43,13 @@ def test_the_bench_of_from_pretrained_runs_in_a_short_form(tmp_path: Path) -> No
     rows = json.loads(ran.stdout)
     assert [row["way"] for row in rows] == ["stowage.load", "from_pretrained"]
     assert rows[0]["rest"] == rows[1]["rest"] and all(row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.nightly
+def test_the_bench_of_spread_models_runs_in_a_short_form(tmp_path: Path) -> None:
+    small = ["--gigabytes", "0.2", "--ranks", "4", "--only", "gptq", "--folder", str(tmp_path)]
+    ran = fresh.script(BENCHES / "sharded_load.py", *small, "--json")
+    assert ran.returncode == 0, ran.stderr
+    (row,) = json.loads(ran.stdout)
+    assert row["rows"]["read"] < 0.27 < 1 <= row["whole"]["read"]
+    assert row["rows"]["memory"] < 0.45 < 1 < row["whole"]["memory"]

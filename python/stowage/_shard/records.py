@@ -82,9 +82,19 @@ def encode(
 ) -> Tensor:
     """Rows [first, last) of a weight in its flat form, as uint8 [last - first, length]."""
     g = geometry(storage, tuple(shape))
-    records = torch.zeros(last - first, g.length, dtype=torch.uint8, device=parts[0].device)
+    records = torch.empty(last - first, g.length, dtype=torch.uint8, device=parts[0].device)
+    encode_into(records, parts, storage, shape, first)
+    return records
+
+
+def encode_into(
+    records: Tensor, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], first: int
+) -> None:
+    """The same, of as many rows as there are records, into these."""
+    g, last = geometry(storage, tuple(shape)), first + records.shape[0]
     if not records.numel():
-        return records
+        return
+    records[:, g.used :] = 0
     scales = records[:, g.outer_bytes : g.outer_bytes + g.scale_bytes]
     codes = records[:, g.used - g.code_bytes : g.used]
     if not storage.flat:
@@ -96,15 +106,17 @@ def encode(
             scales.copy_(torch.cat(slots, 2).view(last - first, -1))
         for part in outers:
             records[:, : g.outer_bytes] = _bytes(part[first:last]).view(last - first, -1)
-        return records
+        return
     if g.columns % 2 == 0:
         codes.copy_(parts[0].view(g.rows, -1)[first:last])
     else:
         _encode_odd(codes, parts[0].view(-1), g, first)
+    if g.columns % storage.block == 0:
+        scales.copy_(_bytes(parts[1].view(g.rows, -1)[first:last]))
+        return
     blocks, used = _blocks(g, storage.block, first, last, records.device)
     found = parts[1][blocks.clamp_max(parts[1].numel() - 1)].masked_fill_(~used, 0)
     scales.copy_(_bytes(found))
-    return records
 
 
 def decode(

@@ -31,7 +31,7 @@ from stowage._ops.storage import Storage
 from stowage._shard.fragments import stand_alone
 from stowage._shard.groups import shard_dim
 from stowage._shard.pieces import own_columns
-from stowage._shard.records import encode
+from stowage._shard.records import encode, encode_into
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
@@ -51,7 +51,7 @@ def fill_spread(
             filling = _Spread(model, source, adopted, strict)
             raise_problems(where, filling.problems)
         with _in_step():
-            made = dict(filling.filled(OwnRows(source)))
+            made = filling.filled(OwnRows(source))
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
         _give(model, made)
@@ -140,19 +140,19 @@ class _Spread(Filling):
             return
         self._steps.append(Assignment(held, entry, rests, "as it rested"))
 
-    def filled(self, rows: OwnRows) -> Iterator[tuple[int, Tensor]]:
-        """Reads what is here of each tensor into it; of one on the meta device, into a new one,
-        which is given with the id of the old. Values that cannot rest add to `problems`."""
+    def filled(self, rows: OwnRows) -> dict[int, Tensor]:
+        """Reads what is here of each tensor into it; of those on the meta device, into new ones,
+        which are given by the ids of the old. Values that cannot rest add to `problems`."""
         memory = _memory_of(self.inventory.model)
-        for step in self._steps:
-            tensor = step.held.tensor
-            made = memory(tensor) if tensor.is_meta else tensor
+        # All first: what is read meanwhile lies behind them and goes, and leaves no holes.
+        held = [step.held.tensor for step in self._steps]
+        made = [memory(tensor) if tensor.is_meta else tensor for tensor in held]
+        for step, tensor in zip(self._steps, made, strict=True):
             try:
-                _read(made.detach(), step.entry, step.storage, rows)
+                _read(tensor.detach(), step.entry, step.storage, rows)
             except StowageError as error:
                 self.problems.append(f"{step.held.name}: {error}")
-            if made is not tensor:
-                yield id(tensor), made
+        return {id(old): new for old, new in zip(held, made, strict=True) if old is not new}
 
 
 def _storage_of(local: Any) -> Storage | None:
@@ -190,10 +190,12 @@ def _read_rows(tensor: Tensor, local: StowedRows, own: _Own, entry: Entry, rows:
     whole, storage = local._whole, local._whole.storage
     parts, start, stop = _parts(entry, storage, own.first, own.last, local.dtype, rows)
     shape = (stop - start, *whole.uncut[1:])
-    records = encode(parts, storage, shape, own.first - start, own.last - start)
-    if whole.total is not None:
-        records = own_columns(tensor, whole, records)
-    local._records.copy_(records)
+    if whole.total is None and local.device.type == "cpu":
+        encode_into(local._records, parts, storage, shape, own.first - start)
+    else:
+        records = encode(parts, storage, shape, own.first - start, own.last - start)
+        whole_rows = whole.total is None
+        local._records.copy_(records if whole_rows else own_columns(tensor, whole, records))
     local._place.first = own.first - local._skip  # a scatter on the meta device tells nobody
     for shared, part in zip(local._shared(), parts[storage.in_rows :], strict=True):
         shared.copy_(part)
