@@ -111,6 +111,17 @@ def spread_first(mesh: Any, storages: list[Any], root: str) -> None:
         same(other, whole)
 
 
+def from_a_checkpoint(mesh: Any, storages: list[Any], root: str) -> None:
+    """What `save` wrote of a model that was spread, into one without values."""
+    for i, storage in enumerate(storages):
+        folder = f"{root}/{i}"
+        whole = packed(folder, storage)
+        sharding.save(spread(copy.deepcopy(whole), mesh=mesh), f"{folder}/checkpoint")
+        model = spread(stowage.load(Model, folder, device="meta").eval(), mesh=mesh)
+        sharding.load(model, f"{folder}/checkpoint")
+        same(model, whole)
+
+
 def with_options(mesh: Any, root: str) -> None:
     """What else FSDP2 may be told, and what may be on."""
     whole = packed(root, "nf4")
@@ -196,11 +207,17 @@ def parallel(mesh: Any, storages: list[str], root: str, shape: tuple[int, int]) 
         model = stowage.load(Model, f"{root}/{i}", device="meta").eval()
         sharding.prepare(model)
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        plan = {"down": plan["down"]} if storage == "plain" else plan
         parallelize_module(model, grid["tp"], plan)
         if shape[0] > 1:
             spread(model, mesh=grid["dp"])
         sharding.load(model, f"{root}/{i}")
+        for name in ("up.weight", "down.weight"):
+            assert octets(model.get_parameter(name)) == octets(whole.get_parameter(name)), name
+        sharding.save(model, f"{root}/{i}/checkpoint")
+        model = stowage.load(Model, f"{root}/{i}", device="meta").eval()
+        sharding.prepare(model)
+        parallelize_module(model, grid["tp"], plan)
+        sharding.load(model, f"{root}/{i}/checkpoint")
         for name in ("up.weight", "down.weight"):
             assert octets(model.get_parameter(name)) == octets(whole.get_parameter(name)), name
 

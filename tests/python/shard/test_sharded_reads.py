@@ -7,12 +7,18 @@ import pytest
 import sharded_reads
 from sharded import run
 
+import stowage
+
 STORAGES = ["nf4", "int8", "f8_e4m3:tensor", "nf4:nested", "int4:block32", "mxfp4", "fp4:block128"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_models_without_values_and_with_others(world: int, tmp_path: Path) -> None:
     run(world, sharded_reads.spread_first, [None, *STORAGES], str(tmp_path))
+
+
+def test_checkpoints_into_models_without_values(tmp_path: Path) -> None:
+    run(2, sharded_reads.from_a_checkpoint, [None, "nf4", "int8", "nf4:nested"], str(tmp_path))
 
 
 def test_options_of_fsdp_and_modes(tmp_path: Path) -> None:
@@ -29,6 +35,16 @@ def test_training_in_fp8(tmp_path: Path) -> None:
 
 def test_a_model_that_is_whole(tmp_path: Path) -> None:
     sharded_reads.whole_here(str(tmp_path))
+
+
+def test_a_load_without_values_comes_alone(tmp_path: Path) -> None:
+    for options, text in (
+        ({"device": "cuda"}, "device must be None or 'meta', got cuda"),
+        ({"device": "meta", "mmap": True}, "must come without mmap, ram and plan"),
+        ({"device": "meta", "ram": "1MiB"}, "must come without mmap, ram and plan"),
+    ):
+        with pytest.raises(stowage.InvalidArgument, match=text):
+            stowage.load(sharded_reads.Model, tmp_path, **options)  # type: ignore[arg-type]
 
 
 def test_pairs_that_replicate_each_other(tmp_path: Path) -> None:

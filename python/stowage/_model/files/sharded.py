@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._files.renames import Rename
 from stowage._model.files.save import reshard
-from stowage._model.files.spread import fill_spread
+from stowage._model.files.spread import fill_spread, give_memory
 from stowage._model.weights import Inventory
 from stowage._ops import _torch
 from stowage._ops.errors import BadFile, InvalidArgument, raise_problems
@@ -123,6 +123,13 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     reshard(model)
     raise_problems("stowage.sharding.state_dict", widened(model))
+    state = _tensors(model)
+    text = json.dumps(_manifest(model, sums=True), sort_keys=True).encode()
+    state[MANIFEST] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return state
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for held in Inventory(model).written:
         local = _torch.local_of(held.tensor)
@@ -133,8 +140,6 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
         state[f"{held.name}.records"] = _records(held.tensor, rows)
         for part, value in zip(rows._whole.shared_names, rows._shared(), strict=True):
             state[f"{held.name}.{part}"] = value
-    text = json.dumps(_manifest(model, sums=True), sort_keys=True).encode()
-    state[MANIFEST] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return state
 
 
@@ -160,6 +165,8 @@ def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
 def _whole_rows(rows: StowedRows, group: Any) -> Tensor:
     """The records of the rows that are here, with the columns that others of `group` have."""
     whole, (count, length) = rows._whole, rows._records.shape
+    if rows.is_meta:
+        return rows._records.new_empty(count, geometry(whole.storage, whole.uncut).length)
     pieces = rows._records.new_empty(dist.get_world_size(group), count, length)
     if count:
         dist.all_gather(list(pieces), rows._records.contiguous(), group=group)
@@ -243,9 +250,12 @@ def load(
             f"stowage.sharding.load: rename and strict must come with a file, {folder} is a "
             "checkpoint of stowage.sharding.save"
         )
-    state = state_dict(model)
-    del state[MANIFEST]
+    reshard(model)
+    raise_problems("stowage.sharding.load", widened(model))
+    state = _tensors(model)
     _check_checkpoint(model, state, folder)
+    if give_memory(model):
+        state = _tensors(model)
     read_state(state, checkpoint_id=folder)
     spread = {held.name: held.tensor for held in Inventory(model).written}
     for name, tensor in _resting(model).items():

@@ -24,7 +24,7 @@ from stowage._model.files.fill import Assignment, Filling, Options, misfit
 from stowage._model.files.template import Template, remember_template
 from stowage._model.reports.report import remember_formed
 from stowage._model.rest.formation import Making
-from stowage._model.weights import Choice, Held
+from stowage._model.weights import Choice, Held, Inventory
 from stowage._ops import _torch, library
 from stowage._ops.errors import InvalidArgument, StowageError, raise_problems, translated
 from stowage._ops.storage import Storage
@@ -196,7 +196,6 @@ def _read_rows(tensor: Tensor, local: StowedRows, own: _Own, entry: Entry, rows:
         records = encode(parts, storage, shape, own.first - start, own.last - start)
         whole_rows = whole.total is None
         local._records.copy_(records if whole_rows else own_columns(tensor, whole, records))
-    local._place.first = own.first - local._skip  # a scatter on the meta device tells nobody
     for shared, part in zip(local._shared(), parts[storage.in_rows :], strict=True):
         shared.copy_(part)
     if local._origin is not None:
@@ -228,11 +227,23 @@ def _memory_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         device = tensor.device_mesh.device_type if isinstance(tensor, DTensor) else usual
         if id(tensor) in at_home:
             device = "cpu"
-        if not isinstance(tensor, StowedTensor):
-            return torch.empty_like(tensor, device=device)
-        return tensor._like([torch.empty_like(part, device=device) for part in tensor._parts()])
+        if isinstance(tensor, StowedTensor):
+            return tensor._like([torch.empty_like(part, device=device) for part in tensor._parts()])
+        made = torch.empty_like(tensor, device=device)
+        if isinstance(rows := _torch.local_of(made), StowedRows):
+            rows._place.first = _Own.of(made).first  # a scatter on the meta device tells nobody
+        return made
 
     return make
+
+
+def give_memory(model: nn.Module) -> bool:
+    """To all that is on the meta device; whether there was any."""
+    memory = _memory_of(model)
+    every = (held.tensor for held in Inventory(model).every)
+    made = {id(tensor): memory(tensor) for tensor in every if tensor.is_meta}
+    _give(model, made)
+    return bool(made)
 
 
 def _give(model: nn.Module, made: dict[int, Tensor]) -> None:
