@@ -205,29 +205,47 @@ Tensor file_part(std::int64_t handle, const std::string& weight, std::int64_t pa
   return boxed(std::move(made));
 }
 
-// All parts of a weight in memory of torch's: the bytes of the tensors of those that are whole,
-// and of the others, formed, those of the layout. None for the offset of nested scales.
-std::vector<Tensor> file_parts(std::int64_t handle, const std::string& weight,
-                               const std::string& compute) {
-  constexpr const char* kWhere = "stowage::file_parts";
-  const auto file = files().get(kWhere, handle);
+// A weight of the file, in a value dtype.
+struct Asked {
+  std::shared_ptr<const File> file;
+  const WeightInfo* weight;
+  Dtype compute;
+};
+Asked asked(const char* where, std::int64_t handle, const std::string& weight,
+            const std::string& compute) {
+  auto file = files().get(where, handle);
   const WeightInfo* const info = file->find_weight(weight);
   const Dtype dtype = dtype_from_disk_name(compute);
   if (info == nullptr || !is_value_dtype(dtype))
     fail(Code::invalid_argument,
-         std::string(kWhere) + ": must be asked for a weight of the file, in a value dtype");
+         std::string(where) + ": must be asked for a weight of the file, in a value dtype");
+  return {std::move(file), info, dtype};
+}
+
+// Memory of torch's for all its parts, of so many bytes each, which `read` fills.
+std::vector<Tensor> filled(const WeightInfo& weight, auto bytes_of_part, auto read) {
   std::vector<Owned> made;
   std::vector<std::span<std::byte>> places;
-  for (int i = 0; std::cmp_less(i, info->parts.size()); ++i) {
-    const std::uint64_t bytes = file->part_bytes(*info, i);
+  for (int i = 0; std::cmp_less(i, weight.parts.size()); ++i) {
+    const std::uint64_t bytes = bytes_of_part(i);
     const auto count = static_cast<std::int64_t>(bytes);
     made.push_back(empty({&count, 1}, Dtype::u8));
     places.push_back(bytes_of(made.back(), bytes));
   }
-  file->read_parts(*info, dtype, places);
+  read(places);
   std::vector<Tensor> all;
   for (Owned& one : made) all.push_back(boxed(std::move(one)));
   return all;
+}
+
+// All parts of a weight in memory of torch's: the bytes of the tensors of those that are whole,
+// and of the others, formed, those of the layout. None for the offset of nested scales.
+std::vector<Tensor> file_parts(std::int64_t handle, const std::string& weight,
+                               const std::string& compute) {
+  const Asked of = asked("stowage::file_parts", handle, weight, compute);
+  return filled(
+      *of.weight, [&](int i) { return of.file->part_bytes(*of.weight, i); },
+      [&](const auto& places) { of.file->read_parts(*of.weight, of.compute, places); });
 }
 
 // Rows [first, last) of a weight: as file_parts() gives them, but that parts which are whole in the
@@ -236,24 +254,13 @@ std::tuple<std::vector<Tensor>, std::int64_t> file_rows(std::int64_t handle,
                                                         const std::string& weight,
                                                         std::int64_t first, std::int64_t last,
                                                         const std::string& compute) {
-  constexpr const char* kWhere = "stowage::file_rows";
-  const auto file = files().get(kWhere, handle);
-  const WeightInfo* const info = file->find_weight(weight);
-  const Dtype dtype = dtype_from_disk_name(compute);
-  if (info == nullptr || !is_value_dtype(dtype))
-    fail(Code::invalid_argument,
-         std::string(kWhere) + ": must be asked for a weight of the file, in a value dtype");
-  std::vector<Owned> made;
-  std::vector<std::span<std::byte>> places;
-  for (int i = 0; std::cmp_less(i, info->parts.size()); ++i) {
-    const std::uint64_t bytes = file->rows_bytes(*info, i, first, last);
-    const auto count = static_cast<std::int64_t>(bytes);
-    made.push_back(empty({&count, 1}, Dtype::u8));
-    places.push_back(bytes_of(made.back(), bytes));
-  }
-  const std::uint64_t read = file->read_rows(*info, first, last, dtype, places);
-  std::vector<Tensor> all;
-  for (Owned& one : made) all.push_back(boxed(std::move(one)));
+  const Asked of = asked("stowage::file_rows", handle, weight, compute);
+  std::uint64_t read = 0;
+  auto all = filled(
+      *of.weight, [&](int i) { return of.file->rows_bytes(*of.weight, i, first, last); },
+      [&](const auto& places) {
+        read = of.file->read_rows(*of.weight, first, last, of.compute, places);
+      });
   return {std::move(all), static_cast<std::int64_t>(read)};
 }
 
