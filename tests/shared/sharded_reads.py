@@ -241,6 +241,12 @@ def of_each(value: Any) -> list[Any]:
     return every
 
 
+def not_finite_and_kept(mesh: Any, root: str) -> None:
+    model, folder = not_finite_in_the_last_rows(mesh, root)
+    sharding.load(model, folder, keep_nonfinite=True)
+    assert model.up.weight.full_tensor().dequantize()[-1].isnan().any()
+
+
 def told(mesh: Any, make: Any, *args: Any) -> list[str]:
     """What the load of a model that `make` has made says in each process."""
     model, folder = make(mesh, *args)
@@ -283,7 +289,7 @@ def not_finite_in_the_last_rows(mesh: Any, root: str) -> Any:
     if dist.get_rank() == 0:
         stowage.save(model, root)
     dist.barrier()
-    model = stowage.load(Model, root, rules=rules("int8"), device="meta")
+    model = stowage.load(Model, root, rules=rules("f8_e4m3"), device="meta")
     return spread(model, mesh=mesh), root
 
 

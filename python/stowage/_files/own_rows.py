@@ -38,7 +38,9 @@ class OwnRows:
         self._source = source
 
     def values(self, entry: Entry, first: int, last: int) -> torch.Tensor:
-        """Of a plain entry."""
+        """Of a plain entry; all of one that has no rows."""
+        if not entry.shape:
+            return entry.as_in_model(self._source.copy(entry.parts[0]))
         if entry.pieces:
             assert entry.dtype is not None
             made = torch.empty((last - first, *entry.shape[1:]), dtype=entry.dtype, device="cpu")
@@ -52,10 +54,6 @@ class OwnRows:
         found = runs[0] if len(runs) == 1 else torch.cat(runs)
         found = replace(entry, heads=heads).as_in_model(found)
         return found[first - start : last - start]
-
-    def all(self, entry: Entry) -> torch.Tensor:
-        """A plain entry that may have no rows."""
-        return entry.as_in_model(entry.own_rows(self._source.copy(entry.parts[0])))
 
     def parts(
         self, entry: Entry, first: int, last: int, compute: torch.dtype

@@ -62,6 +62,10 @@ def test_plain_values_come_to_rest_on_the_way(tmp_path: Path) -> None:
     run(3, sharded_reads.quantized_on_the_way, storages, str(tmp_path))
 
 
+def test_values_that_are_not_finite_are_kept_where_that_is_said(tmp_path: Path) -> None:
+    run(2, sharded_reads.not_finite_and_kept, str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("what", "text"),
     [

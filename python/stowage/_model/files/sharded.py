@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from stowage._files.renames import Rename
 from stowage._model.files.save import reshard
-from stowage._model.files.spread import fill_spread, give_memory
+from stowage._model.files.spread import Wanted, fill_spread, give_memory
 from stowage._model.weights import Inventory
 from stowage._ops import _torch
 from stowage._ops.errors import BadFile, InvalidArgument, raise_problems
@@ -213,6 +213,7 @@ def load(
     *,
     rename: Rename | None = None,
     strict: bool = True,
+    keep_nonfinite: bool = False,
 ) -> None:
     """Fills `model` from what `save` wrote, with any number of processes, or from a file in any
     dialect that `stowage.load` takes. All of them must call it.
@@ -227,6 +228,7 @@ def load(
         folder: of the checkpoint; or a safetensors or GGUF file, an index, or the folder of one.
         rename: as in `stowage.load`, for such a file.
         strict: refuses missing and unexpected names, of such a file.
+        keep_nonfinite: as in `stowage.stow`, of its plain values that come to rest.
 
     Raises:
         BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
@@ -243,12 +245,12 @@ def load(
     """
     if not _is_checkpoint(folder):
         reshard(model)
-        fill_spread(model, folder, rename, strict)
+        fill_spread(model, folder, Wanted(rename, strict, keep_nonfinite))
         return
-    if rename is not None or not strict:
+    if rename is not None or not strict or keep_nonfinite:
         raise InvalidArgument(
-            f"stowage.sharding.load: rename and strict must come with a file, {folder} is a "
-            "checkpoint of stowage.sharding.save"
+            f"stowage.sharding.load: rename, strict and keep_nonfinite must come with a "
+            f"file, {folder} is a checkpoint of stowage.sharding.save"
         )
     reshard(model)
     raise_problems("stowage.sharding.load", widened(model))

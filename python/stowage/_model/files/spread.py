@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,9 +36,15 @@ from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
 
-def fill_spread(
-    model: nn.Module, folder: str | os.PathLike[str], rename: Rename | None, strict: bool
-) -> None:
+class Wanted(NamedTuple):
+    """What `stowage.sharding.load` is told beside a file."""
+
+    rename: Rename | None = None
+    strict: bool = True
+    keep_nonfinite: bool = False
+
+
+def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted) -> None:
     """As `stowage.sharding.load` says of a file."""
     where = f"stowage.sharding.load: {folder}"
     with ExitStack() as stack:
@@ -47,11 +53,11 @@ def fill_spread(
         with _in_step():
             source = FileSource(folder)
             stack.callback(source.close)
-            adopted = adopt(source, model, rename, strict)
-            filling = _Spread(model, source, adopted, strict)
+            adopted = adopt(source, model, wanted.rename, wanted.strict)
+            filling = _Spread(model, source, adopted, wanted)
             raise_problems(where, filling.problems)
         with _in_step():
-            made = filling.filled(OwnRows(source))
+            made = filling.filled(_Reader(OwnRows(source), wanted.keep_nonfinite))
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
         _give(model, made)
@@ -106,19 +112,67 @@ class _Own:
         return values
 
 
+@dataclass(frozen=True)
+class _Reader:
+    rows: OwnRows
+    keep_nonfinite: bool
+
+    def read(self, tensor: Tensor, entry: Entry, storage: Storage | None) -> None:
+        """Into what is here of a tensor."""
+        local, own = _torch.local_of(tensor), _Own.of(tensor)
+        if storage is None:
+            if local.numel():
+                local.copy_(own.of_values(self.rows.values(entry, own.first, own.last)))
+        elif isinstance(local, StowedTensor):
+            parts, *_ = self._parts(entry, storage, own, local.dtype)
+            local.copy_(local._like(parts))
+        else:
+            self._read_rows(tensor, local, own, entry)
+
+    def _read_rows(self, tensor: Tensor, local: StowedRows, own: _Own, entry: Entry) -> None:
+        whole, storage = local._whole, local._whole.storage
+        parts, start, stop = self._parts(entry, storage, own, local.dtype)
+        shape = (stop - start, *whole.uncut[1:])
+        if whole.total is None and local.device.type == "cpu":
+            encode_into(local._records, parts, storage, shape, own.first - start)
+        else:
+            records = encode(parts, storage, shape, own.first - start, own.last - start)
+            whole_rows = whole.total is None
+            local._records.copy_(records if whole_rows else own_columns(tensor, whole, records))
+        for shared, part in zip(local._shared(), parts[storage.in_rows :], strict=True):
+            shared.copy_(part)
+        if local._origin is not None:
+            local._origin.written()
+
+    def _parts(
+        self, entry: Entry, storage: Storage, own: _Own, compute: torch.dtype
+    ) -> tuple[list[Tensor], int, int]:
+        """As OwnRows.parts(); of plain values what they come to rest as."""
+        if entry.storage is not None:
+            return self.rows.parts(entry, own.first, own.last, compute)
+        together, count = rows_together(storage, entry.shape), entry.shape[0]
+        start, stop = rounded_out(own.first, own.last, together, count)
+        values = self.rows.values(entry, start, stop)
+        try:
+            return library.quantize(values, storage.key, self.keep_nonfinite), start, stop
+        except RuntimeError as error:
+            raise translated(error) from None
+
+
 class _Spread(Filling):
     """The plan of such a load: how the model's weights rest is settled."""
 
     def __init__(
-        self, model: nn.Module, source: FileSource, adopted: Adopted, strict: bool
+        self, model: nn.Module, source: FileSource, adopted: Adopted, wanted: Wanted
     ) -> None:
-        rename, then, _ = adopted
-        super().__init__(
-            model,
-            source,
-            None,
-            Options(Making(), strict=strict, rename=rename, then=then, keep_dtypes=True),
+        options = Options(
+            Making(),
+            strict=wanted.strict,
+            rename=adopted.rename,
+            then=adopted.then,
+            keep_dtypes=True,
         )
+        super().__init__(model, source, None, options)
         for held, name in self._ties:  # one in the file that are two here
             if name in self._entries:
                 self._fit(held, self._entries[name], None)
@@ -140,7 +194,7 @@ class _Spread(Filling):
             return
         self._steps.append(Assignment(held, entry, rests, "as it rested"))
 
-    def filled(self, rows: OwnRows) -> dict[int, Tensor]:
+    def filled(self, reader: _Reader) -> dict[int, Tensor]:
         """Reads what is here of each tensor into it; of those on the meta device, into new ones,
         which are given by the ids of the old. Values that cannot rest add to `problems`."""
         memory = _memory_of(self.inventory.model)
@@ -149,7 +203,7 @@ class _Spread(Filling):
         made = [memory(tensor) if tensor.is_meta else tensor for tensor in held]
         for step, tensor in zip(self._steps, made, strict=True):
             try:
-                _read(tensor.detach(), step.entry, step.storage, rows)
+                reader.read(tensor.detach(), step.entry, step.storage)
             except StowageError as error:
                 self.problems.append(f"{step.held.name}: {error}")
         return {id(old): new for old, new in zip(held, made, strict=True) if old is not new}
@@ -171,48 +225,6 @@ def _not_by_rows(entry: Entry, storage: Storage) -> str:
         f"must rest in the file: what {storage} {list(entry.shape)} has of some rows depends on "
         "values of others; `stowage pack` writes such a file"
     )
-
-
-def _read(tensor: Tensor, entry: Entry, storage: Storage | None, rows: OwnRows) -> None:
-    local, own = _torch.local_of(tensor), _Own.of(tensor)
-    if storage is None:
-        if local.numel():
-            values = rows.values(entry, own.first, own.last) if tensor.dim() else rows.all(entry)
-            local.copy_(own.of_values(values))
-    elif isinstance(local, StowedTensor):
-        parts, *_ = _parts(entry, storage, own.first, own.last, local.dtype, rows)
-        local.copy_(local._like(parts))
-    else:
-        _read_rows(tensor, local, own, entry, rows)
-
-
-def _read_rows(tensor: Tensor, local: StowedRows, own: _Own, entry: Entry, rows: OwnRows) -> None:
-    whole, storage = local._whole, local._whole.storage
-    parts, start, stop = _parts(entry, storage, own.first, own.last, local.dtype, rows)
-    shape = (stop - start, *whole.uncut[1:])
-    if whole.total is None and local.device.type == "cpu":
-        encode_into(local._records, parts, storage, shape, own.first - start)
-    else:
-        records = encode(parts, storage, shape, own.first - start, own.last - start)
-        whole_rows = whole.total is None
-        local._records.copy_(records if whole_rows else own_columns(tensor, whole, records))
-    for shared, part in zip(local._shared(), parts[storage.in_rows :], strict=True):
-        shared.copy_(part)
-    if local._origin is not None:
-        local._origin.written()
-
-
-def _parts(
-    entry: Entry, storage: Storage, first: int, last: int, compute: torch.dtype, rows: OwnRows
-) -> tuple[list[Tensor], int, int]:
-    """As OwnRows.parts(); of plain values what they come to rest as."""
-    if entry.storage is not None:
-        return rows.parts(entry, first, last, compute)
-    start, stop = rounded_out(first, last, rows_together(storage, entry.shape), entry.shape[0])
-    try:
-        return library.quantize(rows.values(entry, start, stop), storage.key), start, stop
-    except RuntimeError as error:
-        raise translated(error) from None
 
 
 def _memory_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
