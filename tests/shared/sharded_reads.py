@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dialect_ranks import octets
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import (
@@ -291,6 +292,18 @@ def not_finite_in_the_last_rows(mesh: Any, root: str) -> Any:
     dist.barrier()
     model = stowage.load(Model, root, rules=rules("f8_e4m3"), device="meta")
     return spread(model, mesh=mesh), root
+
+
+def twice_in_the_file(mesh: Any, root: str) -> Any:
+    """Under two names of one tensor of the model, with other values in the last row."""
+    model: Any = packed(root, None)
+    if dist.get_rank() == 0:
+        tensors = load_file(f"{root}/model.safetensors")
+        tensors["head.weight"] = tensors["table.weight"].clone()
+        tensors["head.weight"][-1] += 1
+        save_file(tensors, f"{root}/model.safetensors")
+    dist.barrier()
+    return spread(copy.deepcopy(model), mesh=mesh), root
 
 
 def cut_short(mesh: Any, root: str) -> Any:

@@ -73,6 +73,7 @@ def test_values_that_are_not_finite_are_kept_where_that_is_said(tmp_path: Path) 
         ("without_a_name", "more.weight: must be in "),
         ("of_all_values", "up.weight: must rest in the file: what int8:tensor"),
         ("not_finite_in_the_last_rows", "up.weight: "),
+        ("twice_in_the_file", "the file has different values for table.weight and head.weight"),
         ("cut_short", "model.safetensors"),
     ],
 )

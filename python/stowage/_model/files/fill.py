@@ -159,7 +159,7 @@ class Filling:
     def _check_tie(self, held: Held, one: Entry, other: Entry) -> None:
         same = (one.shape, one.storage, one.dtype) == (other.shape, other.storage, other.dtype)
         if same:
-            each = (self._tensors_of(e, torch.float32) for e in (one, other))  # nothing rounded
+            each = (self._to_compare(held, entry) for entry in (one, other))
             pairs = zip(*each, strict=True)
             same = all(torch.equal(octets(a), octets(b)) for a, b in pairs)
         self._source.drop(other)
@@ -168,6 +168,9 @@ class Filling:
                 f"{held.name}: is one tensor with {', '.join(held.names[1:])} in the model; the "
                 f"file has different values for {one.name} and {other.name}"
             )
+
+    def _to_compare(self, held: Held, entry: Entry) -> list[torch.Tensor]:
+        return self._tensors_of(entry, torch.float32)  # nothing is rounded
 
     def _tensors_of(
         self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False

@@ -57,7 +57,7 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
             filling = _Spread(model, source, adopted, wanted)
             raise_problems(where, filling.problems)
         with _in_step():
-            made = filling.filled(_Reader(OwnRows(source), wanted.keep_nonfinite))
+            made = filling.filled(wanted.keep_nonfinite)
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
         _give(model, made)
@@ -172,10 +172,18 @@ class _Spread(Filling):
             then=adopted.then,
             keep_dtypes=True,
         )
+        self._rows = OwnRows(source)
         super().__init__(model, source, None, options)
         for held, name in self._ties:  # one in the file that are two here
             if name in self._entries:
                 self._fit(held, self._entries[name], None)
+
+    def _to_compare(self, held: Held, entry: Entry) -> list[Tensor]:
+        """What is here; another process has the rest."""
+        own = _Own.of(held.tensor)
+        if entry.storage is None:
+            return [self._rows.values(entry, own.first, own.last)]
+        return self._rows.parts(entry, own.first, own.last, torch.float32)[0]
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
         local = _torch.local_of(held.tensor)
@@ -194,10 +202,11 @@ class _Spread(Filling):
             return
         self._steps.append(Assignment(held, entry, rests, "as it rested"))
 
-    def filled(self, reader: _Reader) -> dict[int, Tensor]:
+    def filled(self, keep_nonfinite: bool) -> dict[int, Tensor]:
         """Reads what is here of each tensor into it; of those on the meta device, into new ones,
         which are given by the ids of the old. Values that cannot rest add to `problems`."""
         memory = _memory_of(self.inventory.model)
+        reader = _Reader(self._rows, keep_nonfinite)
         # All first: what is read meanwhile lies behind them and goes, and leaves no holes.
         held = [step.held.tensor for step in self._steps]
         made = [memory(tensor) if tensor.is_meta else tensor for tensor in held]
