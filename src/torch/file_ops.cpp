@@ -249,19 +249,13 @@ std::vector<Tensor> file_parts(std::int64_t handle, const std::string& weight,
 }
 
 // Rows [first, last) of a weight: as file_parts() gives them, but that parts which are whole in the
-// file have theirs only; and how many bytes of the file were read.
-std::tuple<std::vector<Tensor>, std::int64_t> file_rows(std::int64_t handle,
-                                                        const std::string& weight,
-                                                        std::int64_t first, std::int64_t last,
-                                                        const std::string& compute) {
+// file have theirs only.
+std::vector<Tensor> file_rows(std::int64_t handle, const std::string& weight, std::int64_t first,
+                              std::int64_t last, const std::string& compute) {
   const Asked of = asked("stowage::file_rows", handle, weight, compute);
-  std::uint64_t read = 0;
-  auto all = filled(
+  return filled(
       *of.weight, [&](int i) { return of.file->rows_bytes(*of.weight, i, first, last); },
-      [&](const auto& places) {
-        read = of.file->read_rows(*of.weight, first, last, of.compute, places);
-      });
-  return {std::move(all), static_cast<std::int64_t>(read)};
+      [&](const auto& places) { of.file->read_rows(*of.weight, first, last, of.compute, places); });
 }
 
 // The way back. The part has the shape that it has in memory.

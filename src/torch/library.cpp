@@ -46,9 +46,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_read(int file, str name) -> Tensor");
   m.def("file_map(int file, str name, int begin, int bytes) -> Tensor");
   m.def("file_parts(int file, str weight, str compute) -> Tensor[]");
-  m.def(
-      "file_rows(int file, str weight, int first, int last, str compute) -> (Tensor[] parts, int "
-      "bytes)");
+  m.def("file_rows(int file, str weight, int first, int last, str compute) -> Tensor[]");
   m.def("file_copy(int file, str name, int begin=0, int bytes=-1) -> Tensor");
   m.def("file_part(int file, str weight, int part, str compute, bool touched) -> Tensor");
   m.def("tensor_of_part(Tensor part, int form) -> Tensor");

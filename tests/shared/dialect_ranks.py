@@ -22,11 +22,36 @@ def octets(weight: Any) -> list[bytes]:
     return [str(weight.resting).encode(), *(part.numpy().tobytes() for part in parts)]
 
 
+def same_parameters(model: Any, whole: Any) -> int:
+    """Holds those of a model that may be spread to those of one that is whole, bytes at rest and
+    values; how many rest."""
+    resting = 0
+    for name, wanted in whole.named_parameters():
+        mine = model.get_parameter(name)
+        if isinstance(wanted, stowage.StowedTensor):
+            resting += 1
+            assert octets(mine) == octets(wanted), name
+        else:
+            found = mine.full_tensor() if hasattr(mine, "full_tensor") else mine
+            assert torch.equal(found, wanted), name
+    return resting
+
+
 def spread(mesh: Any, folders: list[str], root: str) -> list[str]:
     """The folders that went through all of it on this rank; what goes wrong names its folder."""
+    return _each(mesh, folders, root, _one)
+
+
+def read_by_rows(mesh: Any, folders: list[str], root: str) -> list[str]:
+    """The same for models that are spread without values, of which this process reads its rows: the
+    bytes and the outputs of the model that was loaded whole, and the files again."""
+    return _each(mesh, folders, root, _read_by_rows)
+
+
+def _each(mesh: Any, folders: list[str], root: str, one: Any) -> list[str]:
     for folder in folders:
         try:
-            _one(mesh, folder, Path(root))
+            one(mesh, folder, Path(root))
         except Exception as error:
             error.add_note(f"in {folder}")
             raise
@@ -58,17 +83,6 @@ def _one(mesh: Any, folder: str, root: Path) -> None:
             assert (again / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def read_by_rows(mesh: Any, folders: list[str], root: str) -> None:
-    """Opens each without values, spreads it, and has this process read its rows: the bytes and the
-    outputs of the model that was loaded whole, and the files again."""
-    for folder in folders:
-        try:
-            _read_by_rows(mesh, folder, Path(root))
-        except Exception as error:
-            error.add_note(f"in {folder}")
-            raise
-
-
 def _read_by_rows(mesh: Any, folder: str, root: Path) -> None:
     path = root / folder
     whole = opened(folder, path, compute_dtype=torch.bfloat16).requires_grad_(False)
@@ -86,12 +100,7 @@ def _read_by_rows(mesh: Any, folder: str, root: Path) -> None:
         got, want = layer(_input(layer)), whole.get_submodule(module)(_input(layer))
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), module
         layer.reshard()
-    for name, parameter in whole.named_parameters():
-        mine = model.get_parameter(name)
-        if isinstance(parameter, stowage.StowedTensor):
-            assert octets(mine) == octets(parameter), name
-        else:
-            assert torch.equal(mine.full_tensor(), parameter), name
+    same_parameters(model, whole)
     again = root / f"read-{folder}"
     stowage.save(model, again, dialect=DIALECTS[folder])
     if mesh.get_rank() == 0:

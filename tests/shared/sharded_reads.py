@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dialect_ranks import octets
+from dialect_ranks import octets, same_parameters
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -79,13 +79,7 @@ def same(model: Any, whole: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    for name, parameter in whole.named_parameters():
-        mine = model.get_parameter(name)
-        if isinstance(parameter, stowage.StowedTensor):
-            assert octets(mine) == octets(parameter), name
-        else:
-            value = mine.full_tensor() if hasattr(mine, "full_tensor") else mine
-            assert torch.equal(value.to(parameter.dtype), parameter), name
+    same_parameters(model, whole)
     for name, buffer in whole.named_buffers():
         assert torch.equal(model.get_buffer(name), buffer), name
     assert model.head.weight is model.table.weight
@@ -121,6 +115,11 @@ def from_a_checkpoint(mesh: Any, storages: list[Any], root: str) -> None:
         model = spread(stowage.load(Model, folder, device="meta").eval(), mesh=mesh)
         sharding.load(model, f"{folder}/checkpoint")
         same(model, whole)
+        for mode in (torch.device("meta"), torch.inference_mode()):
+            model = spread(stowage.load(Model, folder, device="meta").eval(), mesh=mesh)
+            with mode:
+                sharding.load(model, f"{folder}/checkpoint")
+            same(model, whole)
 
 
 def with_options(mesh: Any, root: str) -> None:
@@ -181,13 +180,15 @@ def trained_in_fp8(mesh: Any, root: str) -> None:
 
 def whole_here(root: str) -> None:
     """No processes at all, and a model that is not spread."""
-    torch.manual_seed(0)
-    whole = Model().eval()
-    stowage.stow(whole, rules=rules("nf4"), skip=None)
-    stowage.save(whole, root)
-    model = stowage.load(Model, root, device="meta").eval()
-    sharding.load(model, root)
-    same(model, whole)
+    for storage in (None, "nf4"):
+        torch.manual_seed(0)
+        whole = Model().eval()
+        if storage is not None:
+            stowage.stow(whole, rules=rules(storage), skip=None)
+        stowage.save(whole, f"{root}/{storage}")
+        model = stowage.load(Model, f"{root}/{storage}", device="meta").eval()
+        sharding.load(model, f"{root}/{storage}")
+        same(model, whole)
 
 
 def replicated(mesh: Any, root: str) -> None:
@@ -211,9 +212,10 @@ def parallel(mesh: Any, storages: list[str], root: str, shape: tuple[int, int]) 
         parallelize_module(model, grid["tp"], plan)
         if shape[0] > 1:
             spread(model, mesh=grid["dp"])
-        sharding.load(model, f"{root}/{i}")
-        for name in ("up.weight", "down.weight"):
-            assert octets(model.get_parameter(name)) == octets(whole.get_parameter(name)), name
+        for _ in ("into memory that is made", "over values"):
+            sharding.load(model, f"{root}/{i}")
+            for name in ("up.weight", "down.weight"):
+                assert octets(model.get_parameter(name)) == octets(whole.get_parameter(name)), name
         sharding.save(model, f"{root}/{i}/checkpoint")
         model = stowage.load(Model, f"{root}/{i}", device="meta").eval()
         sharding.prepare(model)
@@ -334,15 +336,7 @@ def read_as_whole(mesh: Any, make: Any, sizes: tuple[Any, ...], file: str, diale
     fully_shard(model, mesh=mesh)
     sharding.load(model, path)
     sharding.check(model)
-    resting = 0
-    for name, parameter in whole.named_parameters():
-        mine: Any = model.get_parameter(name)
-        if isinstance(parameter, stowage.StowedTensor):
-            resting += 1
-            assert octets(mine) == octets(parameter), name
-        else:
-            assert torch.equal(mine.full_tensor(), parameter), name
-    assert resting
+    assert same_parameters(model, whole)
     for name, buffer in whole.named_buffers():
         assert torch.equal(model.get_buffer(name), buffer), name
     again = path.parent / f"again-{path.stem}"

@@ -157,7 +157,6 @@ class FileSource:
         self._tensors = {tensor["name"]: tensor for tensor in facts["tensors"]}
         self.metadata: dict[str, str]
         self.formed = Formed()  # by now
-        self.rows_read = 0  # bytes, where rows were asked for
         self._counting = threading.Lock()
         self.dialect: str = facts["dialect"]  # of a peer; "" for ours and for none
         self.paths: list[str] = facts["paths"]
@@ -219,7 +218,6 @@ class FileSource:
         facts = self._tensors[member]
         each = facts["bytes"] // max(facts["shape"][0], 1)
         op = partial(library.file_copy, begin=first * each, bytes=(last - first) * each)
-        self.rows_read += (last - first) * each
         return self._as_it_is(member, [last - first, *facts["shape"][1:]], op)
 
     def part_rows(
@@ -230,12 +228,9 @@ class FileSource:
         assert entry.storage is not None
         begun, of_rows = time.perf_counter(), (last - first, *entry.shape[1:])
         try:
-            found, read = library.file_rows(
-                self._handle, entry.name, first, last, DISK_NAMES[compute]
-            )
+            found = library.file_rows(self._handle, entry.name, first, last, DISK_NAMES[compute])
         except RuntimeError as error:
             raise translated(error) from None
-        self.rows_read += read
         self._note([part for i, part in enumerate(found) if entry.is_formed(i)], begun)
         layout = entry.storage.layout(entry.shape)
         in_rows = entry.storage.layout(of_rows)[: entry.storage.in_rows]

@@ -216,7 +216,7 @@ def test_it_is_spread_over_processes(tmp_path: Path) -> None:
 def test_each_process_reads_its_rows(world: int, tmp_path: Path) -> None:
     for folder in FOLDERS:
         copied(folder, tmp_path)
-    run(world, read_by_rows, FOLDERS, str(tmp_path))
+    assert run(world, read_by_rows, FOLDERS, str(tmp_path)) == FOLDERS
 
 
 def ask(*arguments: str, code: int = 0) -> str:

@@ -277,8 +277,10 @@ class Filling:
     def _stays_in_file(self, step: Assignment) -> bool:
         """Whether its bytes are not read now. A plain tensor is mapped so that it may be written:
         its pages are the file's until then. Of small ones the rest of a page would cost more."""
-        if step.storage is not None or self._options.meta:
-            return self._options.meta or self._is_mapped(step)
+        if self._options.meta:
+            return True
+        if step.storage is not None:
+            return self._is_mapped(step)
         return (
             self._options.mmap
             and not self._options.cast

@@ -243,16 +243,21 @@ def load(
         >>> stowage.sharding.save(model, "checkpoint")
         >>> stowage.sharding.load(model, "checkpoint")
     """
-    if not _is_checkpoint(folder):
-        reshard(model)
-        fill_spread(model, folder, Wanted(rename, strict, keep_nonfinite))
-        return
-    if rename is not None or not strict or keep_nonfinite:
-        raise InvalidArgument(
-            f"stowage.sharding.load: rename, strict and keep_nonfinite must come with a "
-            f"file, {folder} is a checkpoint of stowage.sharding.save"
-        )
     reshard(model)
+    # What is made here is no matter of whoever calls.
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        if not _is_checkpoint(folder):
+            fill_spread(model, folder, Wanted(rename, strict, keep_nonfinite))
+        elif rename is not None or not strict or keep_nonfinite:
+            raise InvalidArgument(
+                f"stowage.sharding.load: rename, strict and keep_nonfinite must come with a file, "
+                f"{folder} is a checkpoint of stowage.sharding.save"
+            )
+        else:
+            _load_checkpoint(model, folder)
+
+
+def _load_checkpoint(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     raise_problems("stowage.sharding.load", widened(model))
     state = _tensors(model)
     _check_checkpoint(model, state, folder)

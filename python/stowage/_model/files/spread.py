@@ -24,7 +24,7 @@ from stowage._model.files.fill import Assignment, Filling, Options, misfit
 from stowage._model.files.template import Template, remember_template
 from stowage._model.reports.report import remember_formed
 from stowage._model.rest.formation import Making
-from stowage._model.weights import Choice, Held, Inventory
+from stowage._model.weights import Choice, Held, Inventory, Swap
 from stowage._ops import _torch, library
 from stowage._ops.errors import InvalidArgument, StowageError, raise_problems, translated
 from stowage._ops.storage import Storage
@@ -48,8 +48,6 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
     """As `stowage.sharding.load` says of a file."""
     where = f"stowage.sharding.load: {folder}"
     with ExitStack() as stack:
-        for mode in (torch.inference_mode(False), torch.no_grad(), torch.device("cpu")):
-            stack.enter_context(mode)
         with _in_step():
             source = FileSource(folder)
             stack.callback(source.close)
@@ -60,7 +58,7 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
             made = filling.filled(wanted.keep_nonfinite)
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
-        _give(model, made)
+        _give(filling.inventory, made)
         remember_formed(model, *source.formed)
         if adopted.dialect:
             remember_template(model, Template.of(source, filling.taken(), adopted.dialect))
@@ -125,7 +123,7 @@ class _Reader:
                 local.copy_(own.of_values(self.rows.values(entry, own.first, own.last)))
         elif isinstance(local, StowedTensor):
             parts, *_ = self._parts(entry, storage, own, local.dtype)
-            local.copy_(local._like(parts))
+            local.copy_(local._like(parts).to(local.device))
         else:
             self._read_rows(tensor, local, own, entry)
 
@@ -260,15 +258,23 @@ def _memory_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def give_memory(model: nn.Module) -> bool:
     """To all that is on the meta device; whether there was any."""
-    memory = _memory_of(model)
-    every = (held.tensor for held in Inventory(model).every)
-    made = {id(tensor): memory(tensor) for tensor in every if tensor.is_meta}
-    _give(model, made)
-    return bool(made)
+    inventory, memory = Inventory(model), _memory_of(model)
+    bare = [held.tensor for held in inventory.every if held.tensor.is_meta]
+    _give(inventory, {id(tensor): memory(tensor) for tensor in bare})
+    return bool(bare)
 
 
-def _give(model: nn.Module, made: dict[int, Tensor]) -> None:
-    """Puts new tensors into the places of those with these ids: as `module.to` does, which FSDP2
-    follows."""
-    if made:
-        model._apply(lambda tensor: made.get(id(tensor), tensor))
+def _give(inventory: Inventory, made: dict[int, Tensor]) -> None:
+    """Puts new tensors into the places of those with these ids: those that are spread as
+    `module.to` does, which FSDP2 follows, and others into all of their places."""
+    swap, are_spread = Swap(), False
+    for held in inventory.every:
+        old, new = held.tensor, made.get(id(held.tensor))
+        if new is None or isinstance(old, DTensor):
+            are_spread |= new is not None
+            continue
+        is_parameter = isinstance(old, nn.Parameter)
+        swap.put(held, nn.Parameter(new, old.requires_grad) if is_parameter else new)
+    swap.commit()
+    if are_spread:
+        inventory.model._apply(lambda tensor: made.get(id(tensor), tensor))
