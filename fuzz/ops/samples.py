@@ -144,7 +144,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_open": lambda s: (s.written,),
     "file_describe": lambda s: (s.file(),),
     "file_read": lambda s: (s.file(), "m0.weight"),
-    "file_copy": lambda s: (s.file(), "m0.weight"),
+    "file_copy": lambda s: (s.file(), "m0.weight", s.random.choice([0, 3]), s.random.choice([-1, 5])),
     "file_map": lambda s: (s.file(), "m0.weight", 0, s.random.choice([0, 64])),
     "file_part": lambda s: (
         s.peer_file(),
@@ -156,6 +156,12 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_parts": lambda s: (
         s.peer_file(),
         "model.layers.0.self_attn.q_proj.weight",
+        s.random.choice(["F16", "BF16"]),
+    ),
+    "file_rows": lambda s: (
+        s.peer_file(),
+        "model.layers.0.self_attn.q_proj.weight",
+        *s.random.choice([(0, 0), (0, 1), (3, 40), (32, 64)]),
         s.random.choice(["F16", "BF16"]),
     ),
     "tensor_of_part": lambda s: (torch.zeros(s.batch()[-1], 16, dtype=torch.uint8), _FORM),

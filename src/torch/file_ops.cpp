@@ -135,17 +135,27 @@ std::span<std::byte> bytes_of(const Owned& tensor, std::uint64_t count) {
   return {static_cast<std::byte*>(memory(tensor)), count};
 }
 
-// The same from a byte on in memory of torch's; of less than 0 bytes all that follow.
+void check_has(const char* where, const TensorInfo& tensor, std::int64_t begin,
+               std::int64_t count) {
+  if (begin < 0 || count < 0 || std::cmp_greater(begin, tensor.bytes) ||
+      std::cmp_greater(count, tensor.bytes - static_cast<std::uint64_t>(begin)))
+    fail(Code::out_of_range, std::string(where) + ": must be asked for bytes of the tensor");
+}
+
+// The same from a byte on in memory of torch's; of -1 bytes all that follow.
 Tensor file_copy(std::int64_t handle, const std::string& name, std::int64_t begin,
                  std::int64_t bytes) {
   constexpr const char* kWhere = "stowage::file_copy";
   const auto file = files().get(kWhere, handle);
   const TensorInfo& tensor = tensor_of(kWhere, *file, name);
-  const auto first = static_cast<std::uint64_t>(std::max<std::int64_t>(begin, 0));
-  const auto rest = static_cast<std::int64_t>(tensor.bytes - std::min(first, tensor.bytes));
-  const std::int64_t count = bytes < 0 ? rest : bytes;
+  const std::int64_t all = static_cast<std::int64_t>(tensor.bytes);
+  check_has(kWhere, tensor, begin, bytes == -1 ? 0 : bytes);
+  const std::int64_t count = bytes == -1 ? all - begin : bytes;
   Owned made = empty({&count, 1}, Dtype::u8);
-  if (count != 0) file->read(tensor, first, bytes_of(made, static_cast<std::uint64_t>(count)));
+  if (count != 0) {
+    file->read(tensor, static_cast<std::uint64_t>(begin),
+               bytes_of(made, static_cast<std::uint64_t>(count)));
+  }
   return boxed(std::move(made));
 }
 
@@ -155,9 +165,7 @@ Tensor file_map(std::int64_t handle, const std::string& name, std::int64_t begin
   constexpr const char* kWhere = "stowage::file_map";
   const auto file = files().get(kWhere, handle);
   TensorInfo some = tensor_of(kWhere, *file, name);
-  if (begin < 0 || count < 0 || std::cmp_greater(begin, some.bytes) ||
-      std::cmp_greater(count, some.bytes - static_cast<std::uint64_t>(begin)))
-    fail(Code::out_of_range, std::string(kWhere) + ": must be asked for bytes of the tensor");
+  check_has(kWhere, some, begin, count);
   if (count == 0) return boxed(empty({&count, 1}, Dtype::u8));
   some.offset += static_cast<std::uint64_t>(begin);
   some.bytes = static_cast<std::uint64_t>(count);
