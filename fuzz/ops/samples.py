@@ -144,7 +144,12 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_open": lambda s: (s.written,),
     "file_describe": lambda s: (s.file(),),
     "file_read": lambda s: (s.file(), "m0.weight"),
-    "file_copy": lambda s: (s.file(), "m0.weight", s.random.choice([0, 3]), s.random.choice([-1, 5])),
+    "file_copy": lambda s: (
+        s.file(),
+        "m0.weight",
+        s.random.choice([0, 3]),
+        s.random.choice([-1, 5]),
+    ),
     "file_map": lambda s: (s.file(), "m0.weight", 0, s.random.choice([0, 64])),
     "file_part": lambda s: (
         s.peer_file(),
@@ -211,6 +216,7 @@ NEVER_RIGHT |= {
     "device_dequantize": lambda s: (0, 0, *_WEIGHT, 0, "BF16"),
     "device_embedding": lambda s: (0, 0, *_WEIGHT, 0, True, 1, 0, "BF16", 0),
     "device_linear": lambda s: (0, 0, *_WEIGHT, 0, 1, 0, 0, "BF16"),
+    "device_grouped_linear": lambda s: (0, 0, *_WEIGHT, 0, 1, 0, 0, 0, "BF16"),
     "device_amax": lambda s: (0, 0, [0], "F32", [4], 0),
     "device_refused": lambda s: (0, 0, 0),
 }

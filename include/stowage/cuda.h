@@ -63,6 +63,13 @@ class STOWAGE_API CudaOps {
   /// have a fixed order. Throws invalid_argument for a w that is no matrix, or too many rows.
   void linear(void* stream, const void* x, std::int64_t rows, Dtype dtype, const Weight& weight,
               const void* bias, void* y);
+  /// The same by groups of rows, of w [E, O, K] and bias [E, O] (or null): rows of x before ends[0]
+  /// by matrix 0, those from there to ends[1] by matrix 1, and so on; rows of y from the last end
+  /// on are 0. `ends`: [E], ascending, of the device; nobody waits for them, and matrices without
+  /// rows are not read. Any number of rows: each 16 of a group read its matrix once. Throws
+  /// invalid_argument for a w of another rank, or whose matrices lie transposed.
+  void grouped_linear(void* stream, const void* x, std::int64_t rows, Dtype dtype,
+                      const Weight& weight, const std::int32_t* ends, const void* bias, void* y);
   /// As stowage::amax.
   void amax(void* stream, std::span<const Values> arrays, float* most);
 

@@ -93,8 +93,23 @@ void CudaOps::linear(void* stream, const void* x, std::int64_t rows, Dtype dtype
                 "linear: a matrix must be multiplied by at most " + std::to_string(kMostRows) +
                     " rows, got " + to_string(weight.shape()) + " and " + std::to_string(rows));
   CudaStream on(*kernels_, stream);
-  device::linear(on, weight.storage(), weight.shape(), Pointers(weight).span(), x, rows, bias, y,
-                 dtype, {kernels_->architecture(), kernels_->processors()});
+  device::linear(on, weight.storage(), weight.shape(), Pointers(weight).span(),
+                 {dtype, rows, x, bias, y}, {kernels_->architecture(), kernels_->processors()});
+}
+
+void CudaOps::grouped_linear(void* stream, const void* x, std::int64_t rows, Dtype dtype,
+                             const Weight& weight, const std::int32_t* ends, const void* bias,
+                             void* y) {
+  check_served("grouped_linear", weight.storage());
+  if (weight.shape().rank() != 3 || rows < 0 || describe(weight.storage()).transposed)
+    throw Error(Code::invalid_argument,
+                "grouped_linear: matrices [E, O, K] that lie so must be multiplied, got " +
+                    to_string(weight.storage()) + " " + to_string(weight.shape()) + " and " +
+                    std::to_string(rows) + " rows");
+  CudaStream on(*kernels_, stream);
+  device::grouped_linear(on, weight.storage(), weight.shape(), Pointers(weight).span(),
+                         {dtype, rows, x, bias, y}, ends,
+                         {kernels_->architecture(), kernels_->processors()});
 }
 
 void CudaOps::amax(void* stream, std::span<const Values> arrays, float* most) {

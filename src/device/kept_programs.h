@@ -33,10 +33,11 @@ class KeptPrograms {
 };
 
 /// What `stowage compile` makes of a storage: programs for whole pieces, which are nearly all;
-/// products with so many rows of x, none: with each number of them.
+/// products with so many rows of x, none: with each number of them, and those by groups.
 struct Ahead {
   std::string file;  // of src/kernel/cuda
   int x_rows;        // of products; else 0
+  bool groups;       // of products by groups
   std::string text;
 };
 std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int architecture,

@@ -118,27 +118,62 @@ bool on_tensor_cores(const cuda::Form& form, const Facts& facts) noexcept {
   return has_them && form.whole && (form.slabs || form.x_rows > 1);
 }
 
-void linear(Stream& stream, const Storage& storage, const Shape& shape,
-            std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
-            void* y, Dtype dtype, const Facts& facts) {
+namespace {
+
+// A product of matrices w [O, K], each with so many lines that its rows are worked on by all
+// processors.
+void multiply(Stream& stream, const cuda::Form& form, const cuda::Weight& weight,
+              const Factor& factor, const std::int32_t* ends, const Facts& facts) {
   constexpr std::int64_t kWarp = 32, kWarps = 8, kWarpsEach = 32;  // of a block; of a processor
-  constexpr std::int64_t kTile = 16;  // rows of w of a block that works on tensor cores
-  cuda::Form form = form_of(storage, dtype);
-  form.x_rows = static_cast<int>(rows);
-  const cuda::Weight weight = weight_of(storage, shape, parts);
-  form.whole = is_whole(form, weight, {x});
-  form.slabs = has_slabs(form) && weight.row.n % 64 == 0;
-  if (shape.rows() == 0 || rows == 0) return;
+  constexpr std::int64_t kTile = 16;  // lines of w of a block that works on tensor cores
+  const std::int64_t matrices = form.groups ? weight.rows.n : 1, lines = weight.lines.n;
+  const cuda::Extent rows = factor.rows;
+  const std::int64_t columns = weight.columns.n;
+  const std::int64_t counted =
+      std::max(matrices * lines * columns, factor.rows * std::max(columns, lines));
   if (on_tensor_cores(form, facts)) {
-    const std::array<const void*, 4> arguments{&weight, &x, &bias, &y};
+    const std::array<const void*, 6> arguments{&weight, &factor.x,    &ends,
+                                               &rows,   &factor.bias, &factor.y};
     return stream.launch(form, "stowage_linear_tiles",
-                         ceil_div<std::int64_t>(shape.rows(), kTile) * kWarps * kWarp,
-                         shape.elements(), arguments);
+                         matrices * ceil_div<std::int64_t>(lines, kTile) * kWarps * kWarp, counted,
+                         arguments);
   }
-  int share = 1;  // warps of a row: as few as leave no processor without work
-  while (share < kWarps && shape.rows() * share < facts.processors * kWarpsEach) share *= 2;
-  const std::array<const void*, 5> arguments{&weight, &x, &bias, &y, &share};
-  stream.launch(form, "stowage_linear", shape.rows() * share * kWarp, shape.elements(), arguments);
+  const std::int64_t read = std::min(matrices, factor.rows) * lines;  // at most so many lines
+  int share = 1;  // warps of a line: as few as leave no processor without work
+  while (share < kWarps && read * share < facts.processors * kWarpsEach) share *= 2;
+  const std::array<const void*, 7> arguments{&weight,      &factor.x, &ends, &rows,
+                                             &factor.bias, &factor.y, &share};
+  stream.launch(form, "stowage_linear",
+                matrices * ceil_div<std::int64_t>(lines * share, kWarps) * kWarps * kWarp, counted,
+                arguments);
+}
+
+}  // namespace
+
+void linear(Stream& stream, const Storage& storage, const Shape& shape,
+            std::span<void* const> parts, const Factor& factor, const Facts& facts) {
+  if (shape.rows() == 0 || factor.rows == 0) return;
+  cuda::Form form = form_of(storage, factor.dtype);
+  form.x_rows = static_cast<int>(factor.rows);
+  const cuda::Weight weight = weight_of(storage, shape, parts);
+  form.whole = is_whole(form, weight, {factor.x});
+  form.slabs = has_slabs(form) && weight.columns.n % 64 == 0;
+  multiply(stream, form, weight, factor, nullptr, facts);
+}
+
+void grouped_linear(Stream& stream, const Storage& storage, const Shape& shape,
+                    std::span<void* const> parts, const Factor& factor, const std::int32_t* ends,
+                    const Facts& facts) {
+  stream.clear(factor.y, bytes_of(factor.dtype, factor.rows * shape[1]));
+  if (shape[0] == 0 || shape[1] == 0 || factor.rows == 0) return;
+  cuda::Form form = form_of(storage, factor.dtype);
+  form.groups = true;
+  const cuda::Weight weight = weight_of(storage, shape, parts);
+  form.whole = is_whole(form, weight, {factor.x}) && weight.columns.n % form.together == 0;
+  form.slabs = has_slabs(form) && weight.columns.n % 64 == 0;
+  form.x_rows = factor.rows > kGroupTiles[0] ? kGroupTiles[1] : kGroupTiles[0];
+  if (!on_tensor_cores(form, facts)) form.x_rows = kGroupRows;
+  multiply(stream, form, weight, factor, ends, facts);
 }
 
 std::size_t working_bytes(const Storage& storage, const Shape& shape) {

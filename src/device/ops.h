@@ -42,12 +42,27 @@ struct Facts {
 /// Whether such products, of whole pieces, are made on tensor cores: those of bf16 came with
 /// architecture 80; one row gains by them where its weights are looked up in tables.
 bool on_tensor_cores(const cuda::Form& form, const Facts& facts) noexcept;
-/// As stowage::linear, of a matrix w [O, K]: y [rows, O] = x [rows, K] w^T + bias; bias may be
-/// null. On tensor cores where the device has those of bf16 and pieces are whole. The same bytes
-/// each time, on each device that has as many processors.
+/// Rows of x, what is added to their products, and where those go. All of the dtype of x.
+struct Factor {
+  Dtype dtype;
+  std::int64_t rows;
+  const void *x, *bias;  // no bias: null
+  void* y;
+};
+/// As stowage::linear, of a matrix w [O, K]: y [rows, O] = x [rows, K] w^T + bias. On tensor cores
+/// where the device has those of bf16 and pieces are whole. The same bytes each time, on each
+/// device that has as many processors.
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
-            std::span<void* const> parts, const void* x, std::int64_t rows, const void* bias,
-            void* y, Dtype dtype, const Facts& facts);
+            std::span<void* const> parts, const Factor& factor, const Facts& facts);
+/// The same of w [E, O, K] and bias [E, O], for any number of rows: those before ends[0] of x by
+/// matrix 0, those from there to ends[1] by matrix 1, and so on; of rows from the last end on y is
+/// 0. No other matrix is read. Ends, which the device has, must ascend; of others the wrong rows
+/// are taken, but none outside of x.
+void grouped_linear(Stream& stream, const Storage& storage, const Shape& shape,
+                    std::span<void* const> parts, const Factor& factor, const std::int32_t* ends,
+                    const Facts& facts);
+/// Rows of groups that a program takes at a time: of those that fuse, and of those on tensor cores.
+inline constexpr int kGroupRows = 4, kGroupTiles[] = {8, 16};
 
 /// Bytes that quantize() works with, beside the parts.
 std::size_t working_bytes(const Storage& storage, const Shape& shape);

@@ -110,6 +110,15 @@ void device_linear(std::int64_t index, std::int64_t stream, const Numbers& parts
                        at(bias), at(y));
 }
 
+void device_grouped_linear(std::int64_t index, std::int64_t stream, const Numbers& parts,
+                           std::int64_t key, const Numbers& shape, std::int64_t x,
+                           std::int64_t rows, std::int64_t ends, std::int64_t bias, std::int64_t y,
+                           const std::string& dtype) {
+  ops_of(index).grouped_linear(at(stream), at(x), rows, value_dtype(dtype),
+                               weight_at(parts, key, shape),
+                               static_cast<const std::int32_t*>(at(ends)), at(bias), at(y));
+}
+
 void device_amax(std::int64_t index, std::int64_t stream, const Numbers& addresses,
                  const std::string& dtypes, const Numbers& counts, std::int64_t most) {
   CudaOps& ops = ops_of(index);
@@ -137,6 +146,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("device_dequantize", TORCH_BOX(&Door<&device_dequantize>::call));
   m.impl("device_embedding", TORCH_BOX(&Door<&device_embedding>::call));
   m.impl("device_linear", TORCH_BOX(&Door<&device_linear>::call));
+  m.impl("device_grouped_linear", TORCH_BOX(&Door<&device_grouped_linear>::call));
   m.impl("device_amax", TORCH_BOX(&Door<&device_amax>::call));
   m.impl("device_refused", TORCH_BOX(&Door<&device_refused>::call));
 }

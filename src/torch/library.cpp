@@ -102,6 +102,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
       "device_linear(int device, int stream, int[] parts, int storage, int[] shape, int x, int "
       "rows, int bias, int y, str dtype) -> ()");
   m.def(
+      "device_grouped_linear(int device, int stream, int[] parts, int storage, int[] shape, int x, "
+      "int rows, int ends, int bias, int y, str dtype) -> ()");
+  m.def(
       "device_amax(int device, int stream, int[] values, str dtypes, int[] counts, int most) -> "
       "()");
   m.def("device_refused(int device, int stream, int word) -> bool");

@@ -83,6 +83,33 @@ TEST_F(CudaOpsTest, MultipliesUpToSixteenRows) {
                        "must be multiplied by at most 16 rows, got [8, 128] and 17");
 }
 
+TEST_F(CudaOpsTest, MultipliesByGroups) {
+  const Weight experts = make_weight("nf4", {3, 8, 128}, Data::normal);
+  const Values& x = make_values(Dtype::bf16, 5 * 128, Data::normal, 3);
+  const std::int32_t ends[] = {2, 2, 4};
+  Values y{x.dtype, std::vector<std::byte>(bytes_of(x.dtype, 5 * 8), std::byte{0xFF})};
+  cuda.grouped_linear(nullptr, x.data(), 5, x.dtype, experts, ends, nullptr, y.bytes.data());
+  const auto expert = [&](const std::int64_t which) {  // blocks of 64 do not cross matrices
+    return Weight(storage, shape,
+                  std::vector<const void*>{
+                      static_cast<const std::byte*>(experts.part(0)) + which * 8 * 128 / 2,
+                      static_cast<const float*>(experts.part(1)) + which * 8 * 128 / 64});
+  };
+  const auto rows_of = [](const Values& from, std::int64_t first, std::int64_t row) {
+    const auto begin = from.bytes.begin() + static_cast<std::ptrdiff_t>(first * row * 2);
+    return Values{from.dtype, {begin, begin + static_cast<std::ptrdiff_t>(2 * row * 2)}};
+  };
+  for (const std::int64_t which : {0, 2})
+    expect_within_bound(rows_of(y, which, 8),
+                        exact(rows_of(x, which, 128), 2, expert(which), nullptr), 128,
+                        std::to_string(which));
+  for (std::int64_t i = 4 * 8; i < 5 * 8; ++i) EXPECT_EQ(y[i], 0.0);
+  EXPECT_STOWAGE_ERROR(
+      cuda.grouped_linear(nullptr, nullptr, 1, Dtype::bf16, weight, ends, nullptr, nullptr),
+      invalid_argument,
+      "matrices [E, O, K] that lie so must be multiplied, got nf4:block64 [8, 128]");
+}
+
 TEST_F(CudaOpsTest, RefusesWhatIsNotFiniteAndWhatNoKernelServes) {
   const float values[64] = {1.0f, std::numeric_limits<float>::infinity()};
   const Shape row{1, 64};

@@ -186,6 +186,7 @@ _OPS = (
     "device_amax",
     "device_dequantize",
     "device_embedding",
+    "device_grouped_linear",
     "device_linear",
     "device_quantize",
     "device_refused",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library as ops
-from stowage._ops.device_kernels import MOST_ROWS, kernels_of
+from stowage._ops.device_kernels import MOST_ROWS, DeviceKernels, kernels_of
 from stowage._ops.errors import fail
 from stowage._ops.lenders import lender_of, where_x_is
 from stowage._ops.library import composite_forced
@@ -119,6 +119,17 @@ def linear(
         term = None if bias is None else bias[span].to(torch.float32)
         flat[:, span].copy_(torch.nn.functional.linear(wide, tile, term))
     return out
+
+
+def grouped_kernels(
+    x: Tensor, storage: Storage, shape: Sequence[int], exact: bool
+) -> DeviceKernels | None:
+    """What multiplies x [S, K] by matrices [E, O, K] on its device and waits for no end of a group;
+    None where nothing does, or where so many rows are better off with dequantized matrices."""
+    few = len(x) <= MOST_ROWS * shape[0] and x.dtype is not torch.float64
+    if exact or storage.transposed or not few:
+        return None
+    return kernels_of(x.device, storage)
 
 
 @where_x_is()

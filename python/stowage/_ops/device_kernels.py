@@ -167,6 +167,33 @@ class DeviceKernels:
         )
         return made
 
+    def grouped_linear(
+        self,
+        x: Tensor,
+        parts: Sequence[Tensor],
+        storage: Storage,
+        shape: Sequence[int],
+        ends: Tensor,
+    ) -> Tensor:
+        """x [S, K] by a weight [E, O, K]. Nobody waits for the ends, or looks at them."""
+        held, x = [part.contiguous() for part in parts], x.contiguous()
+        ends = ends.to(torch.int32).contiguous()
+        made = torch.empty((len(x), shape[1]), dtype=x.dtype, device=self.device)
+        library.device_grouped_linear(
+            self.index,
+            self._stream(),
+            [part.data_ptr() for part in held],
+            storage.key,
+            list(shape),
+            x.data_ptr(),
+            len(x),
+            ends.data_ptr(),
+            0,  # no bias
+            made.data_ptr(),
+            _NAMES[x.dtype],
+        )
+        return made
+
     def amax(self, values: Sequence[Tensor]) -> Tensor:
         held = [x.contiguous() for x in values]
         most = torch.empty(len(held), dtype=torch.float32, device=self.device)

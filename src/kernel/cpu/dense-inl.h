@@ -124,6 +124,42 @@ std::int64_t unpack_wide(const std::uint8_t*, std::int64_t, std::int8_t*) {
 }
 #endif
 
+#if defined(__AVX2__)
+/// 32 numbers at a time, as long as 16 bytes can be written for the half of them. Returns how many.
+/// Products by powers of two put neighbours next to each other, as part_lanes() parts them.
+template <int kBits>
+std::int64_t pack_wide(const std::int8_t* numbers, std::int64_t n, std::uint8_t* codes) {
+  alignas(16) std::int8_t bytes[16];
+  for (int i = 0; i < 16; ++i)
+    bytes[i] = static_cast<std::int8_t>(i < 2 * kBits ? i / kBits * 8 + i % kBits : -1);
+  const __m256i together =
+      _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+  const __m256i half = _mm256_set1_epi8(1 << (kBits - 1));
+  const __m256i pairs = _mm256_set1_epi16(static_cast<std::int16_t>(1 | 1 << (8 + kBits)));
+  const __m256i quarters = _mm256_set1_epi32(1 | 1 << (16 + 2 * kBits));
+  constexpr std::int64_t kStep = 4 * kEight;
+  std::int64_t i = 0;
+  for (; (n - i) / kEight * kBits >= 2 * kBits + 16; i += kStep, codes += 4 * kBits) {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + i));
+    const __m256i two = _mm256_maddubs_epi16(pairs, _mm256_add_epi8(some, half));
+    const __m256i four = _mm256_madd_epi16(two, quarters);
+    const __m256i lower = _mm256_blend_epi32(four, _mm256_setzero_si256(), 0xAA);
+    const __m256i upper = _mm256_srli_epi64(four, 32);
+    const __m256i eight = _mm256_or_si256(lower, _mm256_slli_epi64(upper, 4 * kBits));
+    const __m256i strings = _mm256_shuffle_epi8(eight, together);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm256_castsi256_si128(strings));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 2 * kBits),
+                     _mm256_extracti128_si256(strings, 1));
+  }
+  return i;
+}
+#else
+template <int kBits>
+std::int64_t pack_wide(const std::int8_t*, std::int64_t, std::uint8_t*) {
+  return 0;
+}
+#endif
+
 template <int kBits>
 void unpack_all(const std::uint8_t* codes, std::int64_t n, std::int8_t* out) {
   const std::int64_t whole = (n + kEight - 1) / kEight * kEight;
@@ -132,7 +168,7 @@ void unpack_all(const std::uint8_t* codes, std::int64_t n, std::int8_t* out) {
 }
 template <int kBits>
 void pack_all(const std::int8_t* numbers, std::int64_t n, std::uint8_t* codes) {
-  for (std::int64_t i = 0; i < n; i += kEight)
+  for (std::int64_t i = pack_wide<kBits>(numbers, n, codes); i < n; i += kEight)
     pack_eight<kBits>(numbers + i, codes + i / kEight * kBits);
 }
 

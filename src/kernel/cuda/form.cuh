@@ -34,7 +34,8 @@ enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao, ggml };
 
 struct Form {
   Number values;      // that are read or written
-  int x_rows;         // of the other factor, in products
+  int x_rows;         // of the other factor, in products: so many at a time where it has groups
+  bool groups;        // of it, each of which is multiplied by a matrix of its own
   Element element;    // what a code stands for
   int bits;           // of a code
   int together;       // elements that a thread takes at a time
@@ -87,6 +88,15 @@ struct Weight {
   Extent lines;    // of the last dim but one
   Extent columns;  // of the last dim
   Extent under;    // scales that stand under one number
+};
+
+/// A line of K elements of a weight: which index of dim 0 has it, and where in that it begins.
+struct Line {
+  Index row, begin;
+};
+/// Some rows of the other factor of a product.
+struct Rows {
+  Index first, end;
 };
 
 /// What quantizing works with beside its parts, all in one piece of memory that begins as zeros.

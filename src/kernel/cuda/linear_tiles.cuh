@@ -4,7 +4,7 @@
 // bytes of codes that lie together. Weights are rounded to the dtype of x, as dequantize() rounds
 // them, and a block adds up the parts of its warps in their order.
 #pragma once
-#include "kernel/cuda/grid.cuh"
+#include "kernel/cuda/matrices.cuh"
 #include "kernel/cuda/values.cuh"
 
 namespace stowage::cuda {
@@ -38,21 +38,23 @@ inline void multiply_tile(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std
 #endif
 }
 
-/// Whether one scale multiplies all of a row, and halves have what codes stand for: then sums are
+/// Whether one scale multiplies all of a line, and halves have what codes stand for: then sums are
 /// scaled.
-inline bool scales_rows() {
-  const bool whole_rows = form.group == Group::row || form.group == Group::tensor;
+inline bool scales_lines() {
+  const bool whole_lines = form.group == Group::row || form.group == Group::tensor ||
+                           (form.groups && form.group == Group::row2);
   const bool exact = form.element == Element::e4m3 || form.element == Element::e5m2 ||
                      form.element == Element::int8;
-  return whole_rows && exact && form.scales == Scales::plain && form.zeros == Zeros::none;
+  return whole_lines && exact && form.scales == Scales::plain && form.zeros == Zeros::none;
 }
 
-/// A piece of a row of w as pairs of halves.
-inline void take_pairs(const Weight& w, Index o, Index column, std::uint32_t (&out)[kMostPairs]) {
+/// A piece of a line of w as pairs of halves.
+inline void take_pairs(const Weight& w, Line line, Index column, std::uint32_t (&out)[kMostPairs]) {
+  const Index at = line.begin + column;
   float values[kMostTogether];
-  if (scales_rows()) {
+  if (scales_lines()) {
     std::uint32_t codes[kMostTogether];
-    const bool finite = load_codes(w.codes, o * w.row + column, codes);
+    const bool finite = load_codes(w.codes, line.row * w.row + at, codes);
     STOWAGE_UNROLL
     for (int k = 0; k < together(); ++k) values[k] = finite_value_of(codes[k]);
     if (!finite) {
@@ -60,7 +62,7 @@ inline void take_pairs(const Weight& w, Index o, Index column, std::uint32_t (&o
       for (int k = 0; k < together(); ++k) values[k] = value_of(codes[k]);
     }
   } else {
-    decode(w, o, column, together(), values);
+    decode(w, line.row, at, together(), values);
   }
   STOWAGE_UNROLL
   for (int k = 0; k < together(); k += 2) out[k / 2] = rounded_pair(values[k], values[k + 1]);
@@ -136,30 +138,34 @@ inline void take_slab(const Words* x, std::uint32_t (&out)[kSlabPairs]) {
 
 inline Index at_most(Index x, Index most) { return x < most ? x : most; }
 
-/// Adds the slabs of a warp, for rows o and o + 8 of w. Rows that w or x lack are the last ones
-/// once more: what comes of them is put nowhere.
-inline void add_slabs(const Weight& w, Index o, int warp, int g, int t, const void* x,
-                      float (&sums)[kTiles][4]) {
+/// Adds the slabs of a warp, for lines o and o + 8 of a matrix. Lines and rows that w or x lack are
+/// the last ones once more: what comes of them is put nowhere.
+inline void add_slabs(const Weight& w, Index matrix, Index o, int warp, int g, int t, const void* x,
+                      Rows rows, float (&sums)[kTiles][4]) {
   const Planes of = planes();
-  const Index rows[2] = {at_most(o, w.rows - 1), at_most(o + 8, w.rows - 1)};
+  const Line lines[2] = {line_of(w, matrix, at_most(o, w.lines - 1)),
+                         line_of(w, matrix, at_most(o + 8, w.lines - 1))};
   const Index mine = t * (kSlab / 4);  // where this lane's part of a slab begins
   const std::uint8_t* codes[2];
   const Words* of_x[kTiles];
   for (int at = 0; at < 2; ++at)
-    codes[at] = w.codes + (static_cast<long long>(rows[at]) * w.row + mine) / 2;
+    codes[at] =
+        w.codes + (static_cast<long long>(lines[at].row) * w.row + lines[at].begin + mine) / 2;
   for (int some = 0; some < kTiles; ++some)
     of_x[some] = reinterpret_cast<const Words*>(
         static_cast<const char*>(x) +
-        (at_most(some * kTileX + g, form.x_rows - 1) * w.row + mine) * 2);
-  for (Index column = warp * kSlab; column < w.row; column += kTileWarps * kSlab) {
+        static_cast<long long>(at_most(rows.first + some * kTileX + g, rows.end - 1) * w.columns +
+                               mine) *
+            2);
+  for (Index column = warp * kSlab; column < w.columns; column += kTileWarps * kSlab) {
     std::uint32_t upper[kSlabPairs], lower[kSlabPairs], pairs[kSlabPairs];
     take_slab(of, codes[0] + column / 2, upper);
     take_slab(of, codes[1] + column / 2, lower);
-    const float scale[2] = {scale_of_span(w, rows[0], column).scale,
-                            scale_of_span(w, rows[1], column).scale};
+    const float scale[2] = {scale_of_span(w, lines[0].row, lines[0].begin + column).scale,
+                            scale_of_span(w, lines[1].row, lines[1].begin + column).scale};
     STOWAGE_UNROLL
     for (int some = 0; some < kTiles; ++some) {
-      if (some * kTileX >= form.x_rows) continue;
+      if (!has(rows, some * kTileX)) continue;
       take_slab(of_x[some] + column / 8, pairs);
       float products[4] = {};
       STOWAGE_UNROLL
@@ -177,20 +183,20 @@ inline void add_slabs(const Weight& w, Index o, int warp, int g, int t, const vo
 // -------------------------------------------------------------------------------------
 
 /// Likewise in pieces.
-inline void add_pieces(const Weight& w, Index o, int warp, int g, int t, const void* x,
-                       float (&sums)[kTiles][4]) {
-  for (Index slab = warp; slab * 4 * together() < w.row; slab += kTileWarps) {
+inline void add_pieces(const Weight& w, Index matrix, Index o, int warp, int g, int t,
+                       const void* x, Rows rows, float (&sums)[kTiles][4]) {
+  for (Index slab = warp; slab * 4 * together() < w.columns; slab += kTileWarps) {
     const Index column = (slab * 4 + t) * together();
-    const bool there = column < w.row;
+    const bool there = column < w.columns;
     std::uint32_t upper[kMostPairs] = {}, lower[kMostPairs] = {};
-    if (there && o < w.rows) take_pairs(w, o, column, upper);
-    if (there && o + 8 < w.rows) take_pairs(w, o + 8, column, lower);
+    if (there && o < w.lines) take_pairs(w, line_of(w, matrix, o), column, upper);
+    if (there && o + 8 < w.lines) take_pairs(w, line_of(w, matrix, o + 8), column, lower);
     STOWAGE_UNROLL
     for (int some = 0; some < kTiles; ++some) {
-      if (some * kTileX >= form.x_rows) continue;
+      if (!has(rows, some * kTileX)) continue;
       std::uint32_t of_x[kMostPairs] = {};
       const int row = some * kTileX + g;
-      if (there && row < form.x_rows) take_pairs(x, row * w.row + column, of_x);
+      if (there && has(rows, row)) take_pairs(x, (rows.first + row) * w.columns + column, of_x);
       STOWAGE_UNROLL
       for (int k = 0; k < together() / 2; k += 2)
         multiply_tile(sums[some], upper[k], lower[k], upper[k + 1], lower[k + 1], of_x[k],
@@ -200,36 +206,44 @@ inline void add_pieces(const Weight& w, Index o, int warp, int g, int t, const v
 }
 
 /// As stowage_linear, of whole pieces, for x of bf16 or f16; blocks of kTileWarps warps.
-STOWAGE_KERNEL stowage_linear_tiles(Weight w, const void* x, const void* bias, void* y) {
+STOWAGE_KERNEL stowage_linear_tiles(Weight w, const void* x, const std::int32_t* ends,
+                                    Extent x_rows, const void* bias, void* y) {
   __shared__ float shared[kTileWarps][kTile][kTiles * kTileX];
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int g = static_cast<int>(threadIdx.x % kWarp) / 4, t = static_cast<int>(threadIdx.x % 4);
-  for (Index tile = blockIdx.x; tile * kTile < w.rows; tile += gridDim.x) {
-    const Index o = tile * kTile + g;
-    float sums[kTiles][4] = {};
-    if (form.slabs)
-      add_slabs(w, o, warp, g, t, x, sums);
-    else
-      add_pieces(w, o, warp, g, t, x, sums);
-    STOWAGE_UNROLL
-    for (int some = 0; some < kTiles; ++some) {
+  const Index tiles = up(w.lines, kTile);
+  for (Index block = blockIdx.x; block < matrices(w) * tiles; block += gridDim.x) {
+    const Index e = form.groups ? block / tiles : 0, begin = (block - e * tiles) * kTile;
+    const Rows group = rows_of(ends, e, x_rows);
+    for (Rows rows = group; rows.first < group.end; rows.first += form.x_rows) {
+      float sums[kTiles][4] = {};
+      if (form.slabs)
+        add_slabs(w, e, begin + g, warp, g, t, x, rows, sums);
+      else
+        add_pieces(w, e, begin + g, warp, g, t, x, rows, sums);
       STOWAGE_UNROLL
-      for (int at = 0; at < 4; ++at)
-        shared[warp][g + at / 2 * 8][some * kTileX + 2 * t + at % 2] = sums[some][at];
+      for (int some = 0; some < kTiles; ++some) {
+        STOWAGE_UNROLL
+        for (int at = 0; at < 4; ++at)
+          shared[warp][g + at / 2 * 8][some * kTileX + 2 * t + at % 2] = sums[some][at];
+      }
+      __syncthreads();
+      for (int at = static_cast<int>(threadIdx.x); at < kTile * form.x_rows;
+           at += static_cast<int>(blockDim.x)) {
+        const int row = at / kTile, line = at % kTile;
+        const Index to = begin + line;
+        if (to >= w.lines || !has(rows, row)) continue;
+        float sum = shared[0][line][row];
+        for (int part = 1; part < kTileWarps; ++part) sum = sum + shared[part][line][row];
+        if (scales_lines()) {
+          const Line of = line_of(w, e, to);
+          sum = sum * scale_of_span(w, of.row, of.begin).scale;
+        }
+        if (bias != nullptr) sum = sum + value_in(bias, e * w.lines + to);
+        put(y, (rows.first + row) * w.lines + to, sum);
+      }
+      __syncthreads();  // before the next tile is put there
     }
-    __syncthreads();
-    for (int at = static_cast<int>(threadIdx.x); at < kTile * form.x_rows;
-         at += static_cast<int>(blockDim.x)) {
-      const int row = at / kTile, line = at % kTile;
-      const Index to = tile * kTile + line;
-      if (to >= w.rows) continue;
-      float sum = shared[0][line][row];
-      for (int part = 1; part < kTileWarps; ++part) sum = sum + shared[part][line][row];
-      if (scales_rows()) sum = sum * scale_of_span(w, to, 0).scale;
-      if (bias != nullptr) sum = sum + value_in(bias, to);
-      put(y, row * w.rows + to, sum);
-    }
-    __syncthreads();  // before the next tile is put there
   }
 }
 

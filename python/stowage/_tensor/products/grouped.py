@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped products of expert weights: each group of rows times an expert of its own, which stays
 stowed. No other expert is read, and no graph keeps a dequantized one. Compiled graphs, whose shapes
-must not depend on values, have one op of ours for all groups."""
+must not depend on values, have one op of ours for all groups; so have devices with kernels that
+read the ends themselves, where no gradient is wanted and rows are few."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stowage._ops import _torch
+from stowage._ops.composite import grouped_kernels
 from stowage._ops.errors import InvalidArgument, fail
 from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
@@ -138,7 +140,22 @@ def _grouped_mm(
     found = _found(left, right, offs, bias, out_dtype)
     if found is None or offs is None:
         return NotImplemented
-    return _product(left, found[0], offs.tolist(), None, found[1])
+    weight, transposed = found
+    if transposed and _without_ends(left, weight):
+        codes, *scales = weight._parts()
+        return grouped(
+            left, codes, scales, weight._storage.key, weight.shape, offs, True, weight._exact
+        )
+    return _product(left, weight, offs.tolist(), None, transposed)
+
+
+def _without_ends(x: Tensor, weight: StowedTensor) -> bool:
+    """Whether a kernel multiplies all groups, and nobody needs to know here where they end."""
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    there = weight._parts()[0].device == x.device and not _torch.transforming()
+    if learns or not there:
+        return False
+    return grouped_kernels(x, weight._storage, weight.shape, weight._exact) is not None
 
 
 # --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
@@ -171,6 +188,8 @@ def _by_groups(
     kind = Storage.from_key(storage)
     _check(x, shape, offsets, transposed)
     check_weight(_WHERE, kind, shape, codes, scales, x.dtype)
+    if transposed and (kernels := grouped_kernels(x, kind, shape, exact)) is not None:
+        return kernels.grouped_linear(x, (codes, *scales), kind, shape, offsets)
     ends: list[int] = offsets.tolist()
     if not all(0 <= a <= b <= len(x) for a, b in pairwise([0, *ends])):
         fail("invalid_argument", f"{_WHERE}: offsets must ascend from 0 to {len(x)}, got {ends}")

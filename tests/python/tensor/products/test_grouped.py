@@ -4,6 +4,7 @@
 import itertools
 from typing import Any
 
+import pretended_cuda
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import stowage
+from stowage._ops import composite
+from stowage._ops.device_kernels import MOST_ROWS
 from stowage._ops.library import composite_forced
+from stowage._tensor.products import grouped
 
 STORAGES = ["f8_e4m3", "int8:row2", "f8_e4m3:row", "int8:block32", "nf4", "nf4:block64:nested"]
 EXPERTS, OUT, IN = 4, 256, 64  # 256 rows of 64: where nested scales may be cut
@@ -167,3 +171,58 @@ WRONG: dict[str, Any] = {
 def test_wrong_arguments_are_refused(case: str) -> None:
     with pytest.raises(stowage.InvalidArgument, match=r"stowage\.grouped_linear: .* must be"):
         WRONG[case](torch.randn(10, IN), experts("nf4"))
+
+
+# --- on devices whose kernels read the ends ------------------------------------------------------
+
+
+@pytest.fixture
+def device_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels as for a CUDA device, and nothing else that multiplies."""
+    if pretended_cuda.library() is None:
+        pytest.skip("needs the C++ tests to be built")
+    monkeypatch.setattr(composite, "kernels_of", pretended_cuda.kernels_of)
+
+    def product(*args: object) -> Tensor:
+        raise AssertionError("rows were multiplied group by group")
+
+    monkeypatch.setattr(grouped, "_product", product)
+
+
+@pytest.mark.usefixtures("device_kernels")
+@pytest.mark.parametrize("ends", OFFSETS)
+@pytest.mark.parametrize("storage", [*STORAGES, "mxfp4", "q4_k"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_device_needs_no_ends_on_the_host(dtype: torch.dtype, storage: str, ends: Any) -> None:
+    w = experts(storage, (EXPERTS, OUT, 256), compute_dtype=dtype)
+    x, offs = torch.randn(10, 256, dtype=dtype), torch.tensor(ends, dtype=torch.int32)
+    wanted = dense(x.double(), w.dequantize().double(), ends)
+    tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+    made = F.grouped_mm(x, w.transpose(-2, -1), offs=offs)
+    assert made.dtype is dtype
+    torch.testing.assert_close(made.double(), wanted, rtol=tolerance, atol=16 * tolerance)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda a, b, c: F.grouped_mm(a, b.transpose(-2, -1), offs=c),
+        backend=aot_autograd(fw_compiler=lambda graph, _: graph),
+        fullgraph=True,
+    )
+    assert torch.equal(compiled(x, w, offs), made)
+
+
+@pytest.mark.usefixtures("device_kernels")
+def test_a_device_goes_by_groups_where_a_graph_or_many_rows_want_it() -> None:
+    w, offs = experts("nf4"), torch.tensor([3, 3, 7, 10], dtype=torch.int32)
+    right, many = w.transpose(-2, -1), MOST_ROWS * EXPERTS + 1
+    learns, x = torch.randn(10, IN, requires_grad=True), torch.randn(many, IN)
+    wide = experts("nf4", compute_dtype=torch.float64).transpose(-2, -1)
+    by_groups = pytest.raises(AssertionError, match="group by group")
+    for args in ((learns, right), (x, right), (torch.randn(10, IN).double(), wide)):
+        with by_groups:
+            F.grouped_mm(*args, offs=offs)
+    with torch.no_grad():
+        F.grouped_mm(learns, right, offs=offs)
+    F.grouped_mm(x[:-1], right, offs=offs)
+    exact = experts("nf4", exact=True).transpose(-2, -1)
+    with by_groups:
+        F.grouped_mm(x[:-1], exact, offs=offs)
