@@ -216,6 +216,7 @@ NEVER_RIGHT |= {
     "device_dequantize": lambda s: (0, 0, *_WEIGHT, 0, "BF16"),
     "device_embedding": lambda s: (0, 0, *_WEIGHT, 0, True, 1, 0, "BF16", 0),
     "device_linear": lambda s: (0, 0, *_WEIGHT, 0, 1, 0, 0, "BF16"),
+    "device_most_rows": lambda s: (0, *_WEIGHT[1:], "BF16"),
     "device_grouped_linear": lambda s: (0, 0, *_WEIGHT, 0, 1, 0, 0, 0, "BF16"),
     "device_amax": lambda s: (0, 0, [0], "F32", [4], 0),
     "device_refused": lambda s: (0, 0, 0),

@@ -57,12 +57,14 @@ class STOWAGE_API CudaOps {
   /// were.
   void embedding(void* stream, const Weight& weight, const void* ids, bool are_long,
                  std::int64_t count, void* out, Dtype dtype, std::uint32_t* word);
-  /// The most rows of x that linear() multiplies.
-  static constexpr int kMostRows = 16;
   /// y [rows, O] = x [rows, K] w^T + bias [O] (or null), all of `dtype`: f32, bf16 or f16. Sums
-  /// have a fixed order. Throws invalid_argument for a w that is no matrix, or too many rows.
+  /// have a fixed order. Each 16 rows decode w once. Throws invalid_argument for a w that is no
+  /// matrix.
   void linear(void* stream, const void* x, std::int64_t rows, Dtype dtype, const Weight& weight,
               const void* bias, void* y);
+  /// Up to how many rows linear() is taken to be faster than dequantize() and a product of
+  /// matrices.
+  int most_rows(const Storage& storage, const Shape& shape, Dtype dtype) const;
   /// The same by groups of rows, of w [E, O, K] and bias [E, O] (or null): rows of x before ends[0]
   /// by matrix 0, those from there to ends[1] by matrix 1, and so on; rows of y from the last end
   /// on are 0. `ends`: [E], ascending, of the device; nobody waits for them, and matrices without

@@ -56,6 +56,7 @@ void compile(const CompileOptions& options) {
                        {"architecture", architecture},
                        {"file", one.file},
                        {"x_rows", one.x_rows},
+                       {"many", one.many},
                        {"groups", one.groups},
                        {"bytes", made.code.size()},
                        {"path", made.path},

@@ -50,6 +50,7 @@ std::string form_text(const cuda::Form& form) {
   const std::string fields[] = {
       name("Number", form.values),
       digits(form.x_rows),
+      form.many ? "true" : "false",
       form.groups ? "true" : "false",
       name("Element", form.element),
       digits(form.bits),

@@ -88,13 +88,22 @@ void CudaOps::embedding(void* stream, const Weight& weight, const void* ids, boo
 void CudaOps::linear(void* stream, const void* x, std::int64_t rows, Dtype dtype,
                      const Weight& weight, const void* bias, void* y) {
   check_served("linear", weight.storage());
-  if (weight.shape().rank() != 2 || rows < 0 || rows > kMostRows)
-    throw Error(Code::invalid_argument,
-                "linear: a matrix must be multiplied by at most " + std::to_string(kMostRows) +
-                    " rows, got " + to_string(weight.shape()) + " and " + std::to_string(rows));
+  if (weight.shape().rank() != 2 || rows < 0)
+    throw Error(Code::invalid_argument, "linear: a matrix must be multiplied by rows, got " +
+                                            to_string(weight.shape()) + " and " +
+                                            std::to_string(rows));
   CudaStream on(*kernels_, stream);
   device::linear(on, weight.storage(), weight.shape(), Pointers(weight).span(),
                  {dtype, rows, x, bias, y}, {kernels_->architecture(), kernels_->processors()});
+}
+
+int CudaOps::most_rows(const Storage& storage, const Shape& shape, Dtype dtype) const {
+  check_served("most_rows", storage);
+  if (shape.rank() != 2)
+    throw Error(Code::invalid_argument,
+                "most_rows: the weight must be a matrix, got " + to_string(shape));
+  return device::most_rows(storage, dtype, shape,
+                           {kernels_->architecture(), kernels_->processors()});
 }
 
 void CudaOps::grouped_linear(void* stream, const void* x, std::int64_t rows, Dtype dtype,

@@ -83,25 +83,25 @@ std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int arch
   form.whole = true;
   std::vector<Ahead> made;
   for (const char* file : {"dequantize.cuh", "quantize.cuh"})
-    made.push_back({file, 0, false, program_text(form, file, true)});
+    made.push_back({file, 0, false, false, program_text(form, file, true)});
   if (values == Dtype::f64 || is_cast(storage)) return made;
   form.slabs = has_slabs(form);
   const auto add = [&](const char* file) {
     if (x_rows.empty() || std::ranges::find(x_rows, form.x_rows) != x_rows.end())
-      made.push_back({file, form.x_rows, form.groups, program_text(form, file, true)});
+      made.push_back({file, form.x_rows, form.many, form.groups, program_text(form, file, true)});
   };
-  for (form.x_rows = 1; form.x_rows <= kMostRows; ++form.x_rows) {
+  for (form.x_rows = 1; form.x_rows <= kMostTogether; ++form.x_rows) {
     add("linear.cuh");
     if (on_tensor_cores(form, {architecture, 1})) add("linear_tiles.cuh");
   }
+  form.many = true, form.x_rows = kMostTogether;
+  const bool on_tiles = on_tensor_cores(form, {architecture, 1});
+  if (on_tiles) add("linear_tiles.cuh");
   if (form.transposed) return made;
-  form.groups = true, form.x_rows = kGroupTiles[0];
-  if (!on_tensor_cores(form, {architecture, 1})) {
-    form.x_rows = kGroupRows;
-    add("linear.cuh");
-  } else {
-    for (const int rows : kGroupTiles) form.x_rows = rows, add("linear_tiles.cuh");
-  }
+  form.groups = true;
+  if (!on_tiles) form.x_rows = kFusedRows, add("linear.cuh");
+  if (on_tiles)
+    for (const int rows : kTileRows) form.x_rows = rows, add("linear_tiles.cuh");
   return made;
 }
 

@@ -33,11 +33,12 @@ class KeptPrograms {
 };
 
 /// What `stowage compile` makes of a storage: programs for whole pieces, which are nearly all;
-/// products with so many rows of x, none: with each number of them, and those by groups.
+/// products with so many rows of x, none: with each number of them, and those of more.
 struct Ahead {
   std::string file;  // of src/kernel/cuda
   int x_rows;        // of products; else 0
-  bool groups;       // of products by groups
+  bool many;         // of products of more rows, so many at a time
+  bool groups;       // of them, each with a matrix of its own
   std::string text;
 };
 std::vector<Ahead> programs_ahead(const Storage& storage, Dtype values, int architecture,

@@ -114,14 +114,13 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
 }
 
 bool on_tensor_cores(const cuda::Form& form, const Facts& facts) noexcept {
-  const bool has_them = facts.architecture >= 80 && form.values != cuda::Number::f32;
-  return has_them && form.whole && (form.slabs || form.x_rows > 1);
+  const bool halves = form.values == cuda::Number::bf16 || form.values == cuda::Number::f16;
+  return facts.architecture >= 80 && halves && form.whole && (form.slabs || form.x_rows > 1);
 }
 
 namespace {
 
-// A product of matrices w [O, K], each with so many lines that its rows are worked on by all
-// processors.
+// With one matrix or one for each group: by which kernel, on how many threads.
 void multiply(Stream& stream, const cuda::Form& form, const cuda::Weight& weight,
               const Factor& factor, const std::int32_t* ends, const Facts& facts) {
   constexpr std::int64_t kWarp = 32, kWarps = 8, kWarpsEach = 32;  // of a block; of a processor
@@ -150,11 +149,21 @@ void multiply(Stream& stream, const cuda::Form& form, const cuda::Weight& weight
 
 }  // namespace
 
+int most_rows(const Storage& storage, Dtype dtype, const Shape& shape, const Facts& facts) {
+  constexpr int kPasses = 4;  // over codes that stay in a cache
+  cuda::Form form = form_of(storage, dtype);
+  form.x_rows = kMostTogether;
+  const std::array<void*, kMaxParts> aligned{};
+  form.whole = is_whole(form, weight_of(storage, shape, aligned), {});
+  return on_tensor_cores(form, facts) ? kPasses * kMostTogether : kMostTogether;
+}
+
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
             std::span<void* const> parts, const Factor& factor, const Facts& facts) {
   if (shape.rows() == 0 || factor.rows == 0) return;
   cuda::Form form = form_of(storage, factor.dtype);
-  form.x_rows = static_cast<int>(factor.rows);
+  form.many = factor.rows > kMostTogether;
+  form.x_rows = static_cast<int>(std::min<std::int64_t>(factor.rows, kMostTogether));
   const cuda::Weight weight = weight_of(storage, shape, parts);
   form.whole = is_whole(form, weight, {factor.x});
   form.slabs = has_slabs(form) && weight.columns.n % 64 == 0;
@@ -167,12 +176,12 @@ void grouped_linear(Stream& stream, const Storage& storage, const Shape& shape,
   stream.clear(factor.y, bytes_of(factor.dtype, factor.rows * shape[1]));
   if (shape[0] == 0 || shape[1] == 0 || factor.rows == 0) return;
   cuda::Form form = form_of(storage, factor.dtype);
-  form.groups = true;
+  form.many = form.groups = true;
   const cuda::Weight weight = weight_of(storage, shape, parts);
   form.whole = is_whole(form, weight, {factor.x}) && weight.columns.n % form.together == 0;
   form.slabs = has_slabs(form) && weight.columns.n % 64 == 0;
-  form.x_rows = factor.rows > kGroupTiles[0] ? kGroupTiles[1] : kGroupTiles[0];
-  if (!on_tensor_cores(form, facts)) form.x_rows = kGroupRows;
+  form.x_rows = factor.rows > kTileRows[0] ? kTileRows[1] : kTileRows[0];
+  if (!on_tensor_cores(form, facts)) form.x_rows = kFusedRows;
   multiply(stream, form, weight, factor, ends, facts);
 }
 

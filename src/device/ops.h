@@ -33,8 +33,8 @@ void embedding(Stream& stream, const Storage& storage, const Shape& shape,
                std::span<void* const> parts, const void* ids, bool are_long, std::int64_t count,
                void* out, Dtype dtype, std::uint32_t* refused);
 
-/// The most rows of x that linear() multiplies.
-inline constexpr int kMostRows = 16;
+/// The most rows of x that a program takes at a time.
+inline constexpr int kMostTogether = 16;
 /// What of a device decides how it multiplies.
 struct Facts {
   int architecture, processors;
@@ -54,6 +54,10 @@ struct Factor {
 /// device that has as many processors.
 void linear(Stream& stream, const Storage& storage, const Shape& shape,
             std::span<void* const> parts, const Factor& factor, const Facts& facts);
+/// With so many rows of x linear() takes less time than dequantizing does, by the instructions and
+/// bytes of both (docs/cuda.md): each 16 rows decode the weight once more, and read it from a
+/// cache.
+int most_rows(const Storage& storage, Dtype dtype, const Shape& shape, const Facts& facts);
 /// The same of w [E, O, K] and bias [E, O], for any number of rows: those before ends[0] of x by
 /// matrix 0, those from there to ends[1] by matrix 1, and so on; of rows from the last end on y is
 /// 0. No other matrix is read. Ends, which the device has, must ascend; of others the wrong rows
@@ -61,8 +65,9 @@ void linear(Stream& stream, const Storage& storage, const Shape& shape,
 void grouped_linear(Stream& stream, const Storage& storage, const Shape& shape,
                     std::span<void* const> parts, const Factor& factor, const std::int32_t* ends,
                     const Facts& facts);
-/// Rows of groups that a program takes at a time: of those that fuse, and of those on tensor cores.
-inline constexpr int kGroupRows = 4, kGroupTiles[] = {8, 16};
+/// Rows that a program takes at a time where it has groups: by fused multiply-add, and on tensor
+/// cores.
+inline constexpr int kFusedRows = 4, kTileRows[] = {8, 16};
 
 /// Bytes that quantize() works with, beside the parts.
 std::size_t working_bytes(const Storage& storage, const Shape& shape);

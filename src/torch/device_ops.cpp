@@ -110,6 +110,11 @@ void device_linear(std::int64_t index, std::int64_t stream, const Numbers& parts
                        at(bias), at(y));
 }
 
+std::int64_t device_most_rows(std::int64_t index, std::int64_t key, const Numbers& shape,
+                              const std::string& dtype) {
+  return ops_of(index).most_rows(storage_from_key(key), Shape(shape), value_dtype(dtype));
+}
+
 void device_grouped_linear(std::int64_t index, std::int64_t stream, const Numbers& parts,
                            std::int64_t key, const Numbers& shape, std::int64_t x,
                            std::int64_t rows, std::int64_t ends, std::int64_t bias, std::int64_t y,
@@ -146,6 +151,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("device_dequantize", TORCH_BOX(&Door<&device_dequantize>::call));
   m.impl("device_embedding", TORCH_BOX(&Door<&device_embedding>::call));
   m.impl("device_linear", TORCH_BOX(&Door<&device_linear>::call));
+  m.impl("device_most_rows", TORCH_BOX(&Door<&device_most_rows>::call));
   m.impl("device_grouped_linear", TORCH_BOX(&Door<&device_grouped_linear>::call));
   m.impl("device_amax", TORCH_BOX(&Door<&device_amax>::call));
   m.impl("device_refused", TORCH_BOX(&Door<&device_refused>::call));

@@ -101,6 +101,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def(
       "device_linear(int device, int stream, int[] parts, int storage, int[] shape, int x, int "
       "rows, int bias, int y, str dtype) -> ()");
+  m.def("device_most_rows(int device, int storage, int[] shape, str dtype) -> int");
   m.def(
       "device_grouped_linear(int device, int stream, int[] parts, int storage, int[] shape, int x, "
       "int rows, int ends, int bias, int y, str dtype) -> ()");

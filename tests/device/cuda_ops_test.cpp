@@ -71,16 +71,18 @@ TEST_F(CudaOpsTest, RowsByIdsOfEitherWidthAndNoOthers) {
   EXPECT_EQ(std::memcmp(out.data(), all.data() + 7 * row, row), 0);
 }
 
-TEST_F(CudaOpsTest, MultipliesUpToSixteenRows) {
-  for (const std::int64_t rows : {1, 16}) {
+TEST_F(CudaOpsTest, MultipliesRows) {
+  EXPECT_EQ(cuda.most_rows(storage, shape, Dtype::bf16), 64);
+  for (const std::int64_t rows : {1, 16, 64}) {
     const Values& x = make_values(Dtype::bf16, rows * shape[1], Data::normal, 3);
     Values y{x.dtype, std::vector<std::byte>(bytes_of(x.dtype, rows * shape[0]))};
     cuda.linear(nullptr, x.data(), rows, x.dtype, weight, nullptr, y.bytes.data());
     expect_within_bound(y, exact(x, rows, weight, nullptr), shape[1], std::to_string(rows));
   }
-  EXPECT_STOWAGE_ERROR(cuda.linear(nullptr, nullptr, 17, Dtype::bf16, weight, nullptr, nullptr),
-                       invalid_argument,
-                       "must be multiplied by at most 16 rows, got [8, 128] and 17");
+  EXPECT_STOWAGE_ERROR(cuda.linear(nullptr, nullptr, -1, Dtype::bf16, weight, nullptr, nullptr),
+                       invalid_argument, "must be multiplied by rows, got [8, 128] and -1");
+  EXPECT_STOWAGE_ERROR((void)cuda.most_rows(storage, {128}, Dtype::bf16), invalid_argument,
+                       "the weight must be a matrix, got [128]");
 }
 
 TEST_F(CudaOpsTest, MultipliesByGroups) {

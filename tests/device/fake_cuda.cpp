@@ -144,9 +144,9 @@ FAKE cuModuleLoadData(void** module, const void* code) {
     };
     (one(fields), ...);
   };
-  take(form.values, form.x_rows, form.groups, form.element, form.bits, form.together, form.bias,
-       form.packing, form.group, form.n, form.m, form.scales, form.number, form.record, form.inner,
-       form.zeros, form.outer_n);
+  take(form.values, form.x_rows, form.many, form.groups, form.element, form.bits, form.together,
+       form.bias, form.packing, form.group, form.n, form.m, form.scales, form.number, form.record,
+       form.inner, form.zeros, form.outer_n);
   form.factor = number();
   take(form.transposed, form.codec, form.whole, form.slabs, form.floors);
   form.least = number(), form.most = number(), form.divisor = number(), form.largest = number();

@@ -33,7 +33,7 @@ TEST(DeviceLinear, StaysWithinTheBound) {
       const Data data = kData[next / 3 % 3];
       const Weight weight = make_weight(name, shape, data);
       const Dtype dtype = kDtypes[next % 3];
-      const std::int64_t rows = 1 + static_cast<std::int64_t>(next % device::kMostRows);
+      const std::int64_t rows = 1 + static_cast<std::int64_t>(next % device::kMostTogether);
       const Values& x = make_values(dtype, rows * shape[1], data, 3);
       const Values& bias = make_values(dtype, shape[0], Data::normal, 4);
       const Values* const given = next++ % 2 == 0 ? &bias : nullptr;
@@ -55,7 +55,7 @@ TEST(DeviceLinear, OnTensorCoresStaysWithinTheBoundOfRoundedWeights) {
       const Dtype dtype = next % 2 == 0 ? Dtype::bf16 : Dtype::f16;
       const Data data = next / 2 % 2 == 0 ? Data::normal : Data::adversarial;
       const Weight weight = make_weight(name, shape, data);
-      const std::int64_t rows = 1 + static_cast<std::int64_t>(5 * next % device::kMostRows);
+      const std::int64_t rows = 1 + static_cast<std::int64_t>(5 * next % device::kMostTogether);
       const Values& x = make_values(dtype, rows * shape[1], data, 3);
       const Values& bias = make_values(dtype, shape[0], Data::normal, 4);
       const Values* const given = next++ % 3 == 0 ? &bias : nullptr;
@@ -64,6 +64,32 @@ TEST(DeviceLinear, OnTensorCoresStaysWithinTheBoundOfRoundedWeights) {
       const Values y = product(x, rows, weight, given, {90, 2}, 256);
       expect_within_bound(y, exact(x, rows, weight, given), shape[1], what);
     }
+}
+
+TEST(DeviceLinear, TakesMoreRowsSixteenAtATime) {
+  for (const char* name : {"nf4", "f8_e4m3:row", "q4_k", "int4:block32:f16:zero", "mxfp4"})
+    for (const std::int64_t rows : {17, 32, 43})
+      for (const int architecture : {75, 90}) {
+        const Weight weight = make_weight(name, {20, 256}, Data::normal);
+        const Values& x = make_values(Dtype::bf16, rows * 256, Data::normal, 3);
+        const Values& bias = make_values(Dtype::bf16, 20, Data::normal, 4);
+        const std::string what = std::string(name) + " rows " + std::to_string(rows) + " on " +
+                                 std::to_string(architecture);
+        const Values y = product(x, rows, weight, &bias, {architecture, 1}, 256);
+        expect_within_bound(y, exact(x, rows, weight, &bias), 256, what);
+      }
+}
+
+TEST(DeviceLinear, TakesMoreRowsWhereTensorCoresDo) {
+  const auto most = [](const char* storage, const Shape& shape, Dtype dtype, int architecture) {
+    return device::most_rows(parse_storage(storage), dtype, shape, {architecture, 1});
+  };
+  EXPECT_EQ(most("nf4", {8, 128}, Dtype::bf16, 90), 64);
+  EXPECT_EQ(most("f8_e4m3", {8, 128}, Dtype::f16, 80), 64);
+  EXPECT_EQ(most("nf4", {8, 128}, Dtype::bf16, 75), 16);
+  EXPECT_EQ(most("nf4", {8, 128}, Dtype::f32, 90), 16);
+  EXPECT_EQ(most("nf4", {8, 128}, Dtype::f64, 90), 16);
+  EXPECT_EQ(most("nf4", {8, 100}, Dtype::bf16, 90), 16);  // no whole pieces
 }
 
 // --- by groups -----------------------------------------------------------------------------------

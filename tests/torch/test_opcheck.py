@@ -188,6 +188,7 @@ _OPS = (
     "device_embedding",
     "device_grouped_linear",
     "device_linear",
+    "device_most_rows",
     "device_quantize",
     "device_refused",
     "device_start",

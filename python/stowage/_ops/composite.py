@@ -103,7 +103,7 @@ def linear(
     where, kind = "stowage::linear", Storage.from_key(storage)
     shape = check_linear(x, codes, scales, kind, rows, bias)
     if (kernels := kernels_of(x.device, kind)) is not None:
-        if not exact and x.numel() <= MOST_ROWS * shape[1] and not kind.transposed:
+        if not exact and kernels.takes(x, kind, shape):
             return kernels.linear(x, (codes, *scales), kind, shape, bias)
         weight = _dense(codes, scales, storage, shape, x.dtype)
         return torch.nn.functional.linear(x, weight, bias)

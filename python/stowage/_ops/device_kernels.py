@@ -20,7 +20,7 @@ from torch import Tensor
 from stowage._ops import library
 from stowage._ops.storage import Storage
 
-MOST_ROWS = 16  # of x, that kernels multiply; more are the vendor's product
+MOST_ROWS = 16  # of x, that all kernels take at a time
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -56,6 +56,7 @@ class DeviceKernels:
         given = {"compilers": _compilers()} if options is None else options
         said = library.device_start(self.index, json.dumps(given))
         self.facts: dict[str, object] = json.loads(library.text(said))
+        self._most_rows: dict[tuple[object, ...], int] = {}
 
     def _stream(self) -> int:
         if self.device.type != "cuda":  # a pretended device
@@ -141,6 +142,19 @@ class DeviceKernels:
             return None
         return made
 
+    def takes(self, x: Tensor, storage: Storage, shape: Sequence[int]) -> bool:
+        """Whether rows of x are so few that linear() is better than dequantizing; each matrix and
+        dtype has its number, which is asked for once."""
+        if storage.transposed:
+            return False
+        asked = (storage.key, *shape, x.dtype)
+        most = self._most_rows.get(asked)
+        if most is None:
+            name = _NAMES[x.dtype]
+            most = library.device_most_rows(self.index, storage.key, list(shape), name)
+            self._most_rows[asked] = most
+        return x.numel() <= most * shape[1]
+
     def linear(
         self,
         x: Tensor,
@@ -149,7 +163,6 @@ class DeviceKernels:
         shape: Sequence[int],
         bias: Tensor | None,
     ) -> Tensor:
-        """Of at most MOST_ROWS rows."""
         held, x = [part.contiguous() for part in parts], x.contiguous()
         bias = None if bias is None else bias.contiguous()
         made = torch.empty((*x.shape[:-1], shape[0]), dtype=x.dtype, device=self.device)
@@ -177,7 +190,7 @@ class DeviceKernels:
     ) -> Tensor:
         """x [S, K] by a weight [E, O, K]. Nobody waits for the ends, or looks at them."""
         held, x = [part.contiguous() for part in parts], x.contiguous()
-        ends = ends.to(torch.int32).contiguous()
+        ends = ends.to(self.device, torch.int32).contiguous()
         made = torch.empty((len(x), shape[1]), dtype=x.dtype, device=self.device)
         library.device_grouped_linear(
             self.index,

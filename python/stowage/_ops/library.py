@@ -98,6 +98,7 @@ device_dequantize = _ops.device_dequantize.default
 device_embedding = _ops.device_embedding.default
 device_grouped_linear = _ops.device_grouped_linear.default
 device_linear = _ops.device_linear.default
+device_most_rows = _ops.device_most_rows.default
 device_amax = _ops.device_amax.default
 device_refused = _ops.device_refused.default
 

@@ -34,8 +34,9 @@ enum class Codec : std::uint8_t { cast, amax, bitsandbytes, torchao, ggml };
 
 struct Form {
   Number values;      // that are read or written
-  int x_rows;         // of the other factor, in products: so many at a time where it has groups
-  bool groups;        // of it, each of which is multiplied by a matrix of its own
+  int x_rows;         // of the other factor, in products: all, or so many at a time
+  bool many;          // there are as many as a launch says
+  bool groups;        // of them, each of which is multiplied by a matrix of its own
   Element element;    // what a code stands for
   int bits;           // of a code
   int together;       // elements that a thread takes at a time

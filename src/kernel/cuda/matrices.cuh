@@ -14,7 +14,7 @@ inline Line line_of(const Weight& w, Index matrix, Index line) {
 /// The rows of x that a matrix multiplies. Ends that do not ascend, or are beyond x, lead nowhere
 /// outside of it.
 inline Rows rows_of(const std::int32_t* ends, Index matrix, Index x_rows) {
-  if (!form.groups) return {0, form.x_rows};
+  if (!form.groups) return {0, form.many ? x_rows : form.x_rows};
   const auto within = [=](Index at) {
     const Index end = at < 0 ? 0 : ends[at];
     return end < 0 ? 0 : end < x_rows ? end : x_rows;
@@ -23,7 +23,7 @@ inline Rows rows_of(const std::int32_t* ends, Index matrix, Index x_rows) {
 }
 /// Whether there is row i of those that are taken at a time.
 inline bool has(Rows rows, int i) {
-  return i < form.x_rows && (!form.groups || rows.first + i < rows.end);
+  return i < form.x_rows && (!form.many || rows.first + i < rows.end);
 }
 
 }  // namespace stowage::cuda
