@@ -45,6 +45,10 @@ CpuFeatures detect() noexcept {
   found.avx512vbmi = bit(c, 1);
   found.avx512vnni = bit(c, 11);
   found.avx512bf16 = bit(more, 5);
+  // XCR0: bits 17 and 18 are what tiles are and what they hold; processes ask for them by
+  // arch_prctl.
+  const bool has_tiles = bit(d, 24) && (registers & 0x60000) == 0x60000;
+  found.amx_bf16 = has_tiles && bit(d, 22);
   return found;
 }
 #else

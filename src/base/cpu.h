@@ -9,6 +9,7 @@ struct CpuFeatures {
   bool avx2 = false, f16c = false, fma = false, avxvnni = false;
   bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
   bool avx512vbmi = false, avx512vnni = false, avx512bf16 = false;
+  bool amx_bf16 = false;  // tiles of bf16
 
   /// What the avx2 and the avx512 files of kernel/cpu are compiled for.
   bool runs_avx2() const noexcept { return avx2 && f16c && fma; }

@@ -46,6 +46,11 @@ int threads() {
   return count;
 }
 
+std::string onednn_isa() {
+  const char* const most = std::getenv("ONEDNN_MAX_CPU_ISA");
+  return most == nullptr ? std::string{} : std::string{most};
+}
+
 std::string links_path() {
   const std::string given = text(Variable::links);
   if (!given.empty()) return given;

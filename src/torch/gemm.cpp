@@ -140,9 +140,10 @@ std::int64_t most_rows_of_own_kernel(Dtype dtype) {
 }
 
 bool own_linear_is_faster(const Product& p) {
-  constexpr std::int64_t kMostInBf16 = 128;
-  return p.m <= most_rows_of_own_kernel(p.dtype) ||
-         (p.m <= kMostInBf16 && p.dtype == Dtype::bf16 && multiplies_in_bf16(p.weight));
+  constexpr std::int64_t kMostInBf16 = 128;  // where torch multiplies vectors too, and not tiles
+  static const bool on_tiles = onednn_uses_amx();
+  if (p.m <= most_rows_of_own_kernel(p.dtype)) return true;
+  return !on_tiles && p.m <= kMostInBf16 && p.dtype == Dtype::bf16 && multiplies_in_bf16(p.weight);
 }
 
 void tiled_linear(const Product& p) {

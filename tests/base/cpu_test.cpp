@@ -4,10 +4,20 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
+#include <string>
+
 namespace stowage {
 namespace {
 
 #if defined(__x86_64__)
+TEST(Cpu, HasTilesWhereTheSystemSaysSo) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string said((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_EQ(cpu_features().amx_bf16, said.find(" amx_bf16") != std::string::npos);
+}
+
 TEST(Cpu, AgreesWithTheCompilersDetection) {
   const CpuFeatures& cpu = cpu_features();
   EXPECT_EQ(cpu.avx2, __builtin_cpu_supports("avx2") != 0);

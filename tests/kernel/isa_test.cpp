@@ -140,5 +140,24 @@ TEST(IsaDeathTest, TheEnvironmentForcesASet) {
   }
 }
 
+TEST(Isa, OnednnUsesTilesWhereItMay) {
+  constexpr const char* kName = "ONEDNN_MAX_CPU_ISA";
+  const char* const before = std::getenv(kName);
+  const std::string kept = before == nullptr ? "" : before;
+  const bool has_them = cpu_features().amx_bf16;
+  ::unsetenv(kName);
+  EXPECT_EQ(onednn_uses_amx(), has_them);
+  for (const char* const said : {"", "ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16"}) {
+    ::setenv(kName, said, 1);
+    EXPECT_EQ(onednn_uses_amx(), has_them) << said;
+  }
+  for (const char* const said : {"SSE41", "AVX2", "AVX512_CORE_BF16", "AVX512_CORE_FP16"}) {
+    ::setenv(kName, said, 1);
+    EXPECT_FALSE(onednn_uses_amx()) << said;
+  }
+  ::setenv(kName, kept.c_str(), 1);
+  if (before == nullptr) ::unsetenv(kName);
+}
+
 }  // namespace
 }  // namespace stowage::isa_test

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products: their error bound, exact mode, threads."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +18,7 @@ SAMPLED = ("bf16", "f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "nf4:block64
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 BATCHES = (1, 3, 16, 17, 65)  # our kernels, then tiles
+HAS_TILES = " amx_bf16" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(params=SAMPLED)
@@ -45,6 +51,30 @@ def bounded(ours: Tensor, dense: Tensor, a: Tensor, w: Tensor, bias: Tensor | No
     # In the mean: kernels that skip the rounding of w err elsewhere than the dense product.
     theirs = (dense.double() - exact).square().mean().sqrt()
     assert float(error.square().mean().sqrt()) <= 2 * float(theirs) + 1e-7
+
+
+@pytest.mark.parametrize("isa", ["", "AVX512_CORE_BF16"])
+@pytest.mark.skipif(not HAS_TILES, reason="needs a CPU with tiles of bf16 (AMX)")
+def test_more_rows_are_torchs_where_it_multiplies_tiles(isa: str) -> None:
+    """On vectors our own kernels are as fast up to 128 rows, and on tiles they are not."""
+    script = """if True:
+        import torch
+        from stowage._ops import library
+        from stowage._ops.storage import Storage
+        key = Storage("nf4").key
+        torch.manual_seed(0)
+        codes, *scales = library.quantize(torch.randn(512, 4096), key)
+        w = library.dequantize(codes, scales, key, (512, 4096), torch.bfloat16)
+        x = torch.randn(128, 4096).bfloat16()
+        alike = [torch.equal(library.linear(x[:m], codes, scales, key, 512, None),
+                             torch.nn.functional.linear(x[:m], w)) for m in (64, 128)]
+        print(alike)
+    """
+    told = ("ONEDNN_MAX_CPU_ISA", "STOWAGE_FORCE_ISA", "ATEN_CPU_CAPABILITY")
+    environment = {k: v for k, v in os.environ.items() if k not in told}
+    environment |= {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
+    done = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
+    assert done.split() == (["[False,", "False]"] if isa else ["[True,", "True]"])
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (50, 130)], ids=["96x64", "50x130"])
