@@ -104,7 +104,6 @@ std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept
 std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcept {
   const std::int64_t of = runs_.group();
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
-  if (runs_.form().zero == Zero::rounded) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   if (dot_bytes_kind_ == 1 && !fits_whole_bytes(runs_.form(), of)) return 0;
@@ -169,16 +168,34 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
   }
 }
 
+namespace {
+
+// Zeros that are taken off codes, as what is taken off products; no product is rounded.
+struct TakenOffProducts {
+  float offsets[kExpandedScales];
+  Run of(Run run) noexcept {
+    const std::int64_t groups = ceil_div(run.first + run.n, run.group);
+    for (std::int64_t g = 0; g < groups; ++g) offsets[g] = run.scales[g] * run.offsets[g];
+    run.offsets = offsets;
+    return run;
+  }
+};
+
+}  // namespace
+
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
                              std::int64_t y_stride) const noexcept {
   const std::int64_t ahead = runs_.unpacks() ? 0 : 8192;  // bytes
+  TakenOffProducts taken;
   for (std::int64_t done = 0; done < count; done += dot_bytes_rows_) {
     const std::int64_t some = std::min(dot_bytes_rows_, count - done);
     const std::int64_t begin = (row + done) * columns_;
     const std::uint8_t* x = to.x;
     runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
       const std::int64_t columns = some == 1 ? run.n : columns_;  // a long row may come in pieces
-      dot_bytes_({run, some, columns_, columns, ahead, x, to.x_stride, to.m, y + done, y_stride});
+      const bool rounds = run.rounds != Dtype::unknown;
+      dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride,
+                  to.m, y + done, y_stride});
       x += run.n * kBytesOfX[dot_bytes_kind_];
     });
   }

@@ -281,7 +281,7 @@ template <Codes kCodes>
 void bytes_dot(const BytesDotTask& task) noexcept {
   if constexpr (may_have_zeros(kCodes))
     if (task.run.zeros != nullptr) return bytes_groups<kCodes, Zero::code>(task);
-  if constexpr (may_have_offsets(kCodes))
+  if constexpr (may_have_offsets(kCodes) || may_be_rounded(kCodes))
     if (task.run.offsets != nullptr) return bytes_groups<kCodes, Zero::offset>(task);
   bytes_groups<kCodes, Zero::none>(task);
 }
