@@ -124,17 +124,25 @@ constexpr int kSeveralBlocks = 0;
 
 /// A number of each group of a block, in the lanes of its columns.
 template <int kGroups>
+F spread(__m128 numbers) {
+  const __m256i which = kGroups == 2 ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
+                                     : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+  return _mm256_permutevar_ps(_mm256_set_m128(numbers, numbers), which);
+}
+template <int kGroups>
 F spread(const float* numbers) {
   if constexpr (kGroups <= 1) return _mm256_broadcast_ss(numbers);
-  if constexpr (kGroups == 2) {
-    const __m256 two = _mm256_castpd_ps(_mm256_set1_pd(load_as<double>(numbers)));
-    return _mm256_permutevar_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
-  }
-  if constexpr (kGroups == 4) {
-    const __m128 some = load_as<__m128>(numbers);
-    return _mm256_permutevar_ps(_mm256_set_m128(some, some),
-                                _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
-  }
+  if constexpr (kGroups == 2)
+    return spread<2>(_mm_castpd_ps(_mm_set1_pd(load_as<double>(numbers))));
+  if constexpr (kGroups == 4) return spread<4>(load_as<__m128>(numbers));
+}
+/// The same of integers.
+template <int kGroups>
+F spread(const std::int8_t* numbers) {
+  if constexpr (kGroups <= 1) return splat(static_cast<float>(*numbers));
+  std::int32_t some = 0;
+  __builtin_memcpy(&some, numbers, kGroups);
+  return spread<kGroups>(_mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(some))));
 }
 
 /// What stands for the scales of a block: digits are less by `from`, products by `offset`.
@@ -145,12 +153,7 @@ struct BlockScales {
       : scale(spread<kGroups>(run.scales + g)),
         from(splat(static_cast<float>(-least_digit(kCodes)))) {
     if constexpr (kZero == Zero::offset) offset = spread<kGroups>(run.offsets + g);
-    if constexpr (kZero == Zero::code) {
-      constexpr int kCount = kGroups == kSeveralBlocks ? 1 : kGroups;
-      float zeros[kCount];
-      for (int i = 0; i < kCount; ++i) zeros[i] = static_cast<float>(run.zeros[g + i]);
-      from += spread<kGroups>(zeros);
-    }
+    if constexpr (kZero == Zero::code) from += spread<kGroups>(run.zeros + g);
   }
   /// sum += what exact sums of digits and bytes stand for.
   [[gnu::always_inline]] void add(F exact, const BlockOfX& x, F& sum) const {

@@ -49,11 +49,7 @@ template <Zero kZero, int kGroups, int kM>
           _mm256_xor_si256(load_as<__m256i>(codes + half * 32), _mm256_set1_epi8(-128));
       const F scale = spread<kGroups>(task.run.scales + g);
       F from = splat(128.0f);
-      if constexpr (kZero == Zero::code) {
-        float zeros[kGroups];
-        for (int i = 0; i < kGroups; ++i) zeros[i] = static_cast<float>(task.run.zeros[g + i]);
-        from += spread<kGroups>(zeros);
-      }
+      if constexpr (kZero == Zero::code) from += spread<kGroups>(task.run.zeros + g);
       for (int j = 0; j < kM; ++j) {
         const auto& x = *reinterpret_cast<const WholeBlockOfX*>(blocks + j * task.x_stride);
         const __m256i high =
