@@ -276,9 +276,10 @@ struct CodeReader<Codes::f8_e4m3> {
   void read4(const std::uint8_t* codes, F (&w)[4]) {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
   }
-  F value(F sum) const {
+  F value(F sum) const { return sum * 256.0f; }
+  bool met_nan() const {
     const __m128i nan = _mm_cmpeq_epi8(largest_, _mm_set1_epi8(0x7F));
-    return _mm_testz_si128(nan, nan) ? sum * 256.0f : splat(__builtin_nanf(""));
+    return _mm_testz_si128(nan, nan) == 0;
   }
 
  private:
@@ -299,6 +300,7 @@ struct CodeReader<Codes::f8_e5m2> {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 };
 
 /// Eight nibbles of a 32-bit word, one shift each, in order:
@@ -336,6 +338,7 @@ requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 
  private:
   __m256 values_[2], table_[2];

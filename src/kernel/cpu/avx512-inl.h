@@ -326,10 +326,8 @@ struct CodeReader<Codes::f8_e4m3> {
       w[2 * half + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
     }
   }
-  F value(F sum) const {
-    const bool nan = _mm512_cmpeq_epi8_mask(largest_, _mm512_set1_epi8(0x7F)) != 0;
-    return nan ? splat(__builtin_nanf("")) : sum * 256.0f;
-  }
+  F value(F sum) const { return sum * 256.0f; }
+  bool met_nan() const { return _mm512_cmpeq_epi8_mask(largest_, _mm512_set1_epi8(0x7F)) != 0; }
 
  private:
   void note(__m512i bytes) {
@@ -352,6 +350,7 @@ struct CodeReader<Codes::f8_e5m2> {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 };
 
 /// Sixteen nibbles, those of two 32-bit words a and b in turn, so that one shift finds them all:
@@ -384,6 +383,7 @@ requires(kPacking != Packing::whole) struct NibbleReader<kPacking> {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 
  private:
   __m512 values_, table_;

@@ -21,8 +21,9 @@ struct CodeReader {
   void read4(const std::uint8_t* codes, F (&w)[4]) {
     for (int v = 0; v < 4; ++v) w[v] = decode<kCodes>(codes + v * kWidth * bits_of(kCodes) / 8);
   }
-  /// What a sum of read values stands for.
+  /// What a sum of read values stands for, and whether one of them was none.
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 };
 
 /// Codes of 4 bits. The scale multiplies the table: values are those of dequantize, bit for bit.
@@ -47,6 +48,7 @@ struct NibbleReader {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth / 2);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 
  private:
   const float* values_;
@@ -67,6 +69,7 @@ struct ZeroReader {
     for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth * bits_of(kCodes) / 8);
   }
   F value(F sum) const { return sum; }
+  bool met_nan() const { return false; }
 
  private:
   F zero_ = {};
@@ -191,6 +194,14 @@ struct Beside<Zero::rounded> : Beside<Zero::offset> {
   using Beside<Zero::offset>::Beside;
 };
 
+/// Whether groups of so many are taken several at a time: their scale multiplies sums, and a step
+/// has whole ones.
+template <Codes kCodes, Zero kZero>
+constexpr bool takes_groups(int group) {
+  return CodeReader<kCodes>::kScalesSum && kZero == Zero::none && group % kWidth == 0 &&
+         4 * kWidth % group == 0;
+}
+
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
 template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
@@ -215,6 +226,11 @@ struct DotRow {
     if (task.run.scales != nullptr) scales = task.run.scales + first / task.run.group;
     if constexpr (kZero == Zero::rounded) reader.rounds = task.run.rounds;
   }
+  float factor() const { return reader.met_nan() ? __builtin_nanf("") : task.run.factor; }
+  template <int kGroup>
+  static constexpr bool takes() {
+    return takes_groups<kCodes, kZero>(kGroup);
+  }
   /// Elements to the end of the group that the row begins in.
   std::int64_t first_group() const {
     if (task.run.scales == nullptr) return task.columns;
@@ -237,15 +253,35 @@ struct DotRow {
     ++scales;
     if constexpr (kZero != Zero::none) ++beside.next;
   }
-  /// kStep elements from k on. What is read soon goes to the L2 cache: there is room for many lines
-  /// on their way, while few can be on their way to the L1 cache.
-  [[gnu::always_inline]] void add4(std::int64_t k, const float* x) {
-    const std::uint8_t* from = codes + bytes_for<kCodes>(k);
+  /// What is read soon goes to the L2 cache: there is room for many lines on their way, while few
+  /// can be on their way to the L1 cache.
+  [[gnu::always_inline]] void ask(std::int64_t k) {
     for (std::int64_t b = 0; b < bytes_for<kCodes>(kStep); b += 64)
-      __builtin_prefetch(from + task.ahead + b, 0, 2);
+      __builtin_prefetch(codes + bytes_for<kCodes>(k) + task.ahead + b, 0, 2);
+  }
+  /// kStep elements from k on.
+  [[gnu::always_inline]] void add4(std::int64_t k, const float* x) {
+    ask(k);
     F w[4];
-    reader.read4(from, w);
+    reader.read4(codes + bytes_for<kCodes>(k), w);
     for (int v = 0; v < 4; ++v) open().add(w[v], v, x + k + v * kWidth, task.x_stride);
+  }
+  /// The same of groups that are short of it.
+  template <int kGroup>
+  [[gnu::always_inline]] void add_groups(std::int64_t k, const float* x) {
+    constexpr int kEach = kGroup / kWidth;  // vectors of a group
+    ask(k);
+    F w[4];
+    reader.read4(codes + bytes_for<kCodes>(k), w);
+    for (int v = 0; v < 4; v += kEach, ++scales)
+      for (int j = 0; j < kM; ++j) {
+        const float* from = x + k + j * task.x_stride;
+        F sum = w[v] * Lanes::load_f32(from + v * kWidth);
+        for (int i = v + 1; i < v + kEach; ++i)
+          sum = Lanes::multiply_add(w[i], Lanes::load_f32(from + i * kWidth), sum);
+        F& to = sums.of[j][v / kEach % Sums<kM>::kChains];
+        to = Lanes::multiply_add(reader.value(sum), splat(*scales), to);
+      }
   }
   [[gnu::always_inline]] void add1(std::int64_t k, const float* x) {
     open().add(reader.read(codes + bytes_for<kCodes>(k)), 0, x + k, task.x_stride);
@@ -275,7 +311,17 @@ template <class... Rows>
 template <class... Rows>
 [[gnu::always_inline]] inline void dot_together(const DotTask& task, const float* x, float* y,
                                                 std::int64_t group, Rows... rows) {
+  const auto short_groups = [&]<int kGroup>(std::int64_t k) {  // where they end
+    constexpr std::int64_t kStep = 4 * kWidth;
+    if constexpr ((Rows::template takes<kGroup>() && ...))
+      for (; group == kGroup && task.run.group == kGroup && k + kStep <= task.columns; k += kStep)
+        (rows.template add_groups<kGroup>(k, x), ...);
+    return k;
+  };
   for (std::int64_t k = 0; k < task.columns;) {
+    k = short_groups.template operator()<32>(k);
+    k = short_groups.template operator()<16>(k);
+    if (k == task.columns) break;
     // The common block, with its length known to the compiler.
     for (; group == kCommonBlock && k + kCommonBlock <= task.columns; k += kCommonBlock) {
       add_group(x, k, kCommonBlock, rows...);
@@ -287,7 +333,7 @@ template <class... Rows>
     k += n;
     group = task.run.group;
   }
-  (rows.sums.add_to(y + rows.at, task.y_stride, task.run.factor), ...);
+  (rows.sums.add_to(y + rows.at, task.y_stride, rows.factor()), ...);
 }
 
 /// Two rows of weight share what is read of one row of x, if sums and two tables of 4-bit values
