@@ -42,7 +42,7 @@ Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scal
     case ScaleCode::absmax:
       break;
     case ScaleCode::mapped:
-      return &expand_mapped;
+      return kernels.mapped;
     case ScaleCode::product:
       return kernels.product;
     case ScaleCode::product_bf16:

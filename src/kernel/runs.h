@@ -13,23 +13,6 @@
 
 namespace stowage {
 
-/// bitsandbytes: absmax codes, the scales of their groups, the map, the offset.
-inline void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
-                          float* out) noexcept {
-  const auto* codes = static_cast<const std::uint8_t*>(kept.parts[0]);
-  const auto* outers = static_cast<const float*>(kept.parts[1]);
-  const auto* map = static_cast<const float*>(kept.parts[2]);
-  const float offset = *static_cast<const float*>(kept.parts[3]);
-  for (std::int64_t b = first; b < first + n;) {
-    const float scale = outers[b / kNestedBlock];
-    const std::int64_t stop = std::min(first + n, (b / kNestedBlock + 1) * kNestedBlock);
-    for (; b < stop; ++b) {
-      const float product = map[codes[b]] * scale;
-      out[b - first] = product + offset;
-    }
-  }
-}
-
 /// How many numbers dense codes become at a time, in a near cache, and how far beyond they reach.
 inline constexpr std::int64_t kUnpacked = 8192, kUnpackedEnd = 8;
 
@@ -132,10 +115,7 @@ class Runs {
   Run next_expanded(const Line& line, float* scales) const noexcept {
     const std::int64_t from = line.first / group_ & begins_, last = line.first + line.n;
     const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
-    if (expand_ == &expand_mapped)  // called directly: the most frequent
-      expand_mapped(kept_, line.scale + from, to - from, scales);
-    else
-      expand_(kept_, line.scale + from, to - from, scales);
+    expand_(kept_, line.scale + from, to - from, scales);
     const std::int64_t skipped = from * group_;  // codes that fill bytes
     return {line.codes + skipped * bits_ / 8,
             line.first - skipped,

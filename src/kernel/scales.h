@@ -27,6 +27,7 @@ struct ScaleKernels {
     Expand f32, bf16, f16;
   };
   Expand e8m0, bf16, f16;                  // numbers of that type
+  Expand mapped;                           // codes of a map, under fp32 numbers, and an offset
   Expand product, product_bf16, quotient;  // e4m3 numbers under fp32 numbers
   Expand q4_k, q6_k;                       // records of superblocks
   OfType added, taken;  // numbers of that type, and behind them those that stand for 0; of the

@@ -42,6 +42,23 @@ void expand_f16(const KeptScales& kept, std::int64_t first, std::int64_t n, floa
             [](const std::uint8_t* codes) { return Lanes::load_f16(codes); });
 }
 
+/// bitsandbytes: codes, numbers over them, the map of the codes, the offset.
+void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
+                   float* out) noexcept {
+  const auto* map = static_cast<const float*>(kept.parts[2]);
+  const F offset = splat(*static_cast<const float*>(kept.parts[3]));
+  for (std::int64_t b = first, end = first + n; b < end;) {
+    const std::int64_t which = b / kNestedBlock, next = (which + 1) * kNestedBlock;
+    const std::int64_t stop = next < end ? next : end;
+    const F outer = splat(static_cast<const float*>(kept.parts[1])[which]);
+    expand<1>(kept.parts[0], b, stop - b, out + (b - first), [&](const std::uint8_t* codes) {
+      const F product = Lanes::gather(map, Lanes::load_i8(codes) & 0xFF) * outer;
+      return product + offset;
+    });
+    b = stop;
+  }
+}
+
 /// e4m3 numbers, and those that stand over so many of them each (format/under_one.h).
 template <ScaleCode kCode>
 void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n,
@@ -128,6 +145,7 @@ constexpr ScaleKernels scale_kernels() {
   return {&expand_e8m0,
           &expand_bf16,
           &expand_f16,
+          &expand_mapped,
           &expand_under_one<ScaleCode::product>,
           &expand_under_one<ScaleCode::product_bf16>,
           &expand_under_one<ScaleCode::quotient>,
