@@ -4,10 +4,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from tiles import HAS_TILES
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +18,6 @@ SAMPLED = ("bf16", "f8_e4m3", "f8_e5m2:row", "int8:block32", "nf4", "nf4:block64
 COMPUTE = (torch.float32, torch.bfloat16, torch.float16)
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 BATCHES = (1, 3, 16, 17, 65)  # our kernels, then tiles
-HAS_TILES = " amx_bf16" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(params=SAMPLED)
