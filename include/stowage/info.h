@@ -14,7 +14,7 @@ STOWAGE_API const char* commit() noexcept;   // git commit, "unknown" outside a 
 /// overrides and is checked against the CPU: throws unsupported or invalid_argument).
 STOWAGE_API std::string instruction_set();
 /// Whether oneDNN, and torch by it, multiplies bf16 in tiles of the CPU (AMX): it has them, and
-/// ONEDNN_MAX_CPU_ISA does not forbid them. Kernels of ours do not yet.
+/// ONEDNN_MAX_CPU_ISA (or DNNL_MAX_CPU_ISA) does not forbid them. Kernels of ours do not yet.
 STOWAGE_API bool onednn_uses_amx();
 STOWAGE_API int thread_count();  // of default_executor()
 

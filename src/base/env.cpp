@@ -2,7 +2,9 @@
 // The table of environment variables, and their checks.
 #include "base/env.h"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 
@@ -47,8 +49,13 @@ int threads() {
 }
 
 std::string onednn_isa() {
-  const char* const most = std::getenv("ONEDNN_MAX_CPU_ISA");
-  return most == nullptr ? std::string{} : std::string{most};
+  std::string most;
+  for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"})
+    if (const char* const said = std::getenv(name); most.empty() && said != nullptr) most = said;
+  std::ranges::transform(most, most.begin(), [](unsigned char letter) {
+    return static_cast<char>(std::tolower(letter));
+  });
+  return most;
 }
 
 std::string links_path() {

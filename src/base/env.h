@@ -27,7 +27,8 @@ std::string force_isa();
 /// STOWAGE_THREADS, or 0 when it is not set. Throws invalid_argument unless it is 1 to kMaxThreads.
 int threads();
 inline constexpr int kMaxThreads = 1024;
-/// What oneDNN, torch's library of products, is told to use at most; empty: all that the CPU has.
+/// What oneDNN, torch's library of products, is told to use at most, in small letters: its own
+/// ONEDNN_MAX_CPU_ISA, or DNNL_MAX_CPU_ISA where that is empty.
 std::string onednn_isa();
 /// Where the rates of this machine are kept: STOWAGE_LINKS, or stowage/links.json in the folder for
 /// caches ($XDG_CACHE_HOME, ~/.cache, or that for temporary files).

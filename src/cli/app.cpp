@@ -278,7 +278,9 @@ void add_compile(CLI::App& app, std::function<void()>& chosen, CompileOptions& o
   command->add_option("--arch", options.architectures, "Compute capabilities: 90 for 9.0")
       ->required()
       ->delimiter(',');
-  command->add_option("--rows", options.rows, "Rows of x, of products; else all from 1 to 16")
+  command
+      ->add_option("--rows", options.rows,
+                   "Rows of x, of products; else all from 1 to 16, and more")
       ->delimiter(',')
       ->check(CLI::Range(1, 16));
   command->add_option("--dtype", options.dtype, "What is computed in: f32, bf16 or f16");

@@ -58,6 +58,17 @@ bool fits_whole_bytes(const Descriptor& form, std::int64_t group) noexcept {
          (form.zero == Zero::none || form.zero == Zero::code);
 }
 
+// Zeros that are taken off codes, as what is taken off products; no product is rounded.
+struct TakenOffProducts {
+  float offsets[kExpandedScales];
+  Run of(Run run) noexcept {
+    const std::int64_t groups = ceil_div(run.first + run.n, run.group);
+    for (std::int64_t g = 0; g < groups; ++g) offsets[g] = run.scales[g] * run.offsets[g];
+    run.offsets = offsets;
+    return run;
+  }
+};
+
 }  // namespace
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
@@ -167,21 +178,6 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
     });
   }
 }
-
-namespace {
-
-// Zeros that are taken off codes, as what is taken off products; no product is rounded.
-struct TakenOffProducts {
-  float offsets[kExpandedScales];
-  Run of(Run run) noexcept {
-    const std::int64_t groups = ceil_div(run.first + run.n, run.group);
-    for (std::int64_t g = 0; g < groups; ++g) offsets[g] = run.scales[g] * run.offsets[g];
-    run.offsets = offsets;
-    return run;
-  }
-};
-
-}  // namespace
 
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
                              std::int64_t y_stride) const noexcept {

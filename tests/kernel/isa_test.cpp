@@ -141,22 +141,30 @@ TEST(IsaDeathTest, TheEnvironmentForcesASet) {
 }
 
 TEST(Isa, OnednnUsesTilesWhereItMay) {
-  constexpr const char* kName = "ONEDNN_MAX_CPU_ISA";
-  const char* const before = std::getenv(kName);
-  const std::string kept = before == nullptr ? "" : before;
+  constexpr const char *kName = "ONEDNN_MAX_CPU_ISA", *kOlder = "DNNL_MAX_CPU_ISA";
   const bool has_them = cpu_features().amx_bf16;
   ::unsetenv(kName);
+  ::unsetenv(kOlder);
   EXPECT_EQ(onednn_uses_amx(), has_them);
-  for (const char* const said : {"", "ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16"}) {
-    ::setenv(kName, said, 1);
-    EXPECT_EQ(onednn_uses_amx(), has_them) << said;
+  for (const char* const name : {kOlder, kName}) {
+    for (const char* const said :
+         {"", "ALL", "default", "made up", "AVX512_CORE_AMX", "avx512_core_amx_fp16"}) {
+      ::setenv(name, said, 1);
+      EXPECT_EQ(onednn_uses_amx(), has_them) << name << " " << said;
+    }
+    for (const char* const said : {"SSE41", "AVX2", "avx512_core_bf16", "AVX512_CORE_FP16"}) {
+      ::setenv(name, said, 1);
+      EXPECT_FALSE(onednn_uses_amx()) << name << " " << said;
+    }
+    ::unsetenv(name);
   }
-  for (const char* const said : {"SSE41", "AVX2", "AVX512_CORE_BF16", "AVX512_CORE_FP16"}) {
-    ::setenv(kName, said, 1);
-    EXPECT_FALSE(onednn_uses_amx()) << said;
-  }
-  ::setenv(kName, kept.c_str(), 1);
-  if (before == nullptr) ::unsetenv(kName);
+  ::setenv(kOlder, "AVX2", 1);
+  ::setenv(kName, "", 1);  // the older one speaks
+  EXPECT_FALSE(onednn_uses_amx());
+  ::setenv(kName, "ALL", 1);
+  EXPECT_EQ(onednn_uses_amx(), has_them);
+  ::unsetenv(kName);
+  ::unsetenv(kOlder);
 }
 
 }  // namespace

@@ -5,5 +5,6 @@ import os
 from pathlib import Path
 
 HAS_TILES = " amx_bf16" in Path("/proc/cpuinfo").read_text()
-_said = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-FORBIDDEN = _said not in ("", "ALL", "DEFAULT") and "AMX" not in _said
+NAMES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # in their order; empty is none
+_said = next(filter(None, map(os.environ.get, NAMES)), "").lower()
+FORBIDDEN = _said.startswith(("sse", "avx")) and "amx" not in _said

@@ -46,6 +46,15 @@ def _compilers() -> list[str]:
     ]
 
 
+class _Weight:
+    """A weight on the device as ops name it: addresses, storage and shape; the memory is kept."""
+
+    def __init__(self, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int]) -> None:
+        self.held = [part.contiguous() for part in parts]
+        addresses = [part.data_ptr() for part in self.held]
+        self.arguments = (addresses, storage.key, list(shape))
+
+
 class DeviceKernels:
     """The ops on one device. Arguments have been checked; results are of torch's allocator, on its
     current stream."""
@@ -99,16 +108,10 @@ class DeviceKernels:
     def dequantize(
         self, parts: Sequence[Tensor], storage: Storage, shape: Sequence[int], out: torch.dtype
     ) -> Tensor:
-        held = [part.contiguous() for part in parts]
+        weight = _Weight(parts, storage, shape)
         made = torch.empty(tuple(shape), dtype=out, device=self.device)
         library.device_dequantize(
-            self.index,
-            self._stream(),
-            [part.data_ptr() for part in held],
-            storage.key,
-            list(shape),
-            made.data_ptr(),
-            _NAMES[out],
+            self.index, self._stream(), *weight.arguments, made.data_ptr(), _NAMES[out]
         )
         return made
 
@@ -121,16 +124,14 @@ class DeviceKernels:
         out: torch.dtype,
     ) -> Tensor | None:
         """None where an id is of no row."""
-        held, ids = [part.contiguous() for part in parts], ids.contiguous()
+        weight, ids = _Weight(parts, storage, shape), ids.contiguous()
         made = torch.empty((*ids.shape, *shape[1:]), dtype=out, device=self.device)
         word = torch.empty(1, dtype=torch.int32, device=self.device)
         stream = self._stream()
         library.device_embedding(
             self.index,
             stream,
-            [part.data_ptr() for part in held],
-            storage.key,
-            list(shape),
+            *weight.arguments,
             ids.data_ptr(),
             ids.dtype == torch.int64,
             ids.numel(),
@@ -163,15 +164,13 @@ class DeviceKernels:
         shape: Sequence[int],
         bias: Tensor | None,
     ) -> Tensor:
-        held, x = [part.contiguous() for part in parts], x.contiguous()
+        weight, x = _Weight(parts, storage, shape), x.contiguous()
         bias = None if bias is None else bias.contiguous()
         made = torch.empty((*x.shape[:-1], shape[0]), dtype=x.dtype, device=self.device)
         library.device_linear(
             self.index,
             self._stream(),
-            [part.data_ptr() for part in held],
-            storage.key,
-            list(shape),
+            *weight.arguments,
             x.data_ptr(),
             math.prod(x.shape[:-1]),
             0 if bias is None else bias.data_ptr(),
@@ -189,15 +188,13 @@ class DeviceKernels:
         ends: Tensor,
     ) -> Tensor:
         """x [S, K] by a weight [E, O, K]. Nobody waits for the ends, or looks at them."""
-        held, x = [part.contiguous() for part in parts], x.contiguous()
+        weight, x = _Weight(parts, storage, shape), x.contiguous()
         ends = ends.to(self.device, torch.int32).contiguous()
         made = torch.empty((len(x), shape[1]), dtype=x.dtype, device=self.device)
         library.device_grouped_linear(
             self.index,
             self._stream(),
-            [part.data_ptr() for part in held],
-            storage.key,
-            list(shape),
+            *weight.arguments,
             x.data_ptr(),
             len(x),
             ends.data_ptr(),

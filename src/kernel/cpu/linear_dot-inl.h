@@ -194,14 +194,6 @@ struct Beside<Zero::rounded> : Beside<Zero::offset> {
   using Beside<Zero::offset>::Beside;
 };
 
-/// Whether groups of so many are taken several at a time: their scale multiplies sums, and a step
-/// has whole ones.
-template <Codes kCodes, Zero kZero>
-constexpr bool takes_groups(int group) {
-  return CodeReader<kCodes>::kScalesSum && kZero == Zero::none && group % kWidth == 0 &&
-         4 * kWidth % group == 0;
-}
-
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
 template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
@@ -227,9 +219,11 @@ struct DotRow {
     if constexpr (kZero == Zero::rounded) reader.rounds = task.run.rounds;
   }
   float factor() const { return reader.met_nan() ? __builtin_nanf("") : task.run.factor; }
-  template <int kGroup>
-  static constexpr bool takes() {
-    return takes_groups<kCodes, kZero>(kGroup);
+  /// Whether groups of so many are taken several at a time: their scale multiplies sums, and a step
+  /// has whole ones.
+  static constexpr bool takes(int group) {
+    return CodeReader<kCodes>::kScalesSum && kZero == Zero::none && group % kWidth == 0 &&
+           kStep % group == 0;
   }
   /// Elements to the end of the group that the row begins in.
   std::int64_t first_group() const {
@@ -313,7 +307,7 @@ template <class... Rows>
                                                 std::int64_t group, Rows... rows) {
   const auto short_groups = [&]<int kGroup>(std::int64_t k) {  // where they end
     constexpr std::int64_t kStep = 4 * kWidth;
-    if constexpr ((Rows::template takes<kGroup>() && ...))
+    if constexpr ((Rows::takes(kGroup) && ...))
       for (; group == kGroup && task.run.group == kGroup && k + kStep <= task.columns; k += kStep)
         (rows.template add_groups<kGroup>(k, x), ...);
     return k;
