@@ -40,6 +40,22 @@ struct Bf16DotTask {
 using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
 inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;
 
+/// y[j, i] += scales[i] sum_k w[i, k] x[j, k] of numbers of bf16. Subnormal factors and sums count
+/// as 0.
+struct PairsTask {
+  const std::uint16_t* w;  // [rows, columns] at stride
+  std::int64_t w_stride, rows;
+  const float* scales;     // [rows]
+  const std::uint16_t* x;  // [m, columns] at stride
+  std::int64_t x_stride, m;
+  std::int64_t columns;  // a multiple of kPairsPad
+  float* y;
+  std::int64_t y_stride;
+  const char* next;  // so many bytes that are read next: they are on their way meanwhile
+  std::int64_t next_bytes;
+};
+inline constexpr std::int64_t kPairsPad = 32;
+
 /// All null where an instruction set has none.
 struct Bf16Kernels {
   /// out: x in the order that the others read, with zeros up to a multiple of kBf16Pad; n is one of
@@ -47,6 +63,7 @@ struct Bf16Kernels {
   void (*arrange)(const void* x, std::int64_t n, std::uint16_t* out) noexcept;
   Bf16DotKernel nf4, fp4;
   Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
+  void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
 };
 
 /// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, or of a byte in short groups, and x in

@@ -2,6 +2,7 @@
 // The ways that read the weight once, a batch of its rows at a time, so that decoding costs most
 // (docs/numbers.md): by fp32 dot products or by bytes, for few rows of x, and by pairs of bf16, for
 // any number.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -21,6 +22,7 @@ constexpr std::int64_t kWidened = 4096;  // floats of widened weight, likewise
 constexpr std::int64_t kColumns = 1024;  // of these, in one row
 
 constexpr std::int64_t kMostBf16Rows = 60, kFewBf16Rows = 6;  // of x; kernels take no fewer at once
+constexpr std::int64_t kFewestPairs = 3;  // rows of x that are worth widening for
 
 // Products below which waking a thread costs more than it gains.
 constexpr std::int64_t kParallelProducts = 1 << 18, kParallelBf16Products = 1 << 19;
@@ -132,8 +134,8 @@ std::int64_t bf16_stride(const LinearCall& call) noexcept {
 
 /// Rows [first, first + m) of x in bf16, arranged in memory.
 void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
-                    std::uint16_t* arranged) {
-  const std::int64_t k = call.weight->columns(), stride = bf16_stride(call);
+                    std::uint16_t* arranged, std::int64_t stride) {
+  const std::int64_t k = call.weight->columns();
   for (std::int64_t j = 0; j < m; ++j)
     call.kernels->bf16.arrange(call.x_at((first + j) * k), k, arranged + j * stride);
   const LinearWeight::Bf16Vectors x{arranged, stride, m};
@@ -142,6 +144,53 @@ void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
     std::fill_n(sums, m * kBatch, 0.0f);
     call.weight->dot_bf16(row, count, x, sums, kBatch);
     call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
+  });
+}
+
+constexpr std::int64_t kPairsRows = 4, kPairsColumns = 4096;  // widened at a time
+
+/// Rows [first, first + m) of x, with zeros beyond their columns, in memory.
+void some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t m,
+                        std::uint16_t* in_pairs, std::int64_t stride) {
+  const LinearWeight& weight = *call.weight;
+  const std::int64_t k = weight.columns();
+  for (std::int64_t j = 0; j < m; ++j) {
+    const auto* from = static_cast<const std::uint16_t*>(call.x_at((first + j) * k));
+    std::fill(std::copy_n(from, k, in_pairs + j * stride), in_pairs + (j + 1) * stride,
+              std::uint16_t{0});
+  }
+  for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
+    alignas(64) float sums[kMostBf16Rows * kBatch];
+    alignas(64) std::uint16_t w[kPairsRows * (kPairsColumns + kPairsPad)];
+    float scales[kPairsRows];
+    std::fill_n(sums, m * kBatch, 0.0f);
+    for (std::int64_t i = 0; i < count; i += kPairsRows)
+      for (std::int64_t c = 0; c < k; c += kPairsColumns) {
+        const std::int64_t some = std::min(kPairsRows, count - i);
+        const std::int64_t n = std::min(kPairsColumns, k - c);
+        const std::int64_t columns = ceil_div(n, kPairsPad) * kPairsPad;
+        // No power of two, which would put all rows into the same few sets of a cache.
+        const std::int64_t w_stride = columns + kPairsPad;
+        weight.widen_pairs(row + i, some, c, n, w, w_stride, scales);
+        const std::int64_t next = row + i + some,
+                           ahead = std::min(kPairsRows, weight.rows() - next);
+        call.kernels->bf16.pairs({w, w_stride, some, scales, in_pairs + c, stride, m, columns,
+                                  sums + i, kBatch, weight.codes_at(next, c),
+                                  weight.bytes_of_codes(ahead * n)});
+      }
+    call.finish(sums, kBatch, first, m, row, count, weight.rows());
+  });
+}
+
+/// some(call, first, m, x, stride) for parts of the rows of x that are alike, with room for each.
+template <class Some>
+void by_parts_of_x(const LinearCall& call, const Some& some_rows) {
+  const std::int64_t stride = bf16_stride(call);
+  const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
+  const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));
+  with_room<std::uint16_t>(some * stride, [&](std::uint16_t* x) {
+    for (std::int64_t j = 0; j < call.m; j += some)
+      some_rows(call, j, std::min(some, call.m - j), x, stride);
   });
 }
 
@@ -159,6 +208,7 @@ auto bytes_arrange(const LinearCall& call) noexcept {
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
+  if (call.m > kFewestPairs && fits_pairs(call)) return false;  // which are as quick, or quicker
   return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }
@@ -196,14 +246,13 @@ bool fits_bf16(const LinearCall& call) noexcept {
   return call.dtype == Dtype::bf16 && call.weight->has_dot_bf16();
 }
 
-void linear_bf16(const LinearCall& call) {
-  const std::int64_t stride = bf16_stride(call);
-  const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
-  const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));  // parts alike
-  with_room<std::uint16_t>(some * stride, [&](std::uint16_t* x) {
-    for (std::int64_t j = 0; j < call.m; j += some)
-      some_bf16_rows(call, j, std::min(some, call.m - j), x);
-  });
+void linear_bf16(const LinearCall& call) { by_parts_of_x(call, &some_bf16_rows); }
+
+bool fits_pairs(const LinearCall& call) noexcept {
+  return call.dtype == Dtype::bf16 && call.kernels->bf16.pairs != nullptr &&
+         call.m >= kFewestPairs && call.weight->fits_pairs();
 }
+
+void linear_pairs(const LinearCall& call) { by_parts_of_x(call, &some_rows_of_pairs); }
 
 }  // namespace stowage

@@ -4,6 +4,7 @@
 #include "kernel/linear_weight.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/checked.h"
@@ -58,6 +59,19 @@ bool fits_whole_bytes(const Descriptor& form, std::int64_t group) noexcept {
          (form.zero == Zero::none || form.zero == Zero::code);
 }
 
+// Whether bf16 has all that codes stand for.
+bool exact_in_bf16(const Descriptor& form) noexcept {
+  return form.codes != Codes::nf4 && form.codes != Codes::fp4 && form.rounds_to == Dtype::unknown;
+}
+
+// Whether a sum of products is multiplied by the one scale of a run as well as each of them.
+bool scales_sums(const Run& run) noexcept {
+  if (run.scales == nullptr || run.zeros != nullptr || run.named != nullptr) return false;
+  if (run.offsets != nullptr || run.factor != 1.0f) return false;
+  const std::int64_t group = run.first / run.group;
+  return run.first + run.n <= (group + 1) * run.group && std::isnormal(run.scales[group]);
+}
+
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
 struct TakenOffProducts {
   float offsets[kExpandedScales];
@@ -73,13 +87,16 @@ struct TakenOffProducts {
 
 LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const char* where)
     : runs_(kernels, matrix(weight, where)),
+      codes_(static_cast<const char*>(weight.part(0))),
       rows_(weight.shape()[0]),
       columns_(weight.shape()[1]),
-      to_f32_(kernels.dequantize, runs_.form(), Dtype::f32) {
+      to_f32_(kernels.dequantize, runs_.form(), Dtype::f32),
+      to_bf16_(kernels.dequantize, runs_.form(), Dtype::bf16) {
   const Descriptor& form = runs_.form();
   const FormatTrait& format = trait(form.codes);
   dot_ = dot_kernel(kernels.linear, form);
   bits_ = format.bits;
+  in_pairs_ = exact_in_bf16(form);
   arranged_ = form.packing != Packing::whole && !runs_.unpacks();
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
@@ -139,6 +156,25 @@ void LinearWeight::widen_rows(std::int64_t row, std::int64_t count, std::int64_t
   for (std::int64_t i = 0; i < count; ++i, out += stride) {
     widen(row + i, k, n, out);
     std::fill(out + n, out + stride, 0.0f);
+  }
+}
+
+void LinearWeight::widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                               std::uint16_t* out, std::int64_t stride,
+                               float* scales) const noexcept {
+  for (std::int64_t i = 0; i < count; ++i, out += stride) {
+    const std::int64_t begin = (row + i) * columns_ + k;
+    std::uint16_t* to = out;
+    scales[i] = 1.0f;
+    runs_.cover(begin, begin + n, [&](Run run) {
+      if (in_pairs_ && run.n == n && scales_sums(run)) {
+        scales[i] = run.scales[run.first / run.group];
+        run.scales = nullptr;
+      }
+      to_bf16_(run, to);
+      to += run.n;
+    });
+    std::fill(out + n, out + stride, std::uint16_t{0});
   }
 }
 

@@ -8,6 +8,8 @@
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
+//   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
+//           weight are widened to bf16 at a time
 //   rows    up to 16 rows of x: weights are read once, a row at a time, by dot products
 //   tiles   more rows of x, and the gradient: tiles of weight are widened into scratch
 #pragma once
@@ -37,6 +39,18 @@ class LinearWeight {
   /// `count` rows from `row`, columns [k, k + n) of each, at `stride` >= n: zeros fill the rest.
   void widen_rows(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n, float* out,
                   std::int64_t stride) const noexcept;
+
+  /// Whether codes have so few bits that values may multiply x of bf16 as such numbers.
+  bool fits_pairs() const noexcept { return bits_ <= 8; }
+  /// The same in bf16: the values of dequantize; or, where a row has one scale, scales[i], what
+  /// codes stand for without it, if bf16 has that exactly. Else scales[i] is 1.
+  void widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                   std::uint16_t* out, std::int64_t stride, float* scales) const noexcept;
+  /// Where the codes of a row begin, from column k on, and the bytes of n of them.
+  const char* codes_at(std::int64_t row, std::int64_t k) const noexcept {
+    return codes_ + bytes_of_codes(row * columns_ + k);
+  }
+  std::int64_t bytes_of_codes(std::int64_t n) const noexcept { return n * bits_ / 8; }
 
   /// Whether dot() can read this storage and shape.
   bool has_dot() const noexcept { return dot_rows_ != 0; }
@@ -77,10 +91,12 @@ class LinearWeight {
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
+  const char* codes_;
   std::int64_t rows_, columns_;
-  Decode to_f32_;
+  Decode to_f32_, to_bf16_;
   DotKernel dot_;
-  int bits_;  // of a code
+  int bits_;       // of a code
+  bool in_pairs_;  // bf16 has what codes stand for
   bool arranged_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
@@ -125,6 +141,8 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 bool fits_bf16(const LinearCall& call) noexcept;
 void linear_bf16(const LinearCall& call);
+bool fits_pairs(const LinearCall& call) noexcept;
+void linear_pairs(const LinearCall& call);
 bool fits_bytes(const LinearCall& call) noexcept;
 /// Whether it could: not where x has numbers, or sums become numbers, that it
 /// cannot hold.

@@ -180,9 +180,9 @@ struct Lanes : PortableLanes {
 
 #if defined(__AVX512VBMI__)
   static constexpr bool kHasByteTable = true;
-  /// 256 entries of 16 bits, as two tables of bytes.
+  /// 128 entries of 16 bits, as two tables of bytes.
   struct ByteTable {
-    __m512i low[4], high[4];
+    __m512i low[2], high[2];
   };
   static ByteTable load_byte_table(const std::uint16_t* entries) {
     // The even bytes of two registers: byte i of the result is byte 2 i of the 128.
@@ -190,7 +190,7 @@ struct Lanes : PortableLanes {
     for (int i = 0; i < 64; ++i) even_bytes[i] = static_cast<std::uint8_t>(2 * i);
     const auto even = load_as<__m512i>(even_bytes);
     ByteTable table;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const auto a = load_as<__m512i>(entries + 64 * i),
                  b = load_as<__m512i>(entries + 64 * i + 32);
       table.low[i] = _mm512_permutex2var_epi8(a, even, b);
@@ -198,18 +198,28 @@ struct Lanes : PortableLanes {
     }
     return table;
   }
-  static __m512i look_up(const __m512i (&table)[4], __m512i index) {  // bit 6 picks of a pair
-    const __m512i below = _mm512_permutex2var_epi8(table[0], index, table[1]);
-    const __m512i above = _mm512_permutex2var_epi8(table[2], index, table[3]);
-    return _mm512_mask_mov_epi8(below, _mm512_movepi8_mask(index), above);
-  }
-  static void store_looked_up(void* p, const ByteTable& table, const std::uint8_t* codes) {
+  /// Results of 64 codes: the entry of the magnitude, and the sign. False, and nothing is written,
+  /// if that is not so for one of them: negative ones that are infinite or no number, and -128.
+  template <int kMantissa>
+  static bool store_looked_up(void* p, const ByteTable& table, const std::uint8_t* codes) {
     // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m512i index = _mm512_permutexvar_epi64(order, load_as<__m512i>(codes));
-    const __m512i low = look_up(table.low, index), high = look_up(table.high, index);
+    const __m512i code = _mm512_permutexvar_epi64(order, load_as<__m512i>(codes));
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __mmask64 odd =
+        kMantissa == 3   ? _mm512_cmpeq_epi8_mask(code, _mm512_set1_epi8(-1))
+        : kMantissa == 2 ? _mm512_cmpgt_epu8_mask(code, _mm512_set1_epi8(static_cast<char>(0xFB)))
+                         : _mm512_cmpeq_epi8_mask(code, sign);
+    if (odd != 0) [[unlikely]]
+      return false;
+    const __m512i index = kMantissa < 0 ? _mm512_abs_epi8(code) : code;  // bit 6 picks of a pair
+    const __m512i low = _mm512_permutex2var_epi8(table.low[0], index, table.low[1]);
+    const __m512i above = _mm512_permutex2var_epi8(table.high[0], index, table.high[1]);
+    // 0x78: the first, turned where both others are set.
+    const __m512i high = _mm512_ternarylogic_epi64(above, code, sign, 0x78);
     store_as(p, _mm512_unpacklo_epi8(low, high));
     store_as(static_cast<char*>(p) + 64, _mm512_unpackhi_epi8(low, high));
+    return true;
   }
 #endif
 

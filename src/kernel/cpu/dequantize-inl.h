@@ -49,7 +49,7 @@ template <Codes kCodes, Dtype kOut>
                                          std::int64_t n, char* out) {
   if constexpr (Lanes::kHasByteTable && bits_of(kCodes) == 8 && bytes_of(kOut) == 2) {
     using ByTable = WidenByTable<kCodes, kOut>;
-    if (n >= ByTable::kWorthwhile)
+    if (n >= ByTable::kWorthwhile && __builtin_isfinite(scale))
       return sweep<kCodes, kOut>(ByTable(values, scale), codes, first, n, out);
   }
   if constexpr (Lanes::kHasFloat8 && is_float8(kCodes) && kOut == Dtype::bf16) {

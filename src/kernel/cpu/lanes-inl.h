@@ -207,7 +207,7 @@ struct PortableLanes {
   /// (two_tables()).
   static constexpr bool kHasTwoTables = false;
   /// Whether there is store_float8(), 32 codes by a table of mantissas (WidenFloat8), and
-  /// store_looked_up() of 64 codes by a table of all 256 (WidenByTable).
+  /// store_looked_up() of 64 codes by a table of 128 (WidenByTable).
   static constexpr bool kHasFloat8 = false, kHasByteTable = false;
   /// Whether there are load_numbers() and what else short groups of such codes need
   /// (WidenNumbers).
@@ -263,7 +263,7 @@ struct PortableLanes {
  private:
   template <class T>
   static I widen(const void* p) {
-    I x;
+    I x{};
     for (int i = 0; i < kWidth; ++i) x[i] = load_as<T>(static_cast<const T*>(p) + i);
     return x;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 4-bit weights and bf16 in AVX512-BF16: two columns to a lane, summed in fp32.
+// Products of bf16 in AVX512-BF16: two columns to a lane, summed in fp32. Rows of any weight may be
+// widened to bf16 before; 4-bit weights are read as they are.
 //
 // A load of 64 bytes is 128 columns, two blocks of 64. Each of its 16-bit words holds four nibbles;
 // a shift moves one of them to the low end, and one lookup by 16 bits makes 32 bf16 numbers:
@@ -276,7 +277,57 @@ void dot_nf4(const Bf16DotTask& task) noexcept { dot_all(task, 0x1.6fep+0f); }
 void dot_fp4(const Bf16DotTask& task) noexcept { dot_all(task, 1.5f); }
 void dot_own(const Bf16DotTask& task) noexcept { dot_all(task, 0); }
 
-constexpr Bf16Kernels bf16_kernels() { return {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own}; }
+// --- widened rows -------------------------------------------------------------------------------
+
+template <int kRows, int kVectors>
+void add_pairs_of(const PairsTask& task, std::int64_t row, std::int64_t j) {
+  const std::uint16_t *w = task.w + row * task.w_stride, *x = task.x + j * task.x_stride;
+  __m512 sums[kVectors][kRows];
+  for (auto& of_vector : sums)
+    for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
+  // Two lines for each step of the first vectors; the others find them there.
+  const std::int64_t each = j == 0 ? task.next_bytes * kPairsPad / task.columns : 0;
+  const char* next = task.next;
+  for (std::int64_t k = 0; k < task.columns; k += kPairsPad, next += each) {
+    __builtin_prefetch(next, 0, 2);
+    __builtin_prefetch(next + each / 2, 0, 2);
+    __m512bh values[kRows];
+    for (int r = 0; r < kRows; ++r) values[r] = load(w + r * task.w_stride + k);
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512bh vector = load(x + v * task.x_stride + k);
+      for (int r = 0; r < kRows; ++r) sums[v][r] = _mm512_dpbf16_ps(sums[v][r], values[r], vector);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 scale = _mm512_set1_ps(task.scales[row + r]);
+    for (int v = 0; v < kVectors; ++v) sums[v][r] = _mm512_mul_ps(sums[v][r], scale);
+  }
+  for (int v = 0; v < kVectors; ++v)
+    add_totals<kRows>(sums[v], task.y + (j + v) * task.y_stride + row);
+}
+
+template <int kRows>
+void add_rows_of_pairs(const PairsTask& task, std::int64_t row) {
+  constexpr decltype(&add_pairs_of<kRows, 1>) kParts[kMostVectors] = {
+      &add_pairs_of<kRows, 1>, &add_pairs_of<kRows, 2>, &add_pairs_of<kRows, 3>,
+      &add_pairs_of<kRows, 4>, &add_pairs_of<kRows, 5>, &add_pairs_of<kRows, 6>};
+  std::int64_t j = 0;
+  for (std::int64_t parts = (task.m + kMostVectors - 1) / kMostVectors; parts > 0; --parts) {
+    const std::int64_t count = (task.m - j + parts - 1) / parts;
+    kParts[count - 1](task, row, j);
+    j += count;
+  }
+}
+
+void add_pairs(const PairsTask& task) noexcept {
+  std::int64_t row = 0;
+  for (; row + 4 <= task.rows; row += 4) add_rows_of_pairs<4>(task, row);
+  for (; row < task.rows; ++row) add_rows_of_pairs<1>(task, row);
+}
+
+constexpr Bf16Kernels bf16_kernels() {
+  return {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &add_pairs};
+}
 
 }  // namespace
 }  // namespace stowage

@@ -417,24 +417,26 @@ struct WidenNumbers {
   }
 };
 
-/// Codes of 8 bits to 16: multiply and round all 256 values, then look up.
+/// Codes of 8 bits to 16 under a finite scale: multiply and round all magnitudes, then look up.
 template <Codes kCodes, Dtype kOut, class L = Lanes>
 struct WidenByTable {
   static constexpr int kStep = 64;
   static constexpr std::int64_t kWorthwhile = 1024;  // elements that pay for the table
-  WidenByTable(const CodeValues<kCodes>& values, float scale) {
-    std::uint8_t codes[256];
-    for (int i = 0; i < 256; ++i) codes[i] = static_cast<std::uint8_t>(i);
-    std::uint16_t rounded[256];
-    const Widen<kCodes, kOut> widen(values, scale);
-    for (int i = 0; i < 256; i += widen.kStep) widen(codes + i, rounded + i);
+  WidenByTable(const CodeValues<kCodes>& values, float scale) : plain_(values, scale) {
+    std::uint8_t codes[128];
+    for (int i = 0; i < 128; ++i) codes[i] = static_cast<std::uint8_t>(i);
+    std::uint16_t rounded[128];
+    for (int i = 0; i < 128; i += plain_.kStep) plain_(codes + i, rounded + i);
     table_ = L::load_byte_table(rounded);
   }
   void operator()(const std::uint8_t* codes, void* out) const {
-    L::store_looked_up(out, table_, codes);
+    if (L::template store_looked_up<mantissa_of(kCodes)>(out, table_, codes)) return;
+    for (int i = 0; i < kStep; i += plain_.kStep)
+      plain_(codes + i, static_cast<std::uint16_t*>(out) + i);
   }
 
  private:
+  Widen<kCodes, kOut> plain_;
   typename L::ByteTable table_;
 };
 

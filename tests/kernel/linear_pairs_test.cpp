@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several rows of bf16 times weights that are widened to bf16, on every instruction set; what holds
+// only where pairs of bf16 numbers are multiplied says so.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "base/cpu.h"
+#include "base/threads.h"
+#include "kernel/linear_cases.h"
+
+namespace stowage::linear_test {
+namespace {
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+void check_bound(const Kernels& table, const std::string& storage, const Sizes& sizes) {
+  const auto& [m, n, k] = sizes;
+  const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
+  const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
+  const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
+  expect_within_bound(run_linear(table, x, m, weight, &bias, inline_executor()),
+                      exact(x, m, weight, &bias), k,
+                      storage + " m " + std::to_string(m) + " k " + std::to_string(k));
+}
+
+// Parts of x of one row to six, and several.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryStorage) {
+  for (const std::string& storage : storages())
+    for (const Sizes& sizes : {Sizes{3, 68, 256}, {4, 12, 512}, {7, 4, 256}, {13, 8, 768}})
+      check_bound(table, storage, sizes);
+}
+// Rows of weight that no four share; columns that no pairs share, and more than are widened at a
+// time.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryShape) {
+  for (const char* storage : {"f8_e4m3:row", "f8_e4m3", "int8:tensor", "f8_e5m2:block128x128"})
+    for (const Sizes& sizes :
+         {Sizes{3, 300, 1}, {5, 70, 33}, {6, 5, 4129}, {61, 130, 31}, {4, 3, 9000}})
+      check_bound(table, storage, sizes);
+}
+
+// Nothing is left of the bound but the fp32 sum and the rounding of the result.
+void expect_close(const Weight& weight, const Values& y, const std::vector<double>& truth,
+                  const std::vector<double>& magnitude) {
+  const auto k = static_cast<double>(weight.row_elements());
+  for (std::size_t i = 0; i < truth.size(); ++i)
+    ASSERT_LE(
+        std::abs(y[static_cast<std::int64_t>(i)] - truth[i]),
+        0x1p-8 * std::abs(truth[i]) + (k + 8) * 0x1p-24 * magnitude[i] + 0x1p-126 * (4 * k + 1))
+        << to_string(weight.storage()) << " " << i;
+}
+
+TEST(LinearPairs, ValuesAreThoseOfDequantize) {
+  if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
+  const std::int64_t m = 5, n = 9, k = 512;
+  for (const char* storage : {"f8_e4m3:block128x128", "int4:block32:bf16", "mxfp4", "nvfp4", "q4_k",
+                              "int8:block32:zero", "q6_k", "int3:block64"}) {
+    const Weight weight = make_weight(storage, {n, k}, Data::normal);
+    const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
+    const Exact truth = exact(x, m, weight, nullptr);
+    const Values y =
+        run_linear(kernels_named("avx512bf16"), x, m, weight, nullptr, inline_executor());
+    expect_close(weight, y, truth.y, truth.magnitude);
+  }
+}
+
+TEST(LinearPairs, OneScaleOfARowMultipliesItsSum) {
+  if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
+  const std::int64_t m = 6, n = 7, k = 300;
+  for (const char* storage :
+       {"f8_e4m3:row", "f8_e5m2:row", "int8:row", "f8_e4m3:tensor", "int4:row", "f4_e2m1:row"}) {
+    const Weight weight = make_weight(storage, {n, k}, Data::normal);
+    const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
+    Values w{Dtype::f32, std::vector<std::byte>(bytes_of(Dtype::f32, n * k))};
+    reference::dequantize(weight, w.bytes.data(), Dtype::f32);  // not rounded to bf16
+    std::vector<double> truth, magnitude;
+    for (std::int64_t j = 0; j < m; ++j)
+      for (std::int64_t i = 0; i < n; ++i) {
+        double sum = 0, size = 0;
+        for (std::int64_t c = 0; c < k; ++c) {
+          sum += x[j * k + c] * w[i * k + c];
+          size += std::abs(x[j * k + c] * w[i * k + c]);
+        }
+        truth.push_back(sum), magnitude.push_back(size);
+      }
+    const Values y =
+        run_linear(kernels_named("avx512bf16"), x, m, weight, nullptr, inline_executor());
+    expect_close(weight, y, truth, magnitude);
+  }
+}
+
+STOWAGE_ON_EACH_ISA(LinearPairsOn, IsTheSameOnAnyNumberOfThreads) {
+  const std::int64_t n = 515, k = 1280;
+  for (const char* storage : {"f8_e4m3:row", "int4:block32:bf16", "q4_k", "int8:block32"}) {
+    const Weight weight = make_weight(storage, {n, k}, Data::normal);
+    for (const std::int64_t m : {3, 4, 16, 33, 70}) {
+      const Values x = make_values(Dtype::bf16, m * k, Data::normal, 5);
+      const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
+      for (const int threads : {2, 3}) {
+        const auto pool = make_pool(threads);
+        EXPECT_EQ(run_linear(table, x, m, weight, nullptr, *pool).bytes, y.bytes)
+            << storage << " " << m << " " << threads;
+      }
+    }
+  }
+}
+
+// What is no number, infinite or -128 among codes and scales does to its rows what it does to the
+// values of dequantize, and nothing to others.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, OddCodesAndScalesReachTheirRows) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  struct Odd {
+    const char* storage;
+    std::uint8_t code;
+  };
+  const std::int64_t n = 9, k = 1200, m = 5;
+  const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+  for (const auto& [storage, code] : {Odd{"f8_e4m3:row", 0xFF},
+                                      {"f8_e4m3:row", 0x7F},
+                                      {"f8_e5m2:row", 0xFC},
+                                      {"f8_e5m2:row", 0x7D},
+                                      {"int8:row", 0x80}}) {
+    const Weight whole = make_weight(storage, {n, k}, Data::normal);
+    for (const float scale : {1.0f, 0.0f, 0x1p-140f, -2.0f, kInfinite, kNan}) {
+      std::vector<std::uint8_t> codes(static_cast<std::size_t>(n * k));
+      std::vector<float> scales(static_cast<std::size_t>(n));
+      std::memcpy(codes.data(), whole.part(0), codes.size());
+      std::memcpy(scales.data(), whole.part(1), scales.size() * sizeof(float));
+      codes[static_cast<std::size_t>(2 * k + 71)] = code;
+      scales[4] = scale;
+      const void* parts[] = {codes.data(), scales.data()};
+      const Weight odd(whole.storage(), whole.shape(), parts);
+      const Exact truth = exact(x, m, odd, nullptr);
+      const Values y = run_linear(table, x, m, odd, nullptr, inline_executor());
+      for (std::size_t i = 0; i < truth.y.size(); ++i) {
+        const double got = y[static_cast<std::int64_t>(i)], wanted = truth.y[i];
+        const std::string where =
+            std::string(storage) + " " + std::to_string(scale) + " " + std::to_string(i);
+        ASSERT_EQ(std::isnan(got), std::isnan(wanted)) << where;
+        if (!std::isfinite(wanted)) {
+          ASSERT_TRUE(std::isnan(wanted) || got == wanted) << where;
+          continue;
+        }
+        ASSERT_LE(std::abs(got - wanted),
+                  0x1p-8 * std::abs(wanted) + 0x1p-7 * truth.magnitude[i] + 0x1p-126 * 4000)
+            << where;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stowage::linear_test
