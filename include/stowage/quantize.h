@@ -74,9 +74,9 @@ STOWAGE_API void embedding(const Weight& weight, const std::int64_t* ids, std::i
 /// weight.
 STOWAGE_API void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight,
                         const void* bias, void* y, Executor* executor = nullptr);
-/// Whether linear() multiplies this weight and x of bf16 in bf16 on this CPU (docs/numbers.md):
-/// then it keeps up with a dense product to far more rows of x.
-STOWAGE_API bool multiplies_in_bf16(const Weight& weight);
+/// Up to how many rows of x in bf16 linear() keeps up with a dense product that the CPU has
+/// instructions for, since it multiplies in bf16 too (docs/numbers.md); 0 where it does not.
+STOWAGE_API std::int64_t most_rows_in_bf16(const Weight& weight);
 /// gx[m, K] = g[m, N] W.
 STOWAGE_API void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight,
                                    void* gx, Executor* executor = nullptr);

@@ -141,8 +141,13 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
   check_read(weight);
 }
 
-bool multiplies_in_bf16(const Weight& weight) {
-  return LinearWeight(kernels(), weight, "linear").has_dot_bf16();
+std::int64_t most_rows_in_bf16(const Weight& weight) {
+  // Measured on Zen 4 and Sapphire Rapids: codes are read again for each six rows of x, widened
+  // rows for each six, and torch's product reads a weight that was widened whole once.
+  constexpr std::int64_t kByCodes = 128, kByPairs = 48;
+  const LinearWeight matrix(kernels(), weight, "linear");
+  if (matrix.has_dot_bf16()) return kByCodes;
+  return kernels().linear.bf16.pairs != nullptr && matrix.fits_pairs() ? kByPairs : 0;
 }
 
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,

@@ -74,12 +74,14 @@ struct BytesDotTask {
   std::int64_t columns;           // a multiple of kBytesBlock and of groups, or less than one
   std::int64_t ahead;             // bytes from a code to those that will be read soon
   const std::uint8_t* x;          // arranged for such codes
-  std::int64_t x_stride, m;       // bytes
+  std::int64_t x_stride, m;       // bytes; up to kBytesVectors
   float* y;
   std::int64_t y_stride;
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
-inline constexpr std::int64_t kBytesBlock = 64, kMostBytesRows = 4;
+inline constexpr std::int64_t kBytesBlock = 64;
+/// Rows of x that kernels take at a time, and that are taken by them at all.
+inline constexpr std::int64_t kBytesVectors = 4, kMostBytesRows = 16;
 /// Bytes to an element of arranged x: for two codes in a byte, and for one.
 inline constexpr std::int64_t kBytesOfX[2] = {3, 4};
 
@@ -90,11 +92,15 @@ struct BytesKernels {
   /// anything.
   bool (*arrange[2][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];
-  /// Rows of x up to which they are worth it where groups are whole blocks: fp32 may be as quick.
-  std::int64_t most_long = kMostBytesRows;
+  /// Rows of x up to which they are worth it, since other ways may be as quick: by two codes in a
+  /// byte where groups are whole blocks, and shorter; and by codes of a byte.
+  std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = kBytesVectors;
 };
 
-/// y[j, i] += sum_k w[i, k] x[j, k] for a few rows x of widened weight rows.
+/// Rows of x that are taken by dot products, at most.
+inline constexpr std::int64_t kMostRows = 64;
+
+/// y[j, i] += sum_k w[i, k] x[j, k] for rows of x and a few widened rows of weight.
 struct DotsTask {
   const float* w;  // [rows, columns] at stride
   std::int64_t w_stride, rows;
@@ -103,6 +109,8 @@ struct DotsTask {
   std::int64_t columns;  // padded
   float* y;
   std::int64_t y_stride;
+  const char* next;  // so many bytes that are read next: they are on their way meanwhile
+  std::int64_t next_bytes;
 };
 
 /// c[i, j] = or += sum_p a[i, p] b[p, j].
@@ -141,6 +149,7 @@ struct LinearKernels {
   DotKernel dot[kCodesCount];
   DotKernel dot_rounded[kValueDtypes];  // nf4 whose values are rounded to bf16 or f16; else null
   void (*dots)(const DotsTask& task) noexcept;
+  std::int64_t most_rows;  // of x that dots are worth it for; tiles are for more
   void (*tile)(const TileTask& task) noexcept;
   void (*transpose)(const TransposeTask& task) noexcept;
   Bf16Kernels bf16;

@@ -16,10 +16,8 @@ constexpr std::int64_t kStackX = 8192;    // numbers of x; more come from the po
 constexpr std::int64_t kMostX = 1 << 18;  // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;       // rows of weight whose results are rounded together
 
-constexpr std::int64_t kMostRows = 16;   // of x, widened
-constexpr std::int64_t kCachedX = 8192;  // floats of x that stay in the L1 cache
-constexpr std::int64_t kWidened = 4096;  // floats of widened weight, likewise
-constexpr std::int64_t kColumns = 1024;  // of these, in one row
+constexpr std::int64_t kCachedX = 8192;                    // floats of x that stay in the L1 cache
+constexpr std::int64_t kWidenedRows = 4, kColumns = 4096;  // of weight, widened at a time
 
 constexpr std::int64_t kMostBf16Rows = 60, kFewBf16Rows = 6;  // of x; kernels take no fewer at once
 constexpr std::int64_t kFewestPairs = 3;  // rows of x that are worth widening for
@@ -56,16 +54,17 @@ void for_each_batch(const LinearCall& call, std::int64_t m, std::int64_t worth, 
 }
 
 /// How x is cut along its columns. Each stretch of `step` columns of all rows lies together, so
-/// that the four rows that kernels take at a time fit the L1 cache, whatever the size of a row.
+/// that the four rows that dot products with codes take at a time fit the L1 cache, whatever the
+/// size of a row.
 struct Stretches {
   std::int64_t m, columns, step;
 
-  Stretches(std::int64_t m_, std::int64_t k) noexcept
-      : m(m_),
-        columns(k),
-        step(m == 1 ? padded(k)
-                    : std::min(padded(k), kCachedX / std::min<std::int64_t>(m, 4) / kLinearPad *
-                                              kLinearPad)) {}
+  Stretches(std::int64_t m_, std::int64_t k, bool by_codes) noexcept
+      : m(m_), columns(k), step(padded(k)) {
+    const std::int64_t cached = kCachedX / std::min<std::int64_t>(m, 4) / kLinearPad * kLinearPad;
+    if (!by_codes) step = std::min(step, kColumns);
+    if (by_codes && m > 1) step = std::min(step, cached);
+  }
   std::int64_t floats() const noexcept {
     return step == 0 ? 0 : m * step * ceil_div(columns, step);
   }
@@ -74,14 +73,19 @@ struct Stretches {
 /// A call with x widened: [stretch, m, step], zeros after the last column.
 class RowsCall {
  public:
-  RowsCall(const LinearCall& call, const Stretches& stretches, float* x) noexcept
-      : call_(call), weight_(*call.weight), k_(stretches.columns), step_(stretches.step), x_(x) {
+  RowsCall(const LinearCall& call, const Stretches& stretches, bool by_codes, float* x) noexcept
+      : call_(call),
+        weight_(*call.weight),
+        by_codes_(by_codes),
+        k_(stretches.columns),
+        step_(stretches.step),
+        x_(x) {
     const ExactFloats exact;
     std::fill_n(x, stretches.floats(), 0.0f);
     for (std::int64_t c = 0; c < k_; c += step_)
       for (std::int64_t j = 0; j < call.m; ++j)
         call.widen_x(j * k_ + c, std::min(step_, k_ - c), x + c * call.m + j * step_);
-    if (weight_.has_dot() && weight_.arranged()) call.kernels->arrange(x, stretches.floats());
+    if (by_codes_ && weight_.arranged()) call.kernels->arrange(x, stretches.floats());
   }
 
   void run() const {
@@ -96,7 +100,7 @@ class RowsCall {
     for (std::int64_t c = 0; c < k_; c += step_) {
       const LinearWeight::Vectors vectors{x_ + c * call_.m, step_, call_.m, sums, kBatch};
       const std::int64_t n = std::min(step_, k_ - c);
-      if (weight_.has_dot())
+      if (by_codes_)
         weight_.dot(row, count, c, n, vectors);
       else
         add_widened(row, count, c, n, vectors);
@@ -104,24 +108,25 @@ class RowsCall {
     call_.finish(sums, kBatch, 0, call_.m, row, count, weight_.rows());
   }
 
-  /// Without a kernel that reads the codes: a few rows at a time are widened into the L1 cache.
+  /// Without a kernel that reads the codes, or where it would decode them again for each four rows
+  /// of x: a few rows of weight at a time are widened into a near cache.
   void add_widened(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                    const LinearWeight::Vectors& to) const noexcept {
-    const std::int64_t width = std::min(padded(n), kColumns), step = kWidened / width;
-    alignas(64) float w[kWidened];
-    for (std::int64_t i = 0; i < count; i += step) {
-      const std::int64_t some = std::min(step, count - i);
-      for (std::int64_t c = 0; c < n; c += kColumns) {
-        const std::int64_t now = std::min(kColumns, n - c), now16 = padded(now);
-        weight_.widen_rows(row + i, some, k + c, now, w, now16);
-        call_.kernels->dots(
-            {w, now16, some, to.x + c, to.x_stride, to.m, now16, to.y + i, to.y_stride});
-      }
+    const std::int64_t stride = padded(n) + kLinearPad;
+    alignas(64) float w[kWidenedRows * (kColumns + kLinearPad)];
+    for (std::int64_t i = 0; i < count; i += kWidenedRows) {
+      const std::int64_t some = std::min(kWidenedRows, count - i), next = row + i + some;
+      weight_.widen_rows(row + i, some, k, n, w, stride);
+      const std::int64_t ahead = std::min(kWidenedRows, weight_.rows() - next);
+      call_.kernels->dots({w, stride, some, to.x, to.x_stride, to.m, padded(n), to.y + i,
+                           to.y_stride, weight_.codes_at(next, k),
+                           weight_.bytes_of_codes(ahead * n)});
     }
   }
 
   const LinearCall& call_;
   const LinearWeight& weight_;
+  bool by_codes_;  // else by widened rows
   std::int64_t k_, step_;
   const float* x_;
 };
@@ -225,7 +230,10 @@ bool linear_bytes(const LinearCall& call) {
     for_each_batch(call, call.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
       alignas(64) float sums[kMostBytesRows * kBatch];
       std::fill_n(sums, call.m * kBatch, 0.0f);
-      call.weight->dot_bytes(row, count, {x, stride, call.m}, sums, kBatch);
+      for (std::int64_t j = 0; j < call.m; j += kBytesVectors)
+        call.weight->dot_bytes(row, count,
+                               {x + j * stride, stride, std::min(kBytesVectors, call.m - j)},
+                               sums + j * kBatch, kBatch);
       if (!are_finite(sums, call.m, count)) held = false;
       call.finish(sums, kBatch, 0, call.m, row, count, call.weight->rows());
     });
@@ -234,12 +242,14 @@ bool linear_bytes(const LinearCall& call) {
 }
 
 bool fits_rows(const LinearCall& call) noexcept {
-  return call.m <= kMostRows && padded(call.weight->columns()) <= kMostX / call.m;
+  return call.m <= call.kernels->most_rows && padded(call.weight->columns()) <= kMostX / call.m;
 }
 
 void linear_rows(const LinearCall& call) {
-  const Stretches stretches(call.m, call.weight->columns());
-  with_room<float>(stretches.floats(), [&](float* x) { RowsCall(call, stretches, x).run(); });
+  const bool by_codes = call.m <= call.weight->most_dot_vectors();
+  const Stretches stretches(call.m, call.weight->columns(), by_codes);
+  with_room<float>(stretches.floats(),
+                   [&](float* x) { RowsCall(call, stretches, by_codes, x).run(); });
 }
 
 bool fits_bf16(const LinearCall& call) noexcept {

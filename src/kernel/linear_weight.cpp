@@ -105,10 +105,11 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
   dot_bytes_kind_ = read == Codes::int8 ? 1 : 0;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
-  const bool is_long = runs_.group() >= kBytesBlock;
-  dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0
-                    : is_long            ? kernels.linear.bytes.most_long
-                                         : kMostBytesRows;
+  const BytesKernels& bytes = kernels.linear.bytes;
+  dot_bytes_most_ = dot_bytes_rows_ == 0           ? 0
+                    : runs_.group() >= kBytesBlock ? bytes.most_long
+                    : dot_bytes_kind_ == 0         ? bytes.most_short
+                                                   : bytes.most_whole;
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
@@ -139,6 +140,13 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);
   return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
+}
+
+std::int64_t LinearWeight::most_dot_vectors() const noexcept {
+  constexpr std::int64_t kFewGroups = 1024, kManyGroups = 32;  // elements of one
+  if (!has_dot()) return 0;
+  if (bits_ >= 8 && runs_.group() >= kFewGroups) return 16;  // all that rows are taken by
+  return runs_.group() > kManyGroups ? 8 : 4;
 }
 
 void LinearWeight::widen(std::int64_t row, std::int64_t k, std::int64_t n,

@@ -10,7 +10,9 @@
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
-//   rows    up to 16 rows of x: weights are read once, a row at a time, by dot products
+//   rows    up to 16 to 64 rows of x, by the instruction set: weights are read once, a few rows at
+//   a
+//           time, by dot products
 //   tiles   more rows of x, and the gradient: tiles of weight are widened into scratch
 #pragma once
 #include <algorithm>
@@ -55,6 +57,8 @@ class LinearWeight {
   /// Whether dot() can read this storage and shape.
   bool has_dot() const noexcept { return dot_rows_ != 0; }
   bool arranged() const noexcept { return arranged_; }  // dot() wants x arranged
+  /// Rows of x up to which dot() is worth it; 0: it cannot. Beyond, decoding once is.
+  std::int64_t most_dot_vectors() const noexcept;
   /// y[j, i] += sum over columns [k, k + n) of w[row + i] x[j], for i < count and j < m. x begins
   /// with column k, a padded number, and has zeros from the last column up to the padded length.
   struct Vectors {

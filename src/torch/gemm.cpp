@@ -140,10 +140,9 @@ std::int64_t most_rows_of_own_kernel(Dtype dtype) {
 }
 
 bool own_linear_is_faster(const Product& p) {
-  constexpr std::int64_t kMostInBf16 = 128;  // where torch multiplies vectors too, and not tiles
-  static const bool on_tiles = onednn_uses_amx();
+  static const bool on_tiles = onednn_uses_amx();  // where torch multiplies these, not vectors
   if (p.m <= most_rows_of_own_kernel(p.dtype)) return true;
-  return !on_tiles && p.m <= kMostInBf16 && p.dtype == Dtype::bf16 && multiplies_in_bf16(p.weight);
+  return !on_tiles && p.dtype == Dtype::bf16 && p.m <= most_rows_in_bf16(p.weight);
 }
 
 void tiled_linear(const Product& p) {

@@ -149,7 +149,9 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
       EXPECT_FALSE(reads(storage, 768)) << storage;
     // In vectors of 512 bits fp32 is as quick for more rows by long groups.
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
-    EXPECT_FALSE(reads("mxfp4", 768, 5));
+    EXPECT_EQ(reads("mxfp4", 768, 16), has && level.kernels->isa == Isa::avx2);
+    EXPECT_FALSE(reads("mxfp4", 768, 17));
+    EXPECT_FALSE(reads(kWhole[0], 768, 5));
     for (const char* storage : {"int4:block64", "int4:block128:f16:zero", "f4_e2m1:row"})
       EXPECT_EQ(reads(storage, 768, 2), has && level.kernels->isa == Isa::avx2) << storage;
   }

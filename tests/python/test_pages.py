@@ -304,9 +304,10 @@ def found(path: list[str]) -> bool:
     return True
 
 
-MAP_GUARD, GEMM, BUDGET = (
+MAP_GUARD, GEMM, LINEAR, BUDGET = (
     "base/map_guard.h",
     "torch/gemm.cpp",
+    "kernel/linear.cpp",
     "python/stowage/_model/choice/by_error.py",
 )
 CONSTANTS = [  # what a page says, and where the number is decided
@@ -315,7 +316,8 @@ CONSTANTS = [  # what a page says, and where the number is decided
     ("benchmarks", r"expanded (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
     ("numbers", r"up to (\d+) rows of fp32", GEMM, r"!= Dtype::bf16\) return (\d+)"),
     ("numbers", r"up to (\d+) of bf16", GEMM, r"return fast \? (\d+)"),
-    ("numbers", r"of bf16 \((\d+) by 4-bit", GEMM, r"kMostInBf16 = (\d+)"),
+    ("numbers", r"`avx512bf16` (\d+), and", LINEAR, r"kByPairs = (\d+)"),
+    ("numbers", r"and (\d+) by `nf4`", LINEAR, r"kByCodes = (\d+)"),
     ("working", r"at most (\d+) MiB of one weight", GEMM, r"kTileBytes = \S+\{(\d+)\} << 20"),
     ("choosing", r"Up to (\d+) weights", BUDGET, r"_EXACT_UNITS = (\d+)"),
     ("formats", r"At most (\d+) files are mapped", MAP_GUARD, r"kMostMappings = (\d+)"),

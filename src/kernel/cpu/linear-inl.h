@@ -162,6 +162,9 @@ constexpr LinearKernels linear_kernels() {
                         {},
                         {},
                         &dots,
+                        kWidth == 16  ? kMostRows
+                        : kWidth == 8 ? kMostRows / 2
+                                      : kMostRows / 4,
                         &tile,
                         &transpose,
                         {},

@@ -375,49 +375,62 @@ void dot(const DotTask& task) noexcept {
   dot_vectors<kCodes, kOwn, Zero::none>(task);
 }
 
+constexpr int kMostVectors = 6;  // rows of x, with kDotsRows of w: sums fit the registers
+constexpr int kDotsRows = kWidth == 16 ? 4 : 2;
+
 /// kRows rows of w with kVectors rows of x. Each sum has chains as Sums does.
 template <int kRows, int kVectors>
 void dots_block(const DotsTask& task, std::int64_t row, std::int64_t vector) {
-  constexpr int kChains = kVectors == 1 ? 4 : kVectors == 2 ? 2 : 1;
+  constexpr int kChains = kVectors == 1 ? 4 : kVectors <= 3 ? 2 : 1;
   const float* w = task.w + row * task.w_stride;
   const float* x = task.x + vector * task.x_stride;
-  F sums[kChains][kRows][kVectors] = {};
-  const auto add_products = [&](std::int64_t k, int chain) {
-    F values[kVectors];
-    for (int v = 0; v < kVectors; ++v) values[v] = Lanes::load_f32(x + v * task.x_stride + k);
-    for (int r = 0; r < kRows; ++r) {
-      const F weights = Lanes::load_f32(w + r * task.w_stride + k);
-      for (int v = 0; v < kVectors; ++v)
-        sums[chain][r][v] = Lanes::multiply_add(weights, values[v], sums[chain][r][v]);
+  // The first vectors fetch what is read next, as much for each row; the others find it there.
+  const std::int64_t of_row = vector == 0 ? task.next_bytes / task.rows : 0;
+  const std::int64_t each = of_row * kRows * kWidth / task.columns;
+  const char* next = task.next + row * of_row;
+  F sums[kChains][kVectors][kRows] = {};
+  const auto add_products = [&](std::int64_t k, int chain) __attribute__((always_inline)) {
+    __builtin_prefetch(next, 0, 2);
+    next += each;
+    F weights[kRows];
+    for (int r = 0; r < kRows; ++r) weights[r] = Lanes::load_f32(w + r * task.w_stride + k);
+    for (int v = 0; v < kVectors; ++v) {
+      const F values = Lanes::load_f32(x + v * task.x_stride + k);
+      for (int r = 0; r < kRows; ++r)
+        sums[chain][v][r] = Lanes::multiply_add(weights[r], values, sums[chain][v][r]);
     }
   };
   std::int64_t k = 0;
   for (; k + kChains * kWidth <= task.columns; k += kChains * kWidth)
     for (int chain = 0; chain < kChains; ++chain) add_products(k + chain * kWidth, chain);
   for (; k < task.columns; k += kWidth) add_products(k, 0);
-  for (int r = 0; r < kRows; ++r) {
-    F of_row[4] = {};
-    for (int v = 0; v < kVectors; ++v)
-      for (int chain = 0; chain < kChains; ++chain) of_row[v] += sums[chain][r][v];
+  for (int v = 0; v < kVectors; ++v) {
+    F of_vector[4] = {};
+    for (int r = 0; r < kRows; ++r)
+      for (int chain = 0; chain < kChains; ++chain) of_vector[r] += sums[chain][v][r];
     float totals[4];
-    Lanes::sum4(of_row, totals);
-    for (int v = 0; v < kVectors; ++v) task.y[(vector + v) * task.y_stride + row + r] += totals[v];
+    Lanes::sum4(of_vector, totals);
+    for (int r = 0; r < kRows; ++r) task.y[(vector + v) * task.y_stride + row + r] += totals[r];
   }
 }
 
 template <int kVectors>
 void dots_rows(const DotsTask& task, std::int64_t vector) {
-  constexpr int kRows = kWidth == 16 ? 4 : 2;  // with 4 vectors: 16 sums, or 8
   std::int64_t row = 0;
-  for (; row + kRows <= task.rows; row += kRows) dots_block<kRows, kVectors>(task, row, vector);
+  for (; row + kDotsRows <= task.rows; row += kDotsRows)
+    dots_block<kDotsRows, kVectors>(task, row, vector);
   for (; row < task.rows; ++row) dots_block<1, kVectors>(task, row, vector);
 }
 
 void dots(const DotsTask& task) noexcept {
+  constexpr decltype(&dots_rows<1>) kParts[kMostVectors] = {
+      &dots_rows<1>, &dots_rows<2>, &dots_rows<3>, &dots_rows<4>, &dots_rows<5>, &dots_rows<6>};
   std::int64_t vector = 0;
-  for (; vector + 4 <= task.m; vector += 4) dots_rows<4>(task, vector);
-  if (vector + 2 <= task.m) dots_rows<2>(task, vector), vector += 2;
-  if (vector < task.m) dots_rows<1>(task, vector);
+  for (std::int64_t parts = (task.m + kMostVectors - 1) / kMostVectors; parts > 0; --parts) {
+    const std::int64_t count = (task.m - vector + parts - 1) / parts;  // parts alike
+    kParts[count - 1](task, vector);
+    vector += count;
+  }
 }
 
 }  // namespace
