@@ -25,7 +25,8 @@ Kernels with(const Kernels& table, const BytesKernels& bytes) {
   // Vectors of 512 bits hold twice the products of fp32, and between those of 256, in which
   // products of bytes are, they hold these up.
   better.linear.bytes.most_long = 1;
-  better.linear.bytes.most_short = kBytesVectors;
+  better.linear.bytes.most_short = 4;
+  better.linear.bytes.most_words = 3;
   better.scales.q4_k = kAvx2Kernels.scales.q4_k;
   return better;
 }

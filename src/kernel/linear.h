@@ -67,34 +67,35 @@ struct Bf16Kernels {
 };
 
 /// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, or of a byte in short groups, and x in
-/// integers (cpu/linear_bytes-inl.h).
+/// integers (cpu/linear_bytes-inl.h, linear_words-inl.h).
 struct BytesDotTask {
   Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
   std::int64_t rows, row_stride;  // elements from row to row
   std::int64_t columns;           // a multiple of kBytesBlock and of groups, or less than one
   std::int64_t ahead;             // bytes from a code to those that will be read soon
   const std::uint8_t* x;          // arranged for such codes
-  std::int64_t x_stride, m;       // bytes; up to kBytesVectors
+  std::int64_t x_stride, m;       // bytes
   float* y;
   std::int64_t y_stride;
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
-/// Rows of x that kernels take at a time, and that are taken by them at all.
-inline constexpr std::int64_t kBytesVectors = 4, kMostBytesRows = 16;
-/// Bytes to an element of arranged x: for two codes in a byte, and for one.
-inline constexpr std::int64_t kBytesOfX[2] = {3, 4};
+inline constexpr std::int64_t kMostBytesRows = 16;  // of x
+/// Bytes to an element of arranged x: for two codes in a byte that are digits, for one, and for two
+/// that choose words.
+inline constexpr std::int64_t kBytesOfX[3] = {3, 4, 3};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
   /// out: x in the order that the others read; n is a multiple of kBytesBlock.
   /// Whether it has only numbers whose products stay normal; else out is
   /// anything.
-  bool (*arrange[2][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
+  bool (*arrange[3][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];
-  /// Rows of x up to which they are worth it, since other ways may be as quick: by two codes in a
-  /// byte where groups are whole blocks, and shorter; and by codes of a byte.
-  std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = kBytesVectors;
+  /// Rows of x up to which they are worth it, since other ways may be as quick: by digits where
+  /// groups are whole blocks, and shorter; by codes of a byte; and by words.
+  std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
+               most_words = kMostBytesRows;
 };
 
 /// Rows of x that are taken by dot products, at most.

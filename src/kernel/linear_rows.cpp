@@ -213,7 +213,7 @@ auto bytes_arrange(const LinearCall& call) noexcept {
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
-  if (call.m > kFewestPairs && fits_pairs(call)) return false;  // which are as quick, or quicker
+  if (fits_bf16(call) || (call.m > kFewestPairs && fits_pairs(call))) return false;  // quicker
   return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }
@@ -230,10 +230,7 @@ bool linear_bytes(const LinearCall& call) {
     for_each_batch(call, call.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
       alignas(64) float sums[kMostBytesRows * kBatch];
       std::fill_n(sums, call.m * kBatch, 0.0f);
-      for (std::int64_t j = 0; j < call.m; j += kBytesVectors)
-        call.weight->dot_bytes(row, count,
-                               {x + j * stride, stride, std::min(kBytesVectors, call.m - j)},
-                               sums + j * kBatch, kBatch);
+      call.weight->dot_bytes(row, count, {x, stride, call.m}, sums, kBatch);
       if (!are_finite(sums, call.m, count)) held = false;
       call.finish(sums, kBatch, 0, call.m, row, count, call.weight->rows());
     });

@@ -72,6 +72,12 @@ bool scales_sums(const Run& run) noexcept {
   return run.first + run.n <= (group + 1) * run.group && std::isnormal(run.scales[group]);
 }
 
+// Words share an exponent across 32 columns; values and products must not be rounded.
+bool fits_words(const Descriptor& form, std::int64_t group) noexcept {
+  const bool rounds = form.rounds_to != Dtype::unknown && form.rounds_to != Dtype::f32;
+  return group >= kBytesBlock / 2 && !rounds && form.factor == 1.0f && form.zero == Zero::none;
+}
+
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
 struct TakenOffProducts {
   float offsets[kExpandedScales];
@@ -103,13 +109,9 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
   const Codes read = codes_read(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
-  dot_bytes_kind_ = read == Codes::int8 ? 1 : 0;
+  dot_bytes_kind_ = read == Codes::int8 ? 1 : read == Codes::nf4 || read == Codes::fp4 ? 2 : 0;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
-  const BytesKernels& bytes = kernels.linear.bytes;
-  dot_bytes_most_ = dot_bytes_rows_ == 0           ? 0
-                    : runs_.group() >= kBytesBlock ? bytes.most_long
-                    : dot_bytes_kind_ == 0         ? bytes.most_short
-                                                   : bytes.most_whole;
+  dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
@@ -136,6 +138,7 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   if (dot_bytes_kind_ == 1 && !fits_whole_bytes(runs_.form(), of)) return 0;
+  if (dot_bytes_kind_ == 2 && !fits_words(runs_.form(), of)) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);
@@ -145,7 +148,7 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
 std::int64_t LinearWeight::most_dot_vectors() const noexcept {
   constexpr std::int64_t kFewGroups = 1024, kManyGroups = 32;  // elements of one
   if (!has_dot()) return 0;
-  if (bits_ >= 8 && runs_.group() >= kFewGroups) return 16;  // all that rows are taken by
+  if (bits_ >= 8) return runs_.group() >= kFewGroups ? 16 : 8;
   return runs_.group() > kManyGroups ? 8 : 4;
 }
 
@@ -221,6 +224,12 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
           {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
     });
   }
+}
+
+std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
+  if (dot_bytes_kind_ == 1) return bytes.most_whole;
+  if (dot_bytes_kind_ == 2) return bytes.most_words;
+  return runs_.group() >= kBytesBlock ? bytes.most_long : bytes.most_short;
 }
 
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,

@@ -91,6 +91,7 @@ class LinearWeight {
 
  private:
   std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 

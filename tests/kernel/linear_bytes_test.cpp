@@ -37,6 +37,11 @@ constexpr const char* kWhole[] = {"int8:block32:f16",  "int8:block16",      "mxi
                                   "int8:block32:zero", "int6:block32:zero", "q6_k",
                                   "int5:block32:bf16"};
 
+/// Codes that choose words.
+constexpr const char* kWords[] = {
+    "nf4",         "fp4",          "nf4:block64:nested", "nf4:block128",
+    "fp4:block32", "nf4:block256", "fp4:block256:nested"};
+
 /// The same table without products in integers.
 Kernels without_bytes(const Kernels& table) {
   Kernels other = table;
@@ -44,22 +49,31 @@ Kernels without_bytes(const Kernels& table) {
   return other;
 }
 
+/// The eight that shares an exponent with column c: neighbors; by words two fours, 16 apart.
+std::int64_t eight_of(std::int64_t c, bool by_words) {
+  return by_words ? c / 32 * 4 + c % 16 / 4 : c / 8;
+}
+
 /// sum over the eights of columns of (max |x| sum |w|), for each element of y.
 std::vector<double> made_eights(const Values& x, std::int64_t m, const Weight& weight) {
   const std::int64_t n = weight.shape()[0], k = weight.shape()[1];
+  const Codes codes = weight.storage().codes;
+  const auto place = [&](std::int64_t row, std::int64_t c) {
+    const bool by_words = codes == Codes::nf4 || codes == Codes::fp4;
+    return static_cast<std::size_t>(row * (k / 8) + eight_of(c, by_words));
+  };
   std::vector<float> w(static_cast<std::size_t>(n * k));
   reference::dequantize(weight, w.data(), Dtype::f32);
   std::vector<double> most(static_cast<std::size_t>(m * k / 8)), sums;
   for (std::int64_t d = 0; d < m * k; ++d) {
-    double& of = most[static_cast<std::size_t>(d / 8)];
+    double& of = most[place(d / k, d % k)];
     of = std::max(of, std::abs(x[d]));
   }
   for (std::int64_t j = 0; j < m; ++j)
     for (std::int64_t i = 0; i < n; ++i) {
       double sum = 0;
       for (std::int64_t d = 0; d < k; ++d)
-        sum += most[static_cast<std::size_t>((j * k + d) / 8)] *
-               std::abs(double{w[static_cast<std::size_t>(i * k + d)]});
+        sum += most[place(j, d)] * std::abs(double{w[static_cast<std::size_t>(i * k + d)]});
       sums.push_back(sum);
     }
   return sums;
@@ -76,7 +90,8 @@ void expect_within(const Values& y, const Values& x, std::int64_t m, const Weigh
   const std::vector<double>& more = eights(x, m, weight);
   const auto depth = static_cast<double>(weight.shape()[1] + 8);
   const Descriptor form = describe(weight.storage());
-  const double skipped = form.zero == Zero::rounded ? 2 * unit(form.scale.type) : 0;  // roundings
+  double skipped = form.zero == Zero::rounded ? 2 * unit(form.scale.type) : 0;  // roundings
+  if (form.codes == Codes::nf4) skipped = 0x1p-12;                              // of values
   for (std::size_t i = 0; i < truth.y.size(); ++i) {
     const double bound = unit(y.dtype) * std::abs(truth.y[i]) +
                          (depth * 0x1p-24 + unit(y.dtype) + skipped) * truth.magnitude[i] +
@@ -99,10 +114,11 @@ Values filled(Dtype dtype, std::int64_t n, float (*number)(std::int64_t)) {
 STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
   std::vector<std::string> storages(std::begin(kStorages), std::end(kStorages));
   storages.insert(storages.end(), std::begin(kWhole), std::end(kWhole));
+  storages.insert(storages.end(), std::begin(kWords), std::end(kWords));
   constexpr Data kData[] = {Data::normal, Data::heavy, Data::adversarial};
   std::size_t next = 0;  // each storage meets all data, dtypes, rows and columns, though not in all
   for (const std::string& storage : storages)  // combinations
-    for (const std::int64_t m : {1, 2, 3, 4})
+    for (const std::int64_t m : {1, 2, 3, 4, 7})
       for (const std::int64_t k : {64, 192, 768}) {
         if (!samples::holds(parse_storage(storage), {67, k})) continue;
         const Data data = kData[(next + next / 3) % 3];
@@ -145,8 +161,11 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
       EXPECT_FALSE(reads(storage, 768)) << storage;
     for (const char* storage : {"int4:block128", "q4_k", "int4:block32"})
       EXPECT_FALSE(reads(storage, 96)) << storage;
-    for (const char* storage : {"nf4", "fp4", "int4:block24", "int4:block512"})
+    for (const char* storage : kWords) EXPECT_EQ(reads(storage, 768, 3), has) << storage;
+    for (const char* storage :
+         {"int4:block24", "int4:block512", "nf4:torchao:block64:scaler1:bf16"})
       EXPECT_FALSE(reads(storage, 768)) << storage;
+    EXPECT_EQ(reads("nf4", 768, 16), has && level.kernels->isa == Isa::avx2);
     // In vectors of 512 bits fp32 is as quick for more rows by long groups.
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
     EXPECT_EQ(reads("mxfp4", 768, 16), has && level.kernels->isa == Isa::avx2);

@@ -254,22 +254,33 @@ template <Codes kCodes, Zero kZero, int kGroups, int kM>
   for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * unit_of(kCodes);
 }
 
-/// Calls row.operator()<m>(i) for each row i of weight.
-template <class Row>
+/// Calls row.operator()<m>(part, i) for parts of x of up to kMost rows that are alike, and each row
+/// i of weight.
+template <int kMost, class Row>
 [[gnu::always_inline]] inline void for_each_row(const BytesDotTask& task, Row row) {
-  const auto all = [&]<int kM>() {
-    for (std::int64_t i = 0; i < task.rows; ++i) row.template operator()<kM>(i);
-  };
-  if (task.m == 1) return all.template operator()<1>();
-  if (task.m == 2) return all.template operator()<2>();
-  if (task.m == 3) return all.template operator()<3>();
-  all.template operator()<4>();
+  BytesDotTask part = task;
+  for (std::int64_t parts = (task.m + kMost - 1) / kMost, left = task.m; parts > 0; --parts) {
+    part.m = (left + parts - 1) / parts;
+    const auto all = [&]<int kM>() {
+      for (std::int64_t i = 0; i < part.rows; ++i) row.template operator()<kM>(part, i);
+    };
+    if (part.m == 1) all.template operator()<1>();
+    if (part.m == 2) all.template operator()<2>();
+    if constexpr (kMost >= 3)
+      if (part.m == 3) all.template operator()<3>();
+    if constexpr (kMost >= 4)
+      if (part.m == 4) all.template operator()<4>();
+    left -= part.m;
+    part.x += part.m * part.x_stride;
+    part.y += part.m * part.y_stride;
+  }
 }
 
 template <Codes kCodes, Zero kZero, int kGroups>
 void bytes_rows(const BytesDotTask& task) {
-  for_each_row(task,
-               [&]<int kM>(std::int64_t i) { bytes_row<kCodes, kZero, kGroups, kM>(task, i); });
+  for_each_row<4>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
+    bytes_row<kCodes, kZero, kGroups, kM>(part, i);
+  });
 }
 
 template <Codes kCodes, Zero kZero>

@@ -68,11 +68,17 @@ template <Zero kZero, int kGroups, int kM>
   for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j];
 }
 
+template <Zero kZero, int kGroups>
+void whole_rows(const BytesDotTask& task) {
+  for_each_row<2>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
+    whole_row<kZero, kGroups, kM>(part, i);
+  });
+}
+
 template <Zero kZero>
 void whole_groups(const BytesDotTask& task) {
-  if (task.run.group == 16)
-    return for_each_row(task, [&]<int kM>(std::int64_t i) { whole_row<kZero, 2, kM>(task, i); });
-  for_each_row(task, [&]<int kM>(std::int64_t i) { whole_row<kZero, 1, kM>(task, i); });
+  if (task.run.group == 16) return whole_rows<kZero, 2>(task);
+  whole_rows<kZero, 1>(task);
 }
 
 inline void whole_dot(const BytesDotTask& task) noexcept {

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same products of 4-bit codes that stand for the values of a table, nf4 and fp4: these become
+// multiples of one number too, but of 13 bits and a sign, of which a product with x takes words.
+//
+//   w = scale word / kUnits,  |word| <= kUnits < 2^13,  sum x w = scale 2^e (sum X word) / kUnits
+//
+// The sum in brackets is exact in 32 bits, and rounded to fp32. A load of 32 bytes is a block of 64
+// columns. Two lookups make the low and the high bytes of words, which come together in the lower
+// and the upper eights of each 16: so a lane of the sum has four neighbors, and the four that lie
+// 16 further. These eight share an exponent. x is arranged block by block, as the words lie:
+// even columns of lower eights, of upper ones, odd columns likewise; then each lane's 2^e.
+#pragma once
+#include "kernel/cpu/linear_bytes-inl.h"
+
+namespace stowage {
+namespace {
+
+/// Of all numbers of 13 bits, the one whose multiples come nearest to the values, relative to each:
+/// 2^-12.7 of nf4, a sixteenth of what rounding to bf16 may cost. Values of fp4 are 1/192 times an
+/// integer.
+consteval int units_of(Codes c) { return c == Codes::nf4 ? 7854 : 42 * 192; }
+consteval bool has_words(Codes c) { return c == Codes::nf4 || c == Codes::fp4; }
+consteval int word_of_code(Codes c, int code) {
+  const float word =
+      format_of(c).values[static_cast<std::size_t>(code)] * static_cast<float>(units_of(c));
+  return static_cast<int>(word < 0 ? word - 0.5f : word + 0.5f);
+}
+
+struct WordsOfX {
+  std::int16_t even[2][16], odd[2][16];  // of lower eights, of upper ones
+  float powers[kWidth], unused[kWidth];  // a whole number of cache lines
+};
+static_assert(sizeof(WordsOfX) == kBytesBlock * kBytesOfX[2]);
+
+template <Dtype kIn>
+bool arrange_words(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
+  const auto* from = static_cast<const char*>(x);
+  for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(WordsOfX)) {
+    WordsOfX block{};
+    float values[kBytesBlock];
+    for (std::int64_t at = 0; at < kBytesBlock; at += kWidth) {
+      const void* eight = from + (k + at) * bytes_of(kIn);
+      store_as(values + at, kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight));
+    }
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const float* lower = values + lane / 4 * 32 + lane % 4 * 4;
+      I numbers;
+      if (!fix_eight(_mm256_loadu2_m128(lower + 16, lower), numbers, block.powers[lane]))
+        return false;
+      const int word = lane / 4 * 8 + lane % 4 * 2;
+      for (int i = 0; i < 8; ++i) {
+        auto& to = i % 2 == 0 ? block.even : block.odd;
+        to[i / 4][word + i % 4 / 2] = static_cast<std::int16_t>(numbers[i]);
+      }
+    }
+    store_as(out, block);
+  }
+  return true;
+}
+
+/// sums + the products of words, two to each.
+[[gnu::always_inline]] inline __m256i add_twos(__m256i sums, __m256i a, __m256i b) {
+#if defined(__AVX512VNNI__)
+  return _mm256_dpwssd_epi32(sums, a, b);
+#elif defined(__AVXVNNI__)
+  return _mm256_dpwssd_avx_epi32(sums, a, b);
+#else
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+#endif
+}
+
+template <Codes kCodes>
+struct WordTables {
+  __m256i low, high;
+  WordTables()
+      : low(_mm256_broadcastsi128_si256(bytes<0>(Places{}))),
+        high(_mm256_broadcastsi128_si256(bytes<8>(Places{}))) {}
+
+ private:
+  template <int... kCode>
+  struct Of {};
+  using Places = Of<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
+  template <int kShift, int... kCode>
+  static __m128i bytes(Of<kCode...>) {
+    return _mm_setr_epi8(static_cast<char>(word_of_code(kCodes, kCode) >> kShift & 0xFF)...);
+  }
+};
+
+template <Codes kCodes>
+struct Words {
+  __m256i even[2], odd[2];
+  [[gnu::always_inline]] Words(const std::uint8_t* codes, const WordTables<kCodes>& tables) {
+    static_assert(packing_of(kCodes) == Packing::high_first);
+    const __m256i pairs = load_as<__m256i>(codes), low = _mm256_set1_epi8(15);
+    look_up(tables, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low), even);
+    look_up(tables, _mm256_and_si256(pairs, low), odd);
+  }
+  /// Sums over eight columns.
+  [[gnu::always_inline]] F times(const WordsOfX& x) const {
+    __m256i sums = _mm256_setzero_si256();
+    for (int half = 0; half < 2; ++half) {
+      sums = add_twos(sums, even[half], load_as<__m256i>(x.even[half]));
+      sums = add_twos(sums, odd[half], load_as<__m256i>(x.odd[half]));
+    }
+    return _mm256_cvtepi32_ps(sums);
+  }
+
+ private:
+  [[gnu::always_inline]] static void look_up(const WordTables<kCodes>& tables, __m256i codes,
+                                             __m256i (&words)[2]) {
+    const __m256i low = _mm256_shuffle_epi8(tables.low, codes);
+    const __m256i high = _mm256_shuffle_epi8(tables.high, codes);
+    words[0] = _mm256_unpacklo_epi8(low, high);
+    words[1] = _mm256_unpackhi_epi8(low, high);
+  }
+};
+
+/// One row of weight with kM rows of x; kGroups: of a block, or kSeveralBlocks.
+template <Codes kCodes, int kGroups, int kM>
+[[gnu::always_inline]] inline void words_row(const BytesDotTask& task, std::int64_t row) {
+  const std::int64_t first = task.run.first + row * task.row_stride;
+  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + first / 2;
+  const std::uint8_t* blocks = task.x;
+  const WordTables<kCodes> tables;
+  std::int64_t g = first / task.run.group;
+  F sums[4] = {};
+  const std::int64_t most = kGroups == kSeveralBlocks ? task.run.group / kBytesBlock : 1;
+  for (std::int64_t left = task.columns / kBytesBlock; left > 0;
+       g += kGroups == kSeveralBlocks ? 1 : kGroups) {
+    const F scale = spread<kGroups>(task.run.scales + g);
+    std::int64_t count = most < left ? most : left;
+    left -= count;
+    do {
+      __builtin_prefetch(codes + task.ahead, 0, 2);
+      const Words<kCodes> words(codes, tables);
+      for (int j = 0; j < kM; ++j) {
+        const auto& x = *reinterpret_cast<const WordsOfX*>(blocks + j * task.x_stride);
+        sums[j] = Lanes::multiply_add(words.times(x) * Lanes::load_f32(x.powers), scale, sums[j]);
+      }
+      codes += kBytesBlock / 2, blocks += sizeof(WordsOfX);
+    } while (kGroups == kSeveralBlocks && --count > 0);
+  }
+  float totals[4];
+  Lanes::sum4(sums, totals);
+  constexpr float kUnit = 1.0f / static_cast<float>(units_of(kCodes));
+  for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * kUnit;
+}
+
+template <Codes kCodes, int kGroups>
+void words_rows(const BytesDotTask& task) {
+  for_each_row<3>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
+    words_row<kCodes, kGroups, kM>(part, i);
+  });
+}
+
+template <Codes kCodes>
+void words_dot(const BytesDotTask& task) noexcept {
+  if (task.run.group == kBytesBlock / 2) return words_rows<kCodes, 2>(task);
+  if (task.run.group == kBytesBlock) return words_rows<kCodes, 1>(task);
+  words_rows<kCodes, kSeveralBlocks>(task);
+}
+
+/// Adds these to a table of the other products in integers.
+constexpr BytesKernels with_words(BytesKernels kernels) {
+  kernels.arrange[2][2] = &arrange_words<Dtype::bf16>;
+  kernels.arrange[2][3] = &arrange_words<Dtype::f16>;
+  for_all_codes([&]<Codes kCodes>() {
+    if constexpr (has_words(kCodes)) kernels.dot[static_cast<int>(kCodes)] = &words_dot<kCodes>;
+  });
+  return kernels;
+}
+
+}  // namespace
+}  // namespace stowage
