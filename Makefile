@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo docs test test-quick test-all test-cpus test-peers test-torches test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo docs test test-quick test-all test-cpus test-arm test-peers test-torches test-gpu bench fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,11 +80,19 @@ $(STAMPS)/browser: $(STAMPS)/system
 	@tools/system_packages chromium
 	@touch $@
 
-test-all: build $(STAMPS)/test $(STAMPS)/browser ## nightly: everything above, plus the slow extras and fuzzing
+# What builds and runs programs for another processor (some 300 MB on the disk).
+$(STAMPS)/arm: $(STAMPS)/system
+	@tools/system_packages g++-aarch64-linux-gnu qemu-user
+	@touch $@
+
+test-all: build $(STAMPS)/test $(STAMPS)/browser $(STAMPS)/arm ## nightly: everything above, plus the slow extras and fuzzing
 	@$(BIN)/python tools/run_tests all
 
 test-cpus: build $(STAMPS)/test ## the tests at each level of instruction sets, of ours and of torch's
 	@$(BIN)/python tools/run_tests cpus
+
+test-arm: $(STAMPS)/arm ## the core built for AArch64, its bytes compared with everyone's under qemu
+	@tools/test_arm
 
 test-peers: build $(STAMPS)/test ## peers' own test suites with the facades in their place
 	@$(BIN)/python tools/test_peers

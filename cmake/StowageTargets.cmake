@@ -11,7 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 # Unrolled copies of code that parses, plans and prints are an eighth of its bytes and no faster;
-# stowage_optimise_loops gives the loops over values what they gain by.
+# layers that loop over values get -O3.
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 add_library(stowage_options INTERFACE)
@@ -51,8 +51,6 @@ endif()
 function(stowage_optimise_loops target name)
   if(STOWAGE_SANITIZE AND name MATCHES "^(format|kernel|device)$")
     target_compile_options(${target} PRIVATE -O1)
-  elseif(name MATCHES "^(format|kernel|store)$")
-    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O3>)
   endif()
 endfunction()
 
@@ -81,6 +79,9 @@ function(stowage_layer name)
   endif()
   if(NOT name STREQUAL kernel)  # whose files have names in common
     stowage_join(stowage_${name} 12)
+  endif()
+  if(name MATCHES "^(format|kernel|store)$")
+    target_compile_options(stowage_${name} PRIVATE $<$<CONFIG:Release>:-O3>)
   endif()
   stowage_optimise_loops(stowage_${name} ${name})
 endfunction()
