@@ -104,6 +104,7 @@ void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dt
   if (fits_tiny(call)) return linear_tiny(call);
   if (fits_bytes(call) && linear_bytes(call)) return;
   if (fits_bf16(call)) return linear_bf16(call);
+  if (fits_float8(call) && linear_float8(call)) return;
   if (fits_pairs(call)) return linear_pairs(call);
   if (fits_rows(call)) return linear_rows(call);
   linear_tiles(call);

@@ -56,6 +56,8 @@ struct PairsTask {
 };
 inline constexpr std::int64_t kPairsPad = 32;
 
+inline constexpr std::int64_t kMostFloat8Rows = 2;
+
 /// All null where an instruction set has none.
 struct Bf16Kernels {
   /// out: x in the order that the others read, with zeros up to a multiple of kBf16Pad; n is one of
@@ -63,6 +65,8 @@ struct Bf16Kernels {
   void (*arrange)(const void* x, std::int64_t n, std::uint16_t* out) noexcept;
   Bf16DotKernel nf4, fp4;
   Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
+  /// Of rows that are multiples of kBf16Block, and up to kMostFloat8Rows rows of x, not arranged.
+  Bf16DotKernel e4m3, e5m2;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
 };
 

@@ -154,16 +154,22 @@ void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
 
 constexpr std::int64_t kPairsRows = 4, kPairsColumns = 4096;  // widened at a time
 
-/// Rows [first, first + m) of x, with zeros beyond their columns, in memory.
+/// Rows of x with zeros beyond their columns.
+void copy_rows(const LinearCall& call, std::int64_t first, std::int64_t m, std::uint16_t* out,
+               std::int64_t stride) noexcept {
+  const std::int64_t k = call.weight->columns();
+  for (std::int64_t j = 0; j < m; ++j) {
+    const auto* from = static_cast<const std::uint16_t*>(call.x_at((first + j) * k));
+    std::fill(std::copy_n(from, k, out + j * stride), out + (j + 1) * stride, std::uint16_t{0});
+  }
+}
+
+/// Rows [first, first + m) of x, copied to memory.
 void some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t m,
                         std::uint16_t* in_pairs, std::int64_t stride) {
   const LinearWeight& weight = *call.weight;
   const std::int64_t k = weight.columns();
-  for (std::int64_t j = 0; j < m; ++j) {
-    const auto* from = static_cast<const std::uint16_t*>(call.x_at((first + j) * k));
-    std::fill(std::copy_n(from, k, in_pairs + j * stride), in_pairs + (j + 1) * stride,
-              std::uint16_t{0});
-  }
+  copy_rows(call, first, m, in_pairs, stride);
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
     alignas(64) float sums[kMostBf16Rows * kBatch];
     alignas(64) std::uint16_t w[kPairsRows * (kPairsColumns + kPairsPad)];
@@ -254,6 +260,26 @@ bool fits_bf16(const LinearCall& call) noexcept {
 }
 
 void linear_bf16(const LinearCall& call) { by_parts_of_x(call, &some_bf16_rows); }
+
+bool fits_float8(const LinearCall& call) noexcept {
+  return call.dtype == Dtype::bf16 && call.m <= kMostFloat8Rows && call.weight->has_dot_float8();
+}
+
+bool linear_float8(const LinearCall& call) {
+  const std::int64_t stride = bf16_stride(call), m = call.m;
+  std::atomic<bool> finite = true;
+  with_room<std::uint16_t>(m * stride, [&](std::uint16_t* x) {
+    copy_rows(call, 0, m, x, stride);
+    for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
+      alignas(64) float sums[kMostFloat8Rows * kBatch];
+      std::fill_n(sums, m * kBatch, 0.0f);
+      call.weight->dot_float8(row, count, {x, stride, m}, sums, kBatch);
+      if (!are_finite(sums, m, count)) finite = false;
+      call.finish(sums, kBatch, 0, m, row, count, call.weight->rows());
+    });
+  });
+  return finite;
+}
 
 bool fits_pairs(const LinearCall& call) noexcept {
   return call.dtype == Dtype::bf16 && call.kernels->bf16.pairs != nullptr &&

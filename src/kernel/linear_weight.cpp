@@ -34,6 +34,14 @@ Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
   return form.codes == Codes::nf4 ? kernels.nf4 : form.codes == Codes::fp4 ? kernels.fp4 : nullptr;
 }
 
+// Null where sums of a group are not what its one scale multiplies.
+Bf16DotKernel float8_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
+  if (form.zero != Zero::none || form.factor != 1.0f) return nullptr;
+  return form.codes == Codes::f8_e4m3   ? kernels.e4m3
+         : form.codes == Codes::f8_e5m2 ? kernels.e5m2
+                                        : nullptr;
+}
+
 // Scales that are no fp32 numbers are expanded so many at a time; rows may cut the first and the
 // last of them. An even number, since kernels take rows in twos; in fours, if possible.
 std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
@@ -107,6 +115,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
+  dot_float8_ = float8_kernel(kernels.linear.bf16, form);
+  dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
   const Codes read = codes_read(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
   dot_bytes_kind_ = read == Codes::int8 ? 1 : read == Codes::nf4 || read == Codes::fp4 ? 2 : 0;
@@ -129,6 +139,16 @@ std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept
   if (dot_bf16_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
   if (group.n % kBf16Block != 0) return 0;
   return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
+}
+
+std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexcept {
+  const std::int64_t of = runs_.group();
+  if (dot_float8_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
+  const bool one = group.kind == Group::Kind::none || of % columns_ == 0;  // scale of a row
+  if (!side_by_side(group) || (!one && of % kBf16Block != 0)) return 0;
+  if (!one && !restarts(group, columns_) && columns_ % of != 0) return 0;
+  const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
+  return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
 }
 
 // Rows must begin with a group, or lie in one.
@@ -222,6 +242,21 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
       const auto* values = static_cast<const float*>(run.values);
       dot_bf16_(
           {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
+    });
+  }
+}
+
+void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+                              std::int64_t y_stride) const noexcept {
+  for (std::int64_t done = 0; done < count; done += dot_float8_rows_) {
+    const std::int64_t some = std::min(dot_float8_rows_, count - done);
+    const std::int64_t begin = (row + done) * columns_;
+    const std::uint16_t* x = to.x;
+    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
+      const std::int64_t columns = some == 1 ? run.n : columns_;  // a long row may come in pieces
+      dot_float8_(
+          {run, some, columns_, columns, nullptr, x, to.x_stride, to.m, y + done, y_stride});
+      x += run.n;
     });
   }
 }

@@ -8,6 +8,7 @@
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
+//   float8  fp8 weights and one or two rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   rows    up to 16 to 64 rows of x, by the instruction set: weights are read once, a few rows at
@@ -79,6 +80,11 @@ class LinearWeight {
   void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                 std::int64_t y_stride) const noexcept;
 
+  /// The same for up to kMostFloat8Rows rows of x in bf16, which are not arranged.
+  bool has_dot_float8() const noexcept { return dot_float8_rows_ != 0; }
+  void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+                  std::int64_t y_stride) const noexcept;
+
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
   int dot_bytes_kind() const noexcept { return dot_bytes_kind_; }  // of arranged x
@@ -93,6 +99,7 @@ class LinearWeight {
   std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_float8_rows(const Group& group) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
@@ -106,6 +113,8 @@ class LinearWeight {
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
   std::int64_t dot_bf16_rows_;
+  Bf16DotKernel dot_float8_;
+  std::int64_t dot_float8_rows_;
   BytesDotKernel dot_bytes_;
   int dot_bytes_kind_;
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
@@ -146,6 +155,9 @@ constexpr std::int64_t padded(std::int64_t n) {
 
 bool fits_bf16(const LinearCall& call) noexcept;
 void linear_bf16(const LinearCall& call);
+bool fits_float8(const LinearCall& call) noexcept;
+/// Whether all sums are finite: else values decide what they are.
+bool linear_float8(const LinearCall& call);
 bool fits_pairs(const LinearCall& call) noexcept;
 void linear_pairs(const LinearCall& call);
 bool fits_bytes(const LinearCall& call) noexcept;

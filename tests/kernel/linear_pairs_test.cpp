@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several rows of bf16 times weights that are widened to bf16, on every instruction set; what holds
-// only where pairs of bf16 numbers are multiplied says so.
+// Rows of bf16 times weights that are widened to bf16, several at a time or in registers, on every
+// instruction set; what holds only where pairs of bf16 numbers are multiplied says so.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -8,6 +8,7 @@
 #include "base/cpu.h"
 #include "base/threads.h"
 #include "kernel/linear_cases.h"
+#include "kernel/linear_weight.h"
 
 namespace stowage::linear_test {
 namespace {
@@ -40,6 +41,16 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryShape) {
       check_bound(table, storage, sizes);
 }
 
+// One row and two of fp8 in registers: rows that no two share, groups that end between them.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, OneRowOfFloat8AndTwo) {
+  for (const char* storage :
+       {"f8_e4m3", "f8_e5m2", "f8_e4m3:row", "f8_e5m2:tensor", "f8_e4m3:row:bf16",
+        "f8_e4m3:block64", "f8_e4m3:block128x128", "f8_e5m2:block64x192", "f8_e4m3:block128:f16",
+        "f8_e4m3:block32:e8m0", "f8_e4m3:row2"})
+    for (const std::int64_t k : {64, 128, 192, 1024, 4160, 16448})
+      for (const std::int64_t m : {1, 2}) check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
+}
+
 // Nothing is left of the bound but the fp32 sum and the rounding of the result.
 void expect_close(const Weight& weight, const Values& y, const std::vector<double>& truth,
                   const std::vector<double>& magnitude) {
@@ -49,6 +60,23 @@ void expect_close(const Weight& weight, const Values& y, const std::vector<doubl
         std::abs(y[static_cast<std::int64_t>(i)] - truth[i]),
         0x1p-8 * std::abs(truth[i]) + (k + 8) * 0x1p-24 * magnitude[i] + 0x1p-126 * (4 * k + 1))
         << to_string(weight.storage()) << " " << i;
+}
+
+TEST(LinearPairs, Float8IsReadWhereGroupsAreWholeBlocks) {
+  for (const NamedKernels& level : runnable_kernels()) {
+    const bool has = level.kernels->linear.bf16.e4m3 != nullptr;
+    EXPECT_EQ(has, level.name == "avx512bf16") << level.name;
+    const auto reads = [&](const char* storage, std::int64_t columns) {
+      const Weight weight = make_weight(storage, {6, columns}, Data::normal);
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_float8();
+    };
+    for (const char* storage : {"f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row:bf16", "f8_e4m3:block64",
+                                "f8_e4m3:block128x128", "f8_e5m2:block192"})
+      EXPECT_EQ(reads(storage, 384), has) << storage;
+    for (const char* storage : {"int8:row", "f8_e4m3:block32", "f8_e4m3:block96", "nf4"})
+      EXPECT_FALSE(reads(storage, 384)) << storage;
+    EXPECT_FALSE(reads("f8_e4m3:row", 100));
+  }
 }
 
 TEST(LinearPairs, ValuesAreThoseOfDequantize) {
@@ -94,7 +122,7 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, IsTheSameOnAnyNumberOfThreads) {
   const std::int64_t n = 515, k = 1280;
   for (const char* storage : {"f8_e4m3:row", "int4:block32:bf16", "q4_k", "int8:block32"}) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
-    for (const std::int64_t m : {3, 4, 16, 33, 70}) {
+    for (const std::int64_t m : {1, 2, 3, 4, 16, 33, 70}) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 5);
       const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
       for (const int threads : {2, 3}) {
@@ -115,37 +143,39 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, OddCodesAndScalesReachTheirRows) {
     const char* storage;
     std::uint8_t code;
   };
-  const std::int64_t n = 9, k = 1200, m = 5;
-  const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+  const std::int64_t n = 9, k = 1216;
   for (const auto& [storage, code] : {Odd{"f8_e4m3:row", 0xFF},
                                       {"f8_e4m3:row", 0x7F},
                                       {"f8_e5m2:row", 0xFC},
                                       {"f8_e5m2:row", 0x7D},
                                       {"int8:row", 0x80}}) {
-    const Weight whole = make_weight(storage, {n, k}, Data::normal);
-    for (const float scale : {1.0f, 0.0f, 0x1p-140f, -2.0f, kInfinite, kNan}) {
-      std::vector<std::uint8_t> codes(static_cast<std::size_t>(n * k));
-      std::vector<float> scales(static_cast<std::size_t>(n));
-      std::memcpy(codes.data(), whole.part(0), codes.size());
-      std::memcpy(scales.data(), whole.part(1), scales.size() * sizeof(float));
-      codes[static_cast<std::size_t>(2 * k + 71)] = code;
-      scales[4] = scale;
-      const void* parts[] = {codes.data(), scales.data()};
-      const Weight odd(whole.storage(), whole.shape(), parts);
-      const Exact truth = exact(x, m, odd, nullptr);
-      const Values y = run_linear(table, x, m, odd, nullptr, inline_executor());
-      for (std::size_t i = 0; i < truth.y.size(); ++i) {
-        const double got = y[static_cast<std::int64_t>(i)], wanted = truth.y[i];
-        const std::string where =
-            std::string(storage) + " " + std::to_string(scale) + " " + std::to_string(i);
-        ASSERT_EQ(std::isnan(got), std::isnan(wanted)) << where;
-        if (!std::isfinite(wanted)) {
-          ASSERT_TRUE(std::isnan(wanted) || got == wanted) << where;
-          continue;
+    for (const std::int64_t m : {1, 2, 5}) {
+      const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+      const Weight whole = make_weight(storage, {n, k}, Data::normal);
+      for (const float scale : {1.0f, 0.0f, 0x1p-140f, -2.0f, kInfinite, kNan}) {
+        std::vector<std::uint8_t> codes(static_cast<std::size_t>(n * k));
+        std::vector<float> scales(static_cast<std::size_t>(n));
+        std::memcpy(codes.data(), whole.part(0), codes.size());
+        std::memcpy(scales.data(), whole.part(1), scales.size() * sizeof(float));
+        codes[static_cast<std::size_t>(2 * k + 71)] = code;
+        scales[4] = scale;
+        const void* parts[] = {codes.data(), scales.data()};
+        const Weight odd(whole.storage(), whole.shape(), parts);
+        const Exact truth = exact(x, m, odd, nullptr);
+        const Values y = run_linear(table, x, m, odd, nullptr, inline_executor());
+        for (std::size_t i = 0; i < truth.y.size(); ++i) {
+          const double got = y[static_cast<std::int64_t>(i)], wanted = truth.y[i];
+          const std::string where =
+              std::string(storage) + " " + std::to_string(scale) + " " + std::to_string(i);
+          ASSERT_EQ(std::isnan(got), std::isnan(wanted)) << where;
+          if (!std::isfinite(wanted)) {
+            ASSERT_TRUE(std::isnan(wanted) || got == wanted) << where;
+            continue;
+          }
+          ASSERT_LE(std::abs(got - wanted),
+                    0x1p-8 * std::abs(wanted) + 0x1p-7 * truth.magnitude[i] + 0x1p-126 * 4000)
+              << where;
         }
-        ASSERT_LE(std::abs(got - wanted),
-                  0x1p-8 * std::abs(wanted) + 0x1p-7 * truth.magnitude[i] + 0x1p-126 * 4000)
-            << where;
       }
     }
   }

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AVX512-BF16 does better: products of 4-bit weights and bf16.
+// What AVX512-BF16 does better: products with bf16.
 #include "kernel/cpu/linear_bf16-inl.h"
+#include "kernel/cpu/linear_float8-inl.h"
 
 namespace stowage {
 extern const Bf16Kernels kAvx512Bf16Linear;  // the one symbol of this file
-constexpr Bf16Kernels kAvx512Bf16Linear = bf16_kernels();
+constexpr Bf16Kernels kAvx512Bf16Linear = {&arrange_bf16,
+                                           &dot_nf4,
+                                           &dot_fp4,
+                                           &dot_own,
+                                           &dot_float8<Codes::f8_e4m3>,
+                                           &dot_float8<Codes::f8_e5m2>,
+                                           &add_pairs};
 }  // namespace stowage

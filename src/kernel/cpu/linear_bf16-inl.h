@@ -325,9 +325,5 @@ void add_pairs(const PairsTask& task) noexcept {
   for (; row < task.rows; ++row) add_rows_of_pairs<1>(task, row);
 }
 
-constexpr Bf16Kernels bf16_kernels() {
-  return {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &add_pairs};
-}
-
 }  // namespace
 }  // namespace stowage

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of fp8 weights and one or two rows of bf16, in pairs of bf16, where AVX512-VBMI looks
+// bytes up: 64 codes become 64 numbers of bf16 by two lookups, of the magnitude's low byte and of
+// its high one. bf16 has them exactly; scales multiply the fp32 sums of their groups.
+#pragma once
+#include <array>
+#include <bit>
+
+#include "format/table.h"
+#include "kernel/cpu/linear_bf16-inl.h"
+
+namespace stowage {
+namespace {
+
+constexpr std::int64_t kFloat8Step = 64;  // columns
+
+template <Codes kCodes>
+struct Float8Tables {
+  __m512i low[2], high[2];
+  Float8Tables() {
+    alignas(64) static constexpr auto kLow = bytes<16>(), kHigh = bytes<24>();
+    for (int i = 0; i < 2; ++i) {
+      low[i] = _mm512_load_si512(kLow.data() + 64 * i);
+      high[i] = _mm512_load_si512(kHigh.data() + 64 * i);
+    }
+  }
+  /// The numbers of 64 codes, the first 32 and the last. The sign of NaN is that of its code.
+  [[gnu::always_inline]] void look_up(const std::uint8_t* codes, __m512bh& first,
+                                      __m512bh& last) const {
+    // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
+    const __m512i lower = _mm512_permutex2var_epi8(low[0], code, low[1]);
+    const __m512i above = _mm512_permutex2var_epi8(high[0], code, high[1]);
+    // 0x78: the first, turned where both others are set.
+    const __m512i upper =
+        _mm512_ternarylogic_epi64(above, code, _mm512_set1_epi8(static_cast<char>(0x80)), 0x78);
+    first = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi8(lower, upper));
+    last = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi8(lower, upper));
+  }
+
+ private:
+  template <int kShift>
+  static consteval std::array<std::uint8_t, 128> bytes() {
+    const auto& values = table::kFormats[static_cast<std::size_t>(kCodes)].values;
+    std::array<std::uint8_t, 128> made{};
+    for (std::size_t i = 0; i < made.size(); ++i)
+      made[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(values[i]) >> kShift);
+    return made;
+  }
+};
+
+/// kRows rows of weight from `row` on, whose groups end at the same columns, with kVectors of x.
+template <Codes kCodes, int kRows, int kVectors>
+[[gnu::always_inline]] inline void float8_rows(const Bf16DotTask& task,
+                                               const Float8Tables<kCodes>& tables,
+                                               std::int64_t row) {
+  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes);
+  const std::uint8_t* of_row[kRows];
+  std::int64_t group[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const std::int64_t first = task.run.first + (row + r) * task.row_stride;
+    of_row[r] = codes + first;
+    group[r] = task.run.scales == nullptr ? 0 : first / task.run.group;
+  }
+  __m512 totals[kVectors][kRows];
+  for (auto& of_vector : totals)
+    for (__m512& total : of_vector) total = _mm512_setzero_ps();
+  for (std::int64_t k = 0; k < task.columns;) {
+    const std::int64_t begin = task.run.first + row * task.row_stride + k;
+    const std::int64_t left = task.columns - k;
+    const std::int64_t in_group =
+        task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
+    const std::int64_t end = k + (in_group < left ? in_group : left);
+    __m512 sums[2][kVectors][kRows];
+    for (auto& half : sums)
+      for (auto& of_vector : half)
+        for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
+    for (; k < end; k += kFloat8Step) {
+      __m512bh x[2][kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        x[0][v] = load(task.x + v * task.x_stride + k);
+        x[1][v] = load(task.x + v * task.x_stride + k + 32);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        __builtin_prefetch(of_row[r] + k + kRows * task.row_stride, 0, 2);
+        __m512bh w[2];
+        tables.look_up(of_row[r] + k, w[0], w[1]);
+        for (int half = 0; half < 2; ++half)
+          for (int v = 0; v < kVectors; ++v)
+            sums[half][v][r] = _mm512_dpbf16_ps(sums[half][v][r], w[half], x[half][v]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 scale =
+          _mm512_set1_ps(task.run.scales == nullptr ? 1.0f : task.run.scales[group[r]++]);
+      for (int v = 0; v < kVectors; ++v)
+        totals[v][r] =
+            _mm512_fmadd_ps(_mm512_add_ps(sums[0][v][r], sums[1][v][r]), scale, totals[v][r]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) add_totals<kRows>(totals[v], task.y + v * task.y_stride + row);
+}
+
+template <Codes kCodes, int kVectors>
+void float8_all(const Bf16DotTask& task) {
+  const Float8Tables<kCodes> tables;
+  std::int64_t row = 0;
+  const bool together = task.run.scales == nullptr || task.row_stride % task.run.group == 0 ||
+                        task.run.group >= task.rows * task.row_stride;
+  if (together)
+    for (; row + 2 <= task.rows; row += 2) float8_rows<kCodes, 2, kVectors>(task, tables, row);
+  for (; row < task.rows; ++row) float8_rows<kCodes, 1, kVectors>(task, tables, row);
+}
+
+template <Codes kCodes>
+void dot_float8(const Bf16DotTask& task) noexcept {
+  if (task.m == 1) return float8_all<kCodes, 1>(task);
+  float8_all<kCodes, 2>(task);
+}
+
+}  // namespace
+}  // namespace stowage
