@@ -56,7 +56,7 @@ struct PairsTask {
 };
 inline constexpr std::int64_t kPairsPad = 32;
 
-inline constexpr std::int64_t kMostFloat8Rows = 2;
+inline constexpr std::int64_t kMostFloat8Rows = 4;
 
 /// All null where an instruction set has none.
 struct Bf16Kernels {

@@ -8,7 +8,7 @@
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
-//   float8  fp8 weights and one or two rows of x in bf16, likewise
+//   float8  fp8 weights and up to four rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   rows    up to 16 to 64 rows of x, by the instruction set: weights are read once, a few rows at

@@ -41,8 +41,8 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryShape) {
       check_bound(table, storage, sizes);
 }
 
-// One row and two of fp8 in registers: rows that no two share, groups that end between them.
-STOWAGE_ON_EACH_ISA(LinearPairsOn, OneRowOfFloat8AndTwo) {
+// One row to four by fp8 in registers: rows that no two share, groups that end between them.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, FewRowsByFloat8) {
   for (const char* storage :
        {"f8_e4m3", "f8_e5m2", "f8_e4m3:row", "f8_e5m2:tensor", "f8_e4m3:row:bf16",
         "f8_e4m3:block64", "f8_e4m3:block128x128", "f8_e5m2:block64x192", "f8_e4m3:block128:f16",
@@ -149,7 +149,7 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, OddCodesAndScalesReachTheirRows) {
                                       {"f8_e5m2:row", 0xFC},
                                       {"f8_e5m2:row", 0x7D},
                                       {"int8:row", 0x80}}) {
-    for (const std::int64_t m : {1, 2, 5}) {
+    for (const std::int64_t m : {1, 2, 4, 5}) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
       const Weight whole = make_weight(storage, {n, k}, Data::normal);
       for (const float scale : {1.0f, 0.0f, 0x1p-140f, -2.0f, kInfinite, kNan}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of fp8 weights and one or two rows of bf16, in pairs of bf16, where AVX512-VBMI looks
+// Products of fp8 weights and one to four rows of bf16, in pairs of bf16, where AVX512-VBMI looks
 // bytes up: 64 codes become 64 numbers of bf16 by two lookups, of the magnitude's low byte and of
 // its high one. bf16 has them exactly; scales multiply the fp32 sums of their groups.
 #pragma once
@@ -55,6 +55,7 @@ template <Codes kCodes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void float8_rows(const Bf16DotTask& task,
                                                const Float8Tables<kCodes>& tables,
                                                std::int64_t row) {
+  constexpr int kChains = kVectors > 2 ? 1 : 2;  // of each sum
   const auto* codes = static_cast<const std::uint8_t*>(task.run.codes);
   const std::uint8_t* of_row[kRows];
   std::int64_t group[kRows];
@@ -72,31 +73,33 @@ template <Codes kCodes, int kRows, int kVectors>
     const std::int64_t in_group =
         task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
     const std::int64_t end = k + (in_group < left ? in_group : left);
-    __m512 sums[2][kVectors][kRows];
+    __m512 sums[kChains][kVectors][kRows];
     for (auto& half : sums)
       for (auto& of_vector : half)
         for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
     for (; k < end; k += kFloat8Step) {
-      __m512bh x[2][kVectors];
-      for (int v = 0; v < kVectors; ++v) {
-        x[0][v] = load(task.x + v * task.x_stride + k);
-        x[1][v] = load(task.x + v * task.x_stride + k + 32);
-      }
+      __m512bh w[kRows][2];
       for (int r = 0; r < kRows; ++r) {
         __builtin_prefetch(of_row[r] + k + kRows * task.row_stride, 0, 2);
-        __m512bh w[2];
-        tables.look_up(of_row[r] + k, w[0], w[1]);
-        for (int half = 0; half < 2; ++half)
-          for (int v = 0; v < kVectors; ++v)
-            sums[half][v][r] = _mm512_dpbf16_ps(sums[half][v][r], w[half], x[half][v]);
+        tables.look_up(of_row[r] + k, w[r][0], w[r][1]);
       }
+      for (int v = 0; v < kVectors; ++v)
+        for (int half = 0; half < 2; ++half) {
+          const __m512bh x = load(task.x + v * task.x_stride + k + 32 * half);
+          for (int r = 0; r < kRows; ++r) {
+            __m512& sum = sums[half % kChains][v][r];
+            sum = _mm512_dpbf16_ps(sum, w[r][half], x);
+          }
+        }
     }
     for (int r = 0; r < kRows; ++r) {
       const __m512 scale =
           _mm512_set1_ps(task.run.scales == nullptr ? 1.0f : task.run.scales[group[r]++]);
-      for (int v = 0; v < kVectors; ++v)
-        totals[v][r] =
-            _mm512_fmadd_ps(_mm512_add_ps(sums[0][v][r], sums[1][v][r]), scale, totals[v][r]);
+      for (int v = 0; v < kVectors; ++v) {
+        const __m512 sum =
+            kChains == 1 ? sums[0][v][r] : _mm512_add_ps(sums[0][v][r], sums[kChains - 1][v][r]);
+        totals[v][r] = _mm512_fmadd_ps(sum, scale, totals[v][r]);
+      }
     }
   }
   for (int v = 0; v < kVectors; ++v) add_totals<kRows>(totals[v], task.y + v * task.y_stride + row);
@@ -116,7 +119,9 @@ void float8_all(const Bf16DotTask& task) {
 template <Codes kCodes>
 void dot_float8(const Bf16DotTask& task) noexcept {
   if (task.m == 1) return float8_all<kCodes, 1>(task);
-  float8_all<kCodes, 2>(task);
+  if (task.m == 2) return float8_all<kCodes, 2>(task);
+  if (task.m == 3) return float8_all<kCodes, 3>(task);
+  float8_all<kCodes, 4>(task);
 }
 
 }  // namespace
