@@ -66,8 +66,7 @@ inline std::string fingerprint(const Kernels& kernels, const Storage& storage, c
   Numbers codes;
   for (const Numbers& part : kept.parts) codes.insert(codes.end(), part.begin(), part.end());
   std::ostringstream line;
-  line << to_string(storage) << ' ' << disk_name(dtype) << std::hex << ' '
-       << checksum_of(codes);
+  line << to_string(storage) << ' ' << disk_name(dtype) << std::hex << ' ' << checksum_of(codes);
   for (const Dtype out : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     Numbers values(static_cast<std::size_t>(shape.elements() * bits(out) / 8));
     dequantize_with(kernels, kept.weight, {0, shape[0]}, values.data(), out, inline_executor());
