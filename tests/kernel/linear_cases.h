@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/threads.h"
 #include "format/convert.h"
 #include "format/reference.h"
 #include "kernel/drivers.h"
@@ -161,6 +162,16 @@ inline Values run_linear(const Kernels& kernels, const Values& x, std::int64_t m
   linear_with(kernels, x.data(), m, x.dtype, weight, bias == nullptr ? nullptr : bias->data(),
               y.bytes.data(), executor);
   return y;
+}
+/// Two and three threads give the bytes that one gives.
+inline void expect_same_on_threads(const Kernels& kernels, const Values& x, std::int64_t m,
+                                   const Weight& weight) {
+  const Values y = run_linear(kernels, x, m, weight, nullptr, inline_executor());
+  for (const int threads : {2, 3}) {
+    const auto pool = make_pool(threads);
+    EXPECT_EQ(run_linear(kernels, x, m, weight, nullptr, *pool).bytes, y.bytes)
+        << to_string(weight.storage()) << " " << m << " " << threads;
+  }
 }
 inline Values run_gradient(const Kernels& kernels, const Values& g, std::int64_t m,
                            const Weight& weight, Executor& executor) {

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "base/cpu.h"
-#include "base/threads.h"
 #include "kernel/linear_cases.h"
 #include "kernel/linear_weight.h"
 
@@ -124,12 +123,7 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, IsTheSameOnAnyNumberOfThreads) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
     for (const std::int64_t m : {1, 2, 3, 4, 16, 33, 70}) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 5);
-      const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
-      for (const int threads : {2, 3}) {
-        const auto pool = make_pool(threads);
-        EXPECT_EQ(run_linear(table, x, m, weight, nullptr, *pool).bytes, y.bytes)
-            << storage << " " << m << " " << threads;
-      }
+      expect_same_on_threads(table, x, m, weight);
     }
   }
 }
