@@ -12,11 +12,11 @@
 namespace stowage::linear_test {
 namespace {
 
-struct Sizes {
+struct Dimensions {
   std::int64_t m, n, k;
 };
-void check_bound(const Kernels& table, const std::string& storage, const Sizes& sizes) {
-  const auto& [m, n, k] = sizes;
+void check_bound(const Kernels& table, const std::string& storage, const Dimensions& of) {
+  const auto& [m, n, k] = of;
   const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
   const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
   const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
@@ -28,16 +28,16 @@ void check_bound(const Kernels& table, const std::string& storage, const Sizes& 
 // Parts of x of one row to six, and several.
 STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryStorage) {
   for (const std::string& storage : storages())
-    for (const Sizes& sizes : {Sizes{3, 68, 256}, {4, 12, 512}, {7, 4, 256}, {13, 8, 768}})
-      check_bound(table, storage, sizes);
+    for (const Dimensions& of : {Dimensions{3, 68, 256}, {4, 12, 512}, {7, 4, 256}, {13, 8, 768}})
+      check_bound(table, storage, of);
 }
 // Rows of weight that no four share; columns that no pairs share, and more than are widened at a
 // time.
 STOWAGE_ON_EACH_ISA(LinearPairsOn, EveryShape) {
   for (const char* storage : {"f8_e4m3:row", "f8_e4m3", "int8:tensor", "f8_e5m2:block128x128"})
-    for (const Sizes& sizes :
-         {Sizes{3, 300, 1}, {5, 70, 33}, {6, 5, 4129}, {61, 130, 31}, {4, 3, 9000}})
-      check_bound(table, storage, sizes);
+    for (const Dimensions& of :
+         {Dimensions{3, 300, 1}, {5, 70, 33}, {6, 5, 4129}, {61, 130, 31}, {4, 3, 9000}})
+      check_bound(table, storage, of);
 }
 
 // One row to four by fp8 in registers: rows that no two share, groups that end between them.
