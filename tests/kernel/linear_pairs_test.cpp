@@ -47,7 +47,8 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, FewRowsByFloat8) {
         "f8_e4m3:block64", "f8_e4m3:block128x128", "f8_e5m2:block64x192", "f8_e4m3:block128:f16",
         "f8_e4m3:block32:e8m0", "f8_e4m3:row2"})
     for (const std::int64_t k : {64, 128, 192, 1024, 4160, 16448})
-      for (const std::int64_t m : {1, 2}) check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
+      for (const std::int64_t m : {1, 2, 3, 4})
+        check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
 }
 
 // Nothing is left of the bound but the fp32 sum and the rounding of the result.
