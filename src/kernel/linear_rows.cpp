@@ -53,6 +53,13 @@ void for_each_batch(const LinearCall& call, std::int64_t m, std::int64_t worth, 
                           [&](std::int64_t i) { rows(i * part, std::min(n, (i + 1) * part)); });
 }
 
+bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept {
+  bool all = true;
+  for (std::int64_t j = 0; j < m; ++j)
+    for (std::int64_t i = 0; i < count; ++i) all &= std::isfinite(sums[j * kBatch + i]);
+  return all;
+}
+
 /// How x is cut along its columns. Each stretch of `step` columns of all rows lies together, so
 /// that the four rows that dot products with codes take at a time fit the L1 cache, whatever the
 /// size of a row.
@@ -88,13 +95,17 @@ class RowsCall {
     if (by_codes_ && weight_.arranged()) call.kernels->arrange(x, stretches.floats());
   }
 
-  void run() const {
-    for_each_batch(call_, call_.m, kParallelProducts,
-                   [&](std::int64_t row, std::int64_t count) { batch(row, count); });
+  /// Whether all sums are finite, or of values after their scales.
+  bool run() const {
+    std::atomic<bool> held = true;
+    for_each_batch(call_, call_.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
+      if (!batch(row, count) && by_codes_) held = false;
+    });
+    return held;
   }
 
  private:
-  void batch(std::int64_t row, std::int64_t count) const noexcept {
+  bool batch(std::int64_t row, std::int64_t count) const noexcept {
     alignas(64) float sums[kMostRows * kBatch];
     std::fill_n(sums, call_.m * kBatch, 0.0f);
     for (std::int64_t c = 0; c < k_; c += step_) {
@@ -106,6 +117,7 @@ class RowsCall {
         add_widened(row, count, c, n, vectors);
     }
     call_.finish(sums, kBatch, 0, call_.m, row, count, weight_.rows());
+    return are_finite(sums, call_.m, count);
   }
 
   /// Without a kernel that reads the codes, or where it would decode them again for each four rows
@@ -138,7 +150,7 @@ std::int64_t bf16_stride(const LinearCall& call) noexcept {
 }
 
 /// Rows [first, first + m) of x in bf16, arranged in memory.
-void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
+bool some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
                     std::uint16_t* arranged, std::int64_t stride) {
   const std::int64_t k = call.weight->columns();
   for (std::int64_t j = 0; j < m; ++j)
@@ -150,6 +162,7 @@ void some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
     call.weight->dot_bf16(row, count, x, sums, kBatch);
     call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
   });
+  return true;  // the kernel sees to it
 }
 
 constexpr std::int64_t kPairsRows = 4, kPairsColumns = 4096;  // widened at a time
@@ -165,11 +178,12 @@ void copy_rows(const LinearCall& call, std::int64_t first, std::int64_t m, std::
 }
 
 /// Rows [first, first + m) of x, copied to memory.
-void some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t m,
+bool some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t m,
                         std::uint16_t* in_pairs, std::int64_t stride) {
   const LinearWeight& weight = *call.weight;
   const std::int64_t k = weight.columns();
   copy_rows(call, first, m, in_pairs, stride);
+  std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
     alignas(64) float sums[kMostBf16Rows * kBatch];
     alignas(64) std::uint16_t w[kPairsRows * (kPairsColumns + kPairsPad)];
@@ -189,27 +203,25 @@ void some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t
                                   sums + i, kBatch, weight.codes_at(next, c),
                                   weight.bytes_of_codes(ahead * n)});
       }
+    if (!are_finite(sums, m, count)) finite = false;
     call.finish(sums, kBatch, first, m, row, count, weight.rows());
   });
+  return finite;
 }
 
-/// some(call, first, m, x, stride) for parts of the rows of x that are alike, with room for each.
+/// Whether some_rows(call, first, m, x, stride) is true for parts of the rows of x that are alike,
+/// with room for each.
 template <class Some>
-void by_parts_of_x(const LinearCall& call, const Some& some_rows) {
+bool by_parts_of_x(const LinearCall& call, const Some& some_rows) {
   const std::int64_t stride = bf16_stride(call);
   const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
   const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));
+  bool held = true;
   with_room<std::uint16_t>(some * stride, [&](std::uint16_t* x) {
-    for (std::int64_t j = 0; j < call.m; j += some)
-      some_rows(call, j, std::min(some, call.m - j), x, stride);
+    for (std::int64_t j = 0; j < call.m && held; j += some)
+      held = some_rows(call, j, std::min(some, call.m - j), x, stride);
   });
-}
-
-bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept {
-  bool all = true;
-  for (std::int64_t j = 0; j < m; ++j)
-    for (std::int64_t i = 0; i < count; ++i) all &= std::isfinite(sums[j * kBatch + i]);
-  return all;
+  return held;
 }
 
 auto bytes_arrange(const LinearCall& call) noexcept {
@@ -219,7 +231,7 @@ auto bytes_arrange(const LinearCall& call) noexcept {
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
-  if (fits_bf16(call) || (call.m > kFewestPairs && fits_pairs(call))) return false;  // quicker
+  if (fits_bf16(call)) return false;  // which is quicker
   return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }
@@ -248,11 +260,13 @@ bool fits_rows(const LinearCall& call) noexcept {
   return call.m <= call.kernels->most_rows && padded(call.weight->columns()) <= kMostX / call.m;
 }
 
-void linear_rows(const LinearCall& call) {
+bool linear_rows(const LinearCall& call) {
   const bool by_codes = call.m <= call.weight->most_dot_vectors();
   const Stretches stretches(call.m, call.weight->columns(), by_codes);
+  bool held = true;
   with_room<float>(stretches.floats(),
-                   [&](float* x) { RowsCall(call, stretches, by_codes, x).run(); });
+                   [&](float* x) { held = RowsCall(call, stretches, by_codes, x).run(); });
+  return held;
 }
 
 bool fits_bf16(const LinearCall& call) noexcept {
@@ -286,6 +300,6 @@ bool fits_pairs(const LinearCall& call) noexcept {
          call.m >= kFewestPairs && call.weight->fits_pairs();
 }
 
-void linear_pairs(const LinearCall& call) { by_parts_of_x(call, &some_rows_of_pairs); }
+bool linear_pairs(const LinearCall& call) { return by_parts_of_x(call, &some_rows_of_pairs); }
 
 }  // namespace stowage

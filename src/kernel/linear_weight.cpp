@@ -233,32 +233,35 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
   }
 }
 
-void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
-                            std::int64_t y_stride) const noexcept {
-  for (std::int64_t done = 0; done < count; done += dot_bf16_rows_) {
-    const std::int64_t some = std::min(dot_bf16_rows_, count - done);
+template <class Body>
+void LinearWeight::for_each_run(std::int64_t row, std::int64_t count, std::int64_t most,
+                                Body&& body) const noexcept {
+  for (std::int64_t done = 0; done < count; done += most) {
+    const std::int64_t some = std::min(most, count - done);
     const std::int64_t begin = (row + done) * columns_;
+    std::int64_t column = 0;
     runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
-      const auto* values = static_cast<const float*>(run.values);
-      dot_bf16_(
-          {run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
+      body(run, done, some, column, some == 1 ? run.n : columns_);
+      column += run.n;
     });
   }
 }
 
+void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+                            std::int64_t y_stride) const noexcept {
+  for_each_run(row, count, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
+    const auto* values = static_cast<const float*>(run.values);
+    dot_bf16_({run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
+  });
+}
+
 void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                               std::int64_t y_stride) const noexcept {
-  for (std::int64_t done = 0; done < count; done += dot_float8_rows_) {
-    const std::int64_t some = std::min(dot_float8_rows_, count - done);
-    const std::int64_t begin = (row + done) * columns_;
-    const std::uint16_t* x = to.x;
-    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
-      const std::int64_t columns = some == 1 ? run.n : columns_;  // a long row may come in pieces
-      dot_float8_(
-          {run, some, columns_, columns, nullptr, x, to.x_stride, to.m, y + done, y_stride});
-      x += run.n;
-    });
-  }
+  for_each_run(row, count, dot_float8_rows_,
+               [&](const Run& run, auto done, auto some, auto column, auto columns) {
+                 dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride,
+                              to.m, y + done, y_stride});
+               });
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
@@ -271,18 +274,13 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                              std::int64_t y_stride) const noexcept {
   const std::int64_t ahead = runs_.unpacks() ? 0 : 8192;  // bytes
   TakenOffProducts taken;
-  for (std::int64_t done = 0; done < count; done += dot_bytes_rows_) {
-    const std::int64_t some = std::min(dot_bytes_rows_, count - done);
-    const std::int64_t begin = (row + done) * columns_;
-    const std::uint8_t* x = to.x;
-    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
-      const std::int64_t columns = some == 1 ? run.n : columns_;  // a long row may come in pieces
-      const bool rounds = run.rounds != Dtype::unknown;
-      dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride,
-                  to.m, y + done, y_stride});
-      x += run.n * kBytesOfX[dot_bytes_kind_];
-    });
-  }
+  for_each_run(row, count, dot_bytes_rows_,
+               [&](const Run& run, auto done, auto some, auto column, auto columns) {
+                 const bool rounds = run.rounds != Dtype::unknown;
+                 const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
+                 dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x,
+                             to.x_stride, to.m, y + done, y_stride});
+               });
 }
 
 }  // namespace stowage

@@ -96,6 +96,11 @@ class LinearWeight {
                  std::int64_t y_stride) const noexcept;
 
  private:
+  /// Calls body(run, done, some, column, columns) for the runs of `count` rows, `most` of them at a
+  /// time: of `some` rows from row + done on, or, of one that is long, of columns from `column` on.
+  template <class Body>
+  void for_each_run(std::int64_t row, std::int64_t count, std::int64_t most,
+                    Body&& body) const noexcept;
   std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
@@ -156,16 +161,17 @@ constexpr std::int64_t padded(std::int64_t n) {
 bool fits_bf16(const LinearCall& call) noexcept;
 void linear_bf16(const LinearCall& call);
 bool fits_float8(const LinearCall& call) noexcept;
-/// Whether all sums are finite: else values decide what they are.
+/// Whether all sums are finite, as those that a scale multiplies must be: else what values are
+/// after it decides.
 bool linear_float8(const LinearCall& call);
 bool fits_pairs(const LinearCall& call) noexcept;
-void linear_pairs(const LinearCall& call);
+bool linear_pairs(const LinearCall& call);  // likewise
 bool fits_bytes(const LinearCall& call) noexcept;
 /// Whether it could: not where x has numbers, or sums become numbers, that it
 /// cannot hold.
 bool linear_bytes(const LinearCall& call);
 bool fits_rows(const LinearCall& call) noexcept;
-void linear_rows(const LinearCall& call);
+bool linear_rows(const LinearCall& call);  // likewise
 
 void linear_tiles(const LinearCall& call);
 /// y[m, columns] = x[m, rows] W.

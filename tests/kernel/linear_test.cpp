@@ -123,6 +123,31 @@ STOWAGE_ON_EACH_ISA(LinearOn, ErrsAtMostTwiceAsMuchAsADenseProduct) {
       }
 }
 
+// Sums that a scale multiplies afterwards reach beyond fp32 where their values do not.
+STOWAGE_ON_EACH_ISA(LinearOn, SumsThatOverflowBeforeTheirScaleDoNotAfter) {
+  const std::int64_t n = 9, k = 256;
+  for (const char* storage : {"f8_e5m2:row", "f8_e5m2:block128x128", "f8_e5m2:block32", "int8:row"})
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16})
+      for (const std::int64_t m : {1, 2, 4, 6, 20, 50}) {
+        Weight weight = make_weight(storage, {n, k}, Data::normal, 2);
+        std::vector<float> scales(
+            static_cast<std::size_t>(layout(weight.storage(), weight.shape()).parts[1].bytes) / 4,
+            0x1p-20f);
+        const void* parts[] = {weight.part(0), scales.data()};
+        const Weight small(weight.storage(), weight.shape(), parts);
+        Values x = make_values(dtype, m * k, Data::normal, 3);
+        for (std::int64_t i = 0; i < m * k; ++i) {
+          const auto large = static_cast<float>(std::ldexp(x[i], 118));
+          const std::uint16_t half = f32_to_bf16(large);
+          const auto width = bytes_of(dtype, 1);
+          std::memcpy(&x.bytes[static_cast<std::size_t>(i) * width],
+                      dtype == Dtype::f32 ? static_cast<const void*>(&large) : &half, width);
+        }
+        expect_within_bound(run_linear(table, x, m, small, nullptr, inline_executor()),
+                            made_exact(x, m, small, nullptr, false), k, storage);
+      }
+}
+
 STOWAGE_ON_EACH_ISA(LinearOn, ComputesInFp32WhatBf16CannotHold) {
   // 1 + 2^-12 is no bf16 number: a path through bf16 would lose the whole result.
   const std::vector<float> ones(64, 1.0f), x = [] {

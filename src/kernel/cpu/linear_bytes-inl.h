@@ -278,7 +278,12 @@ template <int kMost, class Row>
 
 template <Codes kCodes, Zero kZero, int kGroups>
 void bytes_rows(const BytesDotTask& task) {
-  for_each_row<4>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
+#if defined(__AVX512VNNI__)
+  constexpr int kMost = 3;  // quick enough that two rows twice are quicker than four
+#else
+  constexpr int kMost = 4;
+#endif
+  for_each_row<kMost>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
     bytes_row<kCodes, kZero, kGroups, kM>(part, i);
   });
 }
