@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt pyproject.toml version.txt README.md \
            $(shell find cmake include src python -not -name '*.pyc' -not -name __pycache__)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel demo docs test test-quick test-all test-cpus test-arm test-peers test-torches test-gpu bench fuzz format lint clean
+.PHONY: help setup build wheel demo docs test test-quick test-all test-cpus test-arm test-peers test-torches test-gpu bench bench-peers fuzz format lint clean
 
 help: ## list the targets
 	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,8 +104,14 @@ test-torches: build $(STAMPS)/test ## the wheel under other torches (TORCHES="2.
 test-gpu: ## op tests on CUDA with the Python and torch (2.11 or newer) that stand here
 	@PYTHON=$(PYTHON) tools/test_gpu
 
-bench: build ## kernels beside memcpy and read bandwidth, from one process
-	@$(BIN)/stowage bench
+BENCH := build/bench
+bench: build ## kernels beside memcpy and read bandwidth: build/bench/kernels.json and .html
+	@mkdir -p $(BENCH)
+	@$(BIN)/stowage bench --json > $(BENCH)/kernels.json
+	@$(BIN)/python bench/python/bench_page.py $(BENCH)/kernels.json
+
+bench-peers: build $(STAMPS)/test ## products beside those of other libraries: build/bench/peers.json and .html
+	@$(BIN)/python tools/bench_peers --out $(BENCH)
 
 fuzz: $(STAMPS)/test ## fuzz the parsers (needs clang) and the ops for a minute each
 	@tools/fuzz 60

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "stowage/crossover.h"
 #include "stowage/file.h"
 
 namespace stowage {
@@ -42,6 +43,16 @@ STOWAGE_API std::string machine_key();
 STOWAGE_API Links links_of_this_machine(const std::string& path, bool anew = false,
                                         bool* measured = nullptr);
 STOWAGE_API std::string to_json(const Links& links);
+/// From how many rows of x on other ways to multiply are quicker on this machine, by the
+/// instruction set in use: from links.json, or measured now, in less than a second, and kept there.
+/// It is in force from then on. `measured` and `anew` as above.
+STOWAGE_API Crossover crossover_of_this_machine(bool anew = false, bool* measured = nullptr);
+/// Keeps one in links.json, and puts it in force. Throws as use_crossover does.
+STOWAGE_API void keep_crossover(const Crossover& crossover);
+/// Puts in force what links.json keeps for this machine, or what STOWAGE_CROSSOVER says instead;
+/// false where neither says anything. Throws invalid_argument for what it cannot say.
+STOWAGE_API bool use_kept_crossover();
+STOWAGE_API std::string to_json(const Crossover& crossover);
 STOWAGE_API Links links_from_json(std::string_view text);  // throws bad_file
 
 struct PlanOptions {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stowage._ops import composite as _composite  # noqa: F401  it completes the ops
 from stowage._ops import fakes as _fakes  # noqa: F401  it completes the ops
+from stowage._ops.crossover import crossover
 from stowage._ops.errors import (
     BadFile,
     FileError,
@@ -118,6 +119,7 @@ __all__ = [
     "StowageError",
     "StowedTensor",
     "Unsupported",
+    "crossover",
     "drop_master",
     "engine_report",
     "fallbacks",

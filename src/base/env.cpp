@@ -13,7 +13,7 @@
 namespace stowage::env {
 namespace {
 
-constexpr std::array<Row, 3> kTable{{
+constexpr std::array<Row, 4> kTable{{
     {Variable::force_isa, "STOWAGE_FORCE_ISA", "scalar, avx2, avx512, avx512bf16, composite",
      "Use this instruction set instead of the best one of the CPU; `composite` (Python only) runs "
      "every op by stock torch ops."},
@@ -23,6 +23,9 @@ constexpr std::array<Row, 3> kTable{{
     {Variable::links, "STOWAGE_LINKS", "path of a file",
      "Where plans keep the measured rates of this machine, instead of stowage/links.json in "
      "$XDG_CACHE_HOME or ~/.cache."},
+    {Variable::crossover, "STOWAGE_CROSSOVER", "built_in, or names and numbers: rows=8,words=3",
+     "From how many rows of x on another way to multiply is taken, instead of what `stowage bench "
+     "--crossover` measured and kept."},
 }};
 
 }  // namespace
@@ -35,6 +38,7 @@ std::string text(Variable variable) {
 }
 
 std::string force_isa() { return text(Variable::force_isa); }
+std::string crossover() { return text(Variable::crossover); }
 
 int threads() {
   const std::string value = text(Variable::threads);

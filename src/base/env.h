@@ -8,7 +8,7 @@
 
 namespace stowage::env {
 
-enum class Variable : std::size_t { force_isa, threads, links };
+enum class Variable : std::size_t { force_isa, threads, links, crossover };
 
 struct Row {
   Variable variable;
@@ -27,6 +27,8 @@ std::string force_isa();
 /// STOWAGE_THREADS, or 0 when it is not set. Throws invalid_argument unless it is 1 to kMaxThreads.
 int threads();
 inline constexpr int kMaxThreads = 1024;
+/// STOWAGE_CROSSOVER as it stands; the plan layer reads it.
+std::string crossover();
 /// What oneDNN, torch's library of products, is told to use at most, in small letters: its own
 /// ONEDNN_MAX_CPU_ISA, or DNNL_MAX_CPU_ISA where that is empty.
 std::string onednn_isa();

@@ -14,6 +14,7 @@
 #include "cli/bench_case.h"
 #include "cli/text.h"
 #include "stowage/info.h"
+#include "stowage/plan.h"
 
 namespace stowage::cli {
 namespace {
@@ -91,6 +92,12 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->capture_default_str();
   command.add_option("--only", options.only, "Only rows whose name holds this text");
   command.add_flag("--links", options.links, "Measure the rates that plans go by, and keep them");
+  command.add_flag("--crossover", options.crossover,
+                   "Measure from how many rows on other ways to multiply are quicker, and keep it");
+  command
+      .add_option("--schedule", options.schedule,
+                  "How products would share so many threads, had the machine as many")
+      ->check(CLI::Range(2, 1024));
   command.add_option("PATH", options.path,
                      "With --links: a model or folder on the disk to measure");
 }
@@ -110,7 +117,10 @@ std::vector<BenchRow> measure_bench(const BenchOptions& options, const BenchSize
 }
 
 void bench(const BenchOptions& options) {
+  use_kept_crossover();
   if (options.links) return bench_links(options);
+  if (options.crossover) return bench_crossover(options);
+  if (options.schedule != 0) return bench_schedule(options);
   const std::vector<BenchRow> rows = measure_bench(options, sizes_for(options));
   if (options.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -20,6 +20,7 @@ class CudaCopy::Driven {
   Driven(const Driven&) = delete;
   Driven& operator=(const Driven&) = delete;
   ~Driven() {
+    if (device_.forked()) return;
     const Device::Current current(device_);
     device_.driver().free(to_);
     if (pinned_) device_.driver().unpin(from_.data());

@@ -46,7 +46,16 @@ Device::Device(int index, const std::string& library) : driver_(load_driver(libr
   driver_.check("cuDeviceGet", driver_.device_get(&device_, index));
   driver_.check("cuDevicePrimaryCtxRetain", driver_.retain(&context_, device_));
 }
-Device::~Device() { driver_.release(device_); }
+Device::~Device() {
+  if (!forked()) driver_.release(device_);
+}
+
+Device::Current::Current(const Device& of) : driver_(of.driver_) {
+  if (of.forked())
+    throw Error(Code::unsupported,
+                "cuda: a device must be used by the process that started it, got a forked child");
+  driver_.check("cuCtxPushCurrent", driver_.push(of.context_));
+}
 
 int Device::attribute(int which) const {
   int value = 0;

@@ -3,8 +3,11 @@
 // shares.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+
+#include "base/fork.h"
 
 namespace stowage::device {
 
@@ -65,10 +68,14 @@ class Device {
   int architecture() const;
   int processors() const;
 
-  /// Makes the device's context the thread's for as long as it lives.
+  /// Whether this is a child of the process that made it, where no driver works.
+  bool forked() const noexcept { return process_ != process_generation(); }
+
+  /// Makes the device's context the thread's for as long as it lives. Throws cuda, and unsupported
+  /// in a forked child.
   class Current {
    public:
-    explicit Current(const Device& of) : driver_(of.driver_) { driver_.push(of.context_); }
+    explicit Current(const Device& of);
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
     ~Current() {
@@ -86,6 +93,7 @@ class Device {
   const Driver driver_;
   int device_ = 0;
   Driver::Context context_ = nullptr;
+  const std::uint64_t process_ = process_generation();
 };
 
 }  // namespace stowage::device

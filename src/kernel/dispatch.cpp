@@ -120,13 +120,13 @@ const Kernels& kernels_named(std::string_view forced) {
               where + ": must be scalar, avx2, avx512, avx512bf16 or composite");
 }
 
-const Kernels& kernels() {
+const Kernels& best_kernels() {
   static const Kernels& chosen = kernels_named(env::force_isa());
   return chosen;
 }
 
 inline namespace v0 {
-std::string instruction_set() { return std::string(to_string(kernels().isa)); }
+std::string instruction_set() { return std::string(to_string(best_kernels().isa)); }
 bool onednn_uses_amx() {
   const std::string most = env::onednn_isa();  // what it does not know, it ignores
   const bool names_one = most.starts_with("sse") || most.starts_with("avx");

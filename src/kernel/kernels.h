@@ -26,6 +26,8 @@ struct Kernels {
 /// The best table that this CPU runs, or the one that STOWAGE_FORCE_ISA names. Chosen once, at
 /// first use. Throws unsupported (a forced set that this CPU lacks; composite, which lives in the
 /// Python package), invalid_argument (an unknown name).
+const Kernels& best_kernels();
+/// The same, with the crossover that is in force (stowage/crossover.h).
 const Kernels& kernels();
 /// The same choice for a given text; "" asks for the best.
 const Kernels& kernels_named(std::string_view forced);

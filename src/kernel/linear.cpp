@@ -15,6 +15,7 @@
 #include "kernel/check_read.h"
 #include "kernel/drivers.h"
 #include "kernel/linear_weight.h"
+#include "stowage/crossover.h"
 
 namespace stowage {
 namespace {
@@ -143,11 +144,11 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
 }
 
 std::int64_t most_rows_in_bf16(const Weight& weight) {
-  // Measured on Zen 4: more rows are as quick by a tile that is widened once.
-  constexpr std::int64_t kByCodes = 128, kByPairs = 48;
   const LinearWeight matrix(kernels(), weight, "linear");
-  if (matrix.has_dot_bf16()) return kByCodes;
-  return kernels().linear.bf16.pairs != nullptr && matrix.fits_pairs() ? kByPairs : 0;
+  const Crossover crossover = stowage::crossover();
+  if (matrix.has_dot_bf16()) return crossover.own_codes;
+  const bool in_pairs = kernels().linear.bf16.pairs != nullptr && matrix.fits_pairs();
+  return in_pairs ? crossover.own_pairs : 0;
 }
 
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,

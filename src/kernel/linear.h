@@ -156,6 +156,7 @@ struct LinearKernels {
   void (*dots)(const DotsTask& task) noexcept;
   std::int64_t most_rows;  // of x that dots are worth it for; tiles are for more
   void (*tile)(const TileTask& task) noexcept;
+  std::int64_t panel;  // columns that tile takes at a time; a multiple of kLinearPad
   void (*transpose)(const TransposeTask& task) noexcept;
   Bf16Kernels bf16;
   BytesKernels bytes;

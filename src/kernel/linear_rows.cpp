@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kStackX = 8192;    // numbers of x; more come from the pool
 constexpr std::int64_t kMostX = 1 << 18;  // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;       // rows of weight whose results are rounded together
+constexpr std::int64_t kLeast = 16;       // of a part, where threads are many
 
 constexpr std::int64_t kCachedX = 8192;                    // floats of x that stay in the L1 cache
 constexpr std::int64_t kWidenedRows = 4, kColumns = 4096;  // of weight, widened at a time
@@ -24,6 +25,7 @@ constexpr std::int64_t kFewestPairs = 3;  // rows of x that are worth widening f
 
 // Products below which waking a thread costs more than it gains.
 constexpr std::int64_t kParallelProducts = 1 << 18, kParallelBf16Products = 1 << 19;
+constexpr std::int64_t kParallelX = 1 << 16;  // numbers of x likewise
 
 /// body(x) with room for so many numbers.
 template <class T, class Body>
@@ -48,9 +50,16 @@ void for_each_batch(const LinearCall& call, std::int64_t m, std::int64_t worth, 
   const std::int64_t products = n * call.weight->columns() * std::max<std::int64_t>(1, m / 4);
   if (threads == 1 || products < worth) return rows(0, n);
   // Several parts for each thread, since threads start and run unevenly.
-  const std::int64_t part = ceil_div(ceil_div(n, threads * 4), kBatch) * kBatch;
+  const std::int64_t part = ceil_div(ceil_div(n, threads * 4), kLeast) * kLeast;
   call.executor->for_each(ceil_div(n, part),
                           [&](std::int64_t i) { rows(i * part, std::min(n, (i + 1) * part)); });
+}
+
+/// body(j) for j < m rows of x, to be arranged.
+template <class Body>
+void for_each_row_of_x(const LinearCall& call, std::int64_t m, Body&& body) {
+  const bool few = m * call.weight->columns() < kParallelX;
+  (few ? inline_executor() : *call.executor).for_each(m, body);
 }
 
 bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept {
@@ -80,19 +89,23 @@ struct Stretches {
 /// A call with x widened: [stretch, m, step], zeros after the last column.
 class RowsCall {
  public:
-  RowsCall(const LinearCall& call, const Stretches& stretches, bool by_codes, float* x) noexcept
+  RowsCall(const LinearCall& call, const Stretches& stretches, bool by_codes, float* x)
       : call_(call),
         weight_(*call.weight),
         by_codes_(by_codes),
         k_(stretches.columns),
         step_(stretches.step),
         x_(x) {
-    const ExactFloats exact;
-    std::fill_n(x, stretches.floats(), 0.0f);
-    for (std::int64_t c = 0; c < k_; c += step_)
-      for (std::int64_t j = 0; j < call.m; ++j)
-        call.widen_x(j * k_ + c, std::min(step_, k_ - c), x + c * call.m + j * step_);
-    if (by_codes_ && weight_.arranged()) call.kernels->arrange(x, stretches.floats());
+    for_each_row_of_x(call, call.m, [&](std::int64_t j) {
+      const ExactFloats exact;
+      for (std::int64_t c = 0; c < k_; c += step_) {
+        const std::int64_t n = std::min(step_, k_ - c);
+        float* const to = x + c * call.m + j * step_;
+        call.widen_x(j * k_ + c, n, to);
+        std::fill(to + n, to + step_, 0.0f);
+        if (by_codes_ && weight_.arranged()) call.kernels->arrange(to, step_);
+      }
+    });
   }
 
   /// Whether all sums are finite, or of values after their scales.
@@ -153,8 +166,9 @@ std::int64_t bf16_stride(const LinearCall& call) noexcept {
 bool some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
                     std::uint16_t* arranged, std::int64_t stride) {
   const std::int64_t k = call.weight->columns();
-  for (std::int64_t j = 0; j < m; ++j)
+  for_each_row_of_x(call, m, [&](std::int64_t j) {
     call.kernels->bf16.arrange(call.x_at((first + j) * k), k, arranged + j * stride);
+  });
   const LinearWeight::Bf16Vectors x{arranged, stride, m};
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
     alignas(64) float sums[kMostBf16Rows * kBatch];
@@ -169,12 +183,12 @@ constexpr std::int64_t kPairsRows = 4, kPairsColumns = 4096;  // widened at a ti
 
 /// Rows of x with zeros beyond their columns.
 void copy_rows(const LinearCall& call, std::int64_t first, std::int64_t m, std::uint16_t* out,
-               std::int64_t stride) noexcept {
+               std::int64_t stride) {
   const std::int64_t k = call.weight->columns();
-  for (std::int64_t j = 0; j < m; ++j) {
+  for_each_row_of_x(call, m, [&](std::int64_t j) {
     const auto* from = static_cast<const std::uint16_t*>(call.x_at((first + j) * k));
     std::fill(std::copy_n(from, k, out + j * stride), out + (j + 1) * stride, std::uint16_t{0});
-  }
+  });
 }
 
 /// Rows [first, first + m) of x, copied to memory.
@@ -242,8 +256,9 @@ bool linear_bytes(const LinearCall& call) {
   std::atomic<bool> held = true;
   with_room<std::uint8_t>(call.m * stride, [&](std::uint8_t* x) {
     const auto arrange = bytes_arrange(call);
-    for (std::int64_t j = 0; j < call.m && held; ++j)
-      held = arrange(call.x_at(j * k), k, x + j * stride);
+    for_each_row_of_x(call, call.m, [&](std::int64_t j) {
+      if (!arrange(call.x_at(j * k), k, x + j * stride)) held = false;
+    });
     if (!held) return;
     for_each_batch(call, call.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
       alignas(64) float sums[kMostBytesRows * kBatch];

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many rows of x, and the gradient for the input: y[m, n] = sum_d x[m, d] b[d, n], where b is a
-// tile of weight, widened into scratch, as it is (gradient) or transposed (linear).
+// Many rows of x, and the gradient for the input. What multiplies the weight is widened once, for
+// some rows of it, and shared by all threads; each of them widens its own stretch of weight, kDepth
+// terms at a time, and multiplies it with all of those rows while it is in a near cache.
+//
+//   linear    y^T[n, m] = sum_k w[n, k] x^T[k, m]: x lies turned, in panels of a few rows of it
+//   gradient  gx[m, k] = sum_n g[m, n] w[n, k]
 //
 // An element is the sum, in order, of partial sums of a fixed length (cpu/linear-inl.h), of which
 // kDepth is a multiple: how tiles are cut and who computes them changes nothing.
@@ -10,119 +14,223 @@
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kDepth = 256;
-constexpr std::int64_t kMostRows = 256, kMostColumns = 128;    // of a tile of y
-constexpr std::int64_t kScratchBytes = std::int64_t{5} << 19;  // asked for by all threads; the pool
-                                                               // may give half as much again
-constexpr std::int64_t kBetween = 16;  // floats between rows of b: no power of two, which
-                                       // would put them all into the same few sets of a cache
-constexpr std::int64_t kTransposedRows = 16;  // rows widened before they are turned
+constexpr std::int64_t kDepth = 256;     // terms of a tile: a panel of x is in the L1 cache
+constexpr std::int64_t kWidened = 1024;  // terms of w that are widened at a time, for linear
+constexpr std::int64_t kMostRows = 48, kMostColumns = 384;    // of w, of a part
+constexpr std::int64_t kSharedBytes = std::int64_t{3} << 20;  // of what multiplies the weight
+constexpr std::int64_t kFewestShared = 64;                    // rows of it, even if these take more
+constexpr std::int64_t kGradientDepth = 128;
+constexpr std::int64_t kMostShared = 512, kMostSharedGradient = 192;
+constexpr std::int64_t kTurned = 16;   // rows or columns that are turned at a time
+constexpr std::int64_t kBetween = 16;  // floats between rows: no power of two, which would put
+                                       // them all into the same few sets of a cache
 constexpr std::int64_t kParallelProducts = std::int64_t{1} << 20;
+constexpr std::int64_t kMoves = 16;  // products that take as long as a number that is moved
 
-enum class Side { forward, gradient };
+/// How the rows or columns of a weight are cut into stretches, one for each part of the work.
+struct Stretches {
+  std::int64_t count, each;
 
-struct Tiles {
-  LinearCall call;
-  Side side;
-  std::int64_t columns, depth;           // of y and of the sum
-  std::int64_t tile_rows, tile_columns;  // of y
-
-  std::int64_t b_stride() const noexcept { return tile_columns + kBetween; }
-  std::int64_t floats() const noexcept {
-    return tile_rows * kDepth + kDepth * b_stride() + tile_rows * tile_columns;
-  }
-  std::int64_t row_tiles() const noexcept { return ceil_div(call.m, tile_rows); }
-  std::int64_t column_tiles() const noexcept { return ceil_div(columns, tile_columns); }
-
-  // b[p, j] = w[column + j, d + p], with zeros up to the padded count of columns.
-  void widen_transposed(std::int64_t d, std::int64_t n, std::int64_t column, std::int64_t count,
-                        float* b) const noexcept {
-    alignas(64) float w[kTransposedRows * kDepth];
-    for (std::int64_t j = 0; j < padded(count); j += kTransposedRows) {
-      const std::int64_t rows = std::min(kTransposedRows, count - j);
-      call.weight->widen_rows(column + j, rows, d, n, w, n);
-      std::fill(w + rows * n, w + kTransposedRows * n, 0.0f);
-      call.kernels->transpose({w, n, kTransposedRows, n, b + j, b_stride()});
-    }
-  }
-
-  void widen_weight(std::int64_t d, std::int64_t n, std::int64_t column, std::int64_t count,
-                    float* b) const noexcept {
-    if (side == Side::forward) return widen_transposed(d, n, column, count, b);
-    for (std::int64_t p = 0; p < n; ++p, b += b_stride()) {
-      call.weight->widen(d + p, column, count, b);
-      std::fill(b + count, b + padded(count), 0.0f);
-    }
-  }
-
-  void compute(std::int64_t row, std::int64_t column) const {
-    const ExactFloats exact;
-    const Scratch scratch(static_cast<std::size_t>(floats()) * sizeof(float));
-    float* a = scratch.floats();
-    float* b = a + tile_rows * kDepth;
-    float* c = b + kDepth * b_stride();
-    const std::int64_t rows = std::min(tile_rows, call.m - row);
-    const std::int64_t count = std::min(tile_columns, columns - column);
-    std::int64_t d = 0;
-    do {  // once even where the sum is empty: y is then the bias
-      const std::int64_t n = std::min(kDepth, depth - d);
-      for (std::int64_t i = 0; i < rows; ++i)
-        call.widen_x((row + i) * depth + d, n, a + i * kDepth);
-      widen_weight(d, n, column, count, b);
-      call.kernels->tile(
-          {a, kDepth, rows, b, b_stride(), padded(count), n, c, tile_columns, d != 0});
-      d += n;
-    } while (d < depth);
-    call.finish(c, tile_columns, row, rows, column, count, columns);
-  }
-
-  void run() const {
-    const std::int64_t count = row_tiles() * column_tiles();
-    const auto tile = [&](std::int64_t i) {
-      compute(i % row_tiles() * tile_rows, i / row_tiles() * tile_columns);
-    };
-    const std::int64_t most = kScratchBytes / (floats() * static_cast<std::int64_t>(sizeof(float)));
-    const std::int64_t workers = std::min<std::int64_t>(call.executor->threads(), most);
-    if (workers == 1 || call.m * columns * depth < kParallelProducts) {
-      for (std::int64_t i = 0; i < count; ++i) tile(i);
-    } else if (workers == call.executor->threads()) {
-      call.executor->for_each(count, tile);
-    } else {  // more threads than scratch for them
-      call.executor->for_each(workers, [&](std::int64_t worker) {
-        for (std::int64_t i = worker; i < count; i += workers) tile(i);
-      });
-    }
+  std::int64_t parts() const noexcept { return ceil_div(count, each); }
+  /// What the last thread to end does, where all take turns.
+  std::int64_t longest(std::int64_t threads) const noexcept {
+    return ceil_div(parts(), threads) * each;
   }
 };
 
-// Tiles shrink until every thread has its share of the scratch, and there is work for all.
-Tiles plan(const LinearCall& call, Side side, std::int64_t columns, std::int64_t depth) {
-  Tiles tiles{call,
-              side,
-              columns,
-              depth,
-              std::min(call.m, kMostRows),
-              std::min(padded(columns), kMostColumns)};
-  const std::int64_t threads = call.executor->threads();
-  const std::int64_t share = kScratchBytes / static_cast<std::int64_t>(sizeof(float)) / threads;
-  while (tiles.floats() > share && tiles.tile_rows > 16) {
-    tiles.tile_rows = (tiles.tile_rows + 1) / 2;
-    if (tiles.floats() > share && tiles.tile_columns > 16)
-      tiles.tile_columns = padded(tiles.tile_columns / 2);
+// Long stretches use what is shared more often; but no thread may wait long for the last one.
+Stretches stretches(std::int64_t count, std::int64_t most, std::int64_t threads) {
+  constexpr std::int64_t kFewest = 16, kPartsEach = 4;
+  Stretches best{count, most};
+  if (threads == 1) return best;
+  const std::int64_t ideal = ceil_div(count, threads);
+  for (std::int64_t each = most; each >= kFewest; each -= kTurned) {
+    const Stretches now{count, each};
+    if (now.longest(threads) < best.longest(threads)) best = now;
+    if (now.parts() >= kPartsEach * threads && now.longest(threads) * 16 <= ideal * 17) return now;
   }
-  while (tiles.row_tiles() * tiles.column_tiles() < 2 * threads && tiles.tile_columns > 32)
-    tiles.tile_columns = padded(tiles.tile_columns / 2);
-  return tiles;
+  return best;
 }
+
+/// Rows of x or g that are multiplied at a time.
+struct Rows {
+  std::int64_t begin, count;
+};
+
+/// Calls body(rows) for as many at a time as may be widened, in shares as alike as can be.
+template <class Body>
+void for_each_rows(const LinearCall& call, std::int64_t depth, std::int64_t most, Body&& body) {
+  const std::int64_t each =
+      std::max<std::int64_t>(1, depth) * static_cast<std::int64_t>(sizeof(float));
+  most = std::clamp(kSharedBytes / each / kTurned * kTurned, kFewestShared, most);
+  std::int64_t left = ceil_div(call.m, most);
+  for (std::int64_t begin = 0; begin < call.m; --left) {
+    const std::int64_t count = std::min(padded(ceil_div(call.m - begin, left)), call.m - begin);
+    body(Rows{begin, count});
+    begin += count;
+  }
+}
+
+/// body(i) for i < count, on threads where so many products are worth it.
+template <class Body>
+void for_each_part(const LinearCall& call, std::int64_t count, std::int64_t products, Body&& body) {
+  Executor& executor = products < kParallelProducts ? inline_executor() : *call.executor;
+  executor.for_each(count, [&](std::int64_t i) {
+    const ExactFloats exact;
+    body(i);
+  });
+}
+
+// --- linear --------------------------------------------------------------------------------------
+
+/// Some rows of x, turned: for each kDepth terms, panels of [terms, panel] floats.
+class TurnedRows {
+ public:
+  TurnedRows(const LinearCall& call, Rows rows)
+      : call_(call),
+        rows_(rows),
+        depth_(call.weight->columns()),
+        panel_(call.kernels->panel),
+        scratch_(static_cast<std::size_t>(padded(rows.count) * depth_) * sizeof(float)) {
+    const std::int64_t groups = ceil_div(rows.count, kTurned), steps = ceil_div(depth_, kDepth);
+    for_each_part(call, groups * steps, rows.count * depth_ * kMoves,
+                  [&](std::int64_t i) { turn(i % groups * kTurned, i / groups * kDepth); });
+  }
+
+  /// Calls body(first, columns, panel) for the panels of n terms from d on.
+  template <class Body>
+  void for_each_panel(std::int64_t d, std::int64_t n, Body&& body) const {
+    const std::int64_t all = padded(rows_.count);
+    for (std::int64_t first = 0; first < all; first += panel_)
+      body(first, std::min(panel_, all - first), at(first, d, n));
+  }
+
+ private:
+  float* at(std::int64_t first, std::int64_t d, std::int64_t n) const noexcept {
+    return scratch_.floats() + d * padded(rows_.count) + first * n;
+  }
+  // Rows that are not there are zeros.
+  void turn(std::int64_t first, std::int64_t d) const noexcept {
+    alignas(64) float wide[kTurned * kDepth];
+    const std::int64_t n = std::min(kDepth, depth_ - d);
+    const std::int64_t count = std::min(kTurned, rows_.count - first);
+    for (std::int64_t i = 0; i < count; ++i)
+      call_.widen_x((rows_.begin + first + i) * depth_ + d, n, wide + i * n);
+    std::fill(wide + count * n, wide + kTurned * n, 0.0f);
+    const std::int64_t panel = first / panel_ * panel_;
+    const std::int64_t stride = std::min(panel_, padded(rows_.count) - panel);
+    float* const out = at(panel, d, n) + (first - panel);
+    call_.kernels->transpose({wide, n, kTurned, n, out, stride});
+  }
+
+  const LinearCall& call_;
+  const Rows rows_;
+  const std::int64_t depth_, panel_;
+  const Scratch scratch_;
+};
+
+class Linear {
+ public:
+  explicit Linear(const LinearCall& call)
+      : call_(call), parts_(stretches(call.weight->rows(), kMostRows, call.executor->threads())) {}
+
+  void run() const {
+    for_each_rows(call_, call_.weight->columns(), kMostShared, [&](Rows rows) {
+      const TurnedRows x(call_, rows);
+      const std::int64_t products = rows.count * call_.weight->rows() * call_.weight->columns();
+      for_each_part(call_, parts_.parts(), products, [&](std::int64_t i) { part(i, rows, x); });
+    });
+  }
+
+ private:
+  void part(std::int64_t i, Rows rows, const TurnedRows& x) const {
+    const LinearWeight& weight = *call_.weight;
+    const std::int64_t row = i * parts_.each, depth = weight.columns();
+    const std::int64_t count = std::min(parts_.each, weight.rows() - row);
+    const std::int64_t stride = padded(rows.count) + kBetween;      // of sums
+    const std::int64_t wide = parts_.each * (kWidened + kBetween);  // of w, and what is turned last
+    const Scratch scratch(static_cast<std::size_t>(wide + parts_.each * stride) * sizeof(float));
+    float *const w = scratch.floats(), *const sums = w + wide;
+    std::int64_t begin = 0;
+    do {  // once even where the sum is empty: y is then the bias
+      const std::int64_t length = std::min(kWidened, depth - begin), line = length + kBetween;
+      weight.widen_rows(row, count, begin, length, w, line);
+      for (std::int64_t d = 0; d == 0 || d < length; d += kDepth) {
+        const std::int64_t n = std::min(kDepth, length - d);
+        x.for_each_panel(begin + d, n, [&](std::int64_t first, std::int64_t columns, float* panel) {
+          call_.kernels->tile({w + d, line, count, panel, columns, columns, n, sums + first, stride,
+                               begin + d != 0});
+        });
+      }
+      begin += length;
+    } while (begin < depth);
+    const std::int64_t line = parts_.each;
+    for (std::int64_t j = 0; j < rows.count; j += kTurned) {
+      const std::int64_t some = std::min(kTurned, rows.count - j);
+      call_.kernels->transpose({sums + j, stride, count, kTurned, w, line});
+      call_.finish(w, line, rows.begin + j, some, row, count, weight.rows());
+    }
+  }
+
+  const LinearCall& call_;
+  const Stretches parts_;
+};
+
+// --- the gradient --------------------------------------------------------------------------------
+
+class Gradient {
+ public:
+  explicit Gradient(const LinearCall& call)
+      : call_(call),
+        parts_(stretches(call.weight->columns(), kMostColumns, call.executor->threads())) {}
+
+  void run() const {
+    const std::int64_t depth = call_.weight->rows();
+    for_each_rows(call_, depth, kMostSharedGradient, [&](Rows rows) {
+      const std::int64_t stride = depth + kBetween;
+      const Scratch wide(static_cast<std::size_t>(rows.count * stride) * sizeof(float));
+      float* const g = wide.floats();
+      for_each_part(call_, rows.count, rows.count * depth * kMoves, [&](std::int64_t i) {
+        call_.widen_x((rows.begin + i) * depth, depth, g + i * stride);
+      });
+      const std::int64_t products = rows.count * depth * call_.weight->columns();
+      for_each_part(call_, parts_.parts(), products, [&](std::int64_t i) { part(i, rows, g); });
+    });
+  }
+
+ private:
+  void part(std::int64_t i, Rows rows, const float* g) const {
+    const LinearWeight& weight = *call_.weight;
+    const std::int64_t column = i * parts_.each, depth = weight.rows();
+    const std::int64_t count = std::min(parts_.each, weight.columns() - column);
+    const std::int64_t line = parts_.each + kBetween;
+    const Scratch scratch(static_cast<std::size_t>((kGradientDepth + rows.count) * line) *
+                          sizeof(float));
+    float *const w = scratch.floats(), *const sums = w + kGradientDepth * line;
+    std::int64_t d = 0;
+    do {
+      const std::int64_t n = std::min(kGradientDepth, depth - d);
+      for (std::int64_t p = 0; p < n; ++p) {
+        weight.widen(d + p, column, count, w + p * line);
+        std::fill(w + p * line + count, w + p * line + padded(count), 0.0f);
+      }
+      for (std::int64_t j = 0; j < rows.count; j += kMostRows)
+        call_.kernels->tile({g + j * (depth + kBetween) + d, depth + kBetween,
+                             std::min(kMostRows, rows.count - j), w, line, padded(count), n,
+                             sums + j * line, line, d != 0});
+      d += n;
+    } while (d < depth);
+    call_.finish(sums, line, rows.begin, rows.count, column, count, weight.columns());
+  }
+
+  const LinearCall& call_;
+  const Stretches parts_;
+};
 
 }  // namespace
 
-void linear_tiles(const LinearCall& call) {
-  plan(call, Side::forward, call.weight->rows(), call.weight->columns()).run();
-}
+void linear_tiles(const LinearCall& call) { Linear(call).run(); }
 
-void linear_grad_tiles(const LinearCall& call) {
-  plan(call, Side::gradient, call.weight->columns(), call.weight->rows()).run();
-}
+void linear_grad_tiles(const LinearCall& call) { Gradient(call).run(); }
 
 }  // namespace stowage

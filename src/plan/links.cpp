@@ -9,14 +9,19 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "base/env.h"
 #include "base/file_error.h"
+#include "kernel/crossover.h"
+#include "stowage/info.h"
 
 namespace stowage {
 namespace planning {
@@ -38,6 +43,30 @@ int cores() {
 }
 
 using Json = nlohmann::ordered_json;
+
+// "rows=8,words=3": other numbers are as in force.
+Crossover crossover_said(const std::string& text) {
+  Crossover made = crossover();
+  std::istringstream pieces(text);
+  for (std::string piece; std::getline(pieces, piece, ',');) {
+    const std::size_t equals = piece.find('=');
+    const auto field =
+        std::ranges::find(kCrossoverFields, std::string_view(piece).substr(0, equals),
+                          [](const CrossoverField& of) { return std::string_view(of.name); });
+    const char *begin = piece.data() + std::min(equals + 1, piece.size()),
+               *end = piece.data() + piece.size();
+    std::int64_t number = 0;
+    const auto [stopped, failed] = std::from_chars(begin, end, number);
+    if (equals == std::string::npos || field == kCrossoverFields.end() || failed != std::errc{} ||
+        stopped != end)
+      throw Error(Code::invalid_argument,
+                  "STOWAGE_CROSSOVER: must be built_in or names and numbers such as "
+                  "rows=8,words=3, got '" +
+                      text + "'");
+    made.*field->value = number;
+  }
+  return made;
+}
 
 // The object under a key; an empty one takes the place of what another hand wrote there.
 Json& object_at(Json& json, const std::string& key) {
@@ -94,6 +123,22 @@ void KeptLinks::set_disk(const std::string& key, const std::string& disk, const 
   object_at(of(key), "disks")[disk] = {{"disk", rates.direct}, {"cached", rates.cached}};
 }
 
+std::optional<Crossover> KeptLinks::crossover(const std::string& key, const std::string& isa) {
+  const nlohmann::json sets(object_at(of(key), "crossover"));
+  return if_legible([&] {
+    const JsonFields numbers = JsonFields(sets, "links.json").fields(isa.c_str());
+    Crossover made;
+    for (const CrossoverField& field : kCrossoverFields)
+      made.*field.value = std::clamp(static_cast<std::int64_t>(numbers.whole(field.name)),
+                                     std::int64_t{0}, field.most);
+    return made;
+  });
+}
+void KeptLinks::set_crossover(const std::string& key, const std::string& isa,
+                              const Crossover& crossover) {
+  object_at(of(key), "crossover")[isa] = crossover_json(crossover);
+}
+
 void KeptLinks::keep() const {
   std::error_code failed;
   fs::create_directories(fs::path(path_).parent_path(), failed);
@@ -101,6 +146,12 @@ void KeptLinks::keep() const {
   std::ofstream(temporary, std::ios::binary) << json_.dump(1) << "\n";
   fs::rename(temporary, path_, failed);
   if (failed) fs::remove(temporary, failed);
+}
+
+Json crossover_json(const Crossover& crossover) {
+  Json json = Json::object();
+  for (const CrossoverField& field : kCrossoverFields) json[field.name] = crossover.*field.value;
+  return json;
 }
 
 Json links_json(const Links& links) {
@@ -178,6 +229,40 @@ Links links_of_this_machine(const std::string& path, bool anew, bool* measured) 
   machine->disk = rates->direct;
   machine->cached = rates->cached;
   return *machine;
+}
+
+std::string to_json(const Crossover& crossover) {
+  return planning::crossover_json(crossover).dump(1) + "\n";
+}
+
+void keep_crossover(const Crossover& crossover) {
+  use_crossover(crossover);
+  planning::KeptLinks kept(env::links_path());
+  kept.set_crossover(machine_key(), instruction_set(), crossover);
+  kept.keep();
+}
+
+Crossover crossover_of_this_machine(bool anew, bool* measured) {
+  planning::KeptLinks kept(env::links_path());
+  const std::optional<Crossover> known =
+      anew ? std::nullopt : kept.crossover(machine_key(), instruction_set());
+  if (measured != nullptr) *measured = !known;
+  if (known)
+    use_crossover(*known);
+  else
+    keep_crossover(measure_crossover());
+  return crossover();
+}
+
+bool use_kept_crossover() {
+  const std::string said = env::crossover();
+  const std::optional<Crossover> found =
+      said == "built_in" ? built_in_crossover()
+      : !said.empty()
+          ? planning::crossover_said(said)
+          : planning::KeptLinks(env::links_path()).crossover(machine_key(), instruction_set());
+  if (found) use_crossover(*found);
+  return found.has_value();
 }
 
 }  // namespace v0

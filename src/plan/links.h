@@ -12,6 +12,7 @@
 namespace stowage::planning {
 
 nlohmann::ordered_json links_json(const Links& links);  // without the key
+nlohmann::ordered_json crossover_json(const Crossover& crossover);
 Links links_of(const JsonFields& fields, std::string key);
 
 /// The disk that a file or folder lies on, "254:1".
@@ -28,6 +29,8 @@ class KeptLinks {
   explicit KeptLinks(std::string path);
   std::optional<Links> machine(const std::string& key);
   std::optional<DiskRates> disk(const std::string& key, const std::string& disk);
+  std::optional<Crossover> crossover(const std::string& key, const std::string& isa);
+  void set_crossover(const std::string& key, const std::string& isa, const Crossover& crossover);
   void set_machine(const std::string& key, const Links& links);
   void set_disk(const std::string& key, const std::string& disk, const DiskRates& rates);
   /// Writes it. A folder that cannot be written only means that the next plan measures again.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of CUDA devices for the ops (_ops/device_kernels.py): what they get are addresses of the
 // device, which tensors of torch lend them, and torch's stream; they wait for nothing unless told.
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -17,11 +19,15 @@ using nlohmann::json;
 using Numbers = std::vector<std::int64_t>;
 
 struct Devices {
-  std::mutex mutex;
+  const pid_t process = ::getpid();
+  std::mutex mutex;  // which a forked child may find locked
   std::map<std::int64_t, std::unique_ptr<CudaOps>> started;
 };
 Devices& devices() {
   static auto* const all = new Devices;  // never ended: a driver does not like to be
+  if (all->process != ::getpid())
+    throw Error(Code::unsupported,
+                "cuda: devices must be used by the process that started them, got a forked child");
   return *all;
 }
 CudaOps& ops_of(std::int64_t index) {

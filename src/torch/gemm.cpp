@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <optional>
 
 #include "kernel/scratch.h"
+#include "stowage/crossover.h"
 #include "stowage/descriptor.h"
 #include "stowage/info.h"
 #include "stowage/quantize.h"
@@ -133,10 +133,8 @@ class Widened {
 }  // namespace
 
 std::int64_t most_rows_of_own_kernel(Dtype dtype) {
-  if (dtype != Dtype::bf16) return 64;
-  // torch's bf16 GEMM is many times slower than fp32 where the CPU has no AVX-512.
-  static const bool fast = instruction_set().starts_with("avx512");
-  return fast ? 16 : std::numeric_limits<std::int64_t>::max();
+  const Crossover now = crossover();
+  return dtype == Dtype::bf16 ? now.own_bf16 : now.own;
 }
 
 bool own_linear_is_faster(const Product& p) {

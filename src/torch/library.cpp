@@ -77,6 +77,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("report_html(str report, str plan, str measured) -> Tensor");
   m.def("machine_key() -> Tensor");
   m.def("links_measure(str path, bool anew) -> Tensor");
+  m.def("crossover_measure() -> Tensor");
+  m.def("crossover_now() -> Tensor");
+  m.def("crossover_use_kept() -> bool");
   m.def("trace_start(int most_events) -> ()");
   m.def("trace_stop() -> Tensor");
   m.def("writer_open(str path, str declaration) -> int");

@@ -49,5 +49,19 @@ TEST(Bench, MeasuresOneThreadAlone) {
   for (const BenchRow& row : measure_bench(options, kSmall)) EXPECT_EQ(row.threads, 1);
 }
 
+TEST(Bench, DealsPartsToThreadsThatAreClaimed) {
+  const BenchOptions options{.quick = true, .only = "linear int8:row, 512 rows", .schedule = 16};
+  const std::vector<ScheduleRow> rows = measure_schedule(options, 512);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].threads, 4);
+  EXPECT_EQ(rows[1].threads, 16);
+  for (const ScheduleRow& row : rows) {
+    EXPECT_GT(row.processor, 0.5);
+    EXPECT_LT(row.processor, 2.0);
+    EXPECT_GT(row.path, 0.5) << "less than an equal share";
+    EXPECT_LT(row.path, row.threads / 2) << "as if nothing was shared";
+  }
+}
+
 }  // namespace
 }  // namespace stowage::cli

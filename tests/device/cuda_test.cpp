@@ -5,8 +5,12 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "expect_error.h"
@@ -59,6 +63,24 @@ TEST(CudaCopy, TellsWhatTheDriverSaidAndLeavesNothing) {
                        "cuMemcpyHtoD of 13 bytes must succeed, got error 1: made up");
   expect_left(0, 0, 0);
   EXPECT_STOWAGE_ERROR(CudaCopy(3, odd, kFake), cuda, "cuDeviceGet");
+}
+
+// A child asks its parent's device for nothing, and lets go of nothing there.
+TEST(CudaCopy, IsOfNoUseInAForkedChild) {
+  std::vector<std::byte> host(16);
+  auto copy = std::make_unique<CudaCopy>(0, host, kFake);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    EXPECT_STOWAGE_ERROR(copy->run(), unsupported,
+                         "cuda: a device must be used by the process that started it");
+    copy.reset();
+    expect_left(2, 0, 1);
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  copy->run();
 }
 
 TEST(CudaCopy, NeedsADriver) {

@@ -22,6 +22,18 @@ Values product(const Values& x, std::int64_t rows, const Weight& weight, const V
   return y;
 }
 
+// Values of fp32 or bf16 times 2^power.
+Values times(Values x, int power) {
+  const auto width = bytes_of(x.dtype, 1);
+  for (std::size_t i = 0; i * width < x.bytes.size(); ++i) {
+    const auto large = static_cast<float>(std::ldexp(x[static_cast<std::int64_t>(i)], power));
+    const std::uint16_t half = f32_to_bf16(large);
+    std::memcpy(&x.bytes[i * width],
+                x.dtype == Dtype::f32 ? static_cast<const void*>(&large) : &half, width);
+  }
+  return x;
+}
+
 TEST(DeviceLinear, StaysWithinTheBound) {
   std::size_t next = 0, seen = 0;
   for (const std::string& name : storages())
@@ -92,6 +104,29 @@ TEST(DeviceLinear, TakesMoreRowsWhereTensorCoresDo) {
   EXPECT_EQ(most("nf4", {8, 128}, Dtype::f32, 90), 16);
   EXPECT_EQ(most("nf4", {8, 128}, Dtype::f64, 90), 16);
   EXPECT_EQ(most("nf4", {8, 100}, Dtype::bf16, 90), 16);  // no whole pieces
+}
+
+// Of x and w so large and scales so small that only the products of values are within fp32.
+TEST(DeviceLinear, SumsThatOverflowBeforeTheirScaleDoNotAfter) {
+  std::size_t seen = 0;
+  for (const char* storage : {"f8_e5m2:row", "int8:row", "int8:block32", "int4:block64", "nf4"})
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16})
+      for (const std::int64_t rows : {1, 3, 20})
+        for (const int architecture : {75, 90}) {
+          if (seen++ % HostStream::kEvery != 0) continue;
+          const std::int64_t lines = 9, depth = 256;
+          const Weight weight = make_weight(storage, {lines, depth}, Data::normal, 2);
+          const std::vector<float> scales(
+              static_cast<std::size_t>(layout(weight.storage(), weight.shape()).parts[1].bytes) / 4,
+              0x1p-20f);
+          const void* parts[] = {weight.part(0), scales.data()};
+          const Weight small(weight.storage(), weight.shape(), parts);
+          const Values x = times(make_values(dtype, rows * depth, Data::normal, 3), 125);
+          expect_within_bound(product(x, rows, small, nullptr, {architecture, 1}, 256),
+                              exact(x, rows, small, nullptr), depth,
+                              std::string(storage) + " rows " + std::to_string(rows) + " on " +
+                                  std::to_string(architecture));
+        }
 }
 
 // --- by groups -----------------------------------------------------------------------------------

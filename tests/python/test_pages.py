@@ -304,20 +304,20 @@ def found(path: list[str]) -> bool:
     return True
 
 
-MAP_GUARD, GEMM, LINEAR, BUDGET = (
+MAP_GUARD, GEMM, CROSSOVER, BUDGET = (
     "base/map_guard.h",
     "torch/gemm.cpp",
-    "kernel/linear.cpp",
+    "kernel/crossover.cpp",
     "python/stowage/_model/choice/by_error.py",
 )
 CONSTANTS = [  # what a page says, and where the number is decided
     ("dispatch", r"Results of (\d+) MiB", "kernel/stream.h", r"kStreamBytes = \S+\{(\d+)\} << 20"),
     ("dispatch", r"fp32 (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
     ("benchmarks", r"expanded (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
-    ("numbers", r"up to (\d+) rows of fp32", GEMM, r"!= Dtype::bf16\) return (\d+)"),
-    ("numbers", r"up to (\d+) of bf16", GEMM, r"return fast \? (\d+)"),
-    ("numbers", r"`avx512bf16` (\d+), and", LINEAR, r"kByPairs = (\d+)"),
-    ("numbers", r"and (\d+) by `nf4`", LINEAR, r"kByCodes = (\d+)"),
+    ("numbers", r"up to (\d+) rows of fp32", CROSSOVER, r"made.own = has_512 \? (\d+)"),
+    ("numbers", r"up to (\d+) of bf16", CROSSOVER, r"own_bf16 = has_512 \? (\d+)"),
+    ("numbers", r"`avx512bf16` (\d+), and", CROSSOVER, r"own_pairs = has_pairs \? (\d+)"),
+    ("numbers", r"and (\d+) by `nf4`", CROSSOVER, r"own_codes = has_pairs \? (\d+)"),
     ("working", r"at most (\d+) MiB of one weight", GEMM, r"kTileBytes = \S+\{(\d+)\} << 20"),
     ("choosing", r"Up to (\d+) weights", BUDGET, r"_EXACT_UNITS = (\d+)"),
     ("formats", r"At most (\d+) files are mapped", MAP_GUARD, r"kMostMappings = (\d+)"),

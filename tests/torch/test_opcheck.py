@@ -165,6 +165,9 @@ def test_plans(tmp_path, monkeypatch) -> None:
     for op, args in (
         (library.links_measure, (str(tmp_path), False)),
         (library.machine_key, ()),
+        (library.crossover_now, ()),
+        (library.crossover_use_kept, ()),
+        (library.crossover_measure, ()),
         (library.plan_make, (json.dumps(request), links)),
         (library.plan_read, (plan, "p.json")),
         (library.plan_text, (plan,)),
@@ -174,6 +177,8 @@ def test_plans(tmp_path, monkeypatch) -> None:
         (library.plan_check, (plan, json.dumps(described))),
     ):
         opcheck(op, args, test_utils=("test_schema",))
+    monkeypatch.setenv("STOWAGE_CROSSOVER", "built_in")
+    assert library.crossover_use_kept()
 
 
 _OPS = (
@@ -183,6 +188,9 @@ _OPS = (
     "_linear",
     "amax",
     "dequantize",
+    "crossover_measure",
+    "crossover_now",
+    "crossover_use_kept",
     "device_amax",
     "device_dequantize",
     "device_embedding",

@@ -8,6 +8,7 @@ dequantized values otherwise.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +32,7 @@ from stowage._model.rest.masters import (
     master_of,
 )
 from stowage._model.weights import Choice, Held, Inventory, Swap
+from stowage._ops.device_kernels import Looks
 from stowage._ops.errors import InvalidArgument, StowageError, raise_problems
 from stowage._ops.storage import Storage
 from stowage._tensor.casts import is_cast_of_itself
@@ -139,8 +141,7 @@ def _put_to_rest(inventory: Inventory, policy: Policy, work: _Work) -> None:
     asked = (work.how, work.restow, work.compute_of)
     choices = policy.limits.choose(inventory.model, choices, *asked, work.problems)
     work.problems.extend(grain.problems(inventory, holders(choices)))
-    for choice in choices:
-        work.take(choice)
+    work.take_all(choices)
     if work.how.compute_dtype is not None and not policy.buffers:
         for held in inventory.buffers:
             work.cast(held)
@@ -165,6 +166,14 @@ class _Work:
     def compute_of(self, held: Held) -> torch.dtype:
         given = self.how.compute_dtype
         return held.tensor.dtype if given is None or self._wide.contain(held.name) else given
+
+    def take_all(self, choices: Sequence[Choice]) -> None:
+        with Looks() as looks:
+            for choice in choices:
+                looks.of = choice
+                self.take(choice)
+        for choice in looks.refused():
+            self.take(choice)  # by itself: what is wrong is named
 
     def take(self, choice: Choice) -> None:
         held, storage = choice.held, choice.storage

@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +23,48 @@ from stowage._ops import library
 from stowage._ops.storage import Storage
 
 MOST_ROWS = 16  # of x, that all kernels take at a time
+_NOT_FINITE = 0x7F800000  # from these bits on a largest magnitude is none
+
+
+class Looks:
+    """What quantize() refused meanwhile, seen by one wait for all of it. Where a look is open, ops
+    give parts at once; who opened it asks `refused` before anyone reads them."""
+
+    def __init__(self) -> None:
+        self._words: list[tuple[Any, Tensor]] = []
+        self.of: Any = None  # what is quantized now, as `refused` names it
+
+    def __enter__(self) -> Self:
+        self._before, _looks.open = _looks.open, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _looks.open = self._before
+
+    def note(self, word: Tensor) -> None:
+        self._words.append((self.of, word.clone()))  # its memory is for others
+
+    def refused(self) -> list[Any]:
+        """What was quantized from values, or to scales, that are not finite."""
+        found = []
+        for device in {word.device for _, word in self._words}:
+            own = [(of, word) for of, word in self._words if word.device == device]
+            said = torch.cat([word for _, word in own]).tolist()
+            found += [of for (of, _), word in zip(own, said, strict=True) if _refuses(word)]
+        return found
+
+
+class _Open(threading.local):
+    open: Looks | None = None
+
+
+_looks = _Open()
+
+
+def _refuses(word: int) -> bool:  # as CudaOps::refused
+    return word == 1 or word % (1 << 32) >= _NOT_FINITE
+
+
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -78,8 +122,9 @@ class DeviceKernels:
     def quantize(
         self, x: Tensor, storage: Storage, keep_nonfinite: bool = False
     ) -> list[Tensor] | None:
-        """None where values, or their scales, are not finite; while a graph is captured, which must
-        not wait, and where the storage keeps what is not finite, nobody looks."""
+        """None where values, or their scales, are not finite, unless `Looks` are open; while a
+        graph is captured, which must not wait, and where the storage keeps what is not finite,
+        nobody looks."""
         x = x.contiguous()
         shape = list(x.shape)
         parts = [
@@ -100,8 +145,11 @@ class DeviceKernels:
             working.data_ptr(),
         )
         keeps = storage.codec in ("cast", "bitsandbytes") and not storage.nested
-        looks = self._may_wait() and not (keep_nonfinite and keeps)
-        if looks and library.device_refused(self.index, stream, working.data_ptr()):
+        if not self._may_wait() or (keep_nonfinite and keeps):
+            return parts
+        if _looks.open is not None:
+            _looks.open.note(working[:4].view(torch.int32))
+        elif library.device_refused(self.index, stream, working.data_ptr()):
             return None
         return parts
 

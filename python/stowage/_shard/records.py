@@ -154,7 +154,10 @@ def decode(
         into[1].view(g.rows, -1)[first:last].copy_(scales)
         return
     blocks, used = _blocks(g, storage.block, first, last, records.device)
-    into[1][blocks[used]] = scales[used]  # rows that share a block hold the same bits
+    # Where a slot is not used, the row's first block is written once more; rows that share a block
+    # hold the same bits.
+    where = torch.where(used, blocks, blocks[:, :1])
+    into[1][where] = torch.where(used, scales, scales[:, :1])
 
 
 def _scale_rows(each: int, first: int, last: int, device: torch.device) -> slice | Tensor:

@@ -227,7 +227,7 @@ struct Lanes : PortableLanes {
     return from(_mm256_castps_si256(_mm256_blendv_ps(low, high, bit3)));
   }
 
-  static constexpr int kTileRows = 3, kTileVectors = 2;  // with two chains, 12 sums in 16 registers
+  static constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums in 16 registers
   static F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   /// sums[j] = all lanes of x[j].
   static void sum4(const F (&x)[4], float (&sums)[4]) {

@@ -276,7 +276,7 @@ struct Lanes : PortableLanes {
     return from(_mm512_permutexvar_epi32(to(index), table));
   }
 
-  static constexpr int kTileRows = 6, kTileVectors = 2;  // with two chains, 24 sums in 32 registers
+  static constexpr int kTileRows = 12, kTileVectors = 2;  // 24 sums in 32 registers
   static F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   /// sums[j] = all lanes of x[j]: halves of each first, then as quarters of one register.
   static void sum4(const F (&x)[4], float (&sums)[4]) {

@@ -248,9 +248,8 @@ struct PortableLanes {
     return found;
   }
 
-  /// Rows and vectors of a tile that are summed at once, in two chains each: 8 sums in 16
-  /// registers.
-  static constexpr int kTileRows = 1, kTileVectors = 4;
+  /// Rows and vectors of a tile that are summed at once: 8 sums in 16 registers.
+  static constexpr int kTileRows = 2, kTileVectors = 4;
   /// a * b + c, rounded once or twice: products have a bound, not one definition.
   static F multiply_add(F a, F b, F c) { return a * b + c; }
   /// sums[j] = all lanes of x[j], of which there are four.

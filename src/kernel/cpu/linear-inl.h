@@ -7,9 +7,9 @@
 namespace stowage {
 namespace {
 
-// A sum is made of partial sums over so many terms, each in two chains, of even and of odd terms:
-// the rounding error grows with the length of chains, not with that of the sum.
-constexpr std::int64_t kPartial = 64;
+// A sum is made of partial sums over so many terms: the rounding error grows with the length of
+// chains, not with that of the sum.
+constexpr std::int64_t kPartial = 128;
 
 /// c = or += the products of kRows rows of a and kVectors vectors of columns of b, over `depth`
 /// terms.
@@ -17,23 +17,19 @@ template <int kRows, int kVectors>
 [[gnu::always_inline]] inline void tile_partial(const TileTask& task, const float* a,
                                                 const float* b, std::int64_t depth, float* c,
                                                 bool add) {
-  F sums[2][kRows][kVectors] = {};
-  const auto add_term = [&](std::int64_t p, int chain) {
+  F sums[kRows][kVectors] = {};
+  for (std::int64_t p = 0; p < depth; ++p, b += task.b_stride) {
     F columns[kVectors];
-    for (int v = 0; v < kVectors; ++v)
-      columns[v] = Lanes::load_f32(b + p * task.b_stride + v * kWidth);
+    for (int v = 0; v < kVectors; ++v) columns[v] = Lanes::load_f32(b + v * kWidth);
     for (int r = 0; r < kRows; ++r) {
       const F x = splat(a[r * task.a_stride + p]);
       for (int v = 0; v < kVectors; ++v)
-        sums[chain][r][v] = Lanes::multiply_add(x, columns[v], sums[chain][r][v]);
+        sums[r][v] = Lanes::multiply_add(x, columns[v], sums[r][v]);
     }
-  };
-  std::int64_t p = 0;
-  for (; p + 2 <= depth; p += 2) add_term(p, 0), add_term(p + 1, 1);
-  if (p < depth) add_term(p, 0);
+  }
   for (int r = 0; r < kRows; ++r, c += task.c_stride) {
     for (int v = 0; v < kVectors; ++v) {
-      F result = sums[0][r][v] + sums[1][r][v];
+      F result = sums[r][v];
       if (add) result += Lanes::load_f32(c + v * kWidth);
       Lanes::store_f32(c + v * kWidth, result);
     }
@@ -52,21 +48,35 @@ void tile_block(const TileTask& task, std::int64_t row, std::int64_t column) {
   } while (p < task.depth);
 }
 
-/// All rows, as many at a time as registers allow, then half as many.
-template <int kRows, int kVectors>
-void tile_rows(const TileTask& task, std::int64_t row, std::int64_t column) {
-  for (; row + kRows <= task.rows; row += kRows) tile_block<kRows, kVectors>(task, row, column);
-  if constexpr (kRows > 1) tile_rows<kRows / 2, kVectors>(task, row, column);
+using TileBlock = void (*)(const TileTask& task, std::int64_t row, std::int64_t column);
+
+/// Blocks of 1, 2, ... rows.
+template <int kVectors>
+constexpr auto kTileBlocks = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+  return std::array<TileBlock, sizeof...(kLess)>{&tile_block<kLess + 1, kVectors>...};
+}
+(std::make_integer_sequence<int, Lanes::kTileRows>());
+
+/// All rows, in blocks as alike as can be: small ones wait for their own sums.
+template <int kVectors>
+void tile_rows(const TileTask& task, std::int64_t column) {
+  std::int64_t left = (task.rows + Lanes::kTileRows - 1) / Lanes::kTileRows;
+  for (std::int64_t row = 0; row < task.rows; --left) {
+    const std::int64_t some = (task.rows - row + left - 1) / left;
+    kTileBlocks<kVectors>[static_cast<std::size_t>(some - 1)](task, row, column);
+    row += some;
+  }
 }
 
+constexpr std::int64_t kPanel = Lanes::kTileVectors * kWidth;
+
 void tile(const TileTask& task) noexcept {
-  constexpr std::int64_t kColumns = Lanes::kTileVectors * kWidth;
   std::int64_t column = 0;
-  for (; column + kColumns <= task.columns; column += kColumns)
-    tile_rows<Lanes::kTileRows, Lanes::kTileVectors>(task, 0, column);
-  if constexpr (kColumns > kLinearPad) {
+  for (; column + kPanel <= task.columns; column += kPanel)
+    tile_rows<Lanes::kTileVectors>(task, column);
+  if constexpr (kPanel > kLinearPad) {
     for (; column < task.columns; column += kLinearPad)
-      tile_rows<Lanes::kTileRows, kLinearPad / kWidth>(task, 0, column);
+      tile_rows<kLinearPad / kWidth>(task, column);
   }
 }
 
@@ -163,9 +173,10 @@ constexpr LinearKernels linear_kernels() {
                         {},
                         &dots,
                         kWidth == 16  ? kMostRows
-                        : kWidth == 8 ? kMostRows / 2
-                                      : kMostRows / 4,
+                        : kWidth == 8 ? 12
+                                      : 16,
                         &tile,
+                        kPanel,
                         &transpose,
                         {},
                         {}};

@@ -4,7 +4,6 @@
 // piece, then halves are added, then the parts of a line in the order of their warps.
 #pragma once
 #include "kernel/cuda/matrices.cuh"
-#include "kernel/cuda/values.cuh"
 
 namespace stowage::cuda {
 
@@ -95,6 +94,8 @@ STOWAGE_KERNEL stowage_linear(Weight w, const void* x, const std::int32_t* ends,
       if (warp % parts == 0 && has(rows, lane) && o < w.lines) {
         float sum = shared[warp][lane];
         for (int part = 1; part < parts; ++part) sum = sum + shared[warp + part][lane];
+        if (scales_sums() && !is_finite(sum))
+          sum = product_of_values(w, line, x, rows.first + lane);
         if (bias != nullptr) sum = sum + value_in(bias, e * w.lines + o);
         put(y, (rows.first + lane) * w.lines + o, sum);
       }

@@ -5,7 +5,6 @@
 // them, and a block adds up the parts of its warps in their order.
 #pragma once
 #include "kernel/cuda/matrices.cuh"
-#include "kernel/cuda/values.cuh"
 
 namespace stowage::cuda {
 
@@ -239,6 +238,8 @@ STOWAGE_KERNEL stowage_linear_tiles(Weight w, const void* x, const std::int32_t*
           const Line of = line_of(w, e, to);
           sum = sum * scale_of_span(w, of.row, of.begin).scale;
         }
+        if ((form.slabs || scales_lines()) && !is_finite(sum))
+          sum = product_of_values(w, line_of(w, e, to), x, rows.first + row);
         if (bias != nullptr) sum = sum + value_in(bias, e * w.lines + to);
         put(y, (rows.first + row) * w.lines + to, sum);
       }

@@ -3,6 +3,7 @@
 // [O, K] for each group of them. Which of both is a constant of a program.
 #pragma once
 #include "kernel/cuda/grid.cuh"
+#include "kernel/cuda/values.cuh"
 
 namespace stowage::cuda {
 
@@ -24,6 +25,17 @@ inline Rows rows_of(const std::int32_t* ends, Index matrix, Index x_rows) {
 /// Whether there is row i of those that are taken at a time.
 inline bool has(Rows rows, int i) {
   return i < form.x_rows && (!form.many || rows.first + i < rows.end);
+}
+
+inline bool is_finite(float x) { return x * 0.0f == 0.0f; }
+/// The product of a line of w and a row of x from values, one after the other: for sums that reach
+/// beyond fp32 before their scale multiplies them.
+inline float product_of_values(const Weight& w, Line line, const void* x, Index row) {
+  float sum = 0.0f;
+  for (Index k = 0; k < w.columns; ++k)
+    sum = __fmaf_rn(value_in(x, row * w.columns + k),
+                    value_at(w, line.row * w.row + line.begin + k), sum);
+  return sum;
 }
 
 }  // namespace stowage::cuda

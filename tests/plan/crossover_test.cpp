@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The crossover of a machine is measured once, kept beside its links, and said by the environment.
+#include "stowage/crossover.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "allocations.h"
+#include "expect_error.h"
+#include "kernel/crossover.h"
+#include "scratch.h"
+#include "stowage/info.h"
+#include "stowage/plan.h"
+
+namespace stowage {
+namespace {
+
+class KeptCrossover : public testing::Test {
+ protected:
+  KeptCrossover() { ::setenv("STOWAGE_LINKS", scratch.path("kept/links.json").c_str(), 1); }
+  ~KeptCrossover() override {
+    ::unsetenv("STOWAGE_LINKS");
+    ::unsetenv("STOWAGE_CROSSOVER");
+    use_crossover(built_in_crossover());
+  }
+  const test::Scratch scratch;
+};
+
+TEST_F(KeptCrossover, IsMeasuredOnce) {
+  if (!test::kCountsAllocations) GTEST_SKIP() << "sanitized kernels take long to measure";
+  bool measured = false;
+  const Crossover first = crossover_of_this_machine(false, &measured);
+  EXPECT_TRUE(measured);
+  EXPECT_EQ(crossover(), first);
+  EXPECT_EQ(crossover_of_this_machine(false, &measured), first);
+  EXPECT_FALSE(measured);
+  crossover_of_this_machine(true, &measured);
+  EXPECT_TRUE(measured);
+}
+
+TEST_F(KeptCrossover, IsUsedWhereItIsKept) {
+  EXPECT_FALSE(use_kept_crossover());
+  EXPECT_EQ(crossover(), built_in_crossover());
+  Crossover some = built_in_crossover();
+  some.rows = 5;
+  keep_crossover(some);
+  use_crossover(built_in_crossover());
+  EXPECT_TRUE(use_kept_crossover());
+  EXPECT_EQ(crossover(), some);
+  for (const char* broken : {"{", "{\"stowage_links\": 1, \"machines\": 3}",
+                             "{\"stowage_links\": 1, \"machines\": {\"another\": {}}}"}) {
+    scratch.write("kept/links.json", broken);
+    EXPECT_FALSE(use_kept_crossover()) << broken;
+  }
+}
+
+TEST_F(KeptCrossover, IsWithinBoundsWhateverAnotherHandWrote) {
+  const std::string key = machine_key(), isa = instruction_set();
+  for (const char* rows : {"1000", "-3", "1.5", "null", "\"8\""}) {
+    scratch.write("kept/links.json", R"({"stowage_links": 1, "machines": {")" + key +
+                                         R"(": {"crossover": {")" + isa + R"(": {"rows": )" + rows +
+                                         R"(, "long_groups": 1, "short_groups": 1, "bytes": 1,
+  "words": 1, "own": 64, "own_bf16": 16, "own_pairs": 0, "own_codes": 0}}}}})");
+    use_crossover(built_in_crossover());
+    if (use_kept_crossover())
+      EXPECT_LE(crossover().rows, kMostRows);
+    else
+      EXPECT_EQ(crossover(), built_in_crossover());
+  }
+}
+
+TEST_F(KeptCrossover, IsWhatTheEnvironmentSays) {
+  Crossover some = built_in_crossover();
+  some.rows = 5;
+  keep_crossover(some);
+  ::setenv("STOWAGE_CROSSOVER", "built_in", 1);
+  EXPECT_TRUE(use_kept_crossover());
+  EXPECT_EQ(crossover(), built_in_crossover());
+  ::setenv("STOWAGE_CROSSOVER", "rows=8,words=3", 1);
+  EXPECT_TRUE(use_kept_crossover());
+  some = built_in_crossover();
+  some.rows = 8, some.words = 3;
+  EXPECT_EQ(crossover(), some);
+  for (const char* wrong :
+       {"rows", "rows=", "rows=x", "rows=1x", "lines=3", "rows=3,,words=1", "="}) {
+    ::setenv("STOWAGE_CROSSOVER", wrong, 1);
+    EXPECT_STOWAGE_ERROR(use_kept_crossover(), invalid_argument,
+                         "STOWAGE_CROSSOVER: must be built_in or names and numbers");
+  }
+  ::setenv("STOWAGE_CROSSOVER", "rows=65", 1);
+  EXPECT_STOWAGE_ERROR(use_kept_crossover(), invalid_argument, "rows must be from 0 to 64, got 65");
+}
+
+}  // namespace
+}  // namespace stowage
