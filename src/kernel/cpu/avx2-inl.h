@@ -31,8 +31,7 @@ struct Lanes : PortableLanes {
     const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(words, low7), low7);
     const __m128i halves =
         _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xBFFF)));
-    return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7E00)))) *
-           256.0f;
+    return _mm256_cvtph_ps(_mm_blendv_epi8(halves, _mm_set1_epi16(0x7E00), nan)) * 256.0f;
   }
   static F load_e5m2(const void* p) {  // the high byte of an fp16 number
     return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight_bytes(p)), 8));

@@ -91,13 +91,11 @@ F float8_value(I code) {
   constexpr int kBias = kMantissa == 3 ? 7 : 15, kShift = 23 - kMantissa;
   const I a = code & 0x7F, normal = (a << kShift) + ((127 - kBias) << 23);
   const F subnormal = __builtin_convertvector(a, F) * (kMantissa == 3 ? 0x1p-9f : 0x1p-16f);
-  I value = a < (1 << kMantissa) ? as_int(subnormal) : normal;
-  if constexpr (kMantissa == 3) {
-    value = a == 0x7F ? splat(static_cast<std::int32_t>(kQuietNan)) : value;
-  } else {  // the exponent of infinity and NaN is all ones here too
-    value = a >= 0x7C ? normal + ((127 - kBias) << 23) : value;
-  }
-  return as_float(value | ((code & 0x80) << 24));
+  const I sign = (code & 0x80) << 24, value = a < (1 << kMantissa) ? as_int(subnormal) : normal;
+  if constexpr (kMantissa == 3)  // of either sign, the one quiet NaN: steps rely on it
+    return as_float(a == 0x7F ? splat(static_cast<std::int32_t>(kQuietNan)) : value | sign);
+  // The exponent of infinity and NaN is all ones here too.
+  return as_float((a >= 0x7C ? normal + ((127 - kBias) << 23) : value) | sign);
 }
 
 struct PortableLanes {

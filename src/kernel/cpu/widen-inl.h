@@ -54,6 +54,15 @@ void store(void* to, F x) {
   }
 }
 
+/// The same of what is no NaN but the quiet one.
+template <Dtype kOut>
+void store_quiet(void* to, F x) {
+  if constexpr (kOut == Dtype::f32)
+    Lanes::store_f32(to, x);
+  else
+    Lanes::store_f64(to, x);
+}
+
 template <Codes kCodes>
 F decode(const void* codes) {
   if constexpr (kCodes == Codes::f32) return Lanes::load_f32(codes);
@@ -151,6 +160,24 @@ requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::bf16> {
   bool has_nan_;
 };
 
+/// To fp32: of e4m3, whose one NaN is read as the quiet one, and of integers by a finite scale
+/// nothing has to be made quiet.
+template <Codes kCodes>
+requires(bits_of(kCodes) == 8) struct Widen<kCodes, Dtype::f32> {
+  static constexpr int kStep = kWidth;
+  Widen(const CodeValues<kCodes>&, float scale)
+      : scale_(splat(scale)),
+        is_quiet_((is_integer(kCodes) || kCodes == Codes::f8_e4m3) && __builtin_isfinite(scale)) {}
+  void operator()(const std::uint8_t* codes, void* out) const {
+    const F value = decode<kCodes>(codes) * scale_;
+    Lanes::store_f32(out, is_quiet_ ? value : quiet(value));
+  }
+
+ private:
+  F scale_;
+  bool is_quiet_;
+};
+
 /// Codes of 8 bits that stand for their distance from `zero`.
 template <Codes kCodes, Dtype kOut>
 struct WidenFrom {
@@ -232,14 +259,19 @@ template <Codes kCodes, Dtype kOut>
 requires(is_four_bit(kCodes) && bytes_of(kOut) > 2) struct Widen<kCodes, kOut> {
   static constexpr int kStep = kWidth;
   template <Zero kZero>
-  explicit Widen(const Products<kCodes, kZero>& products)
-      : table_(Lanes::load_table(products.of.all)) {}
+  explicit Widen(Products<kCodes, kZero> products) : table_(table_of(products)) {}
   void operator()(const std::uint8_t* codes, void* out) const {
     const I nibbles = Lanes::load_nibbles<packing_of(kCodes)>(codes);
-    store<kOut>(out, as_float(Lanes::look_up(table_, nibbles)));
+    store_quiet<kOut>(out, as_float(Lanes::look_up(table_, nibbles)));
   }
 
  private:
+  template <Zero kZero>
+  static Lanes::Table16 table_of(Products<kCodes, kZero>& products) {
+    if (!products.numbers)
+      for (F& some : products.of.all) some = quiet(some);
+    return Lanes::load_table(products.of.all);
+  }
   Lanes::Table16 table_;
 };
 template <Codes kCodes, Dtype kOut>
