@@ -123,8 +123,10 @@ void KeptLinks::set_disk(const std::string& key, const std::string& disk, const 
   object_at(of(key), "disks")[disk] = {{"disk", rates.direct}, {"cached", rates.cached}};
 }
 
-std::optional<Crossover> KeptLinks::crossover(const std::string& key, const std::string& isa) {
+std::optional<Crossover> KeptLinks::crossover(const std::string& key) {
   const nlohmann::json sets(object_at(of(key), "crossover"));
+  if (sets.empty()) return std::nullopt;
+  const std::string isa = instruction_set();
   return if_legible([&] {
     const JsonFields numbers = JsonFields(sets, "links.json").fields(isa.c_str());
     Crossover made;
@@ -244,8 +246,7 @@ void keep_crossover(const Crossover& crossover) {
 
 Crossover crossover_of_this_machine(bool anew, bool* measured) {
   planning::KeptLinks kept(env::links_path());
-  const std::optional<Crossover> known =
-      anew ? std::nullopt : kept.crossover(machine_key(), instruction_set());
+  const std::optional<Crossover> known = anew ? std::nullopt : kept.crossover(machine_key());
   if (measured != nullptr) *measured = !known;
   if (known)
     use_crossover(*known);
@@ -258,9 +259,8 @@ bool use_kept_crossover() {
   const std::string said = env::crossover();
   const std::optional<Crossover> found =
       said == "built_in" ? built_in_crossover()
-      : !said.empty()
-          ? planning::crossover_said(said)
-          : planning::KeptLinks(env::links_path()).crossover(machine_key(), instruction_set());
+      : !said.empty()    ? planning::crossover_said(said)
+                         : planning::KeptLinks(env::links_path()).crossover(machine_key());
   if (found) use_crossover(*found);
   return found.has_value();
 }

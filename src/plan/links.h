@@ -29,7 +29,8 @@ class KeptLinks {
   explicit KeptLinks(std::string path);
   std::optional<Links> machine(const std::string& key);
   std::optional<DiskRates> disk(const std::string& key, const std::string& disk);
-  std::optional<Crossover> crossover(const std::string& key, const std::string& isa);
+  /// That of the instruction set in use, which is not asked for where nothing is kept.
+  std::optional<Crossover> crossover(const std::string& key);
   void set_crossover(const std::string& key, const std::string& isa, const Crossover& crossover);
   void set_machine(const std::string& key, const Links& links);
   void set_disk(const std::string& key, const std::string& disk, const DiskRates& rates);

@@ -39,8 +39,10 @@ def crossover(*, anew: bool = False) -> dict[str, int]:
 
 
 def use_kept() -> None:
-    """Puts in force what was measured here once. Raises InvalidArgument for a STOWAGE_CROSSOVER
-    that says nothing."""
+    """Puts in force what was measured here once, for kernels that are used. Raises InvalidArgument
+    for a STOWAGE_CROSSOVER that says nothing."""
+    if library.composite_forced():
+        return
     try:
         library.crossover_use_kept()
     except RuntimeError as error:

@@ -42,6 +42,22 @@ def test_what_is_measured_is_in_force_in_later_processes(tmp_path: Path) -> None
     assert said(links, code, STOWAGE_CROSSOVER="built_in").stdout != "7\n"
 
 
+def test_stock_ops_have_none(tmp_path: Path) -> None:
+    links = tmp_path / "links.json"
+    said(links, "stowage.crossover(anew=True)")
+    code = "print(stowage.info()['instruction_set'])"
+    forced = {"STOWAGE_FORCE_ISA": "composite", "STOWAGE_CROSSOVER": "rows=8"}
+    assert said(links, code, **forced).stdout == "composite\n"
+    run = said(links, "stowage.crossover()", **forced)
+    assert "Unsupported: STOWAGE_FORCE_ISA=composite" in run.stderr
+
+
+def test_a_set_that_is_not_there_is_told_by_the_first_op(tmp_path: Path) -> None:
+    run = said(tmp_path / "none.json", "print(1); stowage.crossover()", STOWAGE_FORCE_ISA="mmx")
+    assert run.stdout == "1\n"
+    assert "InvalidArgument: STOWAGE_FORCE_ISA=mmx" in run.stderr
+
+
 @pytest.mark.parametrize("text", ["rows=65", "lines=3"])
 def test_what_the_environment_cannot_say(tmp_path: Path, text: str) -> None:
     run = said(tmp_path / "links.json", "", STOWAGE_CROSSOVER=text)
