@@ -268,21 +268,35 @@ struct CodeReader<Codes::f8_e4m3> {
   void set_scale(float) {}
   F read(const std::uint8_t* codes) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-    largest_ = _mm_max_epu8(largest_, _mm_and_si128(bytes, _mm_set1_epi8(0x7F)));
+    note(_mm256_zextsi128_si256(bytes));
     const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
     return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(~0x4000)));
   }
+  // Bytes become the upper halves of words, in each 16 by themselves.
   void read4(const std::uint8_t* codes, F (&w)[4]) {
-    for (int v = 0; v < 4; ++v) w[v] = read(codes + v * kWidth);
+    const __m256i bytes = load_as<__m256i>(codes), zero = _mm256_setzero_si256();
+    note(bytes);
+    const __m256i low = halves(_mm256_unpacklo_epi8(zero, bytes));
+    const __m256i high = halves(_mm256_unpackhi_epi8(zero, bytes));
+    w[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(low));
+    w[1] = _mm256_cvtph_ps(_mm256_castsi256_si128(high));
+    w[2] = _mm256_cvtph_ps(_mm256_extracti128_si256(low, 1));
+    w[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(high, 1));
   }
   F value(F sum) const { return sum * 256.0f; }
   bool met_nan() const {
-    const __m128i nan = _mm_cmpeq_epi8(largest_, _mm_set1_epi8(0x7F));
-    return _mm_testz_si128(nan, nan) == 0;
+    const __m256i nan = _mm256_cmpeq_epi8(largest_, _mm256_set1_epi8(0x7F));
+    return _mm256_testz_si256(nan, nan) == 0;
   }
 
  private:
-  __m128i largest_ = _mm_setzero_si128();
+  void note(__m256i bytes) {
+    largest_ = _mm256_max_epu8(largest_, _mm256_and_si256(bytes, _mm256_set1_epi8(0x7F)));
+  }
+  static __m256i halves(__m256i words) {
+    return _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(~0x4000));
+  }
+  __m256i largest_ = _mm256_setzero_si256();
 };
 
 /// e5m2 is the upper half of an fp16 number.
