@@ -18,6 +18,8 @@
 namespace stowage {
 namespace {
 
+static_assert(kMostWidened == kMostRows && kMostInIntegers == kMostBytesRows);
+
 // A table with another crossover; what of it is the torch ops' is not in a table.
 Kernels with(const Kernels& kernels, const Crossover& crossover) {
   Kernels made = kernels;

@@ -3,7 +3,6 @@
 #pragma once
 #include <array>
 
-#include "kernel/linear.h"
 #include "stowage/crossover.h"
 
 namespace stowage {
@@ -14,12 +13,13 @@ struct CrossoverField {
   std::int64_t most;  // that the way takes
 };
 inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 30;
+inline constexpr std::int64_t kMostWidened = 64, kMostInIntegers = 16;  // rows of x
 inline constexpr std::array kCrossoverFields{
-    CrossoverField{"rows", &Crossover::rows, kMostRows},
-    CrossoverField{"long_groups", &Crossover::long_groups, kMostBytesRows},
-    CrossoverField{"short_groups", &Crossover::short_groups, kMostBytesRows},
-    CrossoverField{"bytes", &Crossover::bytes, kMostBytesRows},
-    CrossoverField{"words", &Crossover::words, kMostBytesRows},
+    CrossoverField{"rows", &Crossover::rows, kMostWidened},
+    CrossoverField{"long_groups", &Crossover::long_groups, kMostInIntegers},
+    CrossoverField{"short_groups", &Crossover::short_groups, kMostInIntegers},
+    CrossoverField{"bytes", &Crossover::bytes, kMostInIntegers},
+    CrossoverField{"words", &Crossover::words, kMostInIntegers},
     CrossoverField{"own", &Crossover::own, kAnyRows},
     CrossoverField{"own_bf16", &Crossover::own_bf16, kAnyRows},
     CrossoverField{"own_pairs", &Crossover::own_pairs, kAnyRows},

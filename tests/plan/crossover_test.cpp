@@ -64,7 +64,7 @@ TEST_F(KeptCrossover, IsWithinBoundsWhateverAnotherHandWrote) {
   "words": 1, "own": 64, "own_bf16": 16, "own_pairs": 0, "own_codes": 0}}}}})");
     use_crossover(built_in_crossover());
     if (use_kept_crossover())
-      EXPECT_LE(crossover().rows, kMostRows);
+      EXPECT_LE(crossover().rows, kMostWidened);
     else
       EXPECT_EQ(crossover(), built_in_crossover());
   }
