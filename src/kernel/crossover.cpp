@@ -45,17 +45,30 @@ Crossover built_in(const Kernels& kernels) {
   return made;
 }
 
+// Those that were in force stay, since a product may still use one; they are found again.
 struct Chosen {
   const Crossover crossover;
   const Kernels kernels;
+  Chosen* before = nullptr;
 };
-// Those that were in force stay: a product may still use one.
-std::atomic<const Chosen*>& chosen() {
-  static std::atomic<const Chosen*> now{[] {
-    const Kernels& best = best_kernels();
-    return new Chosen{built_in(best), best};
-  }()};
-  return now;
+struct EveryChosen {
+  std::atomic<Chosen*> last;
+  std::atomic<const Chosen*> now;
+  explicit EveryChosen(Chosen* first) : last(first), now(first) {}
+};
+EveryChosen& chosen() {
+  static EveryChosen every(new Chosen{built_in(best_kernels()), best_kernels()});
+  return every;
+}
+
+const Chosen* chosen_for(const Crossover& crossover) {
+  EveryChosen& every = chosen();
+  for (const Chosen* some = every.last; some != nullptr; some = some->before)
+    if (some->crossover == crossover) return some;
+  auto* const made = new Chosen{crossover, with(best_kernels(), crossover), every.last};
+  while (!every.last.compare_exchange_weak(made->before, made)) {
+  }
+  return made;
 }
 
 // --- measuring -----------------------------------------------------------------------------------
@@ -122,11 +135,11 @@ std::int64_t most_worth(const char* storage, Dtype dtype, const Kernels& kernels
 
 Crossover built_in_crossover() { return built_in(best_kernels()); }
 
-const Kernels& kernels() { return chosen().load(std::memory_order_acquire)->kernels; }
+const Kernels& kernels() { return chosen().now.load(std::memory_order_acquire)->kernels; }
 
 inline namespace v0 {
 
-Crossover crossover() { return chosen().load(std::memory_order_acquire)->crossover; }
+Crossover crossover() { return chosen().now.load(std::memory_order_acquire)->crossover; }
 
 void use_crossover(const Crossover& crossover) {
   for (const CrossoverField& field : kCrossoverFields)
@@ -134,8 +147,7 @@ void use_crossover(const Crossover& crossover) {
       throw Error(Code::invalid_argument, std::string("crossover: ") + field.name +
                                               " must be from 0 to " + std::to_string(field.most) +
                                               ", got " + std::to_string(got));
-  if (crossover == stowage::crossover()) return;
-  chosen().store(new Chosen{crossover, with(best_kernels(), crossover)}, std::memory_order_release);
+  chosen().now.store(chosen_for(crossover), std::memory_order_release);
 }
 
 Crossover measure_crossover() {
