@@ -74,6 +74,7 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
             exact = scalar[key.replace(" y", " exact")]
             unit = torch.finfo(got.dtype).eps
             error, scale = (got.double() - exact).abs().max(), exact.abs().max()
-            assert error <= scale * (2 * unit + (0 if "float32" in key else 2.0**-8)), (name, key)
+            # docs/numbers.md allows (72 + 8) / 2 units of sum |x w|, in whatever order it is added.
+            assert error <= scale * (4 * unit + (0 if "float32" in key else 2.0**-8)), (name, key)
     if lacking:
         pytest.skip(f"equal where this CPU runs them; it lacks {', '.join(lacking)}")
