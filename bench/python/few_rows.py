@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of few and of several rows of bf16 by resting weights, beside the dense one.
+"""Products of few, of several and of many rows by resting weights, beside the dense one.
 
 One matrix in each storage, all in turn in one process, medians; before each product 64 MiB of other
-memory are written, so that weights come from where they rest. `read` is the time in which the bytes
-at rest are read once, by a sum over 256 MiB. An instruction set is forced by STOWAGE_FORCE_ISA.
+memory are written, so that weights come from where they rest. One thread is timed by what it has of
+the processor, which other programs change less. `read` is the time in which the bytes at rest are
+read once, by a sum over 256 MiB. An instruction set is forced by STOWAGE_FORCE_ISA.
 Run: python bench/python/few_rows.py [--size 4096] [--rows 1 4 16] [--storages nf4 mxfp4]
-     [--threads 1] [--rounds 7] [--json]
+     [--dtype bf16] [--gradient] [--threads 1] [--rounds 7] [--json]
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import stowage
 STORAGES = ["f8_e4m3:row", "f8_e4m3:block128x128", "int8:row", "nf4", "int4:block32:bf16"]
 STORAGES += ["mxfp4", "nvfp4", "q4_k"]
 ROWS = [1, 2, 4, 8, 16, 32, 48, 128]
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp32": torch.float32}
 
 
 def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def read_rate(rounds: int) -> float:
@@ -40,27 +43,31 @@ def read_rate(rounds: int) -> float:
 
 
 @torch.inference_mode()
-def products(weights: dict[str, Tensor], m: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, after a round that does not count."""
+def products(
+    weights: dict[str, Tensor], m: int, rounds: int, gradient: bool = False
+) -> dict[str, float]:
+    """Median milliseconds of each, after a round that does not count; `gradient`: that of x."""
     other = torch.ones(1 << 26, dtype=torch.uint8)
-    x = torch.randn(m, next(iter(weights.values())).shape[1], dtype=torch.bfloat16)
+    one = next(iter(weights.values()))  # all are square
+    x = torch.randn(m, one.shape[1], dtype=torch.float32).to(one.dtype)
+    product = torch.matmul if gradient else F.linear
     times: dict[str, list[float]] = {name: [] for name in weights}
     for turn in range(rounds + 1):
         for name, weight in weights.items():
             other.add_(1)
-            took = seconds(lambda weight=weight: F.linear(x, weight))
+            took = seconds(lambda weight=weight: product(x, weight))
             if turn:
                 times[name].append(took)
     return {name: statistics.median(found) * 1e3 for name, found in times.items()}
 
 
 def measured(options: argparse.Namespace) -> list[dict[str, object]]:
-    dense = torch.randn(options.size, options.size).mul_(0.02).bfloat16()
-    weights = {"dense bf16": dense}
+    dense = torch.randn(options.size, options.size).mul_(0.02).to(DTYPES[options.dtype])
+    weights = {f"dense {options.dtype}": dense}
     weights.update({name: stowage.quantize(dense, name) for name in options.storages})
     rate, lines = read_rate(options.rounds), []
     for m in options.rows:
-        for name, ms in products(weights, m, options.rounds).items():
+        for name, ms in products(weights, m, options.rounds, options.gradient).items():
             held = getattr(weights[name], "nbytes_at_rest", dense.nbytes)
             line = {"rows": m, "storage": name, "ms": ms, "read": held / rate * 1e3}
             lines.append(line)
@@ -85,6 +92,8 @@ def main() -> None:
     about.add_argument("--size", type=int, default=4096)
     about.add_argument("--rows", type=int, nargs="+", default=ROWS)
     about.add_argument("--storages", nargs="+", default=STORAGES)
+    about.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of x and of values")
+    about.add_argument("--gradient", action="store_true", help="x times the weight, not turned")
     about.add_argument("--threads", type=int, default=1)
     about.add_argument("--rounds", type=int, default=7)
     about.add_argument("--json", action="store_true")

@@ -45,9 +45,9 @@ STOWAGE_API Links links_of_this_machine(const std::string& path, bool anew = fal
 STOWAGE_API std::string to_json(const Links& links);
 /// From how many rows of x on other ways to multiply are quicker on this machine, by the
 /// instruction set in use: from links.json, or measured now, in less than a second, and kept there.
-/// It is in force from then on. `measured` and `anew` as above.
+/// It is in force from then on. `measured` and `anew` as above. Throws io where it cannot be kept.
 STOWAGE_API Crossover crossover_of_this_machine(bool anew = false, bool* measured = nullptr);
-/// Keeps one in links.json, and puts it in force. Throws as use_crossover does.
+/// Puts one in force, and keeps it in links.json. Throws as use_crossover does, and io.
 STOWAGE_API void keep_crossover(const Crossover& crossover);
 /// Puts in force what links.json keeps for this machine, or what STOWAGE_CROSSOVER says instead;
 /// false where neither says anything. Throws invalid_argument for what it cannot say.

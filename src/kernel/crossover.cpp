@@ -5,15 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "kernel/drivers.h"
 #include "kernel/kernels.h"
-#include "stowage/quantize.h"
 
 namespace stowage {
 namespace {
@@ -71,64 +66,22 @@ const Chosen* chosen_for(const Crossover& crossover) {
   return made;
 }
 
-// --- measuring -----------------------------------------------------------------------------------
-
-constexpr std::int64_t kLines = 768, kDepth = 2048;
-constexpr int kRuns = 3;
-
-class Probe {
- public:
-  explicit Probe(const char* storage)
-      : storage_(parse_storage(storage)), x_(static_cast<std::size_t>(kMostRows * kDepth)) {
-    const Shape shape{kLines, kDepth};
-    const Layout layout = stowage::layout(storage_, shape);
-    std::vector<std::uint16_t> values(static_cast<std::size_t>(shape.elements()));
-    for (std::size_t i = 0; i < values.size(); ++i)  // of either sign, around 2^-6
-      values[i] = static_cast<std::uint16_t>(0x3C00 + i * 7919 % 256 + (i * 31 % 2 << 15));
-    for (std::size_t i = 0; i < x_.size(); ++i)
-      x_[i] = static_cast<std::uint16_t>(0x3F00 + i * 6101 % 256 + (i * 17 % 2 << 15));
-    std::vector<void*> parts;
-    for (const Part& part : std::span(layout.parts).first(static_cast<std::size_t>(layout.count)))
-      parts.push_back(parts_.emplace_back(static_cast<std::size_t>(part.bytes)).data());
-    quantize_into(values.data(), Dtype::bf16, shape, storage_, parts);
-    weight_.emplace(storage_, shape, std::vector<const void*>(parts.begin(), parts.end()));
-    y_.resize(static_cast<std::size_t>(kMostRows * kLines));
-  }
-
-  double seconds(const Kernels& kernels, std::int64_t m, Dtype dtype) {
-    const auto begin = std::chrono::steady_clock::now();
-    linear_with(kernels, x_.data(), m, dtype, *weight_, nullptr, y_.data(), inline_executor());
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
-
- private:
-  const Storage storage_;
-  std::vector<std::vector<std::byte>> parts_;
-  std::vector<std::uint16_t> x_, y_;  // of 16 bits
-  std::optional<Weight> weight_;
-};
-
-// The most rows, of those that are tried, up to which a way is as quick: past two that are not,
-// nobody looks.
-std::int64_t most_worth(const char* storage, Dtype dtype, const Kernels& kernels, Crossover now,
+std::int64_t most_worth(const char* storage, Dtype dtype, Crossover now,
                         std::int64_t Crossover::*way, std::int64_t most) {
-  Probe probe(storage);
+  constexpr std::array<std::int64_t, 12> kTried{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+  CrossoverProbe probe(storage, dtype, most);
   Crossover without = now;
   now.*way = most;
   without.*way = 0;
-  const Kernels tables[]{with(kernels, now), with(kernels, without)};
-  std::int64_t found = 0;
-  int lost = 0;
-  for (const std::int64_t m : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
-    if (m > most || lost == 2) break;
-    std::array<double, 2> best{1e9, 1e9};
-    for (int run = 0; run < kRuns; ++run)
-      for (std::size_t i = 0; i < 2; ++i)
-        best[i] = std::min(best[i], probe.seconds(tables[i], m, dtype));
-    lost = best[0] <= best[1] ? 0 : lost + 1;
-    if (lost == 0) found = m;
-  }
-  return found;
+  const Kernels tables[]{with(best_kernels(), now), with(best_kernels(), without)};
+  const auto by = [&](const Kernels& kernels) {
+    return [&](std::int64_t m) {
+      linear_with(kernels, probe.x(), m, dtype, probe.weight(), nullptr, probe.y(),
+                  inline_executor());
+    };
+  };
+  const auto end = std::ranges::upper_bound(kTried, most);
+  return CrossoverProbe::most_worth({kTried.begin(), end}, by(tables[0]), by(tables[1]));
 }
 
 }  // namespace
@@ -155,7 +108,7 @@ Crossover measure_crossover() {
   Crossover made = crossover();
   if (best.linear.bytes.dot[static_cast<std::size_t>(Codes::int4)] != nullptr) {
     const auto in_integers = [&](const char* storage, std::int64_t Crossover::*way) {
-      made.*way = most_worth(storage, Dtype::bf16, best, made, way, kMostBytesRows);
+      made.*way = most_worth(storage, Dtype::bf16, made, way, kMostBytesRows);
     };
     in_integers("int4:block64:bf16", &Crossover::long_groups);
     in_integers("int4:block32:bf16", &Crossover::short_groups);
@@ -165,7 +118,7 @@ Crossover measure_crossover() {
   }
   // In f16, which nothing but these two ways multiplies; tiles take all that the other does.
   made.rows = std::max<std::int64_t>(
-      1, most_worth("f8_e4m3:row", Dtype::f16, best, made, &Crossover::rows, kMostRows));
+      1, most_worth("f8_e4m3:row", Dtype::f16, made, &Crossover::rows, kMostRows));
   return made;
 }
 

@@ -14,13 +14,12 @@
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kDepth = 256;     // terms of a tile: a panel of x is in the L1 cache
-constexpr std::int64_t kWidened = 1024;  // terms of w that are widened at a time, for linear
-constexpr std::int64_t kMostRows = 48, kMostColumns = 384;    // of w, of a part
+// Of linear: terms of a tile, for which a panel of x is in the L1 cache, and of w that are widened
+// at a time; rows of w of a part, and the most rows of x that are shared. Of the gradient likewise.
+constexpr std::int64_t kDepth = 256, kWidened = 1024, kPartRows = 48, kMostShared = 512;
+constexpr std::int64_t kGradientDepth = 128, kPartColumns = 384, kMostSharedGradient = 192;
 constexpr std::int64_t kSharedBytes = std::int64_t{3} << 20;  // of what multiplies the weight
 constexpr std::int64_t kFewestShared = 64;                    // rows of it, even if these take more
-constexpr std::int64_t kGradientDepth = 128;
-constexpr std::int64_t kMostShared = 512, kMostSharedGradient = 192;
 constexpr std::int64_t kTurned = 16;   // rows or columns that are turned at a time
 constexpr std::int64_t kBetween = 16;  // floats between rows: no power of two, which would put
                                        // them all into the same few sets of a cache
@@ -28,26 +27,27 @@ constexpr std::int64_t kParallelProducts = std::int64_t{1} << 20;
 constexpr std::int64_t kMoves = 16;  // products that take as long as a number that is moved
 
 /// How the rows or columns of a weight are cut into stretches, one for each part of the work.
-struct Stretches {
+struct Parts {
   std::int64_t count, each;
 
-  std::int64_t parts() const noexcept { return ceil_div(count, each); }
+  std::int64_t number() const noexcept { return ceil_div(count, each); }
   /// What the last thread to end does, where all take turns.
   std::int64_t longest(std::int64_t threads) const noexcept {
-    return ceil_div(parts(), threads) * each;
+    return ceil_div(number(), threads) * each;
   }
 };
 
 // Long stretches use what is shared more often; but no thread may wait long for the last one.
-Stretches stretches(std::int64_t count, std::int64_t most, std::int64_t threads) {
+Parts parts_of(std::int64_t count, std::int64_t most, std::int64_t threads) {
   constexpr std::int64_t kFewest = 16, kPartsEach = 4;
-  Stretches best{count, most};
+  most = std::min(most, padded(count));
+  Parts best{count, most};
   if (threads == 1) return best;
   const std::int64_t ideal = ceil_div(count, threads);
   for (std::int64_t each = most; each >= kFewest; each -= kTurned) {
-    const Stretches now{count, each};
+    const Parts now{count, each};
     if (now.longest(threads) < best.longest(threads)) best = now;
-    if (now.parts() >= kPartsEach * threads && now.longest(threads) * 16 <= ideal * 17) return now;
+    if (now.number() >= kPartsEach * threads && now.longest(threads) * 16 <= ideal * 17) return now;
   }
   return best;
 }
@@ -132,13 +132,13 @@ class TurnedRows {
 class Linear {
  public:
   explicit Linear(const LinearCall& call)
-      : call_(call), parts_(stretches(call.weight->rows(), kMostRows, call.executor->threads())) {}
+      : call_(call), parts_(parts_of(call.weight->rows(), kPartRows, call.executor->threads())) {}
 
   void run() const {
     for_each_rows(call_, call_.weight->columns(), kMostShared, [&](Rows rows) {
       const TurnedRows x(call_, rows);
       const std::int64_t products = rows.count * call_.weight->rows() * call_.weight->columns();
-      for_each_part(call_, parts_.parts(), products, [&](std::int64_t i) { part(i, rows, x); });
+      for_each_part(call_, parts_.number(), products, [&](std::int64_t i) { part(i, rows, x); });
     });
   }
 
@@ -173,7 +173,7 @@ class Linear {
   }
 
   const LinearCall& call_;
-  const Stretches parts_;
+  const Parts parts_;
 };
 
 // --- the gradient --------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Gradient {
  public:
   explicit Gradient(const LinearCall& call)
       : call_(call),
-        parts_(stretches(call.weight->columns(), kMostColumns, call.executor->threads())) {}
+        parts_(parts_of(call.weight->columns(), kPartColumns, call.executor->threads())) {}
 
   void run() const {
     const std::int64_t depth = call_.weight->rows();
@@ -194,7 +194,7 @@ class Gradient {
         call_.widen_x((rows.begin + i) * depth, depth, g + i * stride);
       });
       const std::int64_t products = rows.count * depth * call_.weight->columns();
-      for_each_part(call_, parts_.parts(), products, [&](std::int64_t i) { part(i, rows, g); });
+      for_each_part(call_, parts_.number(), products, [&](std::int64_t i) { part(i, rows, g); });
     });
   }
 
@@ -214,9 +214,9 @@ class Gradient {
         weight.widen(d + p, column, count, w + p * line);
         std::fill(w + p * line + count, w + p * line + padded(count), 0.0f);
       }
-      for (std::int64_t j = 0; j < rows.count; j += kMostRows)
+      for (std::int64_t j = 0; j < rows.count; j += kPartRows)
         call_.kernels->tile({g + j * (depth + kBetween) + d, depth + kBetween,
-                             std::min(kMostRows, rows.count - j), w, line, padded(count), n,
+                             std::min(kPartRows, rows.count - j), w, line, padded(count), n,
                              sums + j * line, line, d != 0});
       d += n;
     } while (d < depth);
@@ -224,7 +224,7 @@ class Gradient {
   }
 
   const LinearCall& call_;
-  const Stretches parts_;
+  const Parts parts_;
 };
 
 }  // namespace

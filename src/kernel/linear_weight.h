@@ -11,10 +11,9 @@
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
-//   rows    up to 16 to 64 rows of x, by the instruction set: weights are read once, a few rows at
-//   a
-//           time, by dot products
-//   tiles   more rows of x, and the gradient: tiles of weight are widened into scratch
+//   rows    up to 12 to 64 rows of x, as the crossover has it: weights are read once, a few rows at
+//           a time, by dot products
+//   tiles   more rows of x, and the gradient: stretches of weight are widened into scratch
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -57,8 +57,8 @@ Crossover crossover_said(const std::string& text) {
                *end = piece.data() + piece.size();
     std::int64_t number = 0;
     const auto [stopped, failed] = std::from_chars(begin, end, number);
-    if (equals == std::string::npos || field == kCrossoverFields.end() || failed != std::errc{} ||
-        stopped != end)
+    if (equals == std::string::npos || field == std::end(kCrossoverFields) ||
+        failed != std::errc{} || stopped != end)
       throw Error(Code::invalid_argument,
                   "STOWAGE_CROSSOVER: must be built_in or names and numbers such as "
                   "rows=8,words=3, got '" +
@@ -141,13 +141,17 @@ void KeptLinks::set_crossover(const std::string& key, const std::string& isa,
   object_at(of(key), "crossover")[isa] = crossover_json(crossover);
 }
 
-void KeptLinks::keep() const {
+bool KeptLinks::keep() const {
   std::error_code failed;
   fs::create_directories(fs::path(path_).parent_path(), failed);
   const std::string temporary = path_ + "." + std::to_string(::getpid());
-  std::ofstream(temporary, std::ios::binary) << json_.dump(1) << "\n";
-  fs::rename(temporary, path_, failed);
-  if (failed) fs::remove(temporary, failed);
+  const bool written =
+      static_cast<bool>(std::ofstream(temporary, std::ios::binary) << json_.dump(1) << "\n"
+                                                                   << std::flush);
+  if (written) fs::rename(temporary, path_, failed);
+  const bool kept = written && !failed;
+  if (!kept) fs::remove(temporary, failed);
+  return kept;
 }
 
 Json crossover_json(const Crossover& crossover) {
@@ -241,7 +245,10 @@ void keep_crossover(const Crossover& crossover) {
   use_crossover(crossover);
   planning::KeptLinks kept(env::links_path());
   kept.set_crossover(machine_key(), instruction_set(), crossover);
-  kept.keep();
+  if (!kept.keep())
+    throw Error(Code::io, env::links_path() +
+                              ": must be writable, so that what was measured is kept; it is in "
+                              "force in this process alone");
 }
 
 Crossover crossover_of_this_machine(bool anew, bool* measured) {

@@ -34,8 +34,8 @@ class KeptLinks {
   void set_crossover(const std::string& key, const std::string& isa, const Crossover& crossover);
   void set_machine(const std::string& key, const Links& links);
   void set_disk(const std::string& key, const std::string& disk, const DiskRates& rates);
-  /// Writes it. A folder that cannot be written only means that the next plan measures again.
-  void keep() const;
+  /// Writes it, and tells whether: where a folder cannot be written, the next plan measures again.
+  bool keep() const;
 
  private:
   nlohmann::ordered_json& of(const std::string& key);

@@ -22,6 +22,12 @@ def test_each_storage_has_its_lines() -> None:
     assert all(line["ms"] > 0 and line["read"] > 0 for line in lines)
 
 
+def test_gradients_and_dtypes_have_theirs() -> None:
+    lines = json.loads(run("--json", "--dtype", "fp32", "--gradient"))
+    assert {line["storage"] for line in lines} == {"dense fp32", "nf4", "q4_k"}
+    assert all(line["ms"] > 0 for line in lines)
+
+
 def test_the_table_shows_them() -> None:
     head, limit, *rows = run().splitlines()
     assert head.split() == ["rows", "dense", "bf16", "nf4", "q4_k"]

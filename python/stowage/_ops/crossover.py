@@ -24,6 +24,9 @@ def crossover(*, anew: bool = False) -> dict[str, int]:
         and of bf16 by all storages, by those that are multiplied in pairs, and by nf4 and fp4, are
         not left to torch's product of dequantized tiles.
 
+    Raises:
+        FileError: it cannot be kept; what was measured is in force in this process alone.
+
     Example:
         >>> stowage.crossover()["rows"] >= 1
         True

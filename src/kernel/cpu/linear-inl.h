@@ -48,14 +48,13 @@ void tile_block(const TileTask& task, std::int64_t row, std::int64_t column) {
   } while (p < task.depth);
 }
 
-using TileBlock = void (*)(const TileTask& task, std::int64_t row, std::int64_t column);
-
-/// Blocks of 1, 2, ... rows.
-template <int kVectors>
-constexpr auto kTileBlocks = []<int... kLess>(std::integer_sequence<int, kLess...>) {
-  return std::array<TileBlock, sizeof...(kLess)>{&tile_block<kLess + 1, kVectors>...};
+/// `some` rows, of at most kRows.
+template <int kRows, int kVectors>
+void tile_some(std::int64_t some, const TileTask& task, std::int64_t row, std::int64_t column) {
+  if constexpr (kRows > 1)
+    if (some < kRows) return tile_some<kRows - 1, kVectors>(some, task, row, column);
+  tile_block<kRows, kVectors>(task, row, column);
 }
-(std::make_integer_sequence<int, Lanes::kTileRows>());
 
 /// All rows, in blocks as alike as can be: small ones wait for their own sums.
 template <int kVectors>
@@ -63,7 +62,7 @@ void tile_rows(const TileTask& task, std::int64_t column) {
   std::int64_t left = (task.rows + Lanes::kTileRows - 1) / Lanes::kTileRows;
   for (std::int64_t row = 0; row < task.rows; --left) {
     const std::int64_t some = (task.rows - row + left - 1) / left;
-    kTileBlocks<kVectors>[static_cast<std::size_t>(some - 1)](task, row, column);
+    tile_some<Lanes::kTileRows, kVectors>(some, task, row, column);
     row += some;
   }
 }
