@@ -30,6 +30,13 @@ using WeightId = std::int32_t;
 enum class Reads : std::uint8_t { automatic, mapped, buffered, direct };
 STOWAGE_API const char* to_string(Reads reads) noexcept;
 
+/// A weight that comes by so many indices of dim 0 at a time: one of a stack of experts [E, O, K],
+/// say. Each such slice comes and goes by itself.
+struct RowCut {
+  std::string name;
+  std::int64_t rows = 1;
+};
+
 struct EngineOptions {
   std::uint64_t ram = 0;  // the most bytes held at a time; at least those of the largest that
                           // comes, and of the scratch through which parts in another order come
@@ -40,6 +47,9 @@ struct EngineOptions {
   /// Names of weights and tensors that never come into memory: leases give the mapping. The budget
   /// need not have room for them (an embedding, of which rows are read).
   std::vector<std::string> mapped_only{};
+  /// Weights that come by rows, which must end where blocks do, and lie in the file as they rest.
+  /// The budget need not have room for more than one slice.
+  std::vector<RowCut> by_rows{};
 };
 
 struct EngineReport {
@@ -54,6 +64,13 @@ struct EngineReport {
   std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
   double stall = 0;                  // seconds that acquire() waited for bytes or room
   double forming = 0;  // seconds that putting parts in order took, of all threads together
+};
+
+/// The slices of a weight that comes by rows: ids first <= id < first + count, each of `rows`
+/// indices of dim 0 (the last one maybe of fewer). Of others: none.
+struct SliceIds {
+  WeightId first = 0, count = 0;
+  std::int64_t rows = 0;
 };
 
 /// A weight's bytes in memory for as long as this lives. Ends on the thread that acquired it.
@@ -94,27 +111,36 @@ class STOWAGE_API Engine {
   ~Engine();  // cancels, and waits for reads in flight; leases stay good
 
   const File& file() const noexcept;
-  /// The weights of the file and its plain tensors: ids are 0 <= id < size().
+  /// The weights of the file, its plain tensors, and slices of those that come by rows: ids are
+  /// 0 <= id < size().
   WeightId size() const noexcept;
-  std::optional<WeightId> find(std::string_view name) const;
-  const std::string& name(WeightId id) const;
-  std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes
+  std::optional<WeightId> find(std::string_view name) const;  // of no slice
+  const std::string& name(WeightId id) const;                 // of a slice: "experts.w[3]"
+  std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes, or
+                                           // comes by rows
+  SliceIds slices(WeightId id) const;
   /// Of the budget, for parts that the file has in another order (mapped reads are refused for
   /// such): as many as the largest weight with such parts has there, or twice that.
   std::uint64_t scratch() const noexcept;
 
   /// The weight's bytes in memory: at once, or after one read. Throws io (a failed read, with the
   /// byte and what the system said; the timeout; a cancel) and bad_file (cut short, rewritten),
-  /// naming the file. It can be asked for again.
+  /// naming the file. It can be asked for again. All of a weight that comes by rows is lent where
+  /// it is mapped.
   Lease acquire(WeightId id);
+  /// Begins to read these, as far as there is room beside what is used or expected earlier: advice,
+  /// which waits for nothing. What is used in which order after slices is not learnt; who knows
+  /// which are used next says so here. Nothing is begun without workers.
+  void want(std::span<const WeightId> ids);
   /// Every acquire() that waits now throws io, at the latest when a read of its own returns, and
   /// what nobody has begun to read is not read. What is asked for later is read as ever.
   void cancel() noexcept;
-  /// These stay in memory from their first use on, in room of their own, and the rest shares what
-  /// is left of the budget. To be said before the first acquire(). Throws invalid_argument where
-  /// the budget does not hold them and the largest of the rest.
+  /// These (of a weight that comes by rows: its slices) stay in memory from their first use on, in
+  /// room of their own, and the rest shares what is left of the budget. To be said before the first
+  /// acquire(). Throws invalid_argument where the budget does not hold them and the largest of the
+  /// rest.
   void keep(std::span<const WeightId> ids);
-  /// The order of use to expect where nothing has been learnt.
+  /// The order of use to expect where nothing has been learnt; slices are passed over.
   void expect(std::span<const WeightId> order);
   /// What the calling thread works on from now (a hash of its inputs' shapes): orders are learnt
   /// for each signature apart.
@@ -124,8 +150,16 @@ class STOWAGE_API Engine {
   /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
   /// is one: how code that was given addresses of a mapping finds the bytes in memory. None where
   /// the engine ends while this waits: the mapping has the bytes too.
-  /// `formed`: only where the file has the bytes in another order.
-  static std::optional<Lease> lease_at(const void* mapped, bool formed = false);
+  /// `formed`: only where the file has the bytes in another order. `bytes`: that are read from
+  /// there; where one slice has not all of them, the lease is on the mapping.
+  static std::optional<Lease> lease_at(const void* mapped, bool formed = false,
+                                       std::uint64_t bytes = 1);
+  /// want() for those slices, by their numbers, of the weights that come by rows whose first bytes
+  /// some living engine has at `mapped`: all of the first weight, then of the next; `one_by_one`:
+  /// all of the first number, then of the next. Whether there is one. Numbers beyond the slices of
+  /// a weight are passed over, and weights of another engine.
+  static bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
+                      bool one_by_one = false);
 
  private:
   std::shared_ptr<engine::Core> core_;

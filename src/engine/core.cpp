@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <string>
 
 #include "base/formatted.h"
@@ -13,8 +14,6 @@
 
 namespace stowage::engine {
 namespace {
-
-constexpr std::uint64_t kByteStride = 4 << 20;  // by which a window of many bytes goes on
 
 double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -35,13 +34,6 @@ class Stall {
 std::uint64_t new_serial() {
   static std::atomic<std::uint64_t> last = 0;
   return ++last;
-}
-
-std::uint64_t bytes_of(const std::vector<Unit>& units) {
-  std::uint64_t all = 0;
-  for (const Unit& unit : units)
-    if (unit.comes) all += unit.bytes;
-  return all;
 }
 
 std::uint64_t scratch_of(const std::vector<Unit>& units, std::uint64_t budget) {
@@ -92,10 +84,14 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
       states_(units_.size()),
       order_(units_.size()),
       candidates_(units_.size()) {
-  for (const Unit& unit : units_)
-    weights_.push_back(unit.is_weight ? file_.weight(unit.name, {}, true) : Weight());
-  bound_look_ahead();
+  for (const Unit& one : units_) {
+    const std::string& name = one.whole < 0 ? one.name : unit(one.whole).name;
+    weights_.push_back(one.is_weight ? weight_of(file_, one, name) : Weight());
+  }
   coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
+  slices_ = static_cast<std::size_t>(
+      std::ranges::count_if(units_, [](const Unit& one) { return one.comes && one.whole >= 0; }));
+  bound_look_ahead();
   const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
   if (all <= budget_)
     for (State& s : states_) s.kept = true;
@@ -165,63 +161,21 @@ void Core::note_use(const Turn& turn) {
   ++clock_;
   if (s.used != 0) {
     s.intervals[1] = s.intervals[0];
-    s.intervals[0] = clock_ - s.used;
+    s.intervals[0] = pass_ = clock_ - s.used;
     order_.learn_interval(s.turn, s.intervals[0]);
   }
   s.used = clock_;
+  if (slices_ != 0) s.predicted = s.wanted = 0;  // times are rough: it may have come before them
   s.turn = turn;
   s.again = order_.interval(turn);
 }
 
-// Reading further ahead than hides a read would put out what could have stayed: in a circle that
-// does not fit, all would be read in every pass.
-void Core::bound_look_ahead() noexcept {
-  std::uint64_t largest = 0;
-  for (const Unit& unit : units_)
-    if (unit.comes) largest = std::max(largest, unit.bytes);
-  ahead_ = bytes_of(units_) <= ring_ ? ring_ : std::min(ring_, std::max(ring_ / 4, 4 * largest));
-}
-
-// Begins to read what is expected after the thread's turn, for as many bytes as the window has. A
-// thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
-// in the file are wanted together and read as one.
-void Core::prefetch(Session& session) {
-  if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == coming_) return;
-  Window& window = session.window;
-  if (window.epoch == epoch_ && window.first() == session.turn.current &&
-      window.end().signature == session.turn.signature) {
-    window.pop();
-  } else {
-    while (window.size() > 0) state(window.pop()).wanted = 0;
-    window.restart(session.turn);
-    window.epoch = epoch_;
-  }
-  const std::uint64_t taken = window.bytes() + in_ring(session.turn.current);
-  const std::uint64_t room = ahead_ - std::min(ahead_, taken);
-  if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
-                             room >= std::min(kByteStride, ahead_ / 4)))
-    extend(window, room);
-  if (!queue_.empty()) work_.notify_one();  // who wakes the next
-}
-
-void Core::extend(Window& window, std::uint64_t room) {
-  for (std::size_t step = 0; step < Window::kStride; ++step) {
-    const WeightId next = order_.next(window.end());
-    if (next == kNone) return;
-    State& s = state(next);
-    const bool counted = s.wanted > clock_;  // it is in the window already
-    const std::uint64_t bytes = counted ? 0 : in_ring(next);
-    if (bytes > room) return;
-    const std::uint64_t time = clock_ + window.size() + 1;
-    if (s.stage == Stage::absent) {
-      if (!begin(next, time)) return;
-      s.predicted = time;
-      ++report_.ahead;
-    }
-    room -= bytes;
-    s.wanted = time;
-    window.push(next, bytes);
-  }
+void Core::note_slice(WeightId id) {
+  State& s = state(id);
+  ++clock_;
+  const auto since = static_cast<double>(clock_ - s.used);
+  s.often = s.often * std::exp2(-since / half_life()) + 1;
+  s.used = clock_;
 }
 
 // Sleeps until something happened. Throws when it is time to give up.
@@ -335,9 +289,11 @@ Lease Core::acquire(WeightId id) {
   if (forked()) return lend_to_child(id);
   std::shared_ptr<Session> own = session();
   const Turn turn = own->turn;
+  const bool in_order = !is_slice(id);
+  const Turn next = in_order ? turn.then(id) : turn;
   State& s = state(id);
   if (s.stays.load(std::memory_order_acquire)) {
-    own->turn = turn.then(id);
+    own->turn = next;
     auto& hits = own->stay_hits;
     hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return {std::move(own), id, Hold::stays, trace_time()};
@@ -349,8 +305,12 @@ Lease Core::acquire(WeightId id) {
     ++own->leases;
     return {std::move(own), id, Hold::borrowed, trace_time()};
   }
-  order_.learn(turn, id);
-  note_use(turn.then(id));
+  if (in_order) {
+    order_.learn(turn, id);
+    note_use(next);
+  } else {
+    note_slice(id);
+  }
   if (s.leases++ == 0) candidates_.remove(id);
   Hold hold = Hold::counted;
   try {
@@ -361,9 +321,14 @@ Lease Core::acquire(WeightId id) {
   }
   if (hold == Hold::borrowed) give_back(id);
   if (s.kept) s.stays.store(true, std::memory_order_release);
-  own->turn = turn.then(id);
+  own->turn = next;
   ++own->leases;
-  prefetch(*own);
+  if (in_order) {
+    prefetch(*own);
+  } else {
+    ++own->wants.used;
+    begin_wants(*own);
+  }
   lock.unlock();
   return {std::move(own), id, hold, trace_time()};
 }
@@ -380,7 +345,8 @@ void Core::release(Session& session, WeightId id, Hold hold, TraceTime begun) no
   trace(TraceKind::use, unit(id).name, unit(id).bytes, begun);
   if (hold == Hold::stays || forked()) return;
   --session.leases;
-  if (!unit(id).comes) return;  // what is only mapped is the system's to keep
+  // What is only mapped is the system's to keep; of what else comes by rows, pages go again.
+  if (!unit(id).comes && unit(id).slices.count == 0) return;
   Lock lock(mutex_);
   State& s = state(id);
   if (hold == Hold::borrowed) {
@@ -412,21 +378,6 @@ Weight Core::weight(WeightId id, Hold hold) const {
   std::array<const void*, kMaxParts> parts{};
   for (std::size_t i = 0; i < count; ++i) parts[i] = at(id, hold, mapped.part(static_cast<int>(i)));
   return {mapped.storage(), mapped.shape(), std::span(parts).first(count)};
-}
-
-void Core::expect(std::span<const WeightId> order) {
-  for (const WeightId id : order) check_id(id);
-  if (forked()) return;
-  std::vector<WeightId> coming(order.begin(), order.end());
-  std::erase_if(coming, [&](WeightId id) { return !unit(id).comes; });
-  Turn turn{.signature = session()->turn.signature};
-  const std::scoped_lock lock(mutex_);
-  ++epoch_;
-  for (std::size_t i = 0; i <= coming.size() && !coming.empty(); ++i) {
-    const WeightId id = coming[i % coming.size()];  // the last leads to the first
-    order_.learn(turn, id);
-    turn = turn.then(id);
-  }
 }
 
 void Core::set_signature(std::uint64_t signature) {

@@ -64,6 +64,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
+  void want(std::span<const WeightId> ids);
   void keep(std::span<const WeightId> ids);
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
@@ -95,6 +96,7 @@ class Core : public std::enable_shared_from_this<Core> {
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
+    double often = 0;             // of a slice: how often it was used, as of its last use
     std::uint64_t predicted = 0;  // when it was prefetched for
     std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
     std::exception_ptr error{};
@@ -110,6 +112,7 @@ class Core : public std::enable_shared_from_this<Core> {
     const Piece* piece;
   };
 
+  bool is_slice(WeightId id) const { return unit(id).whole >= 0; }
   const Unit& unit(WeightId id) const { return units_[static_cast<std::size_t>(id)]; }
   State& state(WeightId id) { return states_[static_cast<std::size_t>(id)]; }
   const State& state(WeightId id) const { return states_[static_cast<std::size_t>(id)]; }
@@ -126,9 +129,18 @@ class Core : public std::enable_shared_from_this<Core> {
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
   std::uint64_t in_ring(WeightId id) const noexcept;
+  double half_life() const noexcept;
   void become_present(WeightId id);
   void add_candidate(WeightId id);
-  std::uint64_t expected_use(const State& s) const noexcept;
+  std::uint64_t expected_use(WeightId id) const noexcept;
+
+  // core_ahead.cpp
+  void bound_look_ahead() noexcept;
+  void prefetch(Session& session);
+  void extend(Window& window, std::uint64_t room);
+  std::uint64_t acquires_of(std::size_t uses) const noexcept;
+  void begin_wants(Session& session);
+  void put_off(WeightId id, std::uint64_t time);
 
   // core_reads.cpp
   void work();
@@ -150,9 +162,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void check_id(WeightId id) const;
   Lease lend_to_child(WeightId id);
   void note_use(const Turn& turn);
-  void bound_look_ahead() noexcept;
-  void prefetch(Session& session);
-  void extend(Window& window, std::uint64_t room);
+  void note_slice(WeightId id);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
   void give_back(WeightId id) noexcept;
   bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
@@ -184,10 +194,12 @@ class Core : public std::enable_shared_from_this<Core> {
   Candidates candidates_;        // units in memory without a lease
   std::vector<std::shared_ptr<Session>> sessions_;
   std::uint64_t clock_ = 0;    // acquires
+  std::uint64_t pass_ = 0;     // in a pass, as far as is known
   std::uint64_t epoch_ = 1;    // of what windows hold
   std::uint64_t cancels_ = 0;  // how often those who wait were ended
   std::size_t present_ = 0;    // units
   std::size_t coming_ = 0;     // units that come into memory at all
+  std::size_t slices_ = 0;     // of these
   int waiting_ = 0;            // for room
   bool stopping_ = false;
   EngineReport report_{};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Core: which units have room, and which goes when there is none.
 #include <algorithm>
+#include <cmath>
 
 #include "base/formatted.h"
 #include "engine/core.h"
@@ -10,7 +11,14 @@ namespace stowage::engine {
 namespace {
 constexpr std::uint64_t kPatience =
     16;  // acquires that a unit may be overdue, and 1/4 of all units
+constexpr std::uint64_t kAfterAll = std::uint64_t{1} << 62;  // any acquire
+constexpr double kHalfLife = 5;                              // passes
 }  // namespace
+
+// Acquires after which a use of a slice counts half as much.
+double Core::half_life() const noexcept {
+  return kHalfLife * static_cast<double>(pass_ != 0 ? pass_ : states_.size());
+}
 
 std::uint64_t Core::held() const noexcept {
   const std::uint64_t scratch = scratch_arena_ ? scratch_arena_->taken() : 0;
@@ -78,7 +86,12 @@ void Core::keep(std::span<const WeightId> ids) {
   }
   if (std::ranges::all_of(states_, &State::kept)) return;
   std::vector<bool> chosen(units_.size());
-  for (const WeightId id : ids) chosen[static_cast<std::size_t>(id)] = unit(id).comes;
+  for (const WeightId id : ids) {
+    chosen[static_cast<std::size_t>(id)] = unit(id).comes;
+    const auto [first, count, rows] = unit(id).slices;
+    for (WeightId slice = first; slice < first + count; ++slice)
+      chosen[static_cast<std::size_t>(slice)] = unit(slice).comes;
+  }
   std::uint64_t kept = 0, largest = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
     if (chosen[i] || states_[i].kept)
@@ -98,7 +111,9 @@ void Core::keep(std::span<const WeightId> ids) {
     take_room(static_cast<WeightId>(i));  // nobody has any yet
   }
   ring_ = budget_ - kept;
-  ahead_ = ring_;  // who chose what stays has the rest stream through all of it
+  // Who chose what stays has the rest stream through all of it, but for the room of slices.
+  ahead_ = ring_;
+  if (slices_ != 0) bound_look_ahead();
 }
 
 // Of the budget's part that what comes and goes shares.
@@ -132,8 +147,16 @@ bool Core::make_room(std::uint64_t bytes, std::uint64_t next_use) {
   return true;
 }
 
-std::uint64_t Core::expected_use(const State& s) const noexcept {
+// All that is used in every pass is used before slices are: of these, those are kept that were used
+// often and lately (LRFU). A use counts half as much after kHalfLife passes, so that the order of
+// two does not change while neither is used.
+std::uint64_t Core::expected_use(WeightId id) const noexcept {
+  const State& s = state(id);
   if (s.predicted > s.used) return s.predicted;
+  if (is_slice(id)) {
+    const double since_start = static_cast<double>(s.used) + half_life() * std::log2(s.often);
+    return kAfterAll - static_cast<std::uint64_t>(std::max(since_start, 0.0));
+  }
   if (s.again != 0) return s.used + s.again;
   const std::uint64_t interval = s.intervals[1] != 0 ? s.intervals[1] : s.intervals[0];
   return s.used + (interval != 0 ? interval : states_.size());
@@ -149,7 +172,7 @@ void Core::become_present(WeightId id) {
 // What is kept never goes: leases of it are not counted.
 void Core::add_candidate(WeightId id) {
   const State& s = state(id);
-  if (!s.kept && s.leases == 0) candidates_.add(id, expected_use(s));
+  if (!s.kept && s.leases == 0) candidates_.add(id, expected_use(id));
 }
 
 // Starts to read an absent unit if there is room, or room can be made of what is needed later.
@@ -175,7 +198,9 @@ bool Core::begin(WeightId id, std::uint64_t next_use) {
     queue_.insert(queue_.begin(), id);
     if (s.pieces > 1 || !reads_for_itself()) work_.notify_one();
   } else {
-    queue_.push_back(id);  // prefetch() wakes the readers
+    // Who looks ahead wakes the readers. Slices are read before what is used after them.
+    const auto later = [&](WeightId other) { return state(other).predicted > next_use; };
+    queue_.insert(is_slice(id) ? std::ranges::find_if(queue_, later) : queue_.end(), id);
   }
   return true;
 }

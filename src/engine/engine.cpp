@@ -16,12 +16,15 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
     throw Error(Code::invalid_argument,
                 "engine: reads must be automatic, buffered or direct, got mapped with lock");
   }
-  std::vector<Unit> units = units_of(file);
+  std::vector<Unit> units = units_of(file, options.by_rows);
+  const auto named = std::span(units).first(named_units(units));
   for (const std::string& name : options.mapped_only) {
-    const auto found = std::ranges::lower_bound(units, name, {}, &Unit::name);
-    if (found == units.end() || found->name != name)
-      throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
-    found->comes = false;
+    const auto found = find_unit(named, name);
+    if (!found) throw Error(Code::invalid_argument, file.paths().front() + ": must have " + name);
+    Unit& unit = units[static_cast<std::size_t>(*found)];
+    unit.comes = false;
+    for (WeightId i = 0; i < unit.slices.count; ++i)
+      units[static_cast<std::size_t>(unit.slices.first + i)].comes = false;
   }
   const bool forms = std::ranges::any_of(
       units, [](const Unit& unit) { return unit.comes && !unit.formed.empty(); });
@@ -70,10 +73,8 @@ const File& Engine::file() const noexcept { return core_->file(); }
 WeightId Engine::size() const noexcept { return static_cast<WeightId>(core_->units().size()); }
 
 std::optional<WeightId> Engine::find(std::string_view name) const {
-  const auto& units = core_->units();
-  const auto found = std::ranges::lower_bound(units, name, {}, &engine::Unit::name);
-  if (found == units.end() || found->name != name) return std::nullopt;
-  return static_cast<WeightId>(found - units.begin());
+  const std::span<const engine::Unit> units = core_->units();
+  return engine::find_unit(units.first(engine::named_units(units)), name);
 }
 
 const std::string& Engine::name(WeightId id) const { return core_->checked_unit(id).name; }
@@ -81,15 +82,21 @@ std::uint64_t Engine::bytes(WeightId id) const {
   const engine::Unit& unit = core_->checked_unit(id);
   return unit.comes ? unit.bytes : 0;
 }
+SliceIds Engine::slices(WeightId id) const { return core_->checked_unit(id).slices; }
 std::uint64_t Engine::scratch() const noexcept { return core_->scratch(); }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }
+void Engine::want(std::span<const WeightId> ids) { core_->want(ids); }
 void Engine::cancel() noexcept { core_->cancel(); }
 void Engine::keep(std::span<const WeightId> ids) { core_->keep(ids); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }
-std::optional<Lease> Engine::lease_at(const void* mapped, bool formed) {
-  return engine::lease_at(mapped, formed);
+std::optional<Lease> Engine::lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
+  return engine::lease_at(mapped, formed, bytes);
+}
+bool Engine::want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
+                     bool one_by_one) {
+  return engine::want_at(mapped, slices, one_by_one);
 }
 
 }  // namespace v0

@@ -43,6 +43,33 @@ Registry& registry() {
   return *made;
 }
 
+struct Found {
+  std::shared_ptr<Core> core;  // null: no living engine of this process has the byte
+  WeightId id = 0;
+};
+
+// The unit of the byte; the whole weight where that is a slice with fewer than `bytes` from there.
+Found find(const void* mapped, bool formed, std::uint64_t bytes) {
+  Registry& all = registry();
+  if (!all.any.load(std::memory_order_relaxed)) return {};
+  Found found;
+  std::uint64_t left = 0;
+  {
+    const std::shared_lock lock(all.mutex);
+    const auto* const byte = static_cast<const std::byte*>(mapped);
+    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &MappedRange::begin);
+    if (after == all.ranges.begin()) return {};
+    const MappedRange& range = *--after;
+    if (byte >= range.end || (formed && !range.formed)) return {};
+    found = {range.core.lock(), range.id};
+    left = static_cast<std::uint64_t>(range.end - byte);
+  }
+  if (!found.core || found.core->forked()) return {};
+  const WeightId whole = found.core->checked_unit(found.id).whole;
+  if (whole >= 0 && left < bytes) found.id = whole;
+  return found;
+}
+
 }  // namespace
 
 void add_engine(const std::shared_ptr<Core>& core) {
@@ -66,28 +93,45 @@ void remove_engine(const Core* core) noexcept {
   all.any = !all.ranges.empty();
 }
 
-std::optional<Lease> lease_at(const void* mapped, bool formed) {
-  Registry& all = registry();
-  if (!all.any.load(std::memory_order_relaxed)) return std::nullopt;
-  std::shared_ptr<Core> core;
-  WeightId id = 0;
-  {
-    const std::shared_lock lock(all.mutex);
-    const auto* const byte = static_cast<const std::byte*>(mapped);
-    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &MappedRange::begin);
-    if (after == all.ranges.begin()) return std::nullopt;
-    const MappedRange& range = *--after;
-    if (byte >= range.end || (formed && !range.formed)) return std::nullopt;
-    core = range.core.lock();
-    id = range.id;
-  }
-  if (!core || core->forked()) return std::nullopt;  // the mapping serves
+std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
+  const auto [core, id] = find(mapped, formed, bytes);
+  if (!core) return std::nullopt;  // the mapping serves
   try {
     return core->acquire(id);
   } catch (const Error&) {
     if (!core->stopped()) throw;
     return std::nullopt;  // ended while we waited, for one with another budget: the mapping serves
   }
+}
+
+bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
+             bool one_by_one) {
+  std::shared_ptr<Core> engine;
+  std::vector<SliceIds> stacks;
+  for (const void* const place : mapped) {
+    const auto [core, id] = find(place, false, 1);
+    if (!core || (engine && core != engine)) continue;
+    const WeightId whole = core->checked_unit(id).whole;
+    if (whole < 0) continue;
+    engine = core;
+    stacks.push_back(core->checked_unit(whole).slices);
+  }
+  if (!engine) return false;
+  std::vector<WeightId> ids;
+  ids.reserve(slices.size() * stacks.size());
+  const auto add = [&](std::int64_t slice, const SliceIds& there) {
+    if (slice >= 0 && slice < there.count)
+      ids.push_back(there.first + static_cast<WeightId>(slice));
+  };
+  if (one_by_one) {
+    for (const std::int64_t slice : slices)
+      for (const SliceIds& there : stacks) add(slice, there);
+  } else {
+    for (const SliceIds& there : stacks)
+      for (const std::int64_t slice : slices) add(slice, there);
+  }
+  engine->want(ids);
+  return true;
 }
 
 }  // namespace stowage::engine

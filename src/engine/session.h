@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "engine/window.h"
 
@@ -17,6 +18,14 @@ class Core;
 /// What a lease has: a count of the unit's leases, a way to the mapping, or a unit that stays.
 enum class Hold : std::uint8_t { counted, borrowed, stays };
 
+/// Slices that a thread said it uses next, in their order: what has been begun of them, how many
+/// slices it has used since, and when it said so.
+struct Wants {
+  std::vector<WeightId> ids;
+  std::size_t begun = 0, used = 0;
+  std::uint64_t since = 0;  // in acquires
+};
+
 /// An engine has one for each thread that uses it; leases keep theirs, and with it the engine.
 struct Session {
   Session(std::shared_ptr<Core> engine, std::thread::id user)
@@ -24,9 +33,10 @@ struct Session {
 
   const std::shared_ptr<Core> core;
   const std::thread::id thread;
-  Turn turn{};                               // this and the next: of the thread alone
-  int leases = 0;                            // that it holds; not those on what stays for ever
-  Window window{};                           // behind the engine's lock
+  Turn turn{};      // this and the next: of the thread alone
+  int leases = 0;   // that it holds; not those on what stays for ever
+  Window window{};  // this and the next: behind the engine's lock
+  Wants wants{};
   std::atomic<std::uint64_t> stay_hits = 0;  // leases on what stays; written by the thread alone
 };
 

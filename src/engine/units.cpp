@@ -2,11 +2,17 @@
 #include "engine/units.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
+#include "base/checked.h"
+#include "base/formatted.h"
 #include "engine/arena.h"
+#include "stowage/descriptor.h"
 
 namespace stowage::engine {
 namespace {
@@ -15,6 +21,18 @@ constexpr std::uint64_t kPiece = 1 << 20;  // several reads of this size are in 
 
 constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
 constexpr std::uint64_t up(std::uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
+
+// Bytes of a shard that a unit needs.
+struct Stretch {
+  int shard;
+  std::uint64_t offset, bytes;
+  const std::byte* mapped;
+  auto key() const noexcept { return std::tuple(shard, offset); }
+};
+
+Stretch stretch_of(const File& file, const TensorInfo& tensor) {
+  return {tensor.shard, tensor.offset, tensor.bytes, file.bytes(tensor).data()};
+}
 
 // A run of a shard that is read as one.
 struct Pages {
@@ -31,35 +49,35 @@ void add_pieces(Unit& unit, const Pages& pages, std::uint64_t shard_bytes, bool 
   }
 }
 
-using Places = std::map<const TensorInfo*, std::uint64_t>;
-
-// Returns where they lie: in the unit's memory, or in scratch.
-Places lay_out(Unit& unit, std::vector<const TensorInfo*> parts,
-               const std::vector<std::uint64_t>& shard_bytes, bool to_scratch) {
-  std::erase_if(parts, [](const TensorInfo* part) { return part->bytes == 0; });
-  std::ranges::sort(parts, {}, [](const TensorInfo* t) { return std::tuple(t->shard, t->offset); });
+// Returns for each where it lies: in the unit's memory, or in scratch.
+std::vector<std::pair<Stretch, std::uint64_t>> lay_out(
+    Unit& unit, std::vector<Stretch> parts, const std::vector<std::uint64_t>& shard_bytes,
+    bool to_scratch) {
+  std::erase_if(parts, [](const Stretch& part) { return part.bytes == 0; });
+  std::ranges::sort(parts, {}, &Stretch::key);
   // Records with several parts. clang 14 has no std::ranges::unique of libstdc++.
-  parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
+  const auto same = [](const Stretch& a, const Stretch& b) { return a.key() == b.key(); };
+  parts.erase(std::unique(parts.begin(), parts.end(), same), parts.end());
   std::uint64_t& bytes = to_scratch ? unit.scratch : unit.bytes;
-  Places places;
+  std::vector<std::pair<Stretch, std::uint64_t>> places;
   for (std::size_t i = 0; i < parts.size();) {
-    Pages pages{parts[i]->shard, down(parts[i]->offset), 0};
+    Pages pages{parts[i].shard, down(parts[i].offset), 0};
     std::size_t last = i;
-    for (; last < parts.size() && parts[last]->shard == pages.shard; ++last) {
-      if (last > i && down(parts[last]->offset) > pages.end) break;  // pages of others between
-      pages.end = std::max(pages.end, up(parts[last]->offset + parts[last]->bytes));
+    for (; last < parts.size() && parts[last].shard == pages.shard; ++last) {
+      if (last > i && down(parts[last].offset) > pages.end) break;  // pages of others between
+      pages.end = std::max(pages.end, up(parts[last].offset + parts[last].bytes));
     }
-    for (; i < last; ++i) places[parts[i]] = bytes + (parts[i]->offset - pages.begin);
+    for (; i < last; ++i) places.emplace_back(parts[i], bytes + (parts[i].offset - pages.begin));
     add_pieces(unit, pages, shard_bytes[static_cast<std::size_t>(pages.shard)], to_scratch);
     bytes += pages.end - pages.begin;
   }
   return places;
 }
 
-void lay_out_whole(Unit& unit, const File& file, const std::vector<const TensorInfo*>& parts,
+void lay_out_whole(Unit& unit, std::vector<Stretch> parts,
                    const std::vector<std::uint64_t>& shard_bytes) {
-  for (const auto& [tensor, place] : lay_out(unit, parts, shard_bytes, false))
-    unit.extents.push_back({file.bytes(*tensor).data(), tensor->bytes, place});
+  for (const auto& [part, place] : lay_out(unit, std::move(parts), shard_bytes, false))
+    unit.extents.push_back({part.mapped, part.bytes, place});
 }
 
 // Each part begins where any kernel may read it.
@@ -67,14 +85,17 @@ void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
                     const std::vector<int>& parts, const std::vector<std::uint64_t>& shard_bytes) {
   constexpr std::uint64_t kLine = 64;
   const auto tensor = [&](int i) { return file.find(weight.parts[static_cast<std::size_t>(i)]); };
-  std::vector<const TensorInfo*> from;
-  for (const int i : parts) from.push_back(tensor(i));
-  const Places places = lay_out(unit, from, shard_bytes, true);
+  std::vector<Stretch> from;
+  for (const int i : parts) from.push_back(stretch_of(file, *tensor(i)));
+  std::map<decltype(std::declval<Stretch>().key()), std::uint64_t> places;
+  for (const auto& [part, place] : lay_out(unit, std::move(from), shard_bytes, true))
+    places[part.key()] = place;
   const Layout made = layout(weight.storage, weight.shape);
   for (const int i : parts) {
     const auto bytes = static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(i)].bytes);
     if (bytes == 0 || tensor(i)->bytes == 0) continue;
-    unit.formed.push_back({i, places.at(tensor(i)), tensor(i)->bytes, unit.bytes, bytes});
+    const std::uint64_t place = places.at({tensor(i)->shard, tensor(i)->offset});
+    unit.formed.push_back({i, place, tensor(i)->bytes, unit.bytes, bytes});
     unit.extents.push_back({file.formed_place(weight, i), bytes, unit.bytes});
     unit.bytes += (bytes + kLine - 1) / kLine * kLine;
   }
@@ -83,18 +104,88 @@ void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
 
 void lay_out_weight(Unit& unit, const File& file, const WeightInfo& weight,
                     const std::vector<std::uint64_t>& shard_bytes) {
-  std::vector<const TensorInfo*> whole;
+  std::vector<Stretch> whole;
   std::vector<int> formed;
   for (int i = 0; i < static_cast<int>(weight.parts.size()); ++i) {
     const bool of_none = !weight.forms.empty() && weight.forms[static_cast<std::size_t>(i)].one;
     if (file.formed_place(weight, i) != nullptr)
       formed.push_back(i);
     else if (!of_none)
-      whole.push_back(file.find(weight.parts[static_cast<std::size_t>(i)]));
+      whole.push_back(stretch_of(file, *file.find(weight.parts[static_cast<std::size_t>(i)])));
   }
-  lay_out_whole(unit, file, whole, shard_bytes);
+  lay_out_whole(unit, std::move(whole), shard_bytes);
   lay_out_formed(unit, file, weight, formed, shard_bytes);
   std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
+}
+
+struct Rows {
+  std::int64_t first, last;
+};
+
+// Elements, in the order of the weight, that one index of dim 0 of part `i` is of; 0: of all.
+std::int64_t elements_of_index(const WeightInfo& weight, int i) {
+  if (i < parts_in_rows(weight.storage))
+    return elements_of_part_row(weight.storage, i, weight.shape);
+  const Descriptor form = describe(weight.storage);
+  const bool in_groups = form.parts[static_cast<std::size_t>(i)].extent == Extent::outers &&
+                         form.outer.group.kind == Group::Kind::flat;
+  return in_groups ? std::int64_t{form.scale.group.n} * form.outer.group.n : 0;
+}
+
+// Where the bytes of those rows begin in part `i`, and how many they are; of what all rows share,
+// all.
+std::pair<std::int64_t, std::int64_t> bytes_of_rows(const WeightInfo& weight, int i,
+                                                    const Rows& rows) {
+  const Part part = layout(weight.storage, weight.shape).parts[static_cast<std::size_t>(i)];
+  const std::int64_t each = elements_of_index(weight, i), row = weight.shape.row_elements();
+  if (each == 0) return {0, part.bytes};
+  const std::int64_t first = rows.first * row, last = rows.last * row;
+  if (first % each != 0 || (last % each != 0 && rows.last != weight.shape.rows()))
+    throw Error(Code::invalid_argument,
+                formatted("{}: must come by rows that end where {} of {} elements do, got {} of {}",
+                          weight.name, part.name, each, rows.last - rows.first, row));
+  const std::int64_t bytes = part.bytes / part.shape.rows();
+  const std::int64_t begin = first / each * bytes, end = ceil_div(last, each) * bytes;
+  return {begin, end - begin};
+}
+
+// What is of all rows stays where it is mapped.
+Unit unit_of_rows(const File& file, const WeightInfo& weight, const Rows& rows,
+                  const std::vector<std::uint64_t>& shard_bytes) {
+  const bool one = rows.last - rows.first == 1;
+  Unit unit{.name = weight.name + "[" + std::to_string(rows.first) +
+                    (one ? "" : ":" + std::to_string(rows.last)) + "]",
+            .is_weight = true,
+            .first_row = rows.first,
+            .last_row = rows.last};
+  std::vector<Stretch> parts;
+  for (int i = 0; i < static_cast<int>(weight.parts.size()); ++i) {
+    if (elements_of_index(weight, i) == 0) continue;
+    const auto [begin, bytes] = bytes_of_rows(weight, i, rows);
+    Stretch part = stretch_of(file, *file.find(weight.parts[static_cast<std::size_t>(i)]));
+    part.offset += static_cast<std::uint64_t>(begin);
+    part.mapped += begin;
+    part.bytes = static_cast<std::uint64_t>(bytes);
+    parts.push_back(part);
+  }
+  lay_out_whole(unit, std::move(parts), shard_bytes);
+  std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
+  return unit;
+}
+
+const WeightInfo& checked_cut(const File& file, const RowCut& cut) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(Code::invalid_argument, file.paths().front() + ": " + what);
+  };
+  const WeightInfo* const weight = file.find_weight(cut.name);
+  if (weight == nullptr) refuse("must have a weight " + cut.name);
+  if (cut.rows < 1)
+    refuse(formatted("{}: must come by at least one row, got {}", cut.name, cut.rows));
+  for (std::size_t i = 0; i < weight->forms.size(); ++i)
+    if (elements_of_index(*weight, static_cast<int>(i)) != 0 && !weight->forms[i].is_whole())
+      refuse(cut.name + ": must lie in the file as it rests to come by rows, has " +
+             weight->parts[i] + " in another form");
+  return *weight;
 }
 
 }  // namespace
@@ -104,7 +195,41 @@ std::uint64_t scratch_for(std::uint64_t most, std::uint64_t budget) noexcept {
   return 2 * most <= budget / kSmallPart ? 2 * most : most;
 }
 
-std::vector<Unit> units_of(const File& file) {
+std::uint64_t bytes_of(std::span<const Unit> units) noexcept {
+  std::uint64_t all = 0;
+  for (const Unit& unit : units)
+    if (unit.comes) all += unit.bytes;
+  return all;
+}
+
+std::size_t named_units(std::span<const Unit> units) noexcept {
+  const auto slice = [](const Unit& unit) { return unit.whole >= 0; };
+  return static_cast<std::size_t>(std::ranges::partition_point(units, std::not_fn(slice)) -
+                                  units.begin());
+}
+
+std::optional<WeightId> find_unit(std::span<const Unit> named, std::string_view name) {
+  const auto found = std::ranges::lower_bound(named, name, {}, &Unit::name);
+  if (found == named.end() || found->name != name) return std::nullopt;
+  return static_cast<WeightId>(found - named.begin());
+}
+
+Weight weight_of(const File& file, const Unit& unit, const std::string& of) {
+  const Weight all = file.weight(of, {}, true);
+  if (unit.last_row == 0) return all;
+  const WeightInfo& weight = *file.find_weight(of);
+  const Rows rows{unit.first_row, unit.last_row};
+  const int count = layout(all.storage(), all.shape()).count;
+  std::array<const void*, kMaxParts> parts{};
+  for (int i = 0; i < count; ++i)
+    parts[static_cast<std::size_t>(i)] =
+        static_cast<const std::byte*>(all.part(i)) + bytes_of_rows(weight, i, rows).first;
+  std::vector<std::int64_t> sizes(all.shape().sizes().begin(), all.shape().sizes().end());
+  sizes.front() = rows.last - rows.first;
+  return {all.storage(), Shape(sizes), std::span(parts).first(static_cast<std::size_t>(count))};
+}
+
+std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
   std::vector<std::uint64_t> shard_bytes(file.paths().size());
   for (const TensorInfo& tensor : file.tensors()) {
     std::uint64_t& end = shard_bytes[static_cast<std::size_t>(tensor.shard)];
@@ -119,9 +244,25 @@ std::vector<Unit> units_of(const File& file) {
   }
   for (const TensorInfo& tensor : file.tensors()) {
     if (taken.contains(tensor.name)) continue;
-    lay_out_whole(units.emplace_back(Unit{.name = tensor.name}), file, {&tensor}, shard_bytes);
+    lay_out_whole(units.emplace_back(Unit{.name = tensor.name}), {stretch_of(file, tensor)},
+                  shard_bytes);
   }
   std::ranges::sort(units, {}, &Unit::name);
+  const std::size_t named = units.size();  // slices follow
+  for (const RowCut& cut : cuts) {
+    const WeightInfo& weight = checked_cut(file, cut);
+    const auto whole =
+        static_cast<std::size_t>(*find_unit(std::span(units).first(named), cut.name));
+    if (units[whole].slices.count != 0) continue;  // said twice
+    const auto first = static_cast<WeightId>(units.size());
+    for (std::int64_t row = 0; row < weight.shape.rows(); row += cut.rows) {
+      const Rows rows{row, std::min(row + cut.rows, weight.shape.rows())};
+      units.push_back(unit_of_rows(file, weight, rows, shard_bytes));
+      units.back().whole = static_cast<WeightId>(whole);
+    }
+    units[whole].slices = {first, static_cast<WeightId>(units.size()) - first, cut.rows};
+    units[whole].comes = false;
+  }
   return units;
 }
 

@@ -4,7 +4,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stowage/engine.h"
@@ -36,6 +39,9 @@ struct FormedPart {
 struct Unit {
   std::string name;
   bool is_weight = false;
+  std::int64_t first_row = 0, last_row = 0;  // of the weight `whole`; 0, 0: all of its own
+  WeightId whole = -1;
+  SliceIds slices{};                // if it comes by rows; then it does not come itself
   std::vector<UnitPart> extents{};  // by address
   std::vector<Piece> pieces{};
   std::vector<FormedPart> formed{};
@@ -48,7 +54,16 @@ struct Unit {
 /// that is a small part of the budget for two, so that one is read while another is put in order.
 std::uint64_t scratch_for(std::uint64_t most, std::uint64_t budget) noexcept;
 
-/// The weights of a file, then the tensors that belong to none; sorted by name.
-std::vector<Unit> units_of(const File& file);
+/// The weights of a file and the tensors that belong to none, sorted by name; behind them the
+/// slices of those that come by rows. Throws invalid_argument for a weight that cannot.
+std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts = {});
+/// Bytes of memory of those that come.
+std::uint64_t bytes_of(std::span<const Unit> units) noexcept;
+/// How many there are before slices.
+std::size_t named_units(std::span<const Unit> units) noexcept;
+/// Of those.
+std::optional<WeightId> find_unit(std::span<const Unit> named, std::string_view name);
+/// The weight `of`, or the unit's rows of it, over the mapping.
+Weight weight_of(const File& file, const Unit& unit, const std::string& of);
 
 }  // namespace stowage::engine

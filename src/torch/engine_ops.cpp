@@ -40,9 +40,23 @@ std::vector<std::string> names_of(const char* where, const std::string& text) {
   return list;
 }
 
+// A JSON object: how many rows at a time weights come, by name.
+std::vector<RowCut> cuts_of(const char* where, const std::string& text) {
+  const json given = json::parse(text, nullptr, false);
+  const auto is_number = [](const json& rows) { return rows.is_number_integer(); };
+  if (!given.is_object() || !std::ranges::all_of(given, is_number)) {
+    throw Error(
+        Code::invalid_argument,
+        std::string(where) + ": by_rows must be a JSON object of numbers, got '" + text + "'");
+  }
+  std::vector<RowCut> cuts;
+  for (const auto& [name, rows] : given.items()) cuts.push_back({name, rows.get<std::int64_t>()});
+  return cuts;
+}
+
 std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string& reads,
                          std::int64_t workers, double timeout, bool lock,
-                         const std::string& mapped_only) {
+                         const std::string& mapped_only, const std::string& by_rows) {
   constexpr const char* kWhere = "stowage::engine_open";
   if (ram < 0 || workers < 0 || workers > 256) {
     throw Error(Code::invalid_argument,
@@ -54,7 +68,8 @@ std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string&
                               .workers = static_cast<int>(workers),
                               .timeout = timeout,
                               .lock = lock,
-                              .mapped_only = names_of(kWhere, mapped_only)};
+                              .mapped_only = names_of(kWhere, mapped_only),
+                              .by_rows = cuts_of(kWhere, by_rows)};
   return engines().add(std::make_shared<Engine>(*file_of(kWhere, file), options));
 }
 
@@ -64,6 +79,17 @@ std::vector<WeightId> ids_of(const Engine& engine, const std::vector<std::string
   for (const std::string& name : names)
     if (const auto id = engine.find(name)) ids.push_back(*id);
   return ids;
+}
+
+// The same, with the slices of weights that come by rows in the place of these.
+std::vector<WeightId> units_of(const Engine& engine, const std::vector<std::string>& names) {
+  std::vector<WeightId> units;
+  for (const WeightId id : ids_of(engine, names)) {
+    const SliceIds slices = engine.slices(id);
+    if (slices.count == 0) units.push_back(id);
+    for (WeightId i = 0; i < slices.count; ++i) units.push_back(slices.first + i);
+  }
+  return units;
 }
 
 void engine_expect(std::int64_t handle, const std::string& names) {
@@ -83,10 +109,10 @@ std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int
                                             ": ram and ring must be at least 0, got " +
                                             std::to_string(ram) + " and " + std::to_string(ring));
   }
-  std::vector<WeightId> kept;
+  std::vector<WeightId> kept;  // of a weight that comes by rows: its slices
   std::int64_t left = ram - static_cast<std::int64_t>(engine->scratch()) - ring;
   const auto bytes = [&](WeightId id) { return static_cast<std::int64_t>(engine->bytes(id)); };
-  for (const WeightId id : ids_of(*engine, names_of(kWhere, names))) {
+  for (const WeightId id : units_of(*engine, names_of(kWhere, names))) {
     if (bytes(id) > left || bytes(id) == 0) continue;
     left -= bytes(id);
     kept.push_back(id);
@@ -103,6 +129,14 @@ std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int
   }
   engine->keep(kept);
   return static_cast<std::int64_t>(kept.size());
+}
+
+// Advice: whether an engine has such codes and will read those slices of them.
+bool engine_want(const std::vector<Tensor>& codes, const std::vector<std::int64_t>& slices,
+                 bool one_by_one) {
+  std::vector<const void*> mapped;
+  for (const Tensor& of_one : codes) mapped.push_back(of_one.const_data_ptr());
+  return Engine::want_at(mapped, slices, one_by_one);
 }
 
 void engine_signature(std::int64_t handle, std::int64_t signature) {
@@ -157,6 +191,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("engine_open", TORCH_BOX(&Door<&engine_open>::call));
   m.impl("engine_expect", TORCH_BOX(&Door<&engine_expect>::call));
   m.impl("engine_keep", TORCH_BOX(&Door<&engine_keep>::call));
+  m.impl("engine_want", TORCH_BOX(&Door<&engine_want>::call));
   m.impl("engine_signature", TORCH_BOX(&Door<&engine_signature>::call));
   m.impl("engine_counts", TORCH_BOX(&Door<&engine_counts>::call));
   m.impl("engine_describe", TORCH_BOX(&Door<&engine_describe>::call));

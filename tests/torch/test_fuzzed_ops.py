@@ -88,6 +88,16 @@ def test_a_storage_that_was_cut_is_refused() -> None:
     assert library.linear(half, codes, scales, KIND.key, 5, None).shape == (2, 5)
 
 
+@pytest.mark.parametrize("rows", ["[", "[]", "null", '{"weight": "1"}', '{"weight": 1.5}'])
+def test_rows_that_are_no_numbers(rows: str, tmp_path: Path) -> None:
+    stowage.save(torch.nn.Linear(4, 4), tmp_path / "m.safetensors")
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    rule = r"^\[invalid_argument\] stowage::engine_open: by_rows must be a JSON object of numbers"
+    with pytest.raises(RuntimeError, match=rule):
+        library.engine_open(file, 1 << 20, "buffered", 0, 0.0, False, "[]", rows)
+    library.file_close(file)
+
+
 @pytest.mark.parametrize("names", ["{", "[1]", "{}", "null", '["a", null]', ""])
 def test_names_that_are_no_list(names: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(64, 64)

@@ -142,6 +142,7 @@ def test_files(tmp_path) -> None:
     for op, args in (
         (library.engine_keep, (engine, '["a"]', 1 << 16, 0)),
         (library.engine_expect, (engine, '["a"]')),
+        (library.engine_want, ([torch.zeros(4, dtype=torch.uint8)], [0, 1], False)),
         (library.engine_signature, (engine, 7)),
         (library.engine_counts, (engine,)),
         (library.engine_describe, (engine,)),
@@ -207,6 +208,7 @@ _OPS = (
     "engine_counts",
     "engine_describe",
     "engine_expect",
+    "engine_want",
     "engine_keep",
     "engine_open",
     "engine_signature",

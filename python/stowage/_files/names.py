@@ -81,6 +81,13 @@ class Entry:
         return self.heads != 0 or self.more != 0 or self.pieces != () or moved
 
     @property
+    def gives_indices(self) -> bool:
+        """Whether each index of dim 0 has bytes of its own, where these lie in the file."""
+        if self.is_converted or self.cut is not None or self.place is not None or any(self.forms):
+            return False
+        return self.storage is None or self.storage.gives_indices(self.shape)
+
+    @property
     def whole(self) -> Entry:
         """The entry of all its rows, as the file has them."""
         if self.cut is None:

@@ -68,6 +68,14 @@ class Held:
         weight that is tied to any other kind is used whole."""
         return all(isinstance(site.module, _TABLES) for site in self.sites)
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is matrices [E, O, K] that modules use one by one, such as experts, as far as
+        these tell: torch's own modules use all of a weight."""
+        if self.tensor.dim() != 3 or self.is_buffer:
+            return False
+        return not any(type(s.module).__module__.startswith("torch.nn.") for s in self.sites)
+
 
 def is_persistent(held: Held) -> bool:
     """Whether a buffer goes into `state_dict()`."""

@@ -120,6 +120,7 @@ file_close = _ops.file_close.default
 engine_open = _ops.engine_open.default
 engine_keep = _ops.engine_keep.default
 engine_expect = _ops.engine_expect.default
+engine_want = _ops.engine_want.default
 engine_signature = _ops.engine_signature.default
 engine_counts = _ops.engine_counts.default
 engine_describe = _ops.engine_describe.default

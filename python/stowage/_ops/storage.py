@@ -308,6 +308,13 @@ class Storage:
             return max(shape[0], 1)
         return self.rows if self.rows and len(shape) == 2 else 1
 
+    def gives_indices(self, shape: Sequence[int]) -> bool:
+        """Whether each index of dim 0 has bytes of its own, but for what all share."""
+        each = math.prod(shape[1:])
+        if self.flat:
+            return each % (self.block * (self.outer or 1)) == 0
+        return self.rows_together(shape) == 1
+
     def layout(self, shape: Sequence[int]) -> tuple[Part, ...]:
         """Name, dtype and shape of each part of a weight of this shape; sizes may be symbolic."""
         return tuple(

@@ -28,7 +28,7 @@ from stowage._model.rest.granularity import Blocks, Granularity, InputCast
 from stowage._model.sizes import byte_count
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.storage import Storage
-from stowage._tiers.disk.engine import Engine, EngineOptions, attach, engine_of, mapped_only
+from stowage._tiers.disk.engine import Engine, EngineOptions, attach, engine_of, suited
 from stowage._tiers.plans.execution import (
     Planned,
     carried_by_engine,
@@ -219,8 +219,7 @@ def _filled(
                 raise InvalidArgument(
                     "stowage.load: the model must not be offloaded, onload it first"
                 )
-            names = mapped_only(source.entries, filling.moved())
-            engine.append(Engine(source, replace(given, mapped_only=names)))
+            engine.append(Engine(source, suited(given, source, filling.moved())))
 
     filling = _fill(target, source, selection, options, "load", grain, open_engine)
     if engine:

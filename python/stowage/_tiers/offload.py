@@ -42,7 +42,7 @@ from stowage._tiers.disk.engine import (
     attach,
     detach,
     engine_of,
-    mapped_only,
+    suited,
 )
 from stowage._tiers.maps.named import Folder, Given, Mapped, Size, by_name
 from stowage._tiers.places import CPU, DeviceMap, Places, device_of_name
@@ -211,8 +211,7 @@ def _rest_on_disk(
         moves, problems = compare(inventory, source, places)
         raise_problems(f"stowage.offload: {where}", problems)
         moved = {move.held.name: move.held for move in moves}
-        options = replace(options, mapped_only=mapped_only(source.entries, moved))
-        engine = Engine(source, options)
+        engine = Engine(source, suited(options, source, moved))
         engine.expect(move.held.name for move in moves)
         _move(moves)
         attach(inventory.model, engine, [move.held for move in moves])

@@ -109,11 +109,16 @@ def _stays_in_ram(held: Held, places: Places) -> bool:
 def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
     """The largest weight that will move, where it alone exceeds the budget."""
     moving = [h for h in every if not places.stays(h) and _comes(h)]
-    largest = max(moving, key=lambda held: nbytes(held.tensor), default=None)
-    if largest is None or nbytes(largest.tensor) <= budget:
+    largest = max(moving, key=_bytes_at_a_time, default=None)
+    if largest is None or (size := _bytes_at_a_time(largest)) <= budget:
         return []
-    size = nbytes(largest.tensor)
     return [f"ram must hold the largest weight, {largest.name} of {size} bytes, got {budget}"]
+
+
+def _bytes_at_a_time(held: Held) -> int:
+    """Of a stack, no more than one of its matrices is needed, if these can come by themselves."""
+    size = nbytes(held.tensor)
+    return size // max(held.tensor.shape[0], 1) if held.is_stack else size
 
 
 def _comes(held: Held) -> bool:

@@ -71,6 +71,17 @@ struct Lanes : PortableLanes {
         _mm_or_si128(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
     store_as(p, _mm_cvtsi128_si32(bytes));
   }
+  template <Packing kPacking>
+  static void store_nibbles4(void* p, const I (&x)[4]) {
+    const __m256i words[2] = {_mm256_packs_epi32(to(x[0]), to(x[1])),
+                              _mm256_packs_epi32(to(x[2]), to(x[3]))};
+    const __m256i codes = _mm256_packs_epi16(words[0], words[1]);
+    const short places = kPacking == Packing::low_first ? 0x1001 : 0x0110;  // 16 and 1 of a pair
+    const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(places));
+    const __m256i bytes = _mm256_packus_epi16(pairs, pairs);  // in each half two of each vector
+    store_as(p,
+             _mm_unpacklo_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+  }
   static void store_f64(void* p, F x) {
     store_as(p, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
     store_as(static_cast<double*>(p) + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
@@ -187,24 +198,29 @@ struct Lanes : PortableLanes {
     return {load_as<__m256i>(sixteen),
             load_as<__m256i>(static_cast<const std::int32_t*>(sixteen) + 8)};
   }
-  // Two steps of four: thresholds 3, 7 and 11 say in which quarter a lane lies, and the other three
-  // of that quarter the rest.
+  // Binary search. What is found so far is negative, as true is; look-ups see its low three bits.
   struct Ranks {
-    F quarters[3];
-    __m256 inside[3];  // by quarter
-    explicit Ranks(const float* ascending) {
-      for (int i = 0; i < 3; ++i) {
-        quarters[i] = splat(ascending[4 * i + 3]);
-        inside[i] = _mm256_setr_ps(ascending[i], ascending[i + 4], ascending[i + 8],
-                                   ascending[i + 12], 0, 0, 0, 0);
-      }
+    __m256 middle, quarters[2];
+    __m256 inside[2];  // of each quarter the one in its middle, and of each eighth; backwards
+    explicit Ranks(const float* ascending)
+        : middle(splat(ascending[7])), quarters{splat(ascending[3]), splat(ascending[11])} {
+      float of_quarter[8] = {}, of_eighth[8];
+      for (int i = 0; i < 4; ++i) of_quarter[-i & 7] = ascending[4 * i + 1];
+      for (int i = 0; i < 8; ++i) of_eighth[-i & 7] = ascending[2 * i];
+      inside[0] = load_as<__m256>(of_quarter);
+      inside[1] = load_as<__m256>(of_eighth);
     }
     I of(F v) const {
-      I quarter = splat(3), rest = splat(3);
-      for (const F& threshold : quarters) quarter += v <= threshold;  // true is -1
+      const I half = above(v, middle);
+      I found = half * 2 + above(v, _mm256_blendv_ps(quarters[0], quarters[1], as_float(half)));
       for (const __m256 thresholds : inside)
-        rest += v <= _mm256_permutevar8x32_ps(thresholds, to(quarter));
-      return quarter * 4 + rest;
+        found = found * 2 + above(v, _mm256_permutevar8x32_ps(thresholds, to(found)));
+      return -found;
+    }
+
+   private:
+    static I above(F v, __m256 threshold) {
+      return from(_mm256_castps_si256(_mm256_cmp_ps(v, threshold, _CMP_NLE_UQ)));
     }
   };
   struct SpreadRanks : Ranks {

@@ -70,6 +70,11 @@ struct Lanes : PortableLanes {
             : _mm512_or_si512(_mm512_slli_epi32(to(x), 4), _mm512_srli_epi64(to(x), 32));
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
   }
+  template <Packing kPacking>
+  static void store_nibbles4(void* p, const I (&x)[4]) {
+    for (int j = 0; j < 4; ++j)
+      store_nibbles<kPacking>(static_cast<std::uint8_t*>(p) + j * kWidth / 2, x[j]);
+  }
   static void store_f64(void* p, F x) {
     store_as(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
     store_as(static_cast<double*>(p) + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));

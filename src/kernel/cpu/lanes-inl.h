@@ -167,6 +167,12 @@ struct PortableLanes {
       static_cast<std::uint8_t*>(p)[i / 2] = static_cast<std::uint8_t>(
           x[i] << shift_of<kPacking>(0) | x[i + 1] << shift_of<kPacking>(1));
   }
+  /// The same of four vectors, whose lanes are below 16.
+  template <Packing kPacking>
+  static void store_nibbles4(void* p, const I (&x)[4]) {
+    for (int j = 0; j < 4; ++j)
+      store_nibbles<kPacking>(static_cast<std::uint8_t*>(p) + j * kWidth / 2, x[j]);
+  }
   static void store_f32(void* p, F x) { store_as(p, x); }
   static void store_f64(void* p, F x) {
     for (int i = 0; i < kWidth; ++i) store_as(static_cast<double*>(p) + i, double{x[i]});

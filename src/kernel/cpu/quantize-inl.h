@@ -333,40 +333,74 @@ struct FourBit {
   }
 };
 
-/// One block: its codes, and its absmax as bits. Full blocks multiply by a reciprocal and the short
-/// one at the end divides, as bitsandbytes does.
-template <Codes kCodes, Dtype kIn>
-std::uint32_t block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t n, bool full,
-                    std::uint8_t* codes, float* absmax) {
+/// Its largest magnitude as bits, and its absmax. A short block at the end, which is divided by it,
+/// has no smaller one than `divisor`, as in bitsandbytes.
+template <Dtype kIn>
+std::uint32_t scale_block(const char* x, std::int64_t n, bool full, float* absmax, float* divisor) {
   constexpr float kLeast = 1e-38f;
-  constexpr Packing kPacking = packing_of(kCodes);
   const std::uint32_t most = amax<kIn>(x, n);
   const float found =
       most > kInfinityBits ? __builtin_bit_cast(float, kQuietNan) : __builtin_bit_cast(float, most);
-  const float a = found < kLeast ? kLeast : found;
-  *absmax = full ? found : a;
-  const F r = splat(full ? 1.0f / a : a);
-  for_each_step<kIn>(x, n, [&](const char* from, int count, std::int64_t i) {
+  *divisor = found < kLeast ? kLeast : found;
+  *absmax = full ? found : *divisor;
+  return most;
+}
+
+/// Full blocks are multiplied by `by`, others divided.
+template <Codes kCodes, Dtype kIn>
+void encode_block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t n, bool full,
+                  float by, bool finite, std::uint8_t* codes) {
+  constexpr Packing kPacking = packing_of(kCodes);
+  const F r = splat(by);
+  std::int64_t done = 0;
+  for (; full && done + 4 * kWidth <= n; done += 4 * kWidth) {
+    I found[4];
+    for (int j = 0; j < 4; ++j)
+      found[j] = four_bit(load<kIn>(x + (done + j * kWidth) * bytes_of(kIn)) * r, finite);
+    Lanes::store_nibbles4<kPacking>(codes + done / 2, found);
+  }
+  x += done * bytes_of(kIn);
+  codes += done / 2;
+  for_each_step<kIn>(x, n - done, [&](const char* from, int count, std::int64_t i) {
     const F value = load<kIn>(from);
-    const I found_codes = four_bit(full ? value * r : value / r, most < kInfinityBits);
+    const I found_codes = four_bit(full ? value * r : value / r, finite);
     if (count == kWidth) return Lanes::store_nibbles<kPacking>(codes + i / 2, found_codes);
     std::uint8_t all[kWidth / 2];
     Lanes::store_nibbles<kPacking>(all, found_codes);
     __builtin_memcpy(codes + i / 2, all, static_cast<std::size_t>(count + 1) / 2);
   });
-  return most;
 }
 
+/// Scales of some blocks first, then their codes: none waits for a maximum and a quotient.
 template <Codes kCodes, Dtype kIn>
 std::uint32_t blocks(const Blocks& all) noexcept {
+  constexpr int kAtOnce = 16;
+  static_assert(kAtOnce % kWidth == 0);
   const FourBit<kCodes> four_bit;
   std::uint32_t most = 0;
-  for (std::int64_t i = 0, b = 0; i < all.n; i += all.block, ++b) {
-    const bool full = all.n - i >= all.block;
-    const std::uint32_t here =
-        block<kCodes, kIn>(four_bit, static_cast<const char*>(all.x) + i * bytes_of(kIn),
-                           full ? all.block : all.n - i, full, all.codes + i / 2, all.absmax + b);
-    most = here > most ? here : most;
+  for (std::int64_t begin = 0; begin < all.n; begin += kAtOnce * all.block) {
+    std::uint32_t mosts[kAtOnce];
+    float divisors[kAtOnce], by[kAtOnce];
+    for (float& divisor : divisors) divisor = 1;
+    const auto for_each_block = [&](auto&& body) {
+      for (std::int64_t k = 0, i = begin; k < kAtOnce && i < all.n; ++k, i += all.block) {
+        const bool full = all.n - i >= all.block;
+        body(k, i, full ? all.block : all.n - i, full);
+      }
+    };
+    const auto* const x = static_cast<const char*>(all.x);
+    for_each_block([&](std::int64_t k, std::int64_t i, std::int64_t n, bool full) {
+      mosts[k] = scale_block<kIn>(x + i * bytes_of(kIn), n, full, all.absmax + i / all.block,
+                                  divisors + k);
+      most = mosts[k] > most ? mosts[k] : most;
+    });
+    for (int k = 0; k < kAtOnce; k += kWidth)
+      Lanes::store_f32(by + k, 1.0f / Lanes::load_f32(divisors + k));
+    for_each_block([&](std::int64_t k, std::int64_t i, std::int64_t n, bool full) {
+      encode_block<kCodes, kIn>(four_bit, x + i * bytes_of(kIn), n, full,
+                                full ? by[k] : divisors[k], mosts[k] < kInfinityBits,
+                                all.codes + i / 2);
+    });
   }
   return most;
 }

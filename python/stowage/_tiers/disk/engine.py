@@ -36,12 +36,14 @@ from stowage._tiers.disk.journal import (
     note_places,
     written_bytes,
 )
+from stowage._tiers.disk.routing import attach_routing
 from stowage._tiers.forks import Living
 
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
 _NOTHING = (0,) * 11 + (0.0, 0.0)  # counted
+LEAST_SLICE = 16384  # bytes: a smaller matrix is not worth pages, reads and an entry of its own
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class EngineOptions:
     keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
     ring: int = 0  # bytes for the rest
     mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
+    by_index: tuple[str, ...] = ()  # names in the file of stacks whose matrices come by themselves
 
     def problems(self) -> list[str]:
         """Why no engine can be made with these."""
@@ -111,6 +114,7 @@ class Engine:
                 given.timeout or 0.0,
                 given.lock,
                 json.dumps(given.mapped_only),
+                json.dumps(dict.fromkeys(given.by_index, 1)),
             )
         except RuntimeError as error:
             raise translated(error) from None
@@ -245,9 +249,18 @@ def _close(opened: list[int], source: FileSource) -> None:
     source.close()
 
 
-def mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tuple[str, ...]:
-    """Of all names in a file, those that need no room in memory. `moved`: what rests there, by
-    name in the file. Rows of codes in another order are not read through the mapping."""
+def suited(options: EngineOptions, source: FileSource, moved: Mapping[str, Held]) -> EngineOptions:
+    """The options for a file, of which `moved`, by name there, rests in it."""
+    return replace(
+        options,
+        mapped_only=_mapped_only(source.entries, moved),
+        by_index=_by_index(source, moved),
+    )
+
+
+def _mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tuple[str, ...]:
+    """Of all names in a file, those that need no room in memory. Rows of codes in another order are
+    not read through the mapping."""
 
     def needs_room(name: str, entry: Entry) -> bool:
         if name not in moved or entry.is_converted:
@@ -257,6 +270,17 @@ def mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tupl
     room = {entry.whole.name for name, entry in entries.items() if needs_room(name, entry)}
     every = dict.fromkeys(entry.whole.name for entry in entries.values())
     return tuple(name for name in every if name not in room)
+
+
+def _by_index(source: FileSource, moved: Mapping[str, Held]) -> tuple[str, ...]:
+    """Of all names in a file, those of stacks each of whose matrices comes by itself."""
+
+    def comes(name: str, entry: Entry) -> bool:
+        if name not in moved or not moved[name].is_stack or not entry.gives_indices:
+            return False
+        return source.size(entry) >= LEAST_SLICE * entry.shape[0] > LEAST_SLICE
+
+    return tuple(name for name, entry in source.entries.items() if comes(name, entry))
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -310,12 +334,14 @@ def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
     sites = [held.sites[0] for held in every]
     engine.places(getattr(site.module, site.attribute) for site in sites)
     hook = model.register_forward_pre_hook(_Signature(engine), with_kwargs=True)
+    routing = attach_routing(held for held in every if held.is_stack)
     model.__dict__[_ATTRIBUTE] = engine
-    model.__dict__[_ATTRIBUTE + "_hook"] = hook
+    model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing]
 
 
 def detach(model: nn.Module) -> None:
-    model.__dict__.pop(_ATTRIBUTE + "_hook").remove()
+    for hook in model.__dict__.pop(_ATTRIBUTE + "_hooks"):
+        hook.remove()
     forget_places(model)
     model.__dict__.pop(_ATTRIBUTE)  # the engine ends with the last copy of the model that has it
 

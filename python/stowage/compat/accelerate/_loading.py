@@ -18,7 +18,7 @@ from stowage._model.files.fill import Filling, Options
 from stowage._model.rest.formation import Making
 from stowage._model.weights import Held, Inventory
 from stowage._ops.errors import InvalidArgument, Unsupported, raise_problems
-from stowage._tiers.disk.engine import Engine, EngineOptions, attach, mapped_only
+from stowage._tiers.disk.engine import Engine, EngineOptions, attach, suited
 from stowage._tiers.maps.budgets import disk_budget
 from stowage._tiers.maps.module_sizes import Dtype, torch_dtype
 from stowage._tiers.offload import is_offloaded
@@ -156,7 +156,8 @@ class _Job:
         assert isinstance(self.source, FileSource)
         entries = self.source.entries
         budget = disk_budget([self.source.size(entries[name]) for name in moved])
-        engine = Engine(self.source, EngineOptions(budget, mapped_only=mapped_only(entries, moved)))
+        options = suited(EngineOptions(budget), self.source, moved)
+        engine = Engine(self.source, options)
         engine.expect(moved)
         return engine
 

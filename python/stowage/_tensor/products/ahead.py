@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is about to be used of stacks of matrices that rest in a file, said at once: all of it is
+read together, and what does not fit yet as room becomes free."""
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+from torch import Tensor
+
+from stowage._ops import library
+from stowage._tensor.stowed import StowedTensor
+
+
+def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
+    """Whether codes lie in memory that torch did not allocate, as those of files do."""
+    if not isinstance(weight, StowedTensor):
+        return False
+    codes = weight._parts()[0]
+    return type(codes) is Tensor and codes.is_cpu and not codes.untyped_storage().resizable()
+
+
+def expect(stacks: Sequence[Tensor], indices: Sequence[int], *, one_by_one: bool = False) -> None:
+    """Those matrices of stacks [E, O, K] are used next: in the order of `indices` of the first
+    stack, then of the next, or `one_by_one` all of the first index, then of the next."""
+    found = [weight._parts()[0] for weight in stacks if in_file(weight)]
+    if found and len(indices) * len(found) > 1:
+        library.engine_want(found, indices, one_by_one)

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core: what is read before somebody asks for it. What comes as a whole is expected in the order
+// that was learnt; slices are, when somebody says that they are used next.
+#include <algorithm>
+
+#include "engine/core.h"
+
+namespace stowage::engine {
+namespace {
+constexpr std::uint64_t kByteStride = 4 << 20;  // by which a window of many bytes goes on
+}  // namespace
+
+// Reading further ahead than hides a read would put out what could have stayed: in a circle that
+// does not fit, all would be read in every pass. Slices, which no window has, need room too.
+void Core::bound_look_ahead() noexcept {
+  std::uint64_t largest = 0;
+  for (const Unit& unit : units_)
+    if (unit.comes && unit.whole < 0) largest = std::max(largest, unit.bytes);
+  const std::uint64_t least = slices_ == 0 ? 4 * largest : largest;
+  ahead_ = bytes_of(units_) <= ring_ ? ring_ : std::min(ring_, std::max(ring_ / 4, least));
+}
+
+// Begins to read what is expected after the thread's turn, for as many bytes as the window has. A
+// thread that does what was expected goes on where it stood, a stride at a time, so that neighbours
+// in the file are wanted together and read as one.
+void Core::prefetch(Session& session) {
+  if (workers_.empty() || stopping_ || waiting_ > 0 || present_ == coming_) return;
+  Window& window = session.window;
+  if (window.epoch == epoch_ && window.first() == session.turn.current &&
+      window.end().signature == session.turn.signature) {
+    window.pop();
+  } else {
+    while (window.size() > 0) state(window.pop()).wanted = 0;
+    window.restart(session.turn);
+    window.epoch = epoch_;
+  }
+  const std::uint64_t taken = window.bytes() + in_ring(session.turn.current);
+  const std::uint64_t room = ahead_ - std::min(ahead_, taken);
+  if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
+                             room >= std::min(kByteStride, ahead_ / 4)))
+    extend(window, room);
+  if (!queue_.empty()) work_.notify_one();  // who wakes the next
+}
+
+// So many uses of what is no slice are among about so many acquires.
+std::uint64_t Core::acquires_of(std::size_t uses) const noexcept {
+  const std::size_t others = coming_ - slices_;
+  return slices_ == 0 || pass_ <= others ? uses : uses * pass_ / others;
+}
+
+void Core::extend(Window& window, std::uint64_t room) {
+  for (std::size_t step = 0; step < Window::kStride; ++step) {
+    const WeightId next = order_.next(window.end());
+    if (next == kNone) return;
+    State& s = state(next);
+    const bool counted = s.wanted > clock_;  // it is in the window already
+    const std::uint64_t bytes = counted ? 0 : in_ring(next);
+    if (bytes > room) return;
+    const std::uint64_t time = clock_ + acquires_of(window.size() + 1);
+    if (s.stage == Stage::absent) {
+      if (!begin(next, time)) return;
+      s.predicted = time;
+      ++report_.ahead;
+    }
+    room -= bytes;
+    s.wanted = time;
+    window.push(next, bytes);
+  }
+}
+
+void Core::want(std::span<const WeightId> ids) {
+  for (const WeightId id : ids) check_id(id);
+  if (forked() || workers_.empty()) return;
+  const std::shared_ptr<Session> own = session();
+  const std::scoped_lock lock(mutex_);
+  Wants& wants = own->wants;
+  // What it wanted before and has not used comes after what it wants now.
+  const std::size_t used = std::min(wants.used, wants.begun);
+  for (std::size_t i = used; i < wants.begun; ++i)
+    put_off(wants.ids[i], clock_ + 1 + ids.size() + (i - used));
+  wants.ids.assign(ids.begin(), ids.end());
+  std::erase_if(wants.ids, [&](WeightId id) { return !unit(id).comes; });
+  wants.begun = wants.used = 0;
+  wants.since = clock_;
+  begin_wants(*own);
+}
+
+// It may go for what is used before that time.
+void Core::put_off(WeightId id, std::uint64_t time) {
+  State& s = state(id);
+  s.wanted = 0;
+  if (s.stage == Stage::absent || s.predicted <= s.used) return;
+  s.predicted = time;
+  if (s.stage == Stage::present && s.leases == 0 && !s.kept) candidates_.add(id, time);
+}
+
+// As many of them as there is room for, but what is used or expected before; after each use more.
+void Core::begin_wants(Session& session) {
+  auto& [ids, begun, used, since] = session.wants;
+  if (begun == ids.size() || workers_.empty() || stopping_ || waiting_ > 0) return;
+  for (; begun < ids.size(); ++begun) {
+    const WeightId id = ids[begun];
+    State& s = state(id);
+    if (s.used > since) continue;  // it came before it was begun
+    const std::uint64_t time = clock_ + 1 + (begun - std::min(used, begun));
+    s.wanted = time;
+    if (s.stage == Stage::absent) {
+      if (!begin(id, time)) break;
+      ++report_.ahead;
+    } else if (s.stage == Stage::present && s.leases == 0 && !s.kept) {
+      candidates_.add(id, time);
+    }
+    s.predicted = time;
+  }
+  if (!queue_.empty()) work_.notify_one();  // who wakes the next
+}
+
+void Core::expect(std::span<const WeightId> order) {
+  for (const WeightId id : order) check_id(id);
+  if (forked()) return;
+  std::vector<WeightId> coming(order.begin(), order.end());
+  std::erase_if(coming, [&](WeightId id) { return !unit(id).comes || is_slice(id); });
+  Turn turn{.signature = session()->turn.signature};
+  const std::scoped_lock lock(mutex_);
+  ++epoch_;
+  for (std::size_t i = 0; i <= coming.size() && !coming.empty(); ++i) {
+    const WeightId id = coming[i % coming.size()];  // the last leads to the first
+    order_.learn(turn, id);
+    turn = turn.then(id);
+  }
+}
+
+}  // namespace stowage::engine

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that come by rows: each expert of a stack is a resident of its own.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engine/model.h"
+#include "expect_error.h"
+
+namespace stowage {
+namespace {
+using namespace test;
+
+constexpr std::int64_t kExperts = 8, kRows = 64, kColumns = 256;
+const char* const kStorages[] = {"bf16",
+                                 "int8:row2",
+                                 "int8:row",
+                                 "f8_e4m3:tensor",
+                                 "f8_e4m3:block128x128",
+                                 "f8_e4m3:block32:e8m0",
+                                 "nf4",
+                                 "nf4:block64:nested",
+                                 "mxfp4:transposed",
+                                 "nvfp4",
+                                 "nvfp4:row",
+                                 "nvfp4:row2",
+                                 "int4:block64:f16:zero",
+                                 "int3:block64",
+                                 "q4_k",
+                                 "q6_k"};
+
+std::string stack_name(std::size_t i) { return "layer." + std::to_string(10 + i) + ".experts"; }
+
+// A stack in each storage, and a matrix before each.
+std::string write_stacks(const Scratch& scratch) {
+  std::vector<Declaration> tensors;
+  WriterOptions options;
+  std::vector<Weight> weights;
+  const auto add = [&](const std::string& name, const char* storage, const Shape& shape) {
+    weights.push_back(made_weight(parse_storage(storage), shape));
+    for (Declaration& part : disk_layout(name, weights.back().storage(), shape))
+      tensors.push_back(std::move(part));
+    options.weights.push_back({name, weights.back().storage(), shape, {}, {}});
+  };
+  for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    add("layer." + std::to_string(10 + i) + ".attention", "int8:row", Shape{24, kColumns});
+    add(stack_name(i), kStorages[i], Shape{kExperts, kRows, kColumns});
+  }
+  Writer writer(scratch.path("model.safetensors"), tensors, options);
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    writer.write_weight(options.weights[i].name, weights[i]);
+  writer.finish();
+  return scratch.path();
+}
+
+// The bytes that rows of a stack have of a part; all of what they share.
+bool same_rows(const Weight& some, const Weight& all, std::int64_t first) {
+  const Layout of_some = layout(some.storage(), some.shape()),
+               of_all = layout(all.storage(), all.shape());
+  for (int i = 0; i < of_some.count; ++i) {
+    const auto bytes = of_some.parts[static_cast<std::size_t>(i)].bytes;
+    const auto whole = of_all.parts[static_cast<std::size_t>(i)].bytes;
+    const std::int64_t each = whole / all.rows(), count = some.rows();
+    const bool shared = bytes == whole;
+    EXPECT_TRUE(shared || bytes == each * count);
+    const auto* const from =
+        static_cast<const std::byte*>(all.part(i)) + (shared ? 0 : first * each);
+    if (std::memcmp(some.part(i), from, static_cast<std::size_t>(bytes)) != 0) return false;
+  }
+  return some.storage() == all.storage();
+}
+
+class Slices : public testing::TestWithParam<Reads> {
+ protected:
+  Scratch scratch_;
+  File file_ = File::open(write_stacks(scratch_));
+
+  EngineOptions options(std::uint64_t ram, std::int64_t rows = 1, int workers = 2) const {
+    EngineOptions options{.ram = ram, .reads = GetParam(), .workers = workers};
+    for (std::size_t i = 0; i < std::size(kStorages); ++i)
+      options.by_rows.push_back({stack_name(i), rows});
+    return options;
+  }
+  std::uint64_t least(std::int64_t rows = 1) const {
+    EngineOptions all = options(std::uint64_t{1} << 40, rows, 0);
+    all.reads = Reads::mapped;
+    return largest(Engine(file_, all));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Reads, Slices,
+                         testing::Values(Reads::mapped, Reads::buffered, Reads::direct),
+                         [](const auto& given) { return std::string(to_string(given.param)); });
+
+TEST_P(Slices, HaveTheirBytesUnderTheSmallestBudget) {
+  for (const std::int64_t rows : {1, 3, 8}) {
+    Engine engine(file_, options(least(rows), rows));
+    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+      const WeightId whole = engine.find(stack_name(i)).value();
+      const SliceIds slices = engine.slices(whole);
+      EXPECT_EQ(slices.count, (kExperts + rows - 1) / rows);
+      EXPECT_EQ(engine.bytes(whole), 0u);
+      const Weight all = file_.weight(stack_name(i));
+      for (WeightId k = slices.count; k-- > 0;) {
+        const Lease lease = engine.acquire(slices.first + k);
+        EXPECT_EQ(lease.weight().rows(), std::min(rows, kExperts - k * rows));
+        EXPECT_TRUE(same_rows(lease.weight(), all, k * rows)) << kStorages[i] << " " << k;
+      }
+    }
+    EXPECT_EQ(engine.report().borrowed, 0u);
+    EXPECT_LE(engine.report().peak, least(rows));
+  }
+}
+
+TEST_P(Slices, AreReadAlone) {
+  Engine engine(file_, options(std::uint64_t{1} << 30, 1, 0));
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
+    for (const WeightId k : {5, 2, 5}) (void)engine.acquire(slices.first + k);
+    bytes += engine.bytes(slices.first + 2) + engine.bytes(slices.first + 5);
+    EXPECT_EQ(engine.name(slices.first + 5), stack_name(i) + "[5]");
+  }
+  const EngineReport report = engine.report();
+  EXPECT_EQ(report.misses, 2 * std::size(kStorages));
+  EXPECT_EQ(report.hits, std::size(kStorages));
+  EXPECT_EQ(report.held, bytes);
+  EXPECT_LE(report.bytes_read, bytes);
+}
+
+TEST_P(Slices, AreFoundByAddress) {
+  Engine engine(file_, options(least(), 1, 0));
+  const Weight all = file_.weight(stack_name(1));
+  const auto* const codes = static_cast<const std::byte*>(all.part(0));
+  constexpr std::uint64_t kBytes = kRows * kColumns;
+  {
+    const auto one = Engine::lease_at(codes + 3 * kBytes, false, kBytes);
+    ASSERT_TRUE(one);
+    EXPECT_EQ(std::memcmp(one->at(codes + 3 * kBytes), codes + 3 * kBytes, kBytes), 0);
+    EXPECT_EQ(one->at(codes + 4 * kBytes), codes + 4 * kBytes);
+  }
+  EXPECT_EQ(engine.report().misses, 1u);
+  {
+    const auto two = Engine::lease_at(codes + 3 * kBytes, false, kBytes + 1);
+    ASSERT_TRUE(two);
+    EXPECT_EQ(two->at(codes + 3 * kBytes), codes + 3 * kBytes);
+    EXPECT_TRUE(same_bytes(two->weight(), all));
+  }
+  EXPECT_EQ(engine.report().borrowed, 1u);
+}
+
+TEST_P(Slices, ThatAreWantedAreReadAhead) {
+  const std::uint64_t room = 4 * least();
+  Engine engine(file_, options(room));
+  for (int turn = 0; turn < 3; ++turn) {
+    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+      const Weight all = file_.weight(stack_name(i));
+      const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
+      const std::int64_t wanted[] = {1, 6, 3, -1, kExperts};
+      EXPECT_TRUE(Engine::want_at(std::vector{all.part(0)}, wanted));
+      for (const WeightId k : {1, 6, 3})
+        EXPECT_TRUE(same_rows(engine.acquire(slices.first + k).weight(), all, k));
+    }
+  }
+  const EngineReport report = engine.report();
+  EXPECT_EQ(report.misses, 0u);
+  EXPECT_EQ(report.hits + report.late, report.acquired);
+  EXPECT_LE(report.peak, room);
+  const Weight matrix = file_.weight("layer.10.attention");
+  EXPECT_FALSE(Engine::want_at(std::vector{matrix.part(0)}, std::vector<std::int64_t>{0}));
+}
+
+TEST_P(Slices, StayWhereTheirWeightIsKept) {
+  const EngineOptions sizes = options(std::uint64_t{1} << 30, 1, 0);
+  std::uint64_t bytes = 0;
+  {
+    const Engine engine(file_, sizes);
+    const SliceIds slices = engine.slices(engine.find(stack_name(0)).value());
+    for (WeightId k = 0; k < slices.count; ++k) bytes += engine.bytes(slices.first + k);
+  }
+  Engine engine(file_, options(bytes + least(), 1, 0));
+  engine.keep(std::vector{engine.find(stack_name(0)).value()});
+  EXPECT_EQ(engine.report().held, bytes);
+  for (int turn = 0; turn < 2; ++turn)
+    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+      const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
+      for (WeightId k = 0; k < slices.count; ++k) (void)engine.acquire(slices.first + k);
+    }
+  const auto kept = static_cast<std::uint64_t>(kExperts);
+  EXPECT_GE(engine.report().hits, kept);  // of the small ones, one or two may stay too
+  EXPECT_LE(engine.report().hits, kept + 2);
+  EXPECT_EQ(engine.report().misses + engine.report().hits, 2 * std::size(kStorages) * kExperts);
+}
+
+// The order of what comes as a whole is learnt though slices come between, other ones each time.
+TEST_P(Slices, LeaveTheOrderOfOthersAlone) {
+  Engine engine(file_, options(12 * least()));
+  for (int pass = 0; pass < 6; ++pass) {
+    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+      const std::uint64_t before = engine.report().misses;
+      (void)engine.acquire(engine.find("layer." + std::to_string(10 + i) + ".attention").value());
+      if (pass >= 2) {
+        EXPECT_EQ(engine.report().misses, before) << pass << " " << i;
+      }
+      const std::int64_t expert = (3 * pass + static_cast<int>(i)) % kExperts;
+      const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
+      engine.want(std::vector{slices.first + static_cast<WeightId>(expert)});
+      (void)engine.acquire(slices.first + static_cast<WeightId>(expert));
+    }
+  }
+}
+
+TEST(SlicesRefused, NameWhatWasWrong) {
+  const Scratch scratch;
+  const File file = File::open(write_stacks(scratch));
+  const auto open = [&](const std::string& name, std::int64_t rows) {
+    EngineOptions options{.ram = std::uint64_t{1} << 30, .reads = Reads::mapped};
+    options.by_rows.push_back({name, rows});
+    const Engine engine(file, options);
+  };
+  EXPECT_STOWAGE_ERROR(open("nowhere", 1), invalid_argument, "must have a weight nowhere");
+  EXPECT_STOWAGE_ERROR(open(stack_name(0), 0), invalid_argument,
+                       "must come by at least one row, got 0");
+  // Blocks of 128 rows of a matrix of 24.
+  EXPECT_NO_THROW(open("layer.10.attention", 5));
+}
+
+TEST(SlicesRefused, EndInABlock) {
+  const Scratch scratch;
+  const Shape shape{4, 3, 8};  // flat blocks of 64 do not end with an index
+  const Weight weight = made_weight(parse_storage("nf4"), shape);
+  WriterOptions options;
+  options.weights.push_back({"experts", weight.storage(), shape, {}, {}});
+  Writer writer(scratch.path("model.safetensors"), disk_layout("experts", weight.storage(), shape),
+                options);
+  writer.write_weight("experts", weight);
+  writer.finish();
+  const File file = File::open(scratch.path());
+  EngineOptions asked{.ram = std::uint64_t{1} << 20, .reads = Reads::mapped};
+  asked.by_rows.push_back({"experts", 1});
+  EXPECT_STOWAGE_ERROR(Engine(file, asked), invalid_argument,
+                       "must come by rows that end where absmax of 64 elements do, got 1 of 24");
+}
+
+}  // namespace
+}  // namespace stowage
