@@ -18,7 +18,7 @@ from stowage._ops.errors import InvalidArgument, fail
 from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
-from stowage._tensor.products.ahead import expect
+from stowage._tensor.products.wants import expect
 from stowage._tensor.stowed import StowedTensor, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView

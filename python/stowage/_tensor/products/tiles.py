@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.lenders import lender_of
-from stowage._tensor.products.ahead import expect, in_file
+from stowage._tensor.products.wants import expect, in_file
 from stowage._tensor.slices import matrix_at
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.tables import op

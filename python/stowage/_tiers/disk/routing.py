@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage._model.weights import Held
 from stowage._ops.eager import eagerly
-from stowage._tensor.products.ahead import expect
+from stowage._tensor.products.wants import expect
 from stowage._tensor.stowed import StowedTensor
 
 _INTEGERS = (torch.int64, torch.int32)
