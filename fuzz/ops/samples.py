@@ -166,6 +166,8 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
         "model.layers.0.self_attn.q_proj.weight",
         s.random.choice(["F16", "BF16"]),
     ),
+    "file_stacks": lambda s: (s.peer_file(), s.stacks()),
+    "file_stack_part": lambda s: (s.stacked_file(), "stack", s.random.randrange(3)),
     "file_rows": lambda s: (
         s.peer_file(),
         "model.layers.0.self_attn.q_proj.weight",

@@ -92,6 +92,19 @@ class Scene:
         self.closers.append(lambda: library.file_close(handle))
         return handle
 
+    def stacks(self) -> str:
+        """A stack of one matrix of that file."""
+        described = json.loads(library.text(library.file_describe(self.peer_file())))
+        one = next(w for w in described["weights"] if w["name"].endswith("q_proj.weight"))
+        shape, key = [1, *one["shape"]], Storage(one["storage"]).key
+        stack = {"name": "stack", "storage": key, "shape": shape, "matrices": [[one["name"]]]}
+        return json.dumps([stack])
+
+    def stacked_file(self) -> int:
+        handle: int = library.file_stacks(self.peer_file(), self.stacks())
+        self.closers.append(lambda: library.file_close(handle))
+        return handle
+
     def engine(self) -> int:
         file, mode = self.file(), self.random.choice(("automatic", "mapped", "buffered", "direct"))
         handle: int = library.engine_open(file, 1 << 20, mode, self.random.choice((0, 0, 0, 2)))

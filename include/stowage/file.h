@@ -13,9 +13,13 @@
 #include <string_view>
 #include <vector>
 
+#include "stowage/stack.h"
 #include "stowage/weight.h"
 
 namespace stowage {
+
+class Stacks;
+
 inline namespace v0 {
 
 struct TensorInfo {
@@ -174,10 +178,22 @@ class STOWAGE_API File {
   /// difference. Returns how many tensors had one.
   std::int64_t verify() const;
 
+  /// The same file with stacks of its matrices, in the place of those that it had; it shares all
+  /// else with this one. A number that a matrix has once, and its stack for each row, lies there
+  /// for each of its rows. Throws invalid_argument where matrices do not fit a stack, and for
+  /// numbers that are rounded to the compute dtype or that no tensor has.
+  File with_stacks(std::vector<StackInfo> stacks) const;
+  const std::vector<StackInfo>& stacks() const noexcept;  // sorted by name
+  /// A stack, whose parts lie where whoever touches them finds them, as at formed_place(). Throws
+  /// invalid_argument where there is none of that name.
+  Weight stack(std::string_view name) const;
+
  private:
   friend struct OpenShards;
+  friend struct OpenStacks;
   struct State;
   std::shared_ptr<const State> state_;
+  std::shared_ptr<const Stacks> stacks_;
 };
 
 }  // namespace v0

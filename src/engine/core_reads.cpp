@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/core.h"
+#include "store/stacks.h"
 
 namespace stowage::engine {
 namespace {
@@ -132,10 +133,14 @@ void Core::form(WeightId id, Lock& lock) {
   std::exception_ptr error;
   try {
     link_->check(of);  // whole as it was when it was opened, or not at all
-    const WeightInfo& weight = *file_.find_weight(of.name);
+    const WeightInfo* const weight = file_.find_weight(of.name);  // null: of a stack
     for (const FormedPart& part : of.formed) {
-      file_.form_part(weight, part.part, {from + part.from, part.held},
-                      {to + part.place, part.bytes});
+      const std::span tensor(from + part.from, part.held);
+      const std::span out(to + part.place, part.bytes);
+      if (part.piece != nullptr)
+        OpenStacks::of(file_)->form(*part.piece, tensor, out);
+      else
+        file_.form_part(*weight, part.part, tensor, out);
       bytes += part.bytes;
     }
   } catch (...) {

@@ -12,12 +12,14 @@
 #include "base/checked.h"
 #include "base/formatted.h"
 #include "engine/arena.h"
+#include "store/stacks.h"
 #include "stowage/descriptor.h"
 
 namespace stowage::engine {
 namespace {
 
 constexpr std::uint64_t kPiece = 1 << 20;  // several reads of this size are in flight for one unit
+constexpr std::uint64_t kLine = 64;        // where any kernel may read from
 
 constexpr std::uint64_t down(std::uint64_t n) { return n / kPage * kPage; }
 constexpr std::uint64_t up(std::uint64_t n) { return (n + kPage - 1) / kPage * kPage; }
@@ -83,7 +85,6 @@ void lay_out_whole(Unit& unit, std::vector<Stretch> parts,
 // Each part begins where any kernel may read it.
 void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
                     const std::vector<int>& parts, const std::vector<std::uint64_t>& shard_bytes) {
-  constexpr std::uint64_t kLine = 64;
   const auto tensor = [&](int i) { return file.find(weight.parts[static_cast<std::size_t>(i)]); };
   std::vector<Stretch> from;
   for (const int i : parts) from.push_back(stretch_of(file, *tensor(i)));
@@ -149,12 +150,48 @@ std::pair<std::int64_t, std::int64_t> bytes_of_rows(const WeightInfo& weight, in
   return {begin, end - begin};
 }
 
+std::string slice_name(const std::string& of, const Rows& rows) {
+  const bool one = rows.last - rows.first == 1;
+  return of + "[" + std::to_string(rows.first) + (one ? "" : ":" + std::to_string(rows.last)) + "]";
+}
+
+// One index of a stack, from the tensors of its matrices.
+Unit unit_of_index(const File& file, std::size_t stack, std::int64_t index,
+                   const std::vector<std::uint64_t>& shard_bytes) {
+  const Stacks& stacks = *OpenStacks::of(file);
+  const StackInfo& info = stacks.infos()[stack];
+  Unit unit{.name = slice_name(info.name, {index, index + 1}),
+            .is_weight = true,
+            .first_row = index,
+            .last_row = index + 1};
+  const std::span<const StackPiece> pieces = stacks.pieces(stack, index);
+  std::vector<Stretch> from;
+  for (const StackPiece& piece : pieces) from.push_back(stretch_of(file, *piece.tensor));
+  std::map<decltype(std::declval<Stretch>().key()), std::uint64_t> places;
+  for (const auto& [part, place] : lay_out(unit, std::move(from), shard_bytes, true))
+    places[part.key()] = place;
+  const Layout made = layout(info.storage, info.shape);
+  for (int i = 0; i < made.count; ++i) {
+    const auto bytes =
+        static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(i)].bytes / info.shape[0]);
+    const std::uint64_t begin = static_cast<std::uint64_t>(index) * bytes;
+    for (const StackPiece& piece : pieces)
+      if (piece.of_stack == i)
+        unit.formed.push_back({i, places.at({piece.tensor->shard, piece.tensor->offset}),
+                               piece.tensor->bytes, unit.bytes + (piece.place - begin), piece.bytes,
+                               &piece});
+    unit.extents.push_back({stacks.place(stack, i) + begin, bytes, unit.bytes});
+    unit.bytes += (bytes + kLine - 1) / kLine * kLine;
+  }
+  unit.bytes = up(unit.bytes);
+  std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
+  return unit;
+}
+
 // What is of all rows stays where it is mapped.
 Unit unit_of_rows(const File& file, const WeightInfo& weight, const Rows& rows,
                   const std::vector<std::uint64_t>& shard_bytes) {
-  const bool one = rows.last - rows.first == 1;
-  Unit unit{.name = weight.name + "[" + std::to_string(rows.first) +
-                    (one ? "" : ":" + std::to_string(rows.last)) + "]",
+  Unit unit{.name = slice_name(weight.name, rows),
             .is_weight = true,
             .first_row = rows.first,
             .last_row = rows.last};
@@ -215,9 +252,11 @@ std::optional<WeightId> find_unit(std::span<const Unit> named, std::string_view 
 }
 
 Weight weight_of(const File& file, const Unit& unit, const std::string& of) {
-  const Weight all = file.weight(of, {}, true);
+  const WeightInfo* const found = file.find_weight(of);
+  const Weight all = found == nullptr ? file.stack(of) : file.weight(of, {}, true);
   if (unit.last_row == 0) return all;
-  const WeightInfo& weight = *file.find_weight(of);
+  const WeightInfo weight{
+      .name = of, .storage = all.storage(), .shape = all.shape(), .parts = {}, .compute = {}};
   const Rows rows{unit.first_row, unit.last_row};
   const int count = layout(all.storage(), all.shape()).count;
   std::array<const void*, kMaxParts> parts{};
@@ -236,8 +275,16 @@ std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
     end = std::max(end, tensor.offset + tensor.bytes);
   }
   std::vector<Unit> units;
-  std::set<std::string_view> taken;
+  std::set<std::string_view> taken, in_stacks;
+  for (const StackInfo& stack : file.stacks()) {
+    units.push_back({.name = stack.name, .is_weight = true, .comes = false});
+    for (const auto& index : stack.matrices) in_stacks.insert(index.begin(), index.end());
+  }
   for (const WeightInfo& weight : file.weights()) {
+    if (in_stacks.contains(weight.name)) {
+      for (const std::string& part : weight.parts) taken.insert(file.find(part)->name);
+      continue;
+    }
     for (const std::string& part : weight.parts) taken.insert(file.find(part)->name);
     Unit& unit = units.emplace_back(Unit{.name = weight.name, .is_weight = true});
     lay_out_weight(unit, file, weight, shard_bytes);
@@ -249,6 +296,17 @@ std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
   }
   std::ranges::sort(units, {}, &Unit::name);
   const std::size_t named = units.size();  // slices follow
+  for (std::size_t i = 0; i < file.stacks().size(); ++i) {
+    const StackInfo& stack = file.stacks()[i];
+    const WeightId whole = *find_unit(std::span(units).first(named), stack.name);
+    const auto first = static_cast<WeightId>(units.size());
+    for (std::int64_t index = 0; index < stack.shape[0]; ++index) {
+      units.push_back(unit_of_index(file, i, index, shard_bytes));
+      units.back().whole = whole;
+    }
+    units[static_cast<std::size_t>(whole)].slices = {first, static_cast<WeightId>(stack.shape[0]),
+                                                     1};
+  }
   for (const RowCut& cut : cuts) {
     const WeightInfo& weight = checked_cut(file, cut);
     const auto whole =

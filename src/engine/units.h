@@ -12,6 +12,10 @@
 
 #include "stowage/engine.h"
 
+namespace stowage {
+struct StackPiece;
+}
+
 namespace stowage::engine {
 
 /// Bytes of one tensor: where the mapping has them, and how far into the unit's memory they lie.
@@ -34,6 +38,7 @@ struct FormedPart {
   int part;                  // of the weight
   std::uint64_t from, held;  // in scratch, and bytes of the tensor
   std::uint64_t place, bytes;
+  const StackPiece* piece = nullptr;  // of a stack; then no part of a weight
 };
 
 struct Unit {

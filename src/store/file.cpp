@@ -57,8 +57,10 @@ struct File::State {
       for (std::size_t i = 0; i < weight.forms.size(); ++i) {
         if (!has_view(weight.forms[i])) continue;
         const TensorInfo& from = tensor(weight, i);
-        all.push_back({&map(from), from.offset, from.bytes, place(from), weight.forms[i],
-                       made.parts[i].shape, static_cast<std::uint64_t>(made.parts[i].bytes)});
+        const auto bytes = static_cast<std::uint64_t>(made.parts[i].bytes);
+        all.push_back({bytes,
+                       {{&map(from), from.offset, from.bytes, place(from), weight.forms[i],
+                         made.parts[i].shape, 0, bytes}}});
       }
     }
     if (!all.empty()) views = std::make_unique<FormedViews>(std::move(all));

@@ -74,7 +74,7 @@ FormedViews::FormedViews(std::vector<ViewedPart> parts) : parts_(std::move(parts
   for (const ViewedPart& part : parts_)
     begins_.push_back(begins_.back() +
                       std::max<std::uint64_t>(ceil_div(part.bytes, kPage), 1) * kPage);
-  const std::string& path = parts_.front().file->path();
+  const std::string& path = parts_.front().tensors.front().file->path();
   nothing_ = ::memfd_create("stowage", MFD_CLOEXEC);
   if (nothing_ < 0) throw_errno(path, "must have addresses for parts in another order");
   data_ = system_map(nullptr, begins_.back(), PROT_READ, MAP_SHARED | MAP_NORESERVE, nothing_);
@@ -111,17 +111,30 @@ bool FormedViews::fill(void* self, const void* address) noexcept {
 }
 
 bool FormedViews::fill_part(std::size_t part) {
-  const ViewedPart& of = parts_[part];
-  const std::uint64_t all = std::max<std::uint64_t>(ceil_div(of.held, kPage), 1) * kPage;
-  const Pages held(sizeof(Room) + all);  // the room not on the stack, which a handler has little of
   Pages made(pages(part));
-  if (held.data() == nullptr || made.data() == nullptr) return false;
-  const std::span bytes(held.data() + sizeof(Room), of.held);
-  if (!read_all(of.file->descriptor(), of.offset, bytes)) return false;
-  form_part(of.form, {of.place, bytes}, of.shape, Dtype::f32, {made.data(), of.bytes}, 0,
-            *reinterpret_cast<Room*>(held.data()));
+  if (made.data() == nullptr) return false;
+  for (const ViewedTensor& tensor : parts_[part].tensors)
+    if (!fill_from(tensor, {made.data(), parts_[part].bytes})) return false;
   if (!made.move_to(address(part))) return false;
   note(part);
+  return true;
+}
+
+bool FormedViews::fill_from(const ViewedTensor& of, std::span<std::byte> part) {
+  const auto out = part.subspan(of.begin, of.bytes), one = out.first(of.bytes / of.times);
+  if (of.form.is_whole()) {
+    if (!read_all(of.file->descriptor(), of.offset, one)) return false;
+  } else {
+    const std::uint64_t all = std::max<std::uint64_t>(ceil_div(of.held, kPage), 1) * kPage;
+    const Pages held(sizeof(Room) + all);  // not on the stack, of which a handler has little
+    if (held.data() == nullptr) return false;
+    const std::span bytes(held.data() + sizeof(Room), of.held);
+    if (!read_all(of.file->descriptor(), of.offset, bytes)) return false;
+    form_part(of.form, {of.place, bytes}, of.shape, Dtype::f32, one, 0,
+              *reinterpret_cast<Room*>(held.data()));
+  }
+  for (std::uint64_t k = 1; k < of.times; ++k)
+    std::copy(one.begin(), one.end(), out.begin() + static_cast<std::ptrdiff_t>(k * one.size()));
   return true;
 }
 

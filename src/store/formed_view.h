@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,20 @@ namespace stowage {
 /// what no tensor has.
 bool has_view(const PartForm& form) noexcept;
 
-/// What one is made of.
-struct ViewedPart {
+/// What a part has of one tensor.
+struct ViewedTensor {
   const MappedFile* file;
   std::uint64_t offset, held;  // of the tensor, and its bytes
   Place place;
   PartForm form;
   Shape shape;
-  std::uint64_t bytes;  // of the part
+  std::uint64_t begin = 0, bytes = 0;  // in the part
+  std::uint64_t times = 1;             // it is there, side by side
+};
+/// What one is made of.
+struct ViewedPart {
+  std::uint64_t bytes;
+  std::vector<ViewedTensor> tensors;
 };
 
 class FormedViews {
@@ -46,6 +53,7 @@ class FormedViews {
   void close() noexcept;
   static bool fill(void* self, const void* address) noexcept;
   bool fill_part(std::size_t part);
+  static bool fill_from(const ViewedTensor& tensor, std::span<std::byte> part);
   void note(std::size_t part) noexcept;
   void drop(std::size_t part) noexcept;
   std::uint64_t pages(std::size_t part) const noexcept { return begins_[part + 1] - begins_[part]; }

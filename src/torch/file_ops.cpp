@@ -131,6 +131,39 @@ Tensor file_read(std::int64_t handle, const std::string& name) {
   return octets_at(bytes.data(), bytes.size(), file);
 }
 
+// `stacks`: [{name, storage (its key), shape, matrices: [[names] of each index]}]. The same file
+// with these, by a handle of its own.
+std::int64_t file_stacks(std::int64_t handle, const std::string& stacks) {
+  constexpr const char* kWhere = "stowage::file_stacks";
+  const auto file = files().get(kWhere, handle);
+  std::vector<StackInfo> infos;
+  try {
+    for (const json& stack : json::parse(stacks))
+      infos.push_back({stack.at("name").get<std::string>(),
+                       storage_from_key(stack.at("storage").get<std::int64_t>()),
+                       Shape(stack.at("shape").get<std::vector<std::int64_t>>()),
+                       stack.at("matrices").get<std::vector<std::vector<std::string>>>()});
+  } catch (const json::exception& e) {
+    fail(Code::invalid_argument,
+         std::string(kWhere) + ": stacks must be JSON of the documented form, got: " + e.what());
+  }
+  return files().add(std::make_shared<const File>(file->with_stacks(std::move(infos))));
+}
+
+// A part of a stack, whose bytes are made when they are touched.
+Tensor file_stack_part(std::int64_t handle, const std::string& name, std::int64_t part) {
+  constexpr const char* kWhere = "stowage::file_stack_part";
+  const auto file = files().get(kWhere, handle);
+  const Weight stack = file->stack(name);
+  const Layout made = layout(stack.storage(), stack.shape());
+  if (part < 0 || part >= made.count)
+    fail(Code::out_of_range, std::string(kWhere) + ": part must be from 0 to " +
+                                 std::to_string(made.count - 1) + ", got " + std::to_string(part));
+  const auto* const at = static_cast<const std::byte*>(stack.part(static_cast<int>(part)));
+  const std::int64_t bytes = made.parts[static_cast<std::size_t>(part)].bytes;
+  return octets_at(at, static_cast<std::uint64_t>(bytes), file);
+}
+
 std::span<std::byte> bytes_of(const Owned& tensor, std::uint64_t count) {
   return {static_cast<std::byte*>(memory(tensor)), count};
 }
@@ -330,6 +363,8 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_read", TORCH_BOX(&Door<&file_read>::call));
   m.impl("file_map", TORCH_BOX(&Door<&file_map>::call));
   m.impl("file_copy", TORCH_BOX(&Door<&file_copy>::call));
+  m.impl("file_stacks", TORCH_BOX(&Door<&file_stacks>::call));
+  m.impl("file_stack_part", TORCH_BOX(&Door<&file_stack_part>::call));
   m.impl("file_parts", TORCH_BOX(&Door<&file_parts>::call));
   m.impl("file_rows", TORCH_BOX(&Door<&file_rows>::call));
   m.impl("file_part", TORCH_BOX(&Door<&file_part>::call));

@@ -48,6 +48,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_parts(int file, str weight, str compute) -> Tensor[]");
   m.def("file_rows(int file, str weight, int first, int last, str compute) -> Tensor[]");
   m.def("file_copy(int file, str name, int begin=0, int bytes=-1) -> Tensor");
+  m.def("file_stacks(int file, str stacks) -> int");
+  m.def("file_stack_part(int file, str name, int part) -> Tensor");
   m.def("file_part(int file, str weight, int part, str compute, bool touched) -> Tensor");
   m.def("tensor_of_part(Tensor part, int form) -> Tensor");
   m.def("file_header(int file, int shard) -> Tensor");

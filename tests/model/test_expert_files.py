@@ -264,13 +264,55 @@ def test_what_a_stack_cannot_hold_is_refused_with_the_reason(tmp_path: Path) -> 
     assert "scales of each matrix stand under a number of its own" in told
 
 
-def test_experts_in_pieces_are_not_read_while_a_model_works(tmp_path: Path) -> None:
-    packed, _ = quantized(published("Qwen3Moe", tmp_path / "plain"), "f8_e4m3:row", tmp_path)
-    with pytest.raises(stowage.InvalidArgument, match="save the model without dialect, and load"):
-        stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB")
-    model = stowage.load(lambda: build("Qwen3Moe"), packed)
-    stowage.save(model, tmp_path / "ours")
-    wide = {"compute_dtype": torch.float32}
-    model = stowage.load(lambda: build("Qwen3Moe"), packed, **wide)
-    from_disk = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "ours", ram="1MiB", **wide)
-    torch.testing.assert_close(logits(from_disk, "eager"), logits(model, "eager"))
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+@pytest.mark.parametrize(("family", "storage"), [*CASES, ("Qwen3Moe", None), ("Mixtral", None)])
+def test_experts_come_one_by_one_from_the_file_as_it_is(
+    family: str, storage: str | None, tmp_path: Path
+) -> None:
+    packed = published(family, tmp_path / "plain")
+    if storage is not None:
+        packed, _ = quantized(packed, storage, tmp_path)
+    resident = stowage.load(lambda: build(family), packed)
+    ram = max(stowage.nbytes(p) for n, p in resident.named_parameters() if p.dim() == 3)
+    model = stowage.load(lambda: build(family), packed, ram=ram, reads="direct")
+    for name, stack in resident.named_parameters():
+        if stack.dim() != 3:
+            continue
+        found = model.get_parameter(name)
+        assert isinstance(found, stowage.StowedTensor)
+        if storage is None:
+            assert torch.equal(found.dequantize(), stack)
+            continue
+        assert found.resting == stack.resting
+        for part, wanted in zip(found.parts.values(), stack.parts.values(), strict=True):
+            assert torch.equal(part.view(torch.uint8), wanted.view(torch.uint8))
+    before = stowage.engine_report(model)
+    for way in WAYS:
+        assert torch.equal(logits(model, way), logits(resident, way))
+    report = stowage.engine_report(model).since(before)
+    assert report.borrowed == 0 and report.bytes_formed > 0 and report.peak <= ram
+    if storage is not None:
+        stowage.save(model, tmp_path / "again", dialect=FORMS[storage][0])
+        for file in packed.iterdir():
+            assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+    stowage.onload(model)
+    assert torch.equal(logits(model, "eager"), logits(resident, "eager"))
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_a_file_that_is_cut_short_under_a_stack_is_named(tmp_path: Path) -> None:
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, ram="600KiB", reads="buffered")
+    path = packed / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(stowage.BadFile, match=r"model\.safetensors"):
+        logits(model, "eager")
+
+
+def test_what_is_quantized_on_the_way_needs_memory(tmp_path: Path) -> None:
+    """No file has it as it rests."""
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    rules = {"*.experts.*": "int8:row2"}
+    with pytest.raises(stowage.InvalidArgument, match="ram"):
+        stowage.load(lambda: build("Qwen3Moe"), packed, rules=rules, ram="1MiB")

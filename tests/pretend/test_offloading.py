@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from forking import in_child
 from pretend_device import counted, counters, pinned
 from torch import nn
+from torch.nn import functional as F
 
 import stowage
 from stowage._tiers.device.link import ALIGN, TILE
@@ -201,6 +202,32 @@ def test_from_a_disk_through_memory(storage: str | None, reads: str, tmp_path: P
         assert 0 < told.peak <= ram and told.device.peak <= told.device.ring <= limit
         stowage.onload(model)
         assert torch.equal(there(model), wanted)
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, 128, 192), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([F.linear(x, self.w[e]) for e in (4, 1)])
+
+
+def test_a_stack_comes_to_a_device_whole(tmp_path: Path) -> None:
+    """Through the engine, and not by pages of the mapping."""
+    model = Experts()
+    stowage.stow(model, rules={"w": "int8:row2"})
+    x = torch.randn(3, 192).to(DEVICE)
+    size = stowage.nbytes(model)
+    with counted(), torch.no_grad():
+        stowage.offload(
+            model, ram=size + (2 << 14), folder=tmp_path, device=DEVICE, accelerator=size + 2048
+        )
+        first = model(x).cpu()
+        assert torch.equal(model(x).cpu(), first)
+        assert stowage.engine_report(model).borrowed == 0
+        stowage.onload(model)
+        assert torch.allclose(model(x.cpu()), first, atol=1e-4)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -98,13 +98,15 @@ TEST(FormedViews, AreFormedOnASmallStack) {
   const MappedFile file(folder.write("parts", text));
   std::vector<ViewedPart> viewed;
   for (std::size_t i = 0; i < kCases.size(); ++i)
-    viewed.push_back({&file,
-                      begins[i],
-                      begins[i + 1] - begins[i],
-                      {"f", "t", 0},
-                      kCases[i].form,
-                      kCases[i].part,
-                      parts[i].size()});
+    viewed.push_back({parts[i].size(),
+                      {{&file,
+                        begins[i],
+                        begins[i + 1] - begins[i],
+                        {"f", "t", 0},
+                        kCases[i].form,
+                        kCases[i].part,
+                        0,
+                        parts[i].size()}}});
   const FormedViews views(viewed);
   with_small_stack([&] {
     for (int round = 0; round < 2; ++round)  // the second: of those that had to go
@@ -122,7 +124,8 @@ TEST(FormedViews, AreZerosWhereThePartIsRefused) {
   const std::size_t bytes = 24 * 32 * 4;
   const Scratch folder;
   const MappedFile file(folder.write("parts", std::string(bytes, '\xff')));
-  const FormedViews views({{&file, 0, bytes, {"f", "t", 0}, form, shape, 24 * 120}});
+  const FormedViews views(
+      {{24 * 120, {{&file, 0, bytes, {"f", "t", 0}, form, shape, 0, 24 * 120}}}});
   with_small_stack([&] {
     EXPECT_EQ(std::ranges::count(std::span(views.address(0), 24 * 120), std::byte{}), 24 * 120);
   });

@@ -136,6 +136,7 @@ def test_files(tmp_path) -> None:
         (library.file_populate, (file, "a", 0, 2)),
         (library.file_read, (file, "a")),
         (library.file_verify, (file,)),
+        (library.file_stacks, (file, "[]")),
     ):
         opcheck(op, args, test_utils=("test_schema",))
     engine = library.engine_open(file, 1 << 20, "mapped", 1)
@@ -225,6 +226,8 @@ _OPS = (
     "file_populate",
     "file_read",
     "file_rows",
+    "file_stack_part",
+    "file_stacks",
     "file_verify",
     "info",
     "linear",

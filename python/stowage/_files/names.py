@@ -17,7 +17,7 @@ from stowage._files.stacks import StackPlace
 from stowage._ops import library
 from stowage._ops.errors import BadFile, translated
 from stowage._ops.storage import Storage
-from stowage._tensor.casts import is_cast_of_itself, is_plain
+from stowage._tensor.casts import cast_storage, is_cast_of_itself, is_plain
 from stowage._tensor.stowed import StowedTensor
 
 DISK_DTYPES: dict[str, torch.dtype] = {
@@ -79,6 +79,22 @@ class Entry:
         """Whether a model has other values than the file, or has them in another order."""
         moved = self.cut is not None and not self.cut.is_view
         return self.heads != 0 or self.more != 0 or self.pieces != () or moved
+
+    @property
+    def resting(self) -> Storage:
+        """As what it rests without a change: plain values as a cast of themselves."""
+        if self.storage is not None:
+            return self.storage
+        assert self.dtype is not None
+        return cast_storage(self.dtype)
+
+    def by_index(self) -> list[list[Entry]]:
+        """Of a stack in pieces those of each index of dim 0, the upper ones first."""
+        found: list[list[Entry]] = [[] for _ in range(self.shape[0])]
+        for piece in sorted(self.pieces, key=lambda piece: piece.place.first if piece.place else 0):
+            assert piece.place is not None
+            found[piece.place.index].append(piece)
+        return found
 
     @property
     def gives_indices(self) -> bool:

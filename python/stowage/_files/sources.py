@@ -291,6 +291,35 @@ class FileSource:
             self._note([found], begun)
         return found
 
+    def gather(self, stacks: Iterable[Entry]) -> None:
+        """Gives stacks of matrices addresses, where each matrix is read when it is touched. To be
+        said once, before an engine is opened.
+
+        Raises InvalidArgument for matrices that the file has in a form that a stack cannot have.
+        """
+        described = [
+            {
+                "name": entry.name,
+                "storage": entry.resting.key,
+                "shape": entry.shape,
+                "matrices": [[p.name for p in pieces] for pieces in entry.by_index()],
+            }
+            for entry in stacks
+        ]
+        try:
+            gathered = library.file_stacks(self._handle, json.dumps(described))
+        except RuntimeError as error:
+            raise translated(error) from None
+        library.file_close(self._handle)
+        self._handle = gathered
+
+    def stack_parts(self, entry: Entry) -> list[torch.Tensor]:
+        """The parts of a stack that was gathered, as they rest."""
+        layout = entry.resting.layout(entry.shape)
+        found = (library.file_stack_part(self._handle, entry.name, i) for i in range(len(layout)))
+        pairs = zip(found, layout, strict=True)
+        return [part.view(dtype).reshape(shape) for part, (_, dtype, shape) in pairs]
+
     def size(self, entry: Entry) -> int:
         return sum(self._tensors[member]["bytes"] for member in entry.members)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from torch import nn
 from stowage._files.ahead import ahead
 from stowage._files.names import FLOAT8, Entry, in_stacks
 from stowage._files.renames import Rename, Renaming
-from stowage._files.sources import Source, Wholes, is_aligned, reading
+from stowage._files.sources import FileSource, Source, Wholes, is_aligned, reading
 from stowage._files.stacks import put
 from stowage._model.choice.selection import Selection
 from stowage._model.declared import WidePlaces
@@ -175,6 +175,9 @@ class Filling:
     def _tensors_of(
         self, entry: Entry, compute: torch.dtype, touched: bool = False, own: bool = False
     ) -> list[torch.Tensor]:
+        if touched and entry.pieces:
+            assert isinstance(self._source, FileSource)
+            return self._source.stack_parts(entry)
         if entry.storage is None:
             return [self._values(entry, own)]
         if entry.pieces:
@@ -199,9 +202,7 @@ class Filling:
 
     def _indices(self, entry: Entry) -> Iterator[torch.Tensor]:
         """The values of a plain stack by index of dim 0."""
-        for index in range(entry.shape[0]):
-            pieces = [p for p in entry.pieces if p.place is not None and p.place.index == index]
-            pieces.sort(key=lambda piece: piece.place.first if piece.place else 0)
+        for pieces in entry.by_index():
             yield torch.cat([self._source.read(piece.parts[0]) for piece in pieces])
             for piece in pieces:
                 self._source.drop(piece)
@@ -249,18 +250,13 @@ class Filling:
                 return
         elif (
             entry.dtype
-            and not entry.is_converted
+            and (entry.pieces or not entry.is_converted)
             and self._casts(held)
             and worth_offloading(held, entry.dtype)
         ):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
         problem = bound(tensor, rests=wanted is not None)
-        if entry.pieces and self._casts(held):
-            problem = (
-                "must be one tensor of the file to be read while a model works, is in pieces such "
-                f"as {entry.pieces[0].name}; save the model without dialect, and load that"
-            )
         if problem:
             self.problems.append(f"{held.name}: {problem}")
             return
@@ -271,7 +267,8 @@ class Filling:
 
     def _is_mapped(self, step: Assignment) -> bool:
         """Whether it is left where it is in the file."""
-        stays = self._options.stays(step.held) or step.entry.pieces != ()
+        in_pieces = step.entry.pieces != () and not self._casts(step.held)
+        stays = self._options.stays(step.held) or in_pieces
         return self._options.mmap and step.as_it_is and not stays
 
     def _stays_in_file(self, step: Assignment) -> bool:
@@ -336,6 +333,7 @@ class Filling:
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
         steps = [s for s in self._steps if s.storage is not None or not self._options.rests_only]
+        self._gather(steps)
         read = [step for step in steps if not self._stays_in_file(step)]
         left = {  # each once, of which all cuts are read
             step.entry.whole.name: (step.entry.whole, self._owned(step) is None) for step in read
@@ -379,6 +377,13 @@ class Filling:
 
         return commit
 
+    def _gather(self, steps: Iterable[Assignment]) -> None:
+        """Stacks that the file has in pieces, and that are left there."""
+        stacks = [s.entry for s in steps if s.entry.pieces and self._is_mapped(s)]
+        if stacks and not self.problems and not self._options.meta:
+            assert isinstance(self._source, FileSource)
+            self._source.gather(stacks)
+
     def _owned(self, step: Assignment) -> Callable[[], list[torch.Tensor]] | None:
         """What gives the values or parts of a step in memory of their own, if no more is done to
         them; None where they stay in the file, are in pieces, or are rows of a tensor."""
@@ -417,7 +422,8 @@ class Filling:
             parts = owned()
         else:
             stays = self._is_mapped(step)  # where the alignment suits torch; else copied once
-            touched = stays and self._options.cast and not entry.is_converted
+            in_file = entry.pieces != () or not entry.is_converted
+            touched = stays and self._options.cast and in_file
             parts = self._tensors_of(entry, compute, touched)
             if not entry.pieces:
                 parts = [p if stays and is_aligned(p) else new_copy(p) for p in parts]

@@ -38,6 +38,7 @@ from stowage._tiers.disk.journal import (
 )
 from stowage._tiers.disk.routing import attach_routing
 from stowage._tiers.forks import Living
+from stowage._tiers.places import CPU
 
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
@@ -249,18 +250,30 @@ def _close(opened: list[int], source: FileSource) -> None:
     source.close()
 
 
-def suited(options: EngineOptions, source: FileSource, moved: Mapping[str, Held]) -> EngineOptions:
-    """The options for a file, of which `moved`, by name there, rests in it."""
+def suited(
+    options: EngineOptions,
+    source: FileSource,
+    moved: Mapping[str, Held],
+    home: torch.device = CPU,
+) -> EngineOptions:
+    """The options for a file, of which `moved`, by name there, rests in it. To another `home` than
+    the CPU weights are fetched whole."""
     return replace(
         options,
         mapped_only=_mapped_only(source.entries, moved),
-        by_index=_by_index(source, moved),
+        by_index=_by_index(source, moved) if home == CPU else (),
     )
 
 
 def _mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tuple[str, ...]:
     """Of all names in a file, those that need no room in memory. Rows of codes in another order are
     not read through the mapping."""
+
+    in_stacks = {
+        name
+        for name, entry in entries.items()
+        if entry.place is not None and entry.place.stack in moved
+    }
 
     def needs_room(name: str, entry: Entry) -> bool:
         if name not in moved or entry.is_converted:
@@ -269,7 +282,7 @@ def _mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tup
 
     room = {entry.whole.name for name, entry in entries.items() if needs_room(name, entry)}
     every = dict.fromkeys(entry.whole.name for entry in entries.values())
-    return tuple(name for name in every if name not in room)
+    return tuple(name for name in every if name not in room and name not in in_stacks)
 
 
 def _by_index(source: FileSource, moved: Mapping[str, Held]) -> tuple[str, ...]:
