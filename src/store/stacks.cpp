@@ -67,6 +67,10 @@ Stacks::Stack Stacks::checked(const StackInfo& info) const {
                formatted("rests as {}, which is not made of {} as {} rests",
                          to_string(info.storage), to_string(matrix.storage), in_quotes(name)));
       for (std::size_t i = 0; i < count; ++i) {
+        if (own.parts[i].dtype != made.parts[i].dtype)
+          misfit(info, formatted("{} must be {}, of {} is {}", made.parts[i].name,
+                                 disk_name(made.parts[i].dtype), in_quotes(name),
+                                 disk_name(own.parts[i].dtype)));
         if (!matrix.forms.empty() && (matrix.forms[i].rounded || matrix.forms[i].one))
           misfit(info, formatted("{} of {} must be in the file as it rests", own.parts[i].name,
                                  in_quotes(name)));

@@ -192,6 +192,9 @@ TEST(GatheredRefused, NameWhatDoesNotFit) {
         of.shape = {kExperts, 2 * kRows, 128};
       },
       "must be a matrix of 128 columns");
+  StackInfo other = model.stacks[2];  // int8:row
+  other.storage = parse_storage("int8:row2:bf16");
+  EXPECT_STOWAGE_ERROR((void)file.with_stacks({other}), invalid_argument, "scale must be BF16");
   EXPECT_STOWAGE_ERROR((void)file.stack("anything"), invalid_argument,
                        "must be one of the file's stacks");
 }
