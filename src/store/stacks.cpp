@@ -113,7 +113,7 @@ void Stacks::form(const StackPiece& piece, std::span<const std::byte> tensor,
     std::ranges::copy(one, out.begin() + static_cast<std::ptrdiff_t>(k * one.size()));
 }
 
-ViewedTensor Stacks::viewed(const StackPiece& piece, std::uint64_t from) const {
+ViewedTensor Stacks::viewed(const StackPiece& piece) const {
   static constexpr PartForm kWhole;
   const TensorInfo& tensor = *piece.tensor;
   const auto i = static_cast<std::size_t>(piece.of_matrix);
@@ -125,32 +125,23 @@ ViewedTensor Stacks::viewed(const StackPiece& piece, std::uint64_t from) const {
           .place = {file_.paths()[shard], tensor.name, tensor.offset},
           .form = piece.matrix->forms.empty() ? kWhole : piece.matrix->forms[i],
           .shape = own.parts[i].shape,
-          .begin = piece.place - from,
+          .begin = piece.place,
           .bytes = piece.bytes,
           .times = piece.times};
 }
 
-// A part is one of views, or, where each index has whole pages of it, as many, which lie side by
-// side.
+// Whole parts, as all others: who gives one to a system call has touched it before.
 void Stacks::make_views() const {
   std::vector<ViewedPart> all;
   for (std::size_t s = 0; s < infos_.size(); ++s) {
     const Layout made = layout(infos_[s].storage, infos_[s].shape);
-    const auto experts = static_cast<std::uint64_t>(infos_[s].shape[0]);
-    stacks_[s].first_view.clear();
+    stacks_[s].first_view = all.size();
     for (int part = 0; part < made.count; ++part) {
-      stacks_[s].first_view.push_back(all.size());
-      const auto bytes =
-          static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(part)].bytes);
-      const std::uint64_t each = bytes / experts;
-      const bool apart = each % kPage == 0;
-      if (!apart) all.push_back({.bytes = bytes, .tensors = {}});
-      for (std::uint64_t index = 0; index < experts; ++index) {
-        if (apart) all.push_back({.bytes = each, .tensors = {}});
-        for (const StackPiece& piece : stacks_[s].of_index[index])
-          if (piece.of_stack == part)
-            all.back().tensors.push_back(viewed(piece, apart ? index * each : 0));
-      }
+      const Part& of = made.parts[static_cast<std::size_t>(part)];
+      all.push_back({.bytes = static_cast<std::uint64_t>(of.bytes), .tensors = {}});
+      for (const auto& pieces : stacks_[s].of_index)
+        for (const StackPiece& piece : pieces)
+          if (piece.of_stack == part) all.back().tensors.push_back(viewed(piece));
     }
   }
   if (!all.empty()) views_ = std::make_unique<FormedViews>(std::move(all));
@@ -158,7 +149,7 @@ void Stacks::make_views() const {
 
 const std::byte* Stacks::place(std::size_t stack, int part) const {
   std::call_once(viewed_, [this] { make_views(); });
-  return views_->address(stacks_[stack].first_view[static_cast<std::size_t>(part)]);
+  return views_->address(stacks_[stack].first_view + static_cast<std::size_t>(part));
 }
 
 inline namespace v0 {

@@ -39,11 +39,11 @@ class Stacks {
  private:
   struct Stack {
     std::vector<std::vector<StackPiece>> of_index;
-    std::vector<std::size_t> first_view;  // of each part
+    std::size_t first_view = 0;  // of its parts
   };
   Stack checked(const StackInfo& info) const;
   void make_views() const;
-  ViewedTensor viewed(const StackPiece& piece, std::uint64_t from) const;
+  ViewedTensor viewed(const StackPiece& piece) const;
 
   File file_;  // without stacks
   std::vector<StackInfo> infos_;

@@ -15,20 +15,21 @@ namespace stowage {
 namespace {
 using namespace test;
 
-constexpr std::int64_t kExperts = 6, kRows = 128, kColumns = 256;
-constexpr const char *kUp = "up", *kGate = "gate";
+constexpr std::int64_t kExperts = 6, kMatrixRows = 128, kMatrixColumns = 256;
+constexpr const char *kUpper = "up", *kUpmost = "gate";
 
 // How a matrix rests, and a stack of these that lie alone or in pairs under one another.
-struct Kind {
+struct MatrixKind {
   const char *matrix, *alone, *pairs;
 };
-const Kind kKinds[] = {{"bf16", "bf16", "bf16"},
-                       {"int8:row", "int8:row2", "int8:row2"},
-                       {"f8_e4m3:tensor", "f8_e4m3:row", "f8_e4m3:row2"},
-                       {"f8_e4m3:block128x128", "f8_e4m3:block128x128", "f8_e4m3:block128x128"},
-                       {"nf4", "nf4", "nf4"},
-                       {"mxfp4", "mxfp4", "mxfp4"},
-                       {"int4:block64:f16:zero", "int4:block64:f16:zero", "int4:block64:f16:zero"}};
+const MatrixKind kMatrixKinds[] = {
+    {"bf16", "bf16", "bf16"},
+    {"int8:row", "int8:row2", "int8:row2"},
+    {"f8_e4m3:tensor", "f8_e4m3:row", "f8_e4m3:row2"},
+    {"f8_e4m3:block128x128", "f8_e4m3:block128x128", "f8_e4m3:block128x128"},
+    {"nf4", "nf4", "nf4"},
+    {"mxfp4", "mxfp4", "mxfp4"},
+    {"int4:block64:f16:zero", "int4:block64:f16:zero", "int4:block64:f16:zero"}};
 
 std::string matrix_name(std::size_t kind, std::int64_t expert, const char* which) {
   return "layer." + std::to_string(kind) + "." + std::to_string(expert) + "." + which;
@@ -46,29 +47,30 @@ Weight numbered(const Storage& storage, const Shape& shape, int number) {
   return made;
 }
 
-struct Model {
+struct PublishedModel {
   Scratch scratch;
   std::vector<StackInfo> stacks;
   std::vector<std::vector<Weight>> weights;  // of each stack: of each index, the upper first
 
-  Model() {
+  PublishedModel() {
     std::vector<Declaration> tensors;
     WriterOptions options;
     options.shard_bytes = 200 << 10;  // an expert may lie in two
     std::vector<Weight> all;
-    for (std::size_t kind = 0; kind < std::size(kKinds); ++kind) {
-      const Storage storage = parse_storage(kKinds[kind].matrix);
+    for (std::size_t kind = 0; kind < std::size(kMatrixKinds); ++kind) {
+      const Storage storage = parse_storage(kMatrixKinds[kind].matrix);
       for (const bool pairs : {false, true}) {
-        StackInfo stack{.name = "layer." + std::to_string(kind) + (pairs ? ".pairs" : ".alone"),
-                        .storage = parse_storage(pairs ? kKinds[kind].pairs : kKinds[kind].alone),
-                        .shape = {kExperts, pairs ? 2 * kRows : kRows, kColumns},
-                        .matrices = {}};
+        StackInfo stack{
+            .name = "layer." + std::to_string(kind) + (pairs ? ".pairs" : ".alone"),
+            .storage = parse_storage(pairs ? kMatrixKinds[kind].pairs : kMatrixKinds[kind].alone),
+            .shape = {kExperts, pairs ? 2 * kMatrixRows : kMatrixRows, kMatrixColumns},
+            .matrices = {}};
         weights.emplace_back();
         for (std::int64_t e = 0; e < kExperts; ++e) {
           auto& names = stack.matrices.emplace_back();
-          for (const char* which : pairs ? std::vector{kGate, kUp} : std::vector{"down"}) {
+          for (const char* which : pairs ? std::vector{kUpmost, kUpper} : std::vector{"down"}) {
             names.push_back(matrix_name(kind, e, which));
-            const Shape shape{kRows, kColumns};
+            const Shape shape{kMatrixRows, kMatrixColumns};
             all.push_back(numbered(storage, shape, static_cast<int>(all.size())));
             weights.back().push_back(all.back());
             for (Declaration& part : disk_layout(names.back(), storage, shape))
@@ -117,7 +119,7 @@ struct Model {
 
 class Gathered : public testing::TestWithParam<Reads> {
  protected:
-  Model model_;
+  PublishedModel model_;
   File file_ = File::open(model_.scratch.path()).with_stacks(model_.stacks);
 };
 INSTANTIATE_TEST_SUITE_P(Reads, Gathered, testing::Values(Reads::buffered, Reads::direct),
@@ -161,18 +163,18 @@ TEST_P(Gathered, AreFoundByAddress) {
   const Engine engine(file_, {.ram = 4 << 20, .reads = GetParam(), .workers = 0});
   const StackInfo& info = model_.stacks[3];
   const Weight stack = file_.stack(info.name);
-  const std::uint64_t each = 2 * kRows * kColumns;
+  const std::uint64_t each = 2 * kMatrixRows * kMatrixColumns;
   const auto* const codes = static_cast<const std::byte*>(stack.part(0));
   const auto one = Engine::lease_at(codes + 2 * each, true, each);
   ASSERT_TRUE(one);
   EXPECT_NE(one->at(codes + 2 * each), codes + 2 * each);
   EXPECT_EQ(std::memcmp(one->at(codes + 2 * each), model_.expected(3, 2, 0, each).data(), each), 0);
   EXPECT_EQ(engine.report().misses, 1u);
-  EXPECT_FALSE(engine.find(matrix_name(0, 0, kUp)).has_value());  // it is in a stack
+  EXPECT_FALSE(engine.find(matrix_name(0, 0, kUpper)).has_value());  // it is in a stack
 }
 
 TEST(GatheredRefused, NameWhatDoesNotFit) {
-  const Model model;
+  const PublishedModel model;
   const File file = File::open(model.scratch.path());
   const auto refused = [&](auto&& change, const char* text) {
     StackInfo info = model.stacks[1];
@@ -189,7 +191,7 @@ TEST(GatheredRefused, NameWhatDoesNotFit) {
           "rests as nf4:block64, which is not made of bf16");
   refused(
       [](StackInfo& of) {
-        of.shape = {kExperts, 2 * kRows, 128};
+        of.shape = {kExperts, 2 * kMatrixRows, 128};
       },
       "must be a matrix of 128 columns");
   StackInfo other = model.stacks[2];  // int8:row

@@ -13,23 +13,23 @@ namespace stowage {
 namespace {
 using namespace test;
 
-constexpr std::int64_t kExperts = 8, kRows = 64, kColumns = 256;
-const char* const kStorages[] = {"bf16",
-                                 "int8:row2",
-                                 "int8:row",
-                                 "f8_e4m3:tensor",
-                                 "f8_e4m3:block128x128",
-                                 "f8_e4m3:block32:e8m0",
-                                 "nf4",
-                                 "nf4:block64:nested",
-                                 "mxfp4:transposed",
-                                 "nvfp4",
-                                 "nvfp4:row",
-                                 "nvfp4:row2",
-                                 "int4:block64:f16:zero",
-                                 "int3:block64",
-                                 "q4_k",
-                                 "q6_k"};
+constexpr std::int64_t kIndices = 8, kIndexRows = 64, kIndexColumns = 256;
+const char* const kStackStorages[] = {"bf16",
+                                      "int8:row2",
+                                      "int8:row",
+                                      "f8_e4m3:tensor",
+                                      "f8_e4m3:block128x128",
+                                      "f8_e4m3:block32:e8m0",
+                                      "nf4",
+                                      "nf4:block64:nested",
+                                      "mxfp4:transposed",
+                                      "nvfp4",
+                                      "nvfp4:row",
+                                      "nvfp4:row2",
+                                      "int4:block64:f16:zero",
+                                      "int3:block64",
+                                      "q4_k",
+                                      "q6_k"};
 
 std::string stack_name(std::size_t i) { return "layer." + std::to_string(10 + i) + ".experts"; }
 
@@ -44,9 +44,9 @@ std::string write_stacks(const Scratch& scratch) {
       tensors.push_back(std::move(part));
     options.weights.push_back({name, weights.back().storage(), shape, {}, {}});
   };
-  for (std::size_t i = 0; i < std::size(kStorages); ++i) {
-    add("layer." + std::to_string(10 + i) + ".attention", "int8:row", Shape{24, kColumns});
-    add(stack_name(i), kStorages[i], Shape{kExperts, kRows, kColumns});
+  for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
+    add("layer." + std::to_string(10 + i) + ".attention", "int8:row", Shape{24, kIndexColumns});
+    add(stack_name(i), kStackStorages[i], Shape{kIndices, kIndexRows, kIndexColumns});
   }
   Writer writer(scratch.path("model.safetensors"), tensors, options);
   for (std::size_t i = 0; i < weights.size(); ++i)
@@ -79,7 +79,7 @@ class Slices : public testing::TestWithParam<Reads> {
 
   EngineOptions options(std::uint64_t ram, std::int64_t rows = 1, int workers = 2) const {
     EngineOptions options{.ram = ram, .reads = GetParam(), .workers = workers};
-    for (std::size_t i = 0; i < std::size(kStorages); ++i)
+    for (std::size_t i = 0; i < std::size(kStackStorages); ++i)
       options.by_rows.push_back({stack_name(i), rows});
     return options;
   }
@@ -96,16 +96,16 @@ INSTANTIATE_TEST_SUITE_P(Reads, Slices,
 TEST_P(Slices, HaveTheirBytesUnderTheSmallestBudget) {
   for (const std::int64_t rows : {1, 3, 8}) {
     Engine engine(file_, options(least(rows), rows));
-    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
       const WeightId whole = engine.find(stack_name(i)).value();
       const SliceIds slices = engine.slices(whole);
-      EXPECT_EQ(slices.count, (kExperts + rows - 1) / rows);
+      EXPECT_EQ(slices.count, (kIndices + rows - 1) / rows);
       EXPECT_EQ(engine.bytes(whole), 0u);
       const Weight all = file_.weight(stack_name(i));
       for (WeightId k = slices.count; k-- > 0;) {
         const Lease lease = engine.acquire(slices.first + k);
-        EXPECT_EQ(lease.weight().rows(), std::min(rows, kExperts - k * rows));
-        EXPECT_TRUE(same_rows(lease.weight(), all, k * rows)) << kStorages[i] << " " << k;
+        EXPECT_EQ(lease.weight().rows(), std::min(rows, kIndices - k * rows));
+        EXPECT_TRUE(same_rows(lease.weight(), all, k * rows)) << kStackStorages[i] << " " << k;
       }
     }
     EXPECT_EQ(engine.report().borrowed, 0u);
@@ -116,15 +116,15 @@ TEST_P(Slices, HaveTheirBytesUnderTheSmallestBudget) {
 TEST_P(Slices, AreReadAlone) {
   Engine engine(file_, options(std::uint64_t{1} << 30, 1, 0));
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+  for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
     const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
     for (const WeightId k : {5, 2, 5}) (void)engine.acquire(slices.first + k);
     bytes += engine.bytes(slices.first + 2) + engine.bytes(slices.first + 5);
     EXPECT_EQ(engine.name(slices.first + 5), stack_name(i) + "[5]");
   }
   const EngineReport report = engine.report();
-  EXPECT_EQ(report.misses, 2 * std::size(kStorages));
-  EXPECT_EQ(report.hits, std::size(kStorages));
+  EXPECT_EQ(report.misses, 2 * std::size(kStackStorages));
+  EXPECT_EQ(report.hits, std::size(kStackStorages));
   EXPECT_EQ(report.held, bytes);
   EXPECT_LE(report.bytes_read, bytes);
 }
@@ -133,7 +133,7 @@ TEST_P(Slices, AreFoundByAddress) {
   Engine engine(file_, options(least(), 1, 0));
   const Weight all = file_.weight(stack_name(1));
   const auto* const codes = static_cast<const std::byte*>(all.part(0));
-  constexpr std::uint64_t kBytes = kRows * kColumns;
+  constexpr std::uint64_t kBytes = kIndexRows * kIndexColumns;
   {
     const auto one = Engine::lease_at(codes + 3 * kBytes, false, kBytes);
     ASSERT_TRUE(one);
@@ -154,10 +154,10 @@ TEST_P(Slices, ThatAreWantedAreReadAhead) {
   const std::uint64_t room = 4 * least();
   Engine engine(file_, options(room));
   for (int turn = 0; turn < 3; ++turn) {
-    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
       const Weight all = file_.weight(stack_name(i));
       const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
-      const std::int64_t wanted[] = {1, 6, 3, -1, kExperts};
+      const std::int64_t wanted[] = {1, 6, 3, -1, kIndices};
       EXPECT_TRUE(Engine::want_at(std::vector{all.part(0)}, wanted));
       for (const WeightId k : {1, 6, 3})
         EXPECT_TRUE(same_rows(engine.acquire(slices.first + k).weight(), all, k));
@@ -183,27 +183,28 @@ TEST_P(Slices, StayWhereTheirWeightIsKept) {
   engine.keep(std::vector{engine.find(stack_name(0)).value()});
   EXPECT_EQ(engine.report().held, bytes);
   for (int turn = 0; turn < 2; ++turn)
-    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
       const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
       for (WeightId k = 0; k < slices.count; ++k) (void)engine.acquire(slices.first + k);
     }
-  const auto kept = static_cast<std::uint64_t>(kExperts);
+  const auto kept = static_cast<std::uint64_t>(kIndices);
   EXPECT_GE(engine.report().hits, kept);  // of the small ones, one or two may stay too
   EXPECT_LE(engine.report().hits, kept + 2);
-  EXPECT_EQ(engine.report().misses + engine.report().hits, 2 * std::size(kStorages) * kExperts);
+  EXPECT_EQ(engine.report().misses + engine.report().hits,
+            2 * std::size(kStackStorages) * kIndices);
 }
 
 // The order of what comes as a whole is learnt though slices come between, other ones each time.
 TEST_P(Slices, LeaveTheOrderOfOthersAlone) {
   Engine engine(file_, options(12 * least()));
   for (int pass = 0; pass < 6; ++pass) {
-    for (std::size_t i = 0; i < std::size(kStorages); ++i) {
+    for (std::size_t i = 0; i < std::size(kStackStorages); ++i) {
       const std::uint64_t before = engine.report().misses;
       (void)engine.acquire(engine.find("layer." + std::to_string(10 + i) + ".attention").value());
       if (pass >= 2) {
         EXPECT_EQ(engine.report().misses, before) << pass << " " << i;
       }
-      const std::int64_t expert = (3 * pass + static_cast<int>(i)) % kExperts;
+      const std::int64_t expert = (3 * pass + static_cast<int>(i)) % kIndices;
       const SliceIds slices = engine.slices(engine.find(stack_name(i)).value());
       engine.want(std::vector{slices.first + static_cast<WeightId>(expert)});
       (void)engine.acquire(slices.first + static_cast<WeightId>(expert));

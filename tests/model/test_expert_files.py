@@ -300,6 +300,26 @@ def test_experts_come_one_by_one_from_the_file_as_it_is(
 
 
 @pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_stacks_of_a_file_are_copied_saved_and_written_to(tmp_path: Path) -> None:
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    resident = stowage.load(lambda: build("Qwen3Moe"), packed)
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB")
+    wanted = logits(resident, "eager")
+    stowage.save(model, tmp_path / "own")
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    own = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "own")
+    for each in (copy.deepcopy(model), again, own):
+        assert torch.equal(logits(each, "eager"), wanted)
+    name = "model.layers.0.mlp.experts.down_proj"
+    for each in (model, resident):
+        with torch.no_grad():
+            each.get_parameter(name)[1].mul_(2)
+    assert not torch.equal(logits(resident, "eager"), wanted)
+    assert torch.equal(logits(model, "eager"), logits(resident, "eager"))
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
 def test_a_file_that_is_cut_short_under_a_stack_is_named(tmp_path: Path) -> None:
     packed = published("Qwen3Moe", tmp_path / "plain")
     model = stowage.load(lambda: build("Qwen3Moe"), packed, ram="600KiB", reads="buffered")
