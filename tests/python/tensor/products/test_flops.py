@@ -14,7 +14,7 @@ import stowage
 from stowage._tensor.products import convolution, grouped
 
 NO_PRODUCTS = {  # of the ops on weights
-    "quantize", "dequantize", "embedding", "amax", "measure",
+    "quantize", "dequantize", "embedding", "amax", "measure", "engine_want",
 }  # fmt: skip
 
 
