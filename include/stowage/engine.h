@@ -154,10 +154,10 @@ class STOWAGE_API Engine {
   /// there; where one slice has not all of them, the lease is on the mapping.
   static std::optional<Lease> lease_at(const void* mapped, bool formed = false,
                                        std::uint64_t bytes = 1);
-  /// want() for those slices, by their numbers, of the weights that come by rows whose first bytes
-  /// some living engine has at `mapped`: all of the first weight, then of the next; `one_by_one`:
-  /// all of the first number, then of the next. Whether there is one. Numbers beyond the slices of
-  /// a weight are passed over, and weights of another engine.
+  /// want() for those slices, by their numbers, of the weights that come by rows which some living
+  /// engine has at `mapped` (a byte of the slice that is number 0): all of the first weight, then
+  /// of the next; `one_by_one`: all of the first number, then of the next. Whether there is one.
+  /// Numbers beyond the slices of a weight are passed over, and weights of another engine.
   static bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
                       bool one_by_one = false);
 

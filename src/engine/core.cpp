@@ -84,9 +84,15 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
       states_(units_.size()),
       order_(units_.size()),
       candidates_(units_.size()) {
-  for (const Unit& one : units_) {
-    const std::string& name = one.whole < 0 ? one.name : unit(one.whole).name;
-    weights_.push_back(one.is_weight ? weight_of(file_, one, name) : Weight());
+  for (const Unit& one : units_) {  // slices come after what they are of
+    if (!one.is_weight)
+      weights_.emplace_back();
+    else if (one.whole >= 0)
+      weights_.push_back(rows_of(weights_[static_cast<std::size_t>(one.whole)], one));
+    else if (file_.find_weight(one.name) == nullptr)
+      weights_.push_back(file_.stack(one.name));
+    else
+      weights_.push_back(file_.weight(one.name, {}, true));
   }
   coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
   slices_ = static_cast<std::size_t>(

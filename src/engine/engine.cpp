@@ -29,9 +29,10 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
   const bool forms = std::ranges::any_of(
       units, [](const Unit& unit) { return unit.comes && !unit.formed.empty(); });
   if (forms && options.reads == Reads::mapped) {
+    const std::string& who = file.dialect().empty() ? file.paths().front() : file.dialect();
     throw Error(Code::invalid_argument,
                 "engine: reads must be automatic, buffered or direct, got mapped for codes that " +
-                    file.dialect() + " has in another order");
+                    who + " has in another order");
   }
   auto link = std::make_unique<DiskLink>(file, options.reads, !options.lock && !forms, reader);
   return Core::make(std::move(file), std::move(units), std::move(link),

@@ -107,27 +107,28 @@ std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t byt
 bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
              bool one_by_one) {
   std::shared_ptr<Core> engine;
-  std::vector<SliceIds> stacks;
+  std::vector<std::pair<WeightId, WeightId>> stacks;  // the slice of the byte, and the end
   for (const void* const place : mapped) {
     const auto [core, id] = find(place, false, 1);
     if (!core || (engine && core != engine)) continue;
     const WeightId whole = core->checked_unit(id).whole;
     if (whole < 0) continue;
     engine = core;
-    stacks.push_back(core->checked_unit(whole).slices);
+    const SliceIds all = core->checked_unit(whole).slices;
+    stacks.emplace_back(id, all.first + all.count);
   }
   if (!engine) return false;
   std::vector<WeightId> ids;
   ids.reserve(slices.size() * stacks.size());
-  const auto add = [&](std::int64_t slice, const SliceIds& there) {
-    if (slice >= 0 && slice < there.count)
+  const auto add = [&](std::int64_t slice, const std::pair<WeightId, WeightId>& there) {
+    if (slice >= 0 && slice < there.second - there.first)
       ids.push_back(there.first + static_cast<WeightId>(slice));
   };
   if (one_by_one) {
     for (const std::int64_t slice : slices)
-      for (const SliceIds& there : stacks) add(slice, there);
+      for (const auto& there : stacks) add(slice, there);
   } else {
-    for (const SliceIds& there : stacks)
+    for (const auto& there : stacks)
       for (const std::int64_t slice : slices) add(slice, there);
   }
   engine->want(ids);

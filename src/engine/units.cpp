@@ -76,6 +76,17 @@ std::vector<std::pair<Stretch, std::uint64_t>> lay_out(
   return places;
 }
 
+using Places = std::map<decltype(std::declval<Stretch>().key()), std::uint64_t>;
+
+// Where they lie in scratch.
+Places lay_out_scratch(Unit& unit, std::vector<Stretch> from,
+                       const std::vector<std::uint64_t>& shard_bytes) {
+  Places places;
+  for (const auto& [part, place] : lay_out(unit, std::move(from), shard_bytes, true))
+    places[part.key()] = place;
+  return places;
+}
+
 void lay_out_whole(Unit& unit, std::vector<Stretch> parts,
                    const std::vector<std::uint64_t>& shard_bytes) {
   for (const auto& [part, place] : lay_out(unit, std::move(parts), shard_bytes, false))
@@ -88,9 +99,7 @@ void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
   const auto tensor = [&](int i) { return file.find(weight.parts[static_cast<std::size_t>(i)]); };
   std::vector<Stretch> from;
   for (const int i : parts) from.push_back(stretch_of(file, *tensor(i)));
-  std::map<decltype(std::declval<Stretch>().key()), std::uint64_t> places;
-  for (const auto& [part, place] : lay_out(unit, std::move(from), shard_bytes, true))
-    places[part.key()] = place;
+  const Places places = lay_out_scratch(unit, std::move(from), shard_bytes);
   const Layout made = layout(weight.storage, weight.shape);
   for (const int i : parts) {
     const auto bytes = static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(i)].bytes);
@@ -167,16 +176,14 @@ Unit unit_of_index(const File& file, std::size_t stack, std::int64_t index,
   const std::span<const StackPiece> pieces = stacks.pieces(stack, index);
   std::vector<Stretch> from;
   for (const StackPiece& piece : pieces) from.push_back(stretch_of(file, *piece.tensor));
-  std::map<decltype(std::declval<Stretch>().key()), std::uint64_t> places;
-  for (const auto& [part, place] : lay_out(unit, std::move(from), shard_bytes, true))
-    places[part.key()] = place;
+  const Places places = lay_out_scratch(unit, std::move(from), shard_bytes);
   const Layout made = layout(info.storage, info.shape);
   for (int i = 0; i < made.count; ++i) {
     const auto bytes =
         static_cast<std::uint64_t>(made.parts[static_cast<std::size_t>(i)].bytes / info.shape[0]);
     const std::uint64_t begin = static_cast<std::uint64_t>(index) * bytes;
     for (const StackPiece& piece : pieces)
-      if (piece.of_stack == i)
+      if (piece.part == i)
         unit.formed.push_back({i, places.at({piece.tensor->shard, piece.tensor->offset}),
                                piece.tensor->bytes, unit.bytes + (piece.place - begin), piece.bytes,
                                &piece});
@@ -251,29 +258,27 @@ std::optional<WeightId> find_unit(std::span<const Unit> named, std::string_view 
   return static_cast<WeightId>(found - named.begin());
 }
 
-Weight weight_of(const File& file, const Unit& unit, const std::string& of) {
-  const WeightInfo* const found = file.find_weight(of);
-  const Weight all = found == nullptr ? file.stack(of) : file.weight(of, {}, true);
-  if (unit.last_row == 0) return all;
-  const WeightInfo weight{
-      .name = of, .storage = all.storage(), .shape = all.shape(), .parts = {}, .compute = {}};
+Weight rows_of(const Weight& all, const Unit& unit) {
+  const WeightInfo weight{.name = unit.name,
+                          .storage = all.storage(),
+                          .shape = all.shape(),
+                          .parts = {},
+                          .compute = {}};
   const Rows rows{unit.first_row, unit.last_row};
-  const int count = layout(all.storage(), all.shape()).count;
+  const auto count = static_cast<std::size_t>(layout(all.storage(), all.shape()).count);
   std::array<const void*, kMaxParts> parts{};
-  for (int i = 0; i < count; ++i)
-    parts[static_cast<std::size_t>(i)] =
-        static_cast<const std::byte*>(all.part(i)) + bytes_of_rows(weight, i, rows).first;
+  for (std::size_t i = 0; i < count; ++i)
+    parts[i] = static_cast<const std::byte*>(all.part(static_cast<int>(i))) +
+               bytes_of_rows(weight, static_cast<int>(i), rows).first;
   std::vector<std::int64_t> sizes(all.shape().sizes().begin(), all.shape().sizes().end());
   sizes.front() = rows.last - rows.first;
-  return {all.storage(), Shape(sizes), std::span(parts).first(static_cast<std::size_t>(count))};
+  return {all.storage(), Shape(sizes), std::span(parts).first(count)};
 }
 
-std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
-  std::vector<std::uint64_t> shard_bytes(file.paths().size());
-  for (const TensorInfo& tensor : file.tensors()) {
-    std::uint64_t& end = shard_bytes[static_cast<std::size_t>(tensor.shard)];
-    end = std::max(end, tensor.offset + tensor.bytes);
-  }
+namespace {
+
+// What a file has by itself: its weights, stacks in the place of their matrices, and other tensors.
+std::vector<Unit> whole_units(const File& file, const std::vector<std::uint64_t>& shard_bytes) {
   std::vector<Unit> units;
   std::set<std::string_view> taken, in_stacks;
   for (const StackInfo& stack : file.stacks()) {
@@ -281,13 +286,10 @@ std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
     for (const auto& index : stack.matrices) in_stacks.insert(index.begin(), index.end());
   }
   for (const WeightInfo& weight : file.weights()) {
-    if (in_stacks.contains(weight.name)) {
-      for (const std::string& part : weight.parts) taken.insert(file.find(part)->name);
-      continue;
-    }
     for (const std::string& part : weight.parts) taken.insert(file.find(part)->name);
-    Unit& unit = units.emplace_back(Unit{.name = weight.name, .is_weight = true});
-    lay_out_weight(unit, file, weight, shard_bytes);
+    if (in_stacks.contains(weight.name)) continue;
+    lay_out_weight(units.emplace_back(Unit{.name = weight.name, .is_weight = true}), file, weight,
+                   shard_bytes);
   }
   for (const TensorInfo& tensor : file.tensors()) {
     if (taken.contains(tensor.name)) continue;
@@ -295,31 +297,50 @@ std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
                   shard_bytes);
   }
   std::ranges::sort(units, {}, &Unit::name);
+  return units;
+}
+
+// `slice(rows)`: the unit of those rows of the weight.
+template <class Slice>
+void add_slices(std::vector<Unit>& units, WeightId whole, std::int64_t rows, std::int64_t each,
+                Slice&& slice) {
+  const auto first = static_cast<WeightId>(units.size());
+  for (std::int64_t row = 0; row < rows; row += each) {
+    units.push_back(slice(Rows{row, std::min(row + each, rows)}));
+    units.back().whole = whole;
+  }
+  Unit& of = units[static_cast<std::size_t>(whole)];
+  of.slices = {first, static_cast<WeightId>(units.size()) - first, each};
+  of.comes = false;
+}
+
+}  // namespace
+
+std::vector<Unit> units_of(const File& file, std::span<const RowCut> cuts) {
+  std::vector<std::uint64_t> shard_bytes(file.paths().size());
+  for (const TensorInfo& tensor : file.tensors()) {
+    std::uint64_t& end = shard_bytes[static_cast<std::size_t>(tensor.shard)];
+    end = std::max(end, tensor.offset + tensor.bytes);
+  }
+  std::vector<Unit> units = whole_units(file, shard_bytes);
   const std::size_t named = units.size();  // slices follow
+  const auto id_of = [&](const std::string& name) {
+    const auto found = find_unit(std::span(units).first(named), name);
+    if (!found || units[static_cast<std::size_t>(*found)].slices.count != 0)
+      throw Error(
+          Code::invalid_argument,
+          file.paths().front() + ": must come by rows in one way, and whole in no stack: " + name);
+    return *found;
+  };
   for (std::size_t i = 0; i < file.stacks().size(); ++i) {
     const StackInfo& stack = file.stacks()[i];
-    const WeightId whole = *find_unit(std::span(units).first(named), stack.name);
-    const auto first = static_cast<WeightId>(units.size());
-    for (std::int64_t index = 0; index < stack.shape[0]; ++index) {
-      units.push_back(unit_of_index(file, i, index, shard_bytes));
-      units.back().whole = whole;
-    }
-    units[static_cast<std::size_t>(whole)].slices = {first, static_cast<WeightId>(stack.shape[0]),
-                                                     1};
+    add_slices(units, id_of(stack.name), stack.shape[0], 1,
+               [&](const Rows& rows) { return unit_of_index(file, i, rows.first, shard_bytes); });
   }
   for (const RowCut& cut : cuts) {
     const WeightInfo& weight = checked_cut(file, cut);
-    const auto whole =
-        static_cast<std::size_t>(*find_unit(std::span(units).first(named), cut.name));
-    if (units[whole].slices.count != 0) continue;  // said twice
-    const auto first = static_cast<WeightId>(units.size());
-    for (std::int64_t row = 0; row < weight.shape.rows(); row += cut.rows) {
-      const Rows rows{row, std::min(row + cut.rows, weight.shape.rows())};
-      units.push_back(unit_of_rows(file, weight, rows, shard_bytes));
-      units.back().whole = static_cast<WeightId>(whole);
-    }
-    units[whole].slices = {first, static_cast<WeightId>(units.size()) - first, cut.rows};
-    units[whole].comes = false;
+    add_slices(units, id_of(cut.name), weight.shape.rows(), cut.rows,
+               [&](const Rows& rows) { return unit_of_rows(file, weight, rows, shard_bytes); });
   }
   return units;
 }

@@ -68,7 +68,7 @@ std::uint64_t bytes_of(std::span<const Unit> units) noexcept;
 std::size_t named_units(std::span<const Unit> units) noexcept;
 /// Of those.
 std::optional<WeightId> find_unit(std::span<const Unit> named, std::string_view name);
-/// The weight `of`, or the unit's rows of it, over the mapping.
-Weight weight_of(const File& file, const Unit& unit, const std::string& of);
+/// The rows of a weight that a slice of it is. Borrows its parts.
+Weight rows_of(const Weight& all, const Unit& unit);
 
 }  // namespace stowage::engine

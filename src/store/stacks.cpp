@@ -29,19 +29,17 @@ const WeightInfo& matrix_of(const File& file, const StackInfo& info, const std::
   return *found;
 }
 
-// The bytes that a part of a matrix has in its stack, where `rows` have one of a number.
-std::uint64_t bytes_there(const Part& part, std::uint64_t times) {
-  return static_cast<std::uint64_t>(part.bytes) * times;
-}
-
-bool is_one_number(const Part& part) { return part.shape.rank() == 0; }
-
 }  // namespace
 
 Stacks::Stacks(File file, std::vector<StackInfo> infos)
     : file_(std::move(file)), infos_(std::move(infos)) {
   std::ranges::sort(infos_, {}, &StackInfo::name);
-  for (const StackInfo& info : infos_) stacks_.push_back(checked(info));
+  for (const StackInfo& info : infos_) {
+    const auto twice = std::ranges::count(infos_, info.name, &StackInfo::name) > 1;
+    if (twice || file_.find_weight(info.name) || file_.find(info.name))
+      misfit(info, "must have a name that nothing else in the file has");
+    stacks_.push_back(checked(info));
+  }
 }
 
 Stacks::Stack Stacks::checked(const StackInfo& info) const {
@@ -76,11 +74,11 @@ Stacks::Stack Stacks::checked(const StackInfo& info) const {
                                  in_quotes(name)));
         const std::uint64_t each = static_cast<std::uint64_t>(made.parts[i].bytes) / experts;
         const auto item = static_cast<std::uint64_t>(bits(made.parts[i].dtype) / 8);
-        const bool repeats = is_one_number(own.parts[i]) && each > item;
+        const bool repeats = own.parts[i].shape.rank() == 0 && each > item;
         const auto times = repeats ? static_cast<std::uint64_t>(matrix.shape[0]) : 1;
-        const std::uint64_t bytes = bytes_there(own.parts[i], times);
+        const std::uint64_t bytes = static_cast<std::uint64_t>(own.parts[i].bytes) * times;
         pieces.push_back({file_.find(matrix.parts[i]), &matrix, static_cast<int>(i),
-                          static_cast<int>(i), index * each + filled[i], bytes, times});
+                          index * each + filled[i], bytes, times});
         filled[i] += bytes;
       }
     }
@@ -103,12 +101,12 @@ std::span<const StackPiece> Stacks::pieces(std::size_t stack, std::int64_t index
 
 void Stacks::form(const StackPiece& piece, std::span<const std::byte> tensor,
                   std::span<std::byte> out) const {
-  const auto i = static_cast<std::size_t>(piece.of_matrix);
+  const auto i = static_cast<std::size_t>(piece.part);
   const auto one = out.first(out.size() / piece.times);
   if (piece.matrix->forms.empty() || piece.matrix->forms[i].is_whole())
     std::ranges::copy(tensor.first(one.size()), one.begin());
   else
-    file_.form_part(*piece.matrix, piece.of_matrix, tensor, one);
+    file_.form_part(*piece.matrix, piece.part, tensor, one);
   for (std::uint64_t k = 1; k < piece.times; ++k)
     std::ranges::copy(one, out.begin() + static_cast<std::ptrdiff_t>(k * one.size()));
 }
@@ -116,7 +114,7 @@ void Stacks::form(const StackPiece& piece, std::span<const std::byte> tensor,
 ViewedTensor Stacks::viewed(const StackPiece& piece) const {
   static constexpr PartForm kWhole;
   const TensorInfo& tensor = *piece.tensor;
-  const auto i = static_cast<std::size_t>(piece.of_matrix);
+  const auto i = static_cast<std::size_t>(piece.part);
   const auto shard = static_cast<std::size_t>(tensor.shard);
   const Layout own = layout(piece.matrix->storage, piece.matrix->shape);
   return {.file = &OpenShards::of(file_)[shard].map,
@@ -141,7 +139,7 @@ void Stacks::make_views() const {
       all.push_back({.bytes = static_cast<std::uint64_t>(of.bytes), .tensors = {}});
       for (const auto& pieces : stacks_[s].of_index)
         for (const StackPiece& piece : pieces)
-          if (piece.of_stack == part) all.back().tensors.push_back(viewed(piece));
+          if (piece.part == part) all.back().tensors.push_back(viewed(piece));
     }
   }
   if (!all.empty()) views_ = std::make_unique<FormedViews>(std::move(all));

@@ -18,7 +18,7 @@ namespace stowage {
 struct StackPiece {
   const TensorInfo* tensor;
   const WeightInfo* matrix;  // whose part it is
-  int of_matrix, of_stack;   // the numbers of the part
+  int part;                  // of both
   std::uint64_t place;       // in the part of the stack
   std::uint64_t bytes;       // there, in all
   std::uint64_t times;       // a number that is there once for each row

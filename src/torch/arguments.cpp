@@ -313,10 +313,10 @@ void Held::check(const char* where, std::span<const AtenTensorHandle> parts,
     check_part(where, wanted.parts[i], *parts_[i]);
     pointers[i] = parts_[i]->data();
   }
-  // Of few rows the mapping has the bytes, but for codes that are put in another order.
-  const auto bytes = static_cast<std::uint64_t>(wanted.parts[0].bytes);
-  if (auto lease = Engine::lease_at(pointers[0], reach == Reach::rows, bytes)) {
-    {
+  if (reach != Reach::slices) {
+    // Of few rows the mapping has the bytes, but for codes that are put in another order.
+    const auto bytes = static_cast<std::uint64_t>(wanted.parts[0].bytes);
+    if (auto lease = Engine::lease_at(pointers[0], reach == Reach::rows, bytes)) {
       lease_.emplace(std::move(*lease));
       for (const void*& pointer : pointers) pointer = lease_->at(pointer);
     }

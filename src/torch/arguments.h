@@ -139,8 +139,8 @@ Tensor boxed(Owned tensor);
 void* memory(const Owned& tensor);
 
 /// How much of a weight an op reads: weights that rest on a disk come into memory whole, or only
-/// the pages of those rows.
-enum class Reach : std::uint8_t { whole, rows };
+/// the pages of those rows; `slices`: the op takes leases of its own.
+enum class Reach : std::uint8_t { whole, rows, slices };
 
 /// A resting weight whose codes and scales were checked against layout(storage, shape): number,
 /// dtypes, shapes, memory. Where an engine holds the file that they are mapped from, the weight

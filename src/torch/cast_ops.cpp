@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops between values and resting weights: quantize, dequantize, embedding, amax, measure.
+#include <algorithm>
 #include <array>
+#include <span>
+#include <vector>
 
+#include "stowage/engine.h"
 #include "stowage/quantize.h"
 #include "torch/arguments.h"
 #include "torch/executor.h"
@@ -70,6 +74,42 @@ std::vector<std::int64_t> widened(const Argument& ids) {
   return {narrow, narrow + ids.elements()};
 }
 
+// Of a stack [E, O, K] that an engine has by its matrices: each from where it lies in memory, once;
+// false where none has it so, or a number is not one of them.
+bool embed_slices(const Weight& stack, std::span<const std::int64_t> ids, void* out, Dtype dtype) {
+  const std::int64_t count = stack.rows();
+  const auto is_one = [&](std::int64_t id) { return id >= 0 && id < count; };
+  if (ids.empty() || !std::ranges::all_of(ids, is_one)) return false;
+  std::vector<std::int64_t> used(ids.begin(), ids.end());
+  std::ranges::sort(used);
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  if (!Engine::want_at(std::array{stack.part(0)}, used)) return false;
+  const Layout parts = layout(stack.storage(), stack.shape());
+  const auto codes = static_cast<std::uint64_t>(parts.parts[0].bytes / count);
+  const auto bytes = static_cast<std::size_t>(stack.row_elements() * (bits(dtype) / 8));
+  auto* const to = static_cast<std::byte*>(out);
+  for (const std::int64_t id : used) {
+    const auto* const at =
+        static_cast<const std::byte*>(stack.part(0)) + static_cast<std::uint64_t>(id) * codes;
+    const auto lease = Engine::lease_at(at, false, codes);
+    const auto first = std::ranges::find(ids, id);
+    std::byte* const made = to + static_cast<std::size_t>(first - ids.begin()) * bytes;
+    if (lease) {
+      const Weight slice = lease->weight();
+      const auto before = static_cast<const std::byte*>(lease->at(at)) -
+                          static_cast<const std::byte*>(slice.part(0));
+      const std::int64_t row = before / static_cast<std::int64_t>(codes);
+      dequantize(slice, {row, row + 1}, made, dtype, &torch_executor());
+    } else {  // the engine has ended: the mapping has the bytes
+      dequantize(stack, {id, id + 1}, made, dtype, &torch_executor());
+    }
+    for (auto next = std::find(first + 1, ids.end(), id); next != ids.end();
+         next = std::find(next + 1, ids.end(), id))
+      std::copy_n(made, bytes, to + static_cast<std::size_t>(next - ids.begin()) * bytes);
+  }
+  return true;
+}
+
 Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
                     std::int64_t key, const std::vector<std::int64_t>& sizes, ScalarType out) {
   constexpr const char* kWhere = "stowage::embedding";
@@ -84,7 +124,6 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
          std::string(kWhere) + ": a table must have at least 1 dimension, got 0");
   }
   const Dtype dtype = out_dtype(kWhere, out);
-  const Held held(kWhere, codes, scales, key, Shape(sizes), Reach::rows);
   const auto outer = ids.sizes();
   std::vector<std::int64_t> result(outer.begin(), outer.end());
   result.insert(result.end(), sizes.begin() + 1, sizes.end());
@@ -92,6 +131,13 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
   const auto wide = kind == Dtype::i32 ? widened(ids) : std::vector<std::int64_t>();
   const auto* rows =
       kind == Dtype::i32 ? wide.data() : static_cast<const std::int64_t*>(ids.data());
+  const auto count = static_cast<std::size_t>(ids.elements());
+  if (sizes.size() == 3) {
+    const Held stack(kWhere, codes, scales, key, Shape(sizes), Reach::slices);
+    if (embed_slices(stack.weight(), {rows, count}, values.mutable_data_ptr(), dtype))
+      return values;
+  }
+  const Held held(kWhere, codes, scales, key, Shape(sizes), Reach::rows);
   embedding(held.weight(), rows, ids.elements(), values.mutable_data_ptr(), dtype,
             &torch_executor());
   return values;

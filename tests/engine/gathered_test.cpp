@@ -194,6 +194,17 @@ TEST(GatheredRefused, NameWhatDoesNotFit) {
         of.shape = {kExperts, 2 * kMatrixRows, 128};
       },
       "must be a matrix of 128 columns");
+  refused([](StackInfo& of) { of.name = of.matrices[0][0]; },
+          "must have a name that nothing else in the file has");
+  EXPECT_STOWAGE_ERROR((void)file.with_stacks({model.stacks[1], model.stacks[1]}), invalid_argument,
+                       "must have a name that nothing else in the file has");
+  const File stacked = file.with_stacks({model.stacks[0]});
+  EngineOptions cut{.ram = std::uint64_t{1} << 30, .reads = Reads::buffered};
+  cut.by_rows = {{model.stacks[0].matrices[0][0], 1}};
+  EXPECT_STOWAGE_ERROR(Engine(stacked, cut), invalid_argument, "must come by rows in one way");
+  EngineOptions mapped{.ram = std::uint64_t{1} << 30, .reads = Reads::mapped};
+  EXPECT_STOWAGE_ERROR(Engine(stacked, mapped), invalid_argument,
+                       ".safetensors has in another order");
   StackInfo other = model.stacks[2];  // int8:row
   other.storage = parse_storage("int8:row2:bf16");
   EXPECT_STOWAGE_ERROR((void)file.with_stacks({other}), invalid_argument, "scale must be BF16");

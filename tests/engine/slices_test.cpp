@@ -167,6 +167,14 @@ TEST_P(Slices, ThatAreWantedAreReadAhead) {
   EXPECT_EQ(report.misses, 0u);
   EXPECT_EQ(report.hits + report.late, report.acquired);
   EXPECT_LE(report.peak, room);
+  // Numbers count from the slice of the byte.
+  const Weight last = file_.weight(stack_name(1));
+  const auto* const codes = static_cast<const std::byte*>(last.part(0));
+  const std::int64_t behind[] = {1, 2};
+  EXPECT_TRUE(
+      Engine::want_at(std::array<const void*, 1>{codes + 6 * kIndexRows * kIndexColumns}, behind));
+  (void)engine.acquire(engine.slices(engine.find(stack_name(1)).value()).first + 7);
+  EXPECT_EQ(engine.report().misses, 0u);
   const Weight matrix = file_.weight("layer.10.attention");
   EXPECT_FALSE(Engine::want_at(std::vector{matrix.part(0)}, std::vector<std::int64_t>{0}));
 }
@@ -223,8 +231,10 @@ TEST(SlicesRefused, NameWhatWasWrong) {
   EXPECT_STOWAGE_ERROR(open("nowhere", 1), invalid_argument, "must have a weight nowhere");
   EXPECT_STOWAGE_ERROR(open(stack_name(0), 0), invalid_argument,
                        "must come by at least one row, got 0");
-  // Blocks of 128 rows of a matrix of 24.
-  EXPECT_NO_THROW(open("layer.10.attention", 5));
+  EXPECT_NO_THROW(open("layer.10.attention", 5));  // a matrix, by rows that do not divide it
+  EngineOptions twice{.ram = std::uint64_t{1} << 30, .reads = Reads::mapped};
+  twice.by_rows = {{stack_name(0), 1}, {stack_name(0), 2}};
+  EXPECT_STOWAGE_ERROR(Engine(file, twice), invalid_argument, "must come by rows in one way");
 }
 
 TEST(SlicesRefused, EndInABlock) {

@@ -14,6 +14,7 @@ import pytest
 import torch
 from dialect_models import factory
 from expert_models import IDS, WAYS, build, logits, published
+from forking import in_child
 from safetensors.torch import load_file, save_file
 from sharded import run
 from sharded_reads import read_as_whole
@@ -328,6 +329,35 @@ def test_a_file_that_is_cut_short_under_a_stack_is_named(tmp_path: Path) -> None
         file.truncate(path.stat().st_size // 2)
     with pytest.raises(stowage.BadFile, match=r"model\.safetensors"):
         logits(model, "eager")
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_a_child_that_is_forked_finds_stacks_of_the_file(tmp_path: Path) -> None:
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    model = stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB")
+    name = "model.layers.0.mlp.experts.down_proj"
+    wanted = model.get_parameter(name)[1].sum()
+    in_child(lambda: torch.equal(model.get_parameter(name)[1].sum(), wanted))
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_other_problems_are_told_before_stacks_are_gathered(tmp_path: Path) -> None:
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    tensors = load_file(packed / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(stowage.InvalidArgument, match=r"model\.norm\.weight: must be in"):
+        stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB")
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_what_a_stack_of_the_file_cannot_be_is_refused(tmp_path: Path) -> None:
+    packed = published("Qwen3Moe", tmp_path / "plain")
+    with pytest.raises(stowage.InvalidArgument, match="got mapped for codes that"):
+        stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB", reads="mapped")
+    plan = stowage.plan(packed, ram="8MiB")
+    with pytest.raises(stowage.InvalidArgument, match="a plan must be of the weights that a model"):
+        stowage.load(lambda: build("Qwen3Moe"), packed, plan=plan)
 
 
 def test_what_is_quantized_on_the_way_needs_memory(tmp_path: Path) -> None:

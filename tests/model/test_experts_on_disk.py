@@ -166,9 +166,10 @@ def test_gradients_are_those_of_weights_in_memory(way: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_compiled_graphs_have_them_by_themselves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["grouped_mm", "batched_mm"])
+def test_compiled_graphs_have_them_by_themselves(way: str, tmp_path: Path) -> None:
     model = rested("int8:row2")
-    model.set_experts_implementation("grouped_mm")
+    model.set_experts_implementation(way)
     with torch.inference_mode():
         wanted = torch.compile(model)(IDS).logits
         ram = max(stowage.nbytes(stack) for stack in stacks(model))

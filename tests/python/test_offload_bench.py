@@ -20,6 +20,8 @@ NAMES = {
     "warm, of all in memory",
     "warm, beside torch.sum of the same bytes",
     HALF,
+    "three layers in memory, warm, of all in memory",
+    "us to map and unmap a cached page",
     "a report of each pass",
     "inside a trace",
     "us added to a use in memory",

@@ -63,15 +63,10 @@ def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
     dim, index = step.args
     if dim % 3 or type(index) is not int:
         return None
-    found = matrix_at(weight, index % weight.shape[0])
-    return None if found is None else (found[0], found[1] != bool(len(rest) % 2))
-
-
-def matrix_at(stack: StowedTensor, index: int) -> tuple[StowedTensor, bool] | None:
-    """One index of a stack as it lies there, to be read at once: a stowed matrix, and whether it is
-    the transpose of that; None where blocks forbid it."""
-    one = outside_inference(lambda: _row(stack, index, nullcontext))
-    return None if one is None else matrix_of(one)
+    one = outside_inference(lambda: _row(weight, index % weight.shape[0], nullcontext))
+    if one is None or (found := matrix_of(one)) is None:
+        return None
+    return found[0], found[1] != bool(len(rest) % 2)
 
 
 def _row(t: StowedTensor, index: int, around: Around) -> Packed | None:

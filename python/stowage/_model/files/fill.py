@@ -343,7 +343,7 @@ class Filling:
             ahead(self._owned(step) for step in steps) as each,
         ):
             for step, owned in zip(steps, each, strict=True):
-                if self.problems and (step.storage is None or step.entry.storage is not None):
+                if self.problems and (step.storage is None or step.as_it_is):
                     continue  # only checking values from here on
                 try:
                     tensor, loss = self._make(step, owned)

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from stowage._ops import library
 from stowage._ops.lenders import lender_of
-from stowage._tensor.products.wants import expect, in_file
-from stowage._tensor.slices import matrix_at
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.tables import op
 from stowage._tensor.views import is_first
@@ -101,24 +99,7 @@ def _within(index: Tensor, rows: int, first: int) -> bool:
 
 def _rows(t: StowedTensor, index: Tensor) -> Tensor:
     codes, *scales = t._parts()
-    if t.dim() == 3 and in_file(t) and t._storage.gives_indices(t.shape):
-        return _matrices(t, index)
     return library.embedding(index, codes, scales, t._storage.key, t.shape, t._dt)
-
-
-def _matrices(t: StowedTensor, index: Tensor) -> Tensor:
-    """Those of a stack in a file, each from where its engine has it in memory."""
-    used, places = index.unique(return_inverse=True)
-    numbers = used.tolist()
-    expect([t], numbers)
-    values = t.new_empty((len(numbers), *t.shape[1:]), dtype=t._dt)
-    for place, number in enumerate(numbers):
-        found = matrix_at(t, number)
-        assert found is not None
-        (one, turned), (codes, *scales) = found, found[0]._parts()
-        matrix = library.dequantize(codes, scales, one._storage.key, one.shape, t._dt)
-        values[place] = matrix.t() if turned else matrix
-    return values[places]
 
 
 @op(aten.index.Tensor)

@@ -5,6 +5,7 @@ read together, and what does not fit yet as room becomes free."""
 from collections.abc import Sequence
 from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 from stowage._ops import library
@@ -21,7 +22,10 @@ def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
 
 def expect(stacks: Sequence[Tensor], indices: Sequence[int], *, one_by_one: bool = False) -> None:
     """Those matrices of stacks [E, O, K] are used next: in the order of `indices` of the first
-    stack, then of the next, or `one_by_one` all of the first index, then of the next."""
+    stack, then of the next, or `one_by_one` all of the first index, then of the next. What is
+    traced for a compiled graph says nothing."""
+    if torch.compiler.is_compiling():
+        return
     found = [weight._parts()[0] for weight in stacks if in_file(weight)]
     if found and len(indices) * len(found) > 1:
         library.engine_want(found, indices, one_by_one)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -257,23 +257,29 @@ def suited(
     home: torch.device = CPU,
 ) -> EngineOptions:
     """The options for a file, of which `moved`, by name there, rests in it. To another `home` than
-    the CPU weights are fetched whole."""
+    the CPU weights are fetched whole. Raises InvalidArgument for a plan, which has the matrices of
+    stacks that the file has in pieces by themselves."""
+    pieces = [e for e in source.entries.values() if e.place is not None and e.place.stack in moved]
+    if pieces and (options.keep or options.ring):
+        assert pieces[0].place is not None
+        raise InvalidArgument(
+            f"stowage: a plan must be of the weights that a model has, this one is of tensors such "
+            f"as {pieces[0].name}, which lie in {pieces[0].place.stack}; give ram, or save the "
+            "model without dialect and plan for that"
+        )
+    in_stacks = {entry.name for entry in pieces}
     return replace(
         options,
-        mapped_only=_mapped_only(source.entries, moved),
+        mapped_only=_mapped_only(source.entries, moved, in_stacks),
         by_index=_by_index(source, moved) if home == CPU else (),
     )
 
 
-def _mapped_only(entries: Mapping[str, Entry], moved: Mapping[str, Held]) -> tuple[str, ...]:
-    """Of all names in a file, those that need no room in memory. Rows of codes in another order are
-    not read through the mapping."""
-
-    in_stacks = {
-        name
-        for name, entry in entries.items()
-        if entry.place is not None and entry.place.stack in moved
-    }
+def _mapped_only(
+    entries: Mapping[str, Entry], moved: Mapping[str, Held], in_stacks: Container[str]
+) -> tuple[str, ...]:
+    """Of all names in a file but those `in_stacks`, the ones that need no room in memory. Rows of
+    codes in another order are not read through the mapping."""
 
     def needs_room(name: str, entry: Entry) -> bool:
         if name not in moved or entry.is_converted:

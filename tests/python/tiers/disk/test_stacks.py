@@ -67,9 +67,58 @@ def test_a_use_reads_those_that_it_names(name: str, reads: str, tmp_path: Path) 
 def test_all_of_it_is_read_where_it_is_mapped(tmp_path: Path) -> None:
     model = bank(tmp_path / "w", ONE + PAGES)
     got = model(lambda w: torch.einsum("si,eoi->eso", X, w.dequantize()))
-    assert torch.equal(got, torch.einsum("si,eoi->eso", X, model.w.dequantize()))
     report = stowage.engine_report(model)
     assert report.borrowed > 0 and report.held == 0
+    stowage.onload(model)
+    assert torch.equal(got, model(lambda w: torch.einsum("si,eoi->eso", X, w.dequantize())))
+
+
+def test_ids_that_are_no_matrix_are_refused(tmp_path: Path) -> None:
+    model = bank(tmp_path / "w", ONE + PAGES)
+    for ids in ([0, EXPERTS], [-EXPERTS - 1]):
+        with pytest.raises(IndexError):
+            model(lambda w, ids=ids: w[torch.tensor(ids)])
+    assert model(lambda w: w[torch.zeros(0, dtype=torch.int64)]).shape == (0, OUT, IN)
+
+
+def test_compiled_products_say_nothing_ahead_while_they_are_traced(tmp_path: Path) -> None:
+    model = bank(tmp_path / "w", 4 * (ONE + PAGES))
+    use = USES["grouped_linear"][0]
+    wanted = model(use)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(use)(model.w), wanted)
+    gather = torch.compile(USES["gathered"][0])
+    assert torch.equal(gather(model.w), model(USES["gathered"][0]))
+    assert stowage.engine_report(model).borrowed == 0
+
+
+def test_modes_change_nothing(tmp_path: Path) -> None:
+    model = bank(tmp_path / "w", 4 * (ONE + PAGES))
+    for name, (use, _) in USES.items():
+        wanted = model(use)
+        with torch.inference_mode():
+            assert torch.equal(model(use), wanted), name
+        if "gathered" in name or "index" in name or "number" in name:
+            continue  # their ids would be made on the default device
+        torch.set_default_device("meta")
+        try:
+            found = model(use)
+        finally:
+            torch.set_default_device(None)
+        assert torch.equal(found, wanted), name
+
+
+def test_matrices_that_are_small_come_as_a_whole(tmp_path: Path) -> None:
+    model = Bank()
+    model.w = nn.Parameter(torch.randn(64, 16, 64), requires_grad=False)
+    stowage.stow(model, rules={"w": "int8:row2"})
+    size = stowage.nbytes(model)
+    with pytest.raises(stowage.InvalidArgument, match="must hold the largest weight, w of"):
+        stowage.offload(model, ram=size // 4, folder=tmp_path / "w", reads="direct")
+    assert not (tmp_path / "w").exists()
+    stowage.offload(model, ram=size + PAGES, folder=tmp_path / "w", reads="direct")
+    model(lambda w: F.linear(torch.ones(1, 64), w[5]))
+    assert stowage.engine_report(model).misses == stowage.engine_report(model).acquired == 1
 
 
 def test_the_budget_must_hold_one(tmp_path: Path) -> None:
