@@ -110,8 +110,10 @@ bool embed_slices(const Weight& stack, std::span<const std::int64_t> ids, void* 
   return true;
 }
 
+// `tile`: the rows are a piece of all, which are used next.
 Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
-                    std::int64_t key, const std::vector<std::int64_t>& sizes, ScalarType out) {
+                    std::int64_t key, const std::vector<std::int64_t>& sizes, ScalarType out,
+                    bool tile) {
   constexpr const char* kWhere = "stowage::embedding";
   const Argument ids(kWhere, "ids", given.get());
   const Dtype kind = ids.dtype();
@@ -137,7 +139,7 @@ Tensor embedding_op(const Tensor& given, const Tensor& codes, const std::vector<
     if (embed_slices(stack.weight(), {rows, count}, values.mutable_data_ptr(), dtype))
       return values;
   }
-  const Held held(kWhere, codes, scales, key, Shape(sizes), Reach::rows);
+  const Held held(kWhere, codes, scales, key, Shape(sizes), tile ? Reach::whole : Reach::rows);
   embedding(held.weight(), rows, ids.elements(), values.mutable_data_ptr(), dtype,
             &torch_executor());
   return values;

@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       " bool exact=False) -> Tensor");
   m.def(
       "embedding(Tensor ids, Tensor codes, Tensor[] scales, int storage, SymInt[] shape,"
-      " ScalarType out) -> Tensor");
+      " ScalarType out, bool tile=False) -> Tensor");
   m.def("amax(Tensor[] values) -> Tensor");
   m.def("measure(Tensor x, Tensor codes, Tensor[] scales, int storage) -> Tensor");
   // On descriptions: what is structured crosses as JSON.

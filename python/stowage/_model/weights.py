@@ -39,6 +39,10 @@ class Site:
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
+# Where torch has modules that only hold others.
+_USE_NOTHING = {nn.Module.__module__, nn.ModuleList.__module__}
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter or buffer with every place that holds it; more than one when it is tied."""
@@ -71,10 +75,11 @@ class Held:
     @property
     def is_stack(self) -> bool:
         """Whether it is matrices [E, O, K] that modules use one by one, such as experts, as far as
-        these tell: torch's own modules use all of a weight."""
+        these tell: torch's own modules, and what is made of them, use all of a weight."""
         if self.tensor.dim() != 3 or self.is_buffer:
             return False
-        return not any(type(s.module).__module__.startswith("torch.nn.") for s in self.sites)
+        kinds = {kind.__module__ for site in self.sites for kind in type(site.module).__mro__}
+        return not any(kind.startswith("torch.nn.") for kind in kinds - _USE_NOTHING)
 
 
 def is_persistent(held: Held) -> bool:

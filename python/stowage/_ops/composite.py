@@ -165,10 +165,11 @@ def embedding(
     storage: int,
     shape: Sequence[int],
     out: torch.dtype,
+    tile: bool = False,
 ) -> Tensor:
     where, kind = "stowage::embedding", Storage.from_key(storage)
     if ids.device != codes.device and lender_of(codes, ids.device) is not None:
-        rows = ops.embedding(ids.to(codes.device), codes, scales, storage, shape, out)
+        rows = ops.embedding(ids.to(codes.device), codes, scales, storage, shape, out, tile)
         return rows.to(ids.device)  # a table is not fetched: its rows are
     check_embedding(ids, codes, scales, kind, shape, out)
     if (kernels := kernels_of(codes.device, kind)) is not None:

@@ -62,6 +62,7 @@ def _embedding(
     storage: int,
     shape: Sequence[int],
     out: torch.dtype,
+    tile: bool = False,
 ) -> Tensor:
     kind = Storage.from_key(storage)
     shapes.check_embedding(ids, codes, scales, kind, shape, out)

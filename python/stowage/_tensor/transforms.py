@@ -112,6 +112,7 @@ def _embedding_vmap(
     storage: int,
     shape: Sequence[int],
     out: torch.dtype,
+    tile: bool = False,
 ) -> tuple[Tensor, int]:
     _only_first("embedding", dims[1:])
-    return library.embedding(ids.movedim(dims[0], 0), codes, scales, storage, shape, out), 0
+    return library.embedding(ids.movedim(dims[0], 0), codes, scales, storage, shape, out, tile), 0

@@ -18,7 +18,7 @@ from stowage._ops.errors import InvalidArgument, fail
 from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
-from stowage._tensor.products.wants import expect
+from stowage._tensor.products.wants import expect, in_file
 from stowage._tensor.stowed import StowedTensor, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView
@@ -83,7 +83,8 @@ def _product(
 ) -> Tensor:
     """x W^T or x W by groups, for plain weights as well."""
     pieces, start = [], 0
-    expect([weight], [e for e, (a, b) in enumerate(pairwise([0, *ends])) if b > a])
+    if in_file(weight):
+        expect([weight], [e for e, (a, b) in enumerate(pairwise([0, *ends])) if b > a])
     for expert, end in enumerate(ends):
         if end > start:
             rows, w = x[start:end], weight[expert]

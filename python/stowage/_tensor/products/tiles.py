@@ -45,7 +45,8 @@ class Resting(NamedTuple):
 
     def rows(self, first: int, last: int) -> Tensor:
         ids = torch.arange(first, last, device=self.codes.device)
-        return library.embedding(ids, self.codes, self.scales, self.storage, self.shape, self.dtype)
+        weight = (self.codes, self.scales, self.storage, self.shape)
+        return library.embedding(ids, *weight, self.dtype, True)
 
     def columns(self, rows: range, first: int, last: int) -> Tensor:
         """W[rows, first:last]"""

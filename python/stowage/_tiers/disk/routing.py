@@ -20,7 +20,8 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 class Routing:
-    """A forward pre-hook: integers among the inputs are the numbers of the matrices to come."""
+    """A forward pre-hook: integers among the inputs are the numbers of the matrices to come.
+    Pickles of models name it."""
 
     def __init__(self, attributes: tuple[str, ...]) -> None:
         self._attributes = attributes
