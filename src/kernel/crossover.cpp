@@ -23,13 +23,14 @@ Kernels with(const Kernels& kernels, const Crossover& crossover) {
   made.linear.bytes.most_short = crossover.short_groups;
   made.linear.bytes.most_whole = crossover.bytes;
   made.linear.bytes.most_words = crossover.words;
+  made.linear.bytes.most_float8 = crossover.float8;
   return made;
 }
 
 Crossover built_in(const Kernels& kernels) {
   const LinearKernels& of = kernels.linear;
-  Crossover made{of.most_rows, of.bytes.most_long, of.bytes.most_short, of.bytes.most_whole,
-                 of.bytes.most_words};
+  Crossover made{of.most_rows,        of.bytes.most_long,  of.bytes.most_short,
+                 of.bytes.most_whole, of.bytes.most_words, of.bytes.most_float8};
   // Measured on Zen 3 and Zen 4. Without AVX-512, torch's products of bf16 are many times slower
   // than those of fp32, and these slower than ours.
   const bool has_512 = kernels.isa >= Isa::avx512, has_pairs = of.bf16.pairs != nullptr;
@@ -113,12 +114,15 @@ Crossover measure_crossover() {
     in_integers("int4:block64:bf16", &Crossover::long_groups);
     in_integers("int4:block32:bf16", &Crossover::short_groups);
     in_integers("nf4", &Crossover::words);
+    in_integers("f8_e4m3:row", &Crossover::float8);
     if (best.linear.bytes.dot[static_cast<std::size_t>(Codes::int8)] != nullptr)
       in_integers("int8:block32:f16", &Crossover::bytes);
   }
-  // In f16, which nothing but these two ways multiplies; tiles take all that the other does.
+  // In f16, which nothing but these two ways multiplies then; tiles take all that the other does.
+  Crossover two = made;
+  two.float8 = 0;
   made.rows = std::max<std::int64_t>(
-      1, most_worth("f8_e4m3:row", Dtype::f16, made, &Crossover::rows, kMostRows));
+      1, most_worth("f8_e4m3:row", Dtype::f16, two, &Crossover::rows, kMostRows));
   return made;
 }
 

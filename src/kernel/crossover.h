@@ -30,6 +30,7 @@ inline constexpr CrossoverField kCrossoverFields[]{
     {"bytes", &Crossover::bytes, kMostInIntegers,
      "codes of a byte in integers, groups of 16 and 32"},
     {"words", &Crossover::words, kMostInIntegers, "nf4 and fp4 in integers"},
+    {"float8", &Crossover::float8, kMostInIntegers, "fp8 whose bits move to those of fp32"},
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},
     {"own_bf16", &Crossover::own_bf16, kAnyRows, "kernels of ours before torch's, bf16"},
     {"own_pairs", &Crossover::own_pairs, kAnyRows, "the same, by pairs of bf16"},

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the kernels once, by what the CPU can run and what STOWAGE_FORCE_ISA asks for. This file
 // is built with baseline flags; only a table that the CPU can run is ever called.
+#include <algorithm>
+#include <chrono>
 #include <string>
 
 #include "base/cpu.h"
 #include "base/env.h"
+#include "kernel/float_mode.h"
 #include "kernel/kernels.h"
 #include "stowage/info.h"
 
@@ -18,15 +21,39 @@ extern const Bf16Kernels kAvx512Bf16Linear;
 extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes;
 
 namespace {
+// What some processors take a hundred cycles for, and others none. The best of many runs, so that
+// it is the same each time.
+bool are_subnormals_quick() {
+  const ExactFloats exact;
+  const auto best = [](float number) {
+    using Clock = std::chrono::steady_clock;
+    auto least = Clock::duration::max();
+    for (int run = 0; run < 32; ++run) {
+      volatile float factor = number;
+      [[maybe_unused]] volatile float product = 0;
+      const Clock::time_point begin = Clock::now();
+      for (int i = 0; i < 256; ++i) product = factor * 1.5f;
+      least = std::min(least, Clock::now() - begin);
+    }
+    return least;
+  };
+  return best(0x1p-130f) < 4 * best(1.0f);
+}
+
 Kernels with(const Kernels& table, const BytesKernels& bytes) {
   Kernels better = table;
   better.linear.bytes = bytes;
-  if (table.isa == Isa::avx2) return better;
+  if (table.isa == Isa::avx2) {
+    static const bool quick = are_subnormals_quick();
+    if (!quick) better.linear.bytes.most_float8 = 0;
+    return better;
+  }
   // Vectors of 512 bits hold twice the products of fp32, and between those of 256, in which
   // products of bytes are, they hold these up.
   better.linear.bytes.most_long = 1;
   better.linear.bytes.most_short = 4;
   better.linear.bytes.most_words = 3;
+  better.linear.bytes.most_float8 = 0;
   better.scales.q4_k = kAvx2Kernels.scales.q4_k;
   return better;
 }

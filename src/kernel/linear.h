@@ -71,7 +71,8 @@ struct Bf16Kernels {
 };
 
 /// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, or of a byte in short groups, and x in
-/// integers (cpu/linear_bytes-inl.h, linear_words-inl.h).
+/// integers (cpu/linear_bytes-inl.h, linear_words-inl.h), or of fp8 and x in fp32
+/// (cpu/linear_float8_moved-inl.h).
 struct BytesDotTask {
   Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
   std::int64_t rows, row_stride;  // elements from row to row
@@ -81,25 +82,27 @@ struct BytesDotTask {
   std::int64_t x_stride, m;       // bytes
   float* y;
   std::int64_t y_stride;
+  bool one_line = false;                    // fp8: all rows have the scales of the first
+  const std::uint8_t* exponents = nullptr;  // fp8: of scales that are powers of two, and not in run
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
 inline constexpr std::int64_t kMostBytesRows = 16;  // of x
-/// Bytes to an element of arranged x: for two codes in a byte that are digits, for one, and for two
-/// that choose words.
-inline constexpr std::int64_t kBytesOfX[3] = {3, 4, 3};
+/// Bytes to an element of arranged x: for two codes in a byte that are digits, for one, for two
+/// that choose words, and for fp8.
+inline constexpr std::int64_t kBytesOfX[4] = {3, 4, 3, 4};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
   /// out: x in the order that the others read; n is a multiple of kBytesBlock.
   /// Whether it has only numbers whose products stay normal; else out is
   /// anything.
-  bool (*arrange[3][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
+  bool (*arrange[4][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];
   /// Rows of x up to which they are worth it, since other ways may be as quick: by digits where
-  /// groups are whole blocks, and shorter; by codes of a byte; and by words.
+  /// groups are whole blocks, and shorter; by codes of a byte; by words; and of fp8.
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
-               most_words = kMostBytesRows;
+               most_words = kMostBytesRows, most_float8 = 2;
 };
 
 /// Rows of x that are taken by dot products, at most.

@@ -12,10 +12,10 @@
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kStackX = 8192;    // numbers of x; more come from the pool
-constexpr std::int64_t kMostX = 1 << 18;  // and more than these are left to other ways, or parts
-constexpr std::int64_t kBatch = 64;       // rows of weight whose results are rounded together
-constexpr std::int64_t kLeast = 16;       // of a part, where threads are many
+constexpr std::int64_t kStackX = 1 << 15;  // bytes of x; more come from the pool
+constexpr std::int64_t kMostX = 1 << 18;   // and more than these are left to other ways, or parts
+constexpr std::int64_t kBatch = 64;        // rows of weight whose results are rounded together
+constexpr std::int64_t kLeast = 16;        // of a part, where threads are many
 
 constexpr std::int64_t kCachedX = 8192;                    // floats of x that stay in the L1 cache
 constexpr std::int64_t kWidenedRows = 4, kColumns = 4096;  // of weight, widened at a time
@@ -30,8 +30,9 @@ constexpr std::int64_t kParallelX = 1 << 16;  // numbers of x likewise
 /// body(x) with room for so many numbers.
 template <class T, class Body>
 void with_room(std::int64_t numbers, Body&& body) {
-  if (numbers <= kStackX) {
-    alignas(64) T x[kStackX];
+  constexpr std::int64_t kMost = kStackX / std::int64_t{sizeof(T)};
+  if (numbers <= kMost) {
+    alignas(64) T x[kMost];
     return body(x);
   }
   const Scratch scratch(static_cast<std::size_t>(numbers) * sizeof(T));

@@ -80,6 +80,18 @@ bool scales_sums(const Run& run) noexcept {
   return run.first + run.n <= (group + 1) * run.group && std::isnormal(run.scales[group]);
 }
 
+// Whether scales are exponents of two, one for each stretch of elements.
+bool are_exponents(const Descriptor& form) noexcept {
+  return form.scale.group.kind == Group::Kind::along && form.scale.code == ScaleCode::plain &&
+         form.scale.type == Dtype::f8_e8m0 && form.scale.inner == 0;
+}
+
+int kind_of_bytes(Codes codes) noexcept {
+  if (codes == Codes::f8_e4m3 || codes == Codes::f8_e5m2) return 3;
+  if (codes == Codes::nf4 || codes == Codes::fp4) return 2;
+  return codes == Codes::int8 ? 1 : 0;
+}
+
 // Words share an exponent across 32 columns; values and products must not be rounded.
 bool fits_words(const Descriptor& form, std::int64_t group) noexcept {
   const bool rounds = form.rounds_to != Dtype::unknown && form.rounds_to != Dtype::f32;
@@ -119,8 +131,13 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
   const Codes read = codes_read(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
-  dot_bytes_kind_ = read == Codes::int8 ? 1 : read == Codes::nf4 || read == Codes::fp4 ? 2 : 0;
+  dot_bytes_kind_ = kind_of_bytes(read);
+  dot_bytes_exponents_ = dot_bytes_kind_ == 3 && are_exponents(form)
+                             ? static_cast<const std::uint8_t*>(weight.part(1))
+                             : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
+  const bool in_blocks = form.scale.group.kind == Group::Kind::block2;
+  dot_bytes_lines_ = dot_bytes_kind_ == 3 && in_blocks ? form.scale.group.m : 0;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
 
@@ -153,12 +170,15 @@ std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexce
 
 // Rows must begin with a group, or lie in one.
 std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcept {
-  const std::int64_t of = runs_.group();
+  const std::int64_t of = group.kind == Group::Kind::none ? columns_ : runs_.group();
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   if (dot_bytes_kind_ == 1 && !fits_whole_bytes(runs_.form(), of)) return 0;
   if (dot_bytes_kind_ == 2 && !fits_words(runs_.form(), of)) return 0;
+  if (dot_bytes_kind_ == 3 && (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))
+    return 0;
+  if (dot_bytes_exponents_ != nullptr && columns_ % of == 0) return rows_;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);
@@ -267,6 +287,7 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
   if (dot_bytes_kind_ == 1) return bytes.most_whole;
   if (dot_bytes_kind_ == 2) return bytes.most_words;
+  if (dot_bytes_kind_ == 3) return bytes.most_float8;
   return runs_.group() >= kBytesBlock ? bytes.most_long : bytes.most_short;
 }
 
@@ -274,13 +295,36 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                              std::int64_t y_stride) const noexcept {
   const std::int64_t ahead = runs_.unpacks() ? 0 : 8192;  // bytes
   TakenOffProducts taken;
-  for_each_run(row, count, dot_bytes_rows_,
-               [&](const Run& run, auto done, auto some, auto column, auto columns) {
-                 const bool rounds = run.rounds != Dtype::unknown;
-                 const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
-                 dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x,
-                             to.x_stride, to.m, y + done, y_stride});
-               });
+  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
+    const bool rounds = run.rounds != Dtype::unknown;
+    const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
+    dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride, to.m,
+                y + done, y_stride, dot_bytes_lines_ != 0});
+  };
+  if (dot_bytes_exponents_ != nullptr)
+    return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
+                       count,
+                       columns_,
+                       columns_,
+                       ahead,
+                       to.x,
+                       to.x_stride,
+                       to.m,
+                       y,
+                       y_stride,
+                       false,
+                       dot_bytes_exponents_});
+  if (dot_bytes_lines_ == 0) return for_each_run(row, count, dot_bytes_rows_, rows);
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t left = dot_bytes_lines_ - (row + done) % dot_bytes_lines_;
+    const std::int64_t some = std::min(count - done, left), begin = (row + done) * columns_;
+    std::int64_t column = 0;
+    runs_.cover(begin, begin + columns_, [&](const Run& run) {  // its first row
+      rows(run, done, some, column, run.n);
+      column += run.n;
+    });
+    done += some;
+  }
 }
 
 }  // namespace stowage

@@ -122,6 +122,8 @@ class LinearWeight {
   BytesDotKernel dot_bytes_;
   int dot_bytes_kind_;
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
+  const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
+  std::int64_t dot_bytes_lines_;  // rows of weight that share the scales of one; else 0
 };
 
 /// What all ways need to know of a call. x and y are row-major, [m, ...], of `dtype`.

@@ -254,26 +254,29 @@ template <Codes kCodes, Zero kZero, int kGroups, int kM>
   for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * unit_of(kCodes);
 }
 
-/// Calls row.operator()<m>(part, i) for parts of x of up to kMost rows that are alike, and each row
-/// i of weight.
-template <int kMost, class Row>
-[[gnu::always_inline]] inline void for_each_row(const BytesDotTask& task, Row row) {
+/// Calls body.operator()<m>(part) for parts of x of up to kMost rows that are alike.
+template <int kMost, class Body>
+[[gnu::always_inline]] inline void for_each_part(const BytesDotTask& task, Body body) {
   BytesDotTask part = task;
   for (std::int64_t parts = (task.m + kMost - 1) / kMost, left = task.m; parts > 0; --parts) {
     part.m = (left + parts - 1) / parts;
-    const auto all = [&]<int kM>() {
-      for (std::int64_t i = 0; i < part.rows; ++i) row.template operator()<kM>(part, i);
-    };
-    if (part.m == 1) all.template operator()<1>();
-    if (part.m == 2) all.template operator()<2>();
+    if (part.m == 1) body.template operator()<1>(part);
+    if (part.m == 2) body.template operator()<2>(part);
     if constexpr (kMost >= 3)
-      if (part.m == 3) all.template operator()<3>();
+      if (part.m == 3) body.template operator()<3>(part);
     if constexpr (kMost >= 4)
-      if (part.m == 4) all.template operator()<4>();
+      if (part.m == 4) body.template operator()<4>(part);
     left -= part.m;
     part.x += part.m * part.x_stride;
     part.y += part.m * part.y_stride;
   }
+}
+/// The same, row.operator()<m>(part, i) for each row i of weight.
+template <int kMost, class Row>
+[[gnu::always_inline]] inline void for_each_row(const BytesDotTask& task, Row row) {
+  for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
+    for (std::int64_t i = 0; i < part.rows; ++i) row.template operator()<kM>(part, i);
+  });
 }
 
 template <Codes kCodes, Zero kZero, int kGroups>

@@ -85,11 +85,16 @@ requires(is_four_bit(kCodes)) struct ZeroReader<kCodes> : NibbleReader<packing_o
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
-/// Sums of one row of weight with kM rows of x, in two chains each (four, if alone), since a
-/// multiply-add waits for the one before it.
+/// Rows of weight that come quicker together, each from a place of its own, than one after the
+/// other (docs/benchmarks.md); vectors of 16 lanes have not been measured so.
+constexpr std::int64_t kStreams = kWidth == 8 ? 4 : 2;
+constexpr std::int64_t kStreamAhead = 1024;  // bytes
+
+/// Sums of one row of weight with kM rows of x, in two chains each (four, if alone and not in four
+/// streams), since a multiply-add waits for the one before it.
 template <int kM>
 struct Sums {
-  static constexpr int kChains = kM == 1 ? 4 : 2;
+  static constexpr int kChains = kM == 1 && kStreams < 4 ? 4 : 2;
   F of[kM][kChains] = {};
 
   void add(F w, int v, const float* x, std::int64_t x_stride) {
@@ -201,16 +206,17 @@ struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
   const DotTask& task;
-  std::int64_t at;  // its place in task
+  std::int64_t at, ahead;  // its place in task, and from a code to those that will be read soon
   const std::uint8_t* codes;
   const float* scales = &kOne;  // of the groups still to come
   [[no_unique_address]] Beside<kZero> beside;
   typename ReaderFor<kCodes, kOwn, kZero>::Type reader;
   Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
 
-  DotRow(const DotTask& of, std::int64_t row)
+  DotRow(const DotTask& of, std::int64_t row, std::int64_t bytes_ahead)
       : task(of),
         at(row),
+        ahead(bytes_ahead),
         beside(of.run, (of.run.first + row * of.row_stride) / of.run.group),
         reader(of.values) {
     const std::int64_t first = task.run.first + row * task.row_stride;
@@ -251,7 +257,7 @@ struct DotRow {
   /// can be on their way to the L1 cache.
   [[gnu::always_inline]] void ask(std::int64_t k) {
     for (std::int64_t b = 0; b < bytes_for<kCodes>(kStep); b += 64)
-      __builtin_prefetch(codes + bytes_for<kCodes>(k) + task.ahead + b, 0, 2);
+      __builtin_prefetch(codes + bytes_for<kCodes>(k) + ahead + b, 0, 2);
   }
   /// kStep elements from k on.
   [[gnu::always_inline]] void add4(std::int64_t k, const float* x) {
@@ -330,10 +336,10 @@ template <class... Rows>
   (rows.sums.add_to(y + rows.at, task.y_stride, rows.factor()), ...);
 }
 
-/// Two rows of weight share what is read of one row of x, if sums and two tables of 4-bit values
-/// fit the registers.
+/// Rows of weight share what is read of one row of x, if sums and two tables of 4-bit values fit
+/// the registers: two neighbors, or four that lie a quarter of all rows apart.
 template <Codes kCodes, int kM>
-constexpr bool kInTwos = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScalesSum);
+constexpr bool kTogether = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScalesSum);
 
 template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
@@ -341,14 +347,23 @@ void dot_rows(const DotTask& task, std::int64_t j) {
   const float* x = task.x + j * task.x_stride;
   float* y = task.y + j * task.y_stride;
   std::int64_t i = 0;
-  const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0;
-  if constexpr (kInTwos<kCodes, kM>)
-    for (; aligned && i + 2 <= task.rows; i += 2) {
-      const Row row(task, i);
-      dot_together(task, x, y, row.first_group(), row, Row(task, i + 1));
+  const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0 ||
+                       task.run.group % task.row_stride == 0;
+  if constexpr (kTogether<kCodes, kM> && kStreams == 4) {
+    const std::int64_t apart = aligned ? task.rows / 4 : 0;
+    for (; i < apart; ++i) {
+      const auto row = [&](std::int64_t n) { return Row(task, i + n * apart, kStreamAhead); };
+      dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
     }
+    i *= 4;
+  } else if constexpr (kTogether<kCodes, kM>) {
+    for (; aligned && i + 2 <= task.rows; i += 2) {
+      const Row row(task, i, task.ahead);
+      dot_together(task, x, y, row.first_group(), row, Row(task, i + 1, task.ahead));
+    }
+  }
   for (; i < task.rows; ++i) {
-    const Row row(task, i);
+    const Row row(task, i, task.ahead);
     dot_together(task, x, y, row.first_group(), row);
   }
 }
