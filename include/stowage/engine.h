@@ -58,12 +58,20 @@ struct EngineReport {
   std::uint64_t late = 0;      // were being prefetched and had to be waited for
   std::uint64_t borrowed = 0;  // read from the mapping: no room, and the thread held another lease
   std::uint64_t ahead = 0;     // weights whose read was begun before somebody asked
+  std::uint64_t unused = 0;    // of these: that went again, or failed, before somebody did
   std::uint64_t evicted = 0;
   std::uint64_t bytes_read = 0;      // from the file, widened to what a read must align to
   std::uint64_t bytes_formed = 0;    // of parts that the file has in another order
   std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
   double stall = 0;                  // seconds that acquire() waited for bytes or room
   double forming = 0;  // seconds that putting parts in order took, of all threads together
+};
+
+/// The same of one weight, plain tensor or slice.
+struct WeightUses {
+  std::uint32_t hits = 0, misses = 0, late = 0, borrowed = 0, ahead = 0, unused = 0;
+  double stall = 0;
+  std::uint64_t acquired() const noexcept { return std::uint64_t{hits} + misses + late + borrowed; }
 };
 
 /// The slices of a weight that comes by rows: ids first <= id < first + count, each of `rows`
@@ -114,7 +122,8 @@ class STOWAGE_API Engine {
   /// The weights of the file, its plain tensors, and slices of those that come by rows: ids are
   /// 0 <= id < size().
   WeightId size() const noexcept;
-  std::optional<WeightId> find(std::string_view name) const;  // of no slice
+  WeightId named() const noexcept;                            // of these, those below: no slices
+  std::optional<WeightId> find(std::string_view name) const;  // likewise
   const std::string& name(WeightId id) const;                 // of a slice: "experts.w[3]"
   std::uint64_t bytes(WeightId id) const;  // that it takes in memory; 0 where it never comes, or
                                            // comes by rows
@@ -146,6 +155,11 @@ class STOWAGE_API Engine {
   /// for each signature apart.
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
+  std::vector<WeightUses> uses() const;  // of each id
+  /// How often each id was used in other runs, so that of slices those stay that were used most;
+  /// as many of these as are sure of room are read now, if there are workers. To be said before the
+  /// first acquire(). Throws invalid_argument where there are not size() numbers, or after it.
+  void foresee(std::span<const std::uint64_t> uses);
 
   /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there
   /// is one: how code that was given addresses of a mapping finds the bytes in memory. None where

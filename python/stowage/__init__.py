@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
     from stowage._tiers.offload import offload, onload
     from stowage._tiers.plans.measurement import Measured, measured
     from stowage._tiers.trace import trace
+    from stowage._tiers.uses import Uses, WeightUses, foresee, uses
     from stowage.checkpoint import save, state_dict
     from stowage.loading import load, load_state_dict
     from stowage.planning import Comparison, Plan, measured_links, plan
@@ -79,6 +80,7 @@ _NAMES = {
     "_tiers.offload": "offload onload",
     "_tiers.plans.measurement": "Measured measured",
     "_tiers.trace": "trace",
+    "_tiers.uses": "Uses WeightUses foresee uses",
     "checkpoint": "save state_dict",
     "loading": "load load_state_dict",
     "planning": "Comparison Plan measured_links plan",
@@ -119,10 +121,13 @@ __all__ = [
     "StowageError",
     "StowedTensor",
     "Unsupported",
+    "Uses",
+    "WeightUses",
     "crossover",
     "drop_master",
     "engine_report",
     "fallbacks",
+    "foresee",
     "frozen_linear",
     "grouped_linear",
     "info",
@@ -143,4 +148,5 @@ __all__ = [
     "stow",
     "trace",
     "unstow",
+    "uses",
 ]

@@ -22,12 +22,15 @@ double seconds_since(std::chrono::steady_clock::time_point begun) {
 /// Adds the seconds that it lived.
 class Stall {
  public:
-  explicit Stall(double& seconds) : seconds_(seconds) {}
+  Stall(double& all, double& of_one) : all_(all), of_one_(of_one) {}
   Stall(const Stall&) = delete;
-  ~Stall() { seconds_ += seconds_since(begun_); }
+  ~Stall() {
+    const double seconds = seconds_since(begun_);
+    all_ += seconds, of_one_ += seconds;
+  }
 
  private:
-  double& seconds_;
+  double &all_, &of_one_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };
 
@@ -242,26 +245,36 @@ void Core::wait_for_room(const Wait& wait, Lock& lock) {
   --waiting_;
 }
 
+// Lent where it is mapped.
+bool Core::borrow(WeightId id) noexcept {
+  ++report_.borrowed;
+  ++state(id).uses.borrowed;
+  return false;
+}
+
 // Makes the unit present; the caller's lease on it is counted already. False: it must be borrowed
 // from the mapping.
 bool Core::get_ready(WeightId id, Lock& lock, bool holds_another) {
   State& s = state(id);
+  s.unused = false;
   if (s.stage == Stage::present) {
     ++report_.hits;
+    ++s.uses.hits;
     return true;
   }
-  const Stall stall(report_.stall);
+  const Stall stall(report_.stall, s.uses.stall);
   const Wait wait{id, cancels_, Clock::now()};
   const TraceTime traced = trace_time();
-  std::uint64_t& kind = s.stage == Stage::absent ? report_.misses : report_.late;
-  ++kind;
+  const bool absent = s.stage == Stage::absent;
+  std::uint64_t& kind = absent ? report_.misses : report_.late;
+  std::uint32_t& of_one = absent ? s.uses.misses : s.uses.late;
+  ++kind, ++of_one;
   while (s.stage != Stage::present) {
     check_cancel(wait);  // before a read is begun that nobody would wait for, nor wake a reader for
     if (s.stage == Stage::absent && !begin(id, kNow)) {
       if (holds_another) {
-        --kind;
-        ++report_.borrowed;
-        return false;
+        --kind, --of_one;
+        return borrow(id);
       }
       wait_for_room(wait, lock);
       continue;
@@ -302,12 +315,13 @@ Lease Core::acquire(WeightId id) {
     own->turn = next;
     auto& hits = own->stay_hits;
     hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    s.stay_hits.fetch_add(1, std::memory_order_relaxed);
     return {std::move(own), id, Hold::stays, trace_time()};
   }
   Lock lock(mutex_);
   ++report_.acquired;
   if (!unit(id).comes) {
-    ++report_.borrowed;
+    borrow(id);
     ++own->leases;
     return {std::move(own), id, Hold::borrowed, trace_time()};
   }
@@ -402,6 +416,17 @@ EngineReport Core::report() const {
   }
   report.held = held();
   return report;
+}
+
+std::vector<WeightUses> Core::uses() const {
+  std::vector<WeightUses> all(states_.size());
+  if (forked()) return all;
+  const std::scoped_lock lock(mutex_);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = states_[i].uses;
+    all[i].hits += states_[i].stay_hits.load(std::memory_order_relaxed);
+  }
+  return all;
 }
 
 }  // namespace stowage::engine

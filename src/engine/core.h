@@ -69,6 +69,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
+  std::vector<WeightUses> uses() const;
+  void foresee(std::span<const std::uint64_t> uses);
 
   void forget(const Session& session) noexcept;  // its thread has ended
 
@@ -99,6 +101,9 @@ class Core : public std::enable_shared_from_this<Core> {
     double often = 0;             // of a slice: how often it was used, as of its last use
     std::uint64_t predicted = 0;  // when it was prefetched for
     std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
+    bool unused = false;          // prefetched, and nobody asked yet
+    WeightUses uses{};
+    std::atomic<std::uint32_t> stay_hits = 0;  // more of them, on what stays
     std::exception_ptr error{};
   };
   /// What one acquire() waits for, and since when.
@@ -141,6 +146,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::uint64_t acquires_of(std::size_t uses) const noexcept;
   void begin_wants(Session& session);
   void put_off(WeightId id, std::uint64_t time);
+  bool begin_ahead(WeightId id, std::uint64_t time);
 
   // core_reads.cpp
   void work();
@@ -164,6 +170,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void note_use(const Turn& turn);
   void note_slice(WeightId id);
   bool get_ready(WeightId id, Lock& lock, bool holds_another);
+  bool borrow(WeightId id) noexcept;
   void give_back(WeightId id) noexcept;
   bool reads_for_itself() const noexcept { return timeout_ == 0 || stopping_; }
   void wait_for_bytes(const Wait& wait, Lock& lock);

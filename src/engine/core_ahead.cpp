@@ -2,12 +2,17 @@
 // Core: what is read before somebody asks for it. What comes as a whole is expected in the order
 // that was learnt; slices are, when somebody says that they are used next.
 #include <algorithm>
+#include <functional>
 
+#include "base/formatted.h"
 #include "engine/core.h"
+#include "stowage/error.h"
 
 namespace stowage::engine {
 namespace {
 constexpr std::uint64_t kByteStride = 4 << 20;  // by which a window of many bytes goes on
+constexpr std::uint64_t kSometime = std::uint64_t{1} << 61;
+constexpr double kEveryPass = 7.7;  // 1 / (1 - 2^(-1/5)): what uses in all passes add up to
 }  // namespace
 
 // Reading further ahead than hides a read would put out what could have stayed: in a circle that
@@ -58,9 +63,8 @@ void Core::extend(Window& window, std::uint64_t room) {
     if (bytes > room) return;
     const std::uint64_t time = clock_ + acquires_of(window.size() + 1);
     if (s.stage == Stage::absent) {
-      if (!begin(next, time)) return;
+      if (!begin_ahead(next, time)) return;
       s.predicted = time;
-      ++report_.ahead;
     }
     room -= bytes;
     s.wanted = time;
@@ -85,6 +89,14 @@ void Core::want(std::span<const WeightId> ids) {
   begin_wants(*own);
 }
 
+bool Core::begin_ahead(WeightId id, std::uint64_t time) {
+  if (!begin(id, time)) return false;
+  State& s = state(id);
+  ++report_.ahead, ++s.uses.ahead;
+  s.unused = true;
+  return true;
+}
+
 // It may go for what is used before that time.
 void Core::put_off(WeightId id, std::uint64_t time) {
   State& s = state(id);
@@ -105,8 +117,7 @@ void Core::begin_wants(Session& session) {
     const std::uint64_t time = clock_ + 1 + (begun - std::min(used, begun));
     s.wanted = time;
     if (s.stage == Stage::absent) {
-      if (!begin(id, time)) break;
-      ++report_.ahead;
+      if (!begin_ahead(id, time)) break;
     } else if (s.stage == Stage::present && s.leases == 0 && !s.kept) {
       candidates_.add(id, time);
     }
@@ -128,6 +139,44 @@ void Core::expect(std::span<const WeightId> order) {
     order_.learn(turn, id);
     turn = turn.then(id);
   }
+}
+
+// What was used most counts as if it had been in every pass. What has its room before all others,
+// the weights that are used in every pass, keeps it.
+void Core::foresee(std::span<const std::uint64_t> uses) {
+  if (uses.size() != states_.size())
+    throw Error(Code::invalid_argument,
+                formatted("{}: uses must be of each of {} weights and slices, got {}",
+                          file_.paths().front(), states_.size(), uses.size()));
+  if (forked()) return;
+  const std::scoped_lock lock(mutex_);
+  if (clock_ != 0)
+    throw Error(Code::invalid_argument,
+                formatted("{}: uses must be said before the first, got them after {}",
+                          file_.paths().front(), clock_));
+  std::vector<WeightId> used;
+  std::uint64_t most = 0, others = 0;
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    const auto id = static_cast<WeightId>(i);
+    if (!unit(id).comes) continue;
+    if (!is_slice(id)) {
+      others += in_ring(id);
+    } else if (uses[i] != 0) {
+      used.push_back(id);
+      most = std::max(most, uses[i]);
+    }
+  }
+  const auto count = [&](WeightId id) { return uses[static_cast<std::size_t>(id)]; };
+  std::ranges::stable_sort(used, std::greater<>{}, count);
+  std::uint64_t room = ring_ - std::min(ring_, others);
+  for (const WeightId id : used) {
+    State& s = state(id);
+    s.often = kEveryPass * static_cast<double>(count(id)) / static_cast<double>(most);
+    if (workers_.empty() || stopping_ || in_ring(id) > room) continue;
+    room -= in_ring(id);
+    if (s.stage == Stage::absent) begin_ahead(id, kSometime);
+  }
+  if (!queue_.empty()) work_.notify_one();  // who wakes the next
 }
 
 }  // namespace stowage::engine

@@ -62,6 +62,8 @@ void Core::evict(WeightId id) noexcept {
   if (s.stage == Stage::present) --present_;
   s.stage = Stage::absent;
   if (s.wanted > clock_) ++epoch_;
+  if (s.unused) ++report_.unused, ++s.uses.unused;
+  s.unused = false;
   give_scratch(id);
   if (!arena_) link_->drop(unit(id));
   if (s.kept) return;

@@ -73,6 +73,10 @@ Engine::~Engine() {
 const File& Engine::file() const noexcept { return core_->file(); }
 WeightId Engine::size() const noexcept { return static_cast<WeightId>(core_->units().size()); }
 
+WeightId Engine::named() const noexcept {
+  return static_cast<WeightId>(engine::named_units(core_->units()));
+}
+
 std::optional<WeightId> Engine::find(std::string_view name) const {
   const std::span<const engine::Unit> units = core_->units();
   return engine::find_unit(units.first(engine::named_units(units)), name);
@@ -92,6 +96,8 @@ void Engine::keep(std::span<const WeightId> ids) { core_->keep(ids); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }
+std::vector<WeightUses> Engine::uses() const { return core_->uses(); }
+void Engine::foresee(std::span<const std::uint64_t> uses) { core_->foresee(uses); }
 std::optional<Lease> Engine::lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
   return engine::lease_at(mapped, formed, bytes);
 }

@@ -145,6 +145,65 @@ void engine_signature(std::int64_t handle, std::int64_t signature) {
       ->set_signature(static_cast<std::uint64_t>(signature));
 }
 
+void add(WeightUses& sum, const WeightUses& more) {
+  sum.hits += more.hits, sum.misses += more.misses, sum.late += more.late;
+  sum.borrowed += more.borrowed, sum.ahead += more.ahead, sum.unused += more.unused;
+  sum.stall += more.stall;
+}
+
+// What was used, by name: hits, misses, late, borrowed, ahead, unused, stall, all slices together,
+// and how often each slice was used.
+Tensor engine_uses(std::int64_t handle) {
+  const auto engine = engines().get("stowage::engine_uses", handle);
+  const std::vector<WeightUses> uses = engine->uses();
+  const auto of = [&](WeightId id) { return uses[static_cast<std::size_t>(id)]; };
+  json out = json::object();
+  for (WeightId id = 0; id < engine->named(); ++id) {
+    WeightUses sum = of(id);
+    json by_slice = json::array();
+    const SliceIds slices = engine->slices(id);
+    for (WeightId i = 0; i < slices.count; ++i) {
+      add(sum, of(slices.first + i));
+      by_slice.push_back(of(slices.first + i).acquired());
+    }
+    if (sum.acquired() == 0 && sum.ahead == 0) continue;
+    out[engine->name(id)] = {sum.hits,  sum.misses, sum.late,  sum.borrowed,
+                             sum.ahead, sum.unused, sum.stall, std::move(by_slice)};
+  }
+  return text_bytes(out.dump());
+}
+
+// A JSON object: how often each slice of a weight was used, by name. Of weights that come as a
+// whole here, nothing is made.
+void engine_foresee(std::int64_t handle, const std::string& text) {
+  constexpr const char* kWhere = "stowage::engine_foresee";
+  const auto engine = engines().get(kWhere, handle);
+  const json given = json::parse(text, nullptr, false);
+  const auto are_counts = [](const json& list) {
+    return list.is_array() && std::ranges::all_of(list, &json::is_number_unsigned);
+  };
+  if (!given.is_object() || !std::ranges::all_of(given, are_counts))
+    throw Error(Code::invalid_argument,
+                std::string(kWhere) + ": uses must be a JSON object of lists of counts, got '" +
+                    text.substr(0, 80) + "'");
+  std::vector<std::uint64_t> uses(static_cast<std::size_t>(engine->size()));
+  for (const auto& [name, counts] : given.items()) {
+    const auto id = engine->find(name);
+    if (!id)
+      throw Error(Code::invalid_argument, engine->file().paths().front() + ": must have " + name +
+                                              ", whose uses are given");
+    const SliceIds slices = engine->slices(*id);
+    if (slices.count == 0) continue;
+    if (counts.size() != static_cast<std::size_t>(slices.count))
+      throw Error(Code::invalid_argument, engine->file().paths().front() + ": uses of " + name +
+                                              " must be " + std::to_string(slices.count) +
+                                              " counts, got " + std::to_string(counts.size()));
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      uses[static_cast<std::size_t>(slices.first) + i] = counts[i].get<std::uint64_t>();
+  }
+  engine->foresee(uses);
+}
+
 std::uint64_t largest(const Engine& engine) {
   std::uint64_t most = 0;
   for (WeightId id = 0; id < engine.size(); ++id) most = std::max(most, engine.bytes(id));
@@ -161,15 +220,24 @@ Tensor engine_describe(std::int64_t handle) {
 
 using Count = std::int64_t;
 // The numbers of EngineReport in their order. Not as a text: one is asked for after each pass.
-std::tuple<Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, double,
-           double>
+std::tuple<Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, Count, Count,
+           double, double>
 engine_counts(std::int64_t handle) {
   const EngineReport r = engines().get("stowage::engine_counts", handle)->report();
   const auto count = [](std::uint64_t number) { return static_cast<Count>(number); };
-  return {count(r.acquired), count(r.hits),       count(r.misses),
-          count(r.late),     count(r.borrowed),   count(r.ahead),
-          count(r.evicted),  count(r.bytes_read), count(r.bytes_formed),
-          count(r.held),     count(r.peak),       r.stall,
+  return {count(r.acquired),
+          count(r.hits),
+          count(r.misses),
+          count(r.late),
+          count(r.borrowed),
+          count(r.ahead),
+          count(r.unused),
+          count(r.evicted),
+          count(r.bytes_read),
+          count(r.bytes_formed),
+          count(r.held),
+          count(r.peak),
+          r.stall,
           r.forming};
 }
 
@@ -193,6 +261,8 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("engine_keep", TORCH_BOX(&Door<&engine_keep>::call));
   m.impl("engine_want", TORCH_BOX(&Door<&engine_want>::call));
   m.impl("engine_signature", TORCH_BOX(&Door<&engine_signature>::call));
+  m.impl("engine_uses", TORCH_BOX(&Door<&engine_uses>::call));
+  m.impl("engine_foresee", TORCH_BOX(&Door<&engine_foresee>::call));
   m.impl("engine_counts", TORCH_BOX(&Door<&engine_counts>::call));
   m.impl("engine_describe", TORCH_BOX(&Door<&engine_describe>::call));
   m.impl("engine_close", TORCH_BOX(&Door<&engine_close>::call));

@@ -67,8 +67,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("engine_signature(int engine, int signature) -> ()");
   m.def(
       "engine_counts(int engine) -> (int acquired, int hits, int misses, int late, int borrowed, "
-      "int ahead, int evicted, int bytes_read, int bytes_formed, int held, int peak, float stall, "
-      "float forming)");
+      "int ahead, int unused, int evicted, int bytes_read, int bytes_formed, int held, int peak, "
+      "float stall, float forming)");
+  m.def("engine_uses(int engine) -> Tensor");
+  m.def("engine_foresee(int engine, str uses) -> ()");
   m.def("engine_describe(int engine) -> Tensor");
   m.def("engine_close(int engine) -> ()");
   m.def("plan_make(str request, str links) -> Tensor");

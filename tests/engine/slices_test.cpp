@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/model.h"
@@ -218,6 +221,134 @@ TEST_P(Slices, LeaveTheOrderOfOthersAlone) {
       (void)engine.acquire(slices.first + static_cast<WeightId>(expert));
     }
   }
+}
+
+// Waits until nothing is being read.
+void settle(const Engine& engine, std::uint64_t held) {
+  for (int i = 0; engine.report().held < held; ++i) {
+    ASSERT_LT(i, 5000) << engine.report().ahead << " begun, " << engine.report().held << " of "
+                       << held;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST_P(Slices, UsesOfAllAddUpToTheReport) {
+  for (const int workers : {0, 2})
+    for (const std::uint64_t ram : {2 * least(), std::uint64_t{1} << 30}) {
+      Engine engine(file_, options(ram, 1, workers));
+      std::uint32_t state = 7;
+      const auto next = [&](std::size_t below) {
+        state = state * 1664525u + 1013904223u;
+        return static_cast<WeightId>((state >> 8) % below);
+      };
+      for (int step = 0; step < 400; ++step) {
+        const SliceIds slices =
+            engine.slices(engine.find(stack_name(next(std::size(kStackStorages)))).value());
+        const WeightId some[]{slices.first + next(kIndices), slices.first + next(kIndices)};
+        engine.want(some);
+        const Lease lease = engine.acquire(some[step % 2]), same = engine.acquire(some[step % 2]);
+        if (step % 3 == 0) engine.acquire(next(static_cast<std::size_t>(engine.named())));
+      }
+      const EngineReport all = engine.report();
+      WeightUses sum;
+      double stall = 0;
+      std::uint64_t acquired = 0;
+      for (const WeightUses& one : engine.uses()) {
+        sum.hits += one.hits, sum.misses += one.misses, sum.late += one.late;
+        sum.borrowed += one.borrowed, sum.ahead += one.ahead, sum.unused += one.unused;
+        stall += one.stall, acquired += one.acquired();
+      }
+      EXPECT_EQ(sum.hits, all.hits);
+      EXPECT_EQ(sum.misses, all.misses);
+      EXPECT_EQ(sum.late, all.late);
+      EXPECT_EQ(sum.borrowed, all.borrowed);
+      EXPECT_EQ(sum.ahead, all.ahead);
+      EXPECT_EQ(sum.unused, all.unused);
+      EXPECT_NEAR(stall, all.stall, 1e-6);
+      EXPECT_EQ(acquired, all.acquired);
+      EXPECT_LE(all.unused, all.ahead);
+      EXPECT_EQ(all.unused == 0, workers == 0 || ram > 2 * least()) << all.unused;
+    }
+}
+
+// What was read ahead in vain.
+TEST_P(Slices, AReadThatNobodyUsedIsTold) {
+  EngineOptions two = options(0);
+  Engine probe(file_, options(std::uint64_t{1} << 30, 1, 0));
+  const SliceIds slices = probe.slices(probe.find(stack_name(0)).value());  // of bf16
+  two.ram = std::max(2 * probe.bytes(slices.first), least());
+  const auto fits = static_cast<WeightId>(two.ram / probe.bytes(slices.first));
+  Engine engine(file_, two);
+  std::vector<WeightId> wanted(static_cast<std::size_t>(fits));
+  for (WeightId i = 0; i < fits; ++i) wanted[static_cast<std::size_t>(i)] = slices.first + i;
+  ASSERT_LT(2 * fits, kIndices + 1);
+  engine.want(wanted);
+  settle(engine, static_cast<std::uint64_t>(fits) * probe.bytes(slices.first));
+  engine.acquire(slices.first);
+  for (WeightId& id : wanted) id += fits;
+  engine.want(wanted);  // instead
+  for (const WeightId id : wanted) engine.acquire(id);
+  EXPECT_GE(engine.report().ahead, static_cast<std::uint64_t>(fits));
+  EXPECT_EQ(engine.report().unused, static_cast<std::uint64_t>(fits) - 1);
+  const std::vector<WeightUses> uses = engine.uses();
+  EXPECT_EQ(uses[static_cast<std::size_t>(slices.first)].unused, 0u);
+  EXPECT_EQ(uses[static_cast<std::size_t>(slices.first) + 1].unused, 1u);
+  EXPECT_EQ(uses[static_cast<std::size_t>(slices.first) + 1].acquired(), 0u);
+}
+
+class Foreseen : public Slices {
+ protected:
+  // An engine of one stack of bf16, and of no more than `room` of its slices.
+  std::unique_ptr<Engine> make(int room, int workers) const {
+    EngineOptions one = options(0, 1, workers);
+    const Engine probe(file_, options(std::uint64_t{1} << 30, 1, 0));
+    for (WeightId id = 0; id < probe.named(); ++id)
+      if (probe.name(id) != stack_name(0)) one.mapped_only.push_back(probe.name(id));
+    each_ = probe.bytes(probe.slices(probe.find(stack_name(0)).value()).first);
+    one.ram = static_cast<std::uint64_t>(room) * each_;
+    auto made = std::make_unique<Engine>(file_, one);
+    first_ = made->slices(made->find(stack_name(0)).value()).first;
+    return made;
+  }
+  std::vector<std::uint64_t> uses(const Engine& engine, std::vector<std::uint64_t> counts) const {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(engine.size()));
+    std::ranges::copy(counts, all.begin() + first_);
+    return all;
+  }
+  mutable std::uint64_t each_ = 0;
+  mutable WeightId first_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Reads, Foreseen, testing::Values(Reads::mapped, Reads::direct),
+                         [](const auto& given) { return std::string(to_string(given.param)); });
+
+TEST_P(Foreseen, WhatWasUsedMostIsReadAtOnce) {
+  const auto engine = make(3, 2);
+  engine->foresee(uses(*engine, {1, 0, 9, 3, 0, 7, 2, 8}));
+  settle(*engine, 3 * each_);
+  for (const WeightId i : {2, 5, 7}) engine->acquire(first_ + i);
+  EXPECT_EQ(engine->report().misses, 0u);
+  EXPECT_EQ(engine->report().ahead, 3u);
+  EXPECT_LE(engine->report().peak, 3 * each_);
+}
+
+TEST_P(Foreseen, WhatWasUsedMostStays) {
+  for (const bool told : {false, true}) {
+    const auto engine = make(3, 0);
+    if (told) engine->foresee(uses(*engine, {90, 1, 1, 1, 1, 1, 1, 1}));
+    engine->acquire(first_);
+    for (WeightId i = 1; i < 6; ++i) engine->acquire(first_ + i);
+    engine->acquire(first_);
+    EXPECT_EQ(engine->report().hits, told ? 1u : 0u);
+  }
+}
+
+TEST_P(Foreseen, OfEachWeightBeforeTheFirstUse) {
+  const auto engine = make(3, 0);
+  EXPECT_STOWAGE_ERROR(engine->foresee(std::vector<std::uint64_t>(5)), invalid_argument,
+                       "uses must be of each of");
+  engine->acquire(first_);
+  EXPECT_STOWAGE_ERROR(engine->foresee(uses(*engine, {1})), invalid_argument,
+                       "must be said before the first");
 }
 
 TEST(SlicesRefused, NameWhatWasWrong) {

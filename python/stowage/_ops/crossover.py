@@ -20,9 +20,9 @@ def crossover(*, anew: bool = False) -> dict[str, int]:
 
     Returns:
         Ways to rows of x; 0: never, 2^30: any number. "rows", "long_groups", "short_groups",
-        "bytes", "words" and "float8" are ways of our own, from "own" on it is how many rows of fp32 and f16,
-        and of bf16 by all storages, by those that are multiplied in pairs, and by nf4 and fp4, are
-        not left to torch's product of dequantized tiles.
+        "bytes", "words" and "float8" are ways of our own, from "own" on it is how many rows of
+        fp32 and f16, and of bf16 by all storages, by those that are multiplied in pairs, and by
+        nf4 and fp4, are not left to torch's product of dequantized tiles.
 
     Raises:
         FileError: it cannot be kept; what was measured is in force in this process alone.

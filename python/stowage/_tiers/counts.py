@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import Any, NamedTuple
 
-_SUMS = slice(1, 10)  # of an EngineReport: "acquired" to "bytes_formed"
+_SUMS = slice(1, 11)  # of an EngineReport: "acquired" to "bytes_formed"
 _LINK_SUMS = ("uses", "hits", "misses", "late", "ahead", "evicted", "bytes_copied")
 
 
@@ -71,6 +71,7 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
     late: int = 0  #: were being prefetched, and waited for
     borrowed: int = 0  #: read through the mapping: no room, and the thread used another weight
     ahead: int = 0  #: reads that were begun before the weight was used
+    unused: int = 0  #: of these: what went again, or failed, before it was used
     evicted: int = 0  #: weights that gave way to others
     bytes_read: int = 0  #: from the file
     bytes_formed: int = 0  #: of weights that the file has in another order, put in order
@@ -129,10 +130,10 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
         beside = f" of {self.probe / 1e9:.2f}" if self.probe else ""
         text = (
             f"{self.reads} reads: {self.acquired} uses, {self.hits / use:.0%} in memory, "
-            f"{self.late / use:.0%} late, {self.misses} missed; {self.bytes_read / 2**20:.1f} MiB "
-            f"read in {self.seconds:.3f} s ({self.rate / 1e9:.2f} GB/s{beside}), "
-            f"{self.stall:.3f} s of it waited; {self.held / 2**20:.1f} MiB held, "
-            f"at most {self.peak / 2**20:.1f}"
+            f"{self.late / use:.0%} late, {self.misses} missed, {self.unused} read in vain; "
+            f"{self.bytes_read / 2**20:.1f} MiB read in {self.seconds:.3f} s "
+            f"({self.rate / 1e9:.2f} GB/s{beside}), {self.stall:.3f} s of it waited; "
+            f"{self.held / 2**20:.1f} MiB held, at most {self.peak / 2**20:.1f}"
         )
         if self.bytes_formed:
             text += f"; {self.bytes_formed / 2**20:.1f} MiB put in order in {self.forming:.3f} s"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ from stowage._tiers.places import CPU
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
-_NOTHING = (0,) * 11 + (0.0, 0.0)  # counted
+_NOTHING = (0,) * 12 + (0.0, 0.0)  # counted
+# By weight: hits, misses, late, borrowed, ahead, unused, stall, uses of each slice.
+UsesByName = dict[str, tuple[int, int, int, int, int, int, float, list[int]]]
 LEAST_SLICE = 16384  # bytes: a smaller matrix is not worth pages, reads and an entry of its own
 
 
@@ -93,6 +95,8 @@ class Engine:
         self._began = time.perf_counter()
         self._counted: EngineReport | None = None  # by the handles before
         self._order: list[str] = []
+        self._foreseen = ""  # uses of slices, as the op takes them
+        self._used: list[UsesByName] = []  # by the handles before
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._written = Written()
@@ -129,6 +133,8 @@ class Engine:
             library.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
         if self._order:
             self.expect(self._order)
+        if self._foreseen:
+            library.engine_foresee(handle, self._foreseen)
 
     def _described(self) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(
@@ -141,6 +147,28 @@ class Engine:
         self._order = list(names)
         if self._is_here:
             library.engine_expect(self._opened[-1], json.dumps(self._order))
+
+    def foresee(self, by_index: Mapping[str, Sequence[int]]) -> None:
+        """How often each matrix of stacks was used elsewhere, by name in the file. Raises
+        InvalidArgument where that is of other stacks, or the engine was used already."""
+        given = json.dumps({name: list(counts) for name, counts in by_index.items()})
+        with self._lock:
+            if self._is_here:
+                try:
+                    library.engine_foresee(self._opened[-1], given)
+                except RuntimeError as error:
+                    raise translated(error) from None
+            self._foreseen = given
+
+    def uses(self) -> list[UsesByName]:
+        """By weight, of each engine that there was."""
+        with self._lock:
+            return [*self._used, *self._uses_now()]
+
+    def _uses_now(self) -> list[UsesByName]:
+        if not self._is_here:
+            return []
+        return [json.loads(library.text(library.engine_uses(self._opened[-1])))]
 
     def places(self, weights: Iterable[torch.Tensor]) -> None:
         """Weights that lie in the file."""
@@ -183,7 +211,7 @@ class Engine:
         makes an engine of the child's own."""
         self._lock = threading.Lock()  # some thread of the parent may have had it
         self._is_here, self._reads = False, "mapped"
-        self._counted, self._began = None, time.perf_counter()
+        self._counted, self._used, self._began = None, [], time.perf_counter()
 
     def is_shared(self, part: torch.Tensor) -> bool:
         """Whether a part that was written to is another process's too."""
@@ -217,6 +245,7 @@ class Engine:
     def _reopen(self, share: int) -> None:
         reads = self._reads if self._is_here else self._options.reads
         self._counted = self._total()
+        self._used += self._uses_now()
         while self._opened:  # a child may have begun without one
             library.engine_close(
                 self._opened.pop()
