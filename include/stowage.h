@@ -137,6 +137,8 @@ typedef struct stowage_engine_options {
   int32_t lock;     // 1: keep the memory from being swapped
   int32_t mapped_only_count;
   const char* const* mapped_only;  // names that never come into memory: leases give the mapping
+  const char* const* by_rows;      // names of stacks whose matrices come one by one (experts)
+  int32_t by_rows_count;
 } stowage_engine_options;
 typedef struct stowage_engine_report {
   size_t size;
@@ -145,22 +147,36 @@ typedef struct stowage_engine_report {
   double stall;         // seconds that acquires waited
   double forming;       // seconds that putting parts in order took, of all threads together
   int32_t reads;        // what automatic came to
+  uint64_t unused;      // of `ahead`: what went again before it was used
 } stowage_engine_report;
+typedef struct stowage_weight_uses {
+  size_t size;
+  uint32_t hits, misses, late, borrowed, ahead, unused;
+  double stall;
+} stowage_weight_uses;
 stowage_status stowage_engine_new(const stowage_file* file, const stowage_engine_options* options,
                                   stowage_engine** engine);
 void stowage_engine_free(stowage_engine* engine);  // its leases stay good
-// Ids are 0 <= id < count: the weights of the file and its plain tensors. -1: none of that name.
+// Ids are 0 <= id < count: the weights of the file and its plain tensors, then matrices of those
+// that come by rows. -1: none of that name.
 stowage_status stowage_engine_count(const stowage_engine* engine, int32_t* count);
 stowage_status stowage_engine_find(const stowage_engine* engine, const char* name, int32_t* id);
 stowage_status stowage_engine_name(const stowage_engine* engine, int32_t id, const char** name);
 stowage_status stowage_engine_bytes(const stowage_engine* engine, int32_t id, uint64_t* bytes);
+// The ids of a stack's matrices; of others none, count 0.
+stowage_status stowage_engine_slices(const stowage_engine* engine, int32_t id, int32_t* first,
+                                     int32_t* count);
 // These stay from their first use on; said before the first acquire.
 stowage_status stowage_engine_keep(stowage_engine* engine, const int32_t* ids, int64_t count);
 // The order of use to expect where none has been learnt.
 stowage_status stowage_engine_expect(stowage_engine* engine, const int32_t* ids, int64_t count);
+// These are used next: they are read together, as far as there is room.
+stowage_status stowage_engine_want(stowage_engine* engine, const int32_t* ids, int64_t count);
 stowage_status stowage_engine_acquire(stowage_engine* engine, int32_t id, stowage_lease** lease);
 stowage_status stowage_engine_cancel(stowage_engine* engine);  // acquires fail now
 stowage_status stowage_engine_describe(const stowage_engine* engine, stowage_engine_report* report);
+stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id,
+                                   stowage_weight_uses* uses);
 // Ends on the thread that acquired it.
 void stowage_lease_free(stowage_lease* lease);
 // The lease's own, not to be freed; fails for a plain tensor.

@@ -156,6 +156,7 @@ class STOWAGE_API Engine {
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
   std::vector<WeightUses> uses() const;  // of each id
+  WeightUses uses(WeightId id) const;
   /// How often each id was used in other runs, so that of slices those stay that were used most;
   /// as many of these as are sure of room are read now, if there are workers. To be said before the
   /// first acquire(). Throws invalid_argument where there are not size() numbers, or after it.

@@ -33,6 +33,11 @@ EngineOptions engine_options(const char* function, const stowage_engine_options*
     not_null(function, "a name of options.mapped_only", name);
     made.mapped_only.emplace_back(name);
   }
+  for (const char* name :
+       checked_list(function, "options.by_rows", options.by_rows, options.by_rows_count)) {
+    not_null(function, "a name of options.by_rows", name);
+    made.by_rows.push_back({.name = name});
+  }
   return made;
 }
 
@@ -82,6 +87,18 @@ stowage_status stowage_engine_bytes(const stowage_engine* engine, int32_t id, ui
   });
 }
 
+stowage_status stowage_engine_slices(const stowage_engine* engine, int32_t id, int32_t* first,
+                                     int32_t* count) {
+  return call(__func__, [&](const char* here) {
+    not_null(here, "engine", engine);
+    not_null(here, "first", first);
+    not_null(here, "count", count);
+    const SliceIds slices = engine->engine.slices(id);
+    *first = slices.first;
+    *count = slices.count;
+  });
+}
+
 stowage_status stowage_engine_keep(stowage_engine* engine, const int32_t* ids, int64_t count) {
   return call(__func__, [&](const char* here) {
     not_null(here, "engine", engine);
@@ -93,6 +110,13 @@ stowage_status stowage_engine_expect(stowage_engine* engine, const int32_t* ids,
   return call(__func__, [&](const char* here) {
     not_null(here, "engine", engine);
     engine->engine.expect(checked_list(here, "ids", ids, count));
+  });
+}
+
+stowage_status stowage_engine_want(stowage_engine* engine, const int32_t* ids, int64_t count) {
+  return call(__func__, [&](const char* here) {
+    not_null(here, "engine", engine);
+    engine->engine.want(checked_list(here, "ids", ids, count));
   });
 }
 
@@ -134,7 +158,25 @@ stowage_status stowage_engine_describe(const stowage_engine* engine,
                                .peak = now.peak,
                                .stall = now.stall,
                                .forming = now.forming,
-                               .reads = static_cast<std::int32_t>(now.reads)});
+                               .reads = static_cast<std::int32_t>(now.reads),
+                               .unused = now.unused});
+  });
+}
+
+stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id,
+                                   stowage_weight_uses* uses) {
+  return call(__func__, [&](const char* here) {
+    not_null(here, "engine", engine);
+    const WeightUses now = engine->engine.uses(id);
+    give(here, "uses", uses, kWeightUses,
+         stowage_weight_uses{.size = sizeof(stowage_weight_uses),
+                             .hits = now.hits,
+                             .misses = now.misses,
+                             .late = now.late,
+                             .borrowed = now.borrowed,
+                             .ahead = now.ahead,
+                             .unused = now.unused,
+                             .stall = now.stall});
   });
 }
 

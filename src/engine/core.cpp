@@ -422,11 +422,21 @@ std::vector<WeightUses> Core::uses() const {
   std::vector<WeightUses> all(states_.size());
   if (forked()) return all;
   const std::scoped_lock lock(mutex_);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i] = states_[i].uses;
-    all[i].hits += states_[i].stay_hits.load(std::memory_order_relaxed);
-  }
+  std::ranges::transform(states_, all.begin(), &Core::uses_of);
   return all;
+}
+
+WeightUses Core::uses(WeightId id) const {
+  check_id(id);
+  if (forked()) return {};
+  const std::scoped_lock lock(mutex_);
+  return uses_of(state(id));
+}
+
+WeightUses Core::uses_of(const State& s) noexcept {
+  WeightUses uses = s.uses;
+  uses.hits += s.stay_hits.load(std::memory_order_relaxed);
+  return uses;
 }
 
 }  // namespace stowage::engine

@@ -70,6 +70,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void set_signature(std::uint64_t signature);
   EngineReport report() const;
   std::vector<WeightUses> uses() const;
+  WeightUses uses(WeightId id) const;
   void foresee(std::span<const std::uint64_t> uses);
 
   void forget(const Session& session) noexcept;  // its thread has ended
@@ -123,6 +124,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const State& state(WeightId id) const { return states_[static_cast<std::size_t>(id)]; }
   std::byte* memory(const State& s) const noexcept;
   std::uint64_t held() const noexcept;
+  static WeightUses uses_of(const State& s) noexcept;
 
   // core_room.cpp
   bool begin(WeightId id, std::uint64_t next_use);

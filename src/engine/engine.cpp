@@ -97,6 +97,7 @@ void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
 void Engine::set_signature(std::uint64_t signature) { core_->set_signature(signature); }
 EngineReport Engine::report() const { return core_->report(); }
 std::vector<WeightUses> Engine::uses() const { return core_->uses(); }
+WeightUses Engine::uses(WeightId id) const { return core_->uses(id); }
 void Engine::foresee(std::span<const std::uint64_t> uses) { core_->foresee(uses); }
 std::optional<Lease> Engine::lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
   return engine::lease_at(mapped, formed, bytes);

@@ -30,10 +30,11 @@ _Static_assert(sizeof(stowage_weight_info) == 104, "stowage_weight_info");
 _Static_assert(offsetof(stowage_weight_info, shape) == 32, "stowage_weight_info.shape");
 _Static_assert(sizeof(stowage_tensor_info) == 112, "stowage_tensor_info");
 _Static_assert(offsetof(stowage_tensor_info, data) == 104, "stowage_tensor_info.data");
-_Static_assert(sizeof(stowage_engine_options) == 48, "stowage_engine_options");
+_Static_assert(sizeof(stowage_engine_options) == 64, "stowage_engine_options");
 _Static_assert(offsetof(stowage_engine_options, reads) == 24, "stowage_engine_options.reads");
-_Static_assert(sizeof(stowage_engine_report) == 120, "stowage_engine_report");
+_Static_assert(sizeof(stowage_engine_report) == 128, "stowage_engine_report");
 _Static_assert(offsetof(stowage_engine_report, held) == 80, "stowage_engine_report.held");
+_Static_assert(sizeof(stowage_weight_uses) == 40, "stowage_weight_uses");
 _Static_assert(sizeof(stowage_writer_options) == 24, "stowage_writer_options");
 
 enum { kRows = 24, kColumns = 128, kMost = kRows * kColumns };
@@ -136,6 +137,7 @@ static void null_engines(const stowage_file* file, stowage_engine* engine, stowa
   stowage_lease* leased = NULL;
   const stowage_engine_options options = {.size = sizeof options, .ram = 1 << 20};
   stowage_engine_report report = {.size = sizeof report};
+  stowage_weight_uses uses = {.size = sizeof uses};
   const stowage_weight* weight = NULL;
   const char* text = NULL;
   const void* at = NULL;
@@ -154,6 +156,13 @@ static void null_engines(const stowage_file* file, stowage_engine* engine, stowa
   NEEDS("name", stowage_engine_name(engine, 0, NULL));
   NEEDS("engine", stowage_engine_bytes(NULL, 0, &bytes));
   NEEDS("bytes", stowage_engine_bytes(engine, 0, NULL));
+  NEEDS("engine", stowage_engine_slices(NULL, 0, &id, &id));
+  NEEDS("first", stowage_engine_slices(engine, 0, NULL, &id));
+  NEEDS("count", stowage_engine_slices(engine, 0, &id, NULL));
+  NEEDS("engine", stowage_engine_want(NULL, &id, 1));
+  NEEDS("ids", stowage_engine_want(engine, NULL, 1));
+  NEEDS("engine", stowage_engine_uses(NULL, 0, &uses));
+  NEEDS("uses", stowage_engine_uses(engine, 0, NULL));
   NEEDS("engine", stowage_engine_keep(NULL, &id, 1));
   NEEDS("ids", stowage_engine_keep(engine, NULL, 1));
   NEEDS("engine", stowage_engine_expect(NULL, &id, 1));
@@ -356,6 +365,40 @@ static void hold(const stowage_file* file) {
   stowage_lease_free(lease);  // good beyond its engine
 }
 
+// Rows one by one, as experts of a stack come.
+static void hold_rows(const stowage_file* file) {
+  stowage_engine* engine = NULL;
+  stowage_lease* lease = NULL;
+  const stowage_weight* weight = NULL;
+  const char* const by_rows[] = {"layer.weight"};
+  int32_t id = -1, first = -1, count = -1;
+  stowage_weight_info info = {.size = sizeof info};
+  stowage_weight_uses uses = {.size = sizeof uses};
+  stowage_engine_options options = {.size = sizeof options, .ram = 1 << 20};
+  options.by_rows_count = 1;
+  FAILS(stowage_engine_new(file, &options, &engine), STOWAGE_INVALID_ARGUMENT, "by_rows");
+  options.by_rows = by_rows;
+  WORKS(stowage_engine_new(file, &options, &engine));
+  WORKS(stowage_engine_find(engine, "layer.weight", &id));
+  WORKS(stowage_engine_slices(engine, id, &first, &count));
+  CHECK(count == kRows && first > id);
+  const int32_t wanted[] = {first + 3, first + 5};
+  WORKS(stowage_engine_want(engine, wanted, 2));
+  WORKS(stowage_engine_acquire(engine, first + 5, &lease));
+  WORKS(stowage_lease_weight(lease, &weight));
+  WORKS(stowage_weight_describe(weight, &info));
+  CHECK(info.shape[0] == 1 && info.shape[1] == kColumns);
+  WORKS(stowage_engine_uses(engine, first + 5, &uses));
+  CHECK(uses.hits + uses.misses + uses.late == 1 && uses.borrowed == 0 && uses.unused == 0);
+  WORKS(stowage_engine_uses(engine, first + 4, &uses));
+  CHECK(uses.hits + uses.misses + uses.late + uses.ahead == 0);
+  FAILS(stowage_engine_uses(engine, 999, &uses), STOWAGE_INVALID_ARGUMENT, "must be below");
+  FAILS(stowage_engine_slices(engine, -1, &first, &count), STOWAGE_INVALID_ARGUMENT,
+        "must be below");
+  stowage_lease_free(lease);
+  stowage_engine_free(engine);
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) return fputs("usage: program FOLDER\n", stderr), 2;
   char path[4096], missing[4096];
@@ -374,6 +417,7 @@ int main(int argc, char** argv) {
   WORKS(stowage_file_weight(file, index, STOWAGE_UNKNOWN, &weight));
   FAILS(stowage_file_weight(file, 0, 18, &weight), STOWAGE_INVALID_ARGUMENT, "compute");
   hold(file);
+  hold_rows(file);
   stowage_file_free(file);
   use(weight);  // which keeps the mapping
   stowage_weight_free(weight);
