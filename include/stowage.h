@@ -6,7 +6,6 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
-
 // A library has all that this header has where its stowage_abi_version() is no less than this.
 #define STOWAGE_ABI_VERSION 1
 
@@ -16,15 +15,10 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 typedef int32_t stowage_status;
+// clang-format off
 enum {
-  STOWAGE_OK = 0,
-  STOWAGE_INVALID_ARGUMENT = 1,
-  STOWAGE_BAD_FILE = 2,
-  STOWAGE_IO = 3,
-  STOWAGE_UNSUPPORTED = 4,
-  STOWAGE_OUT_OF_MEMORY = 5,
-  STOWAGE_CUDA = 6,
-  STOWAGE_OUT_OF_RANGE = 7,
+  STOWAGE_OK = 0, STOWAGE_INVALID_ARGUMENT = 1, STOWAGE_BAD_FILE = 2, STOWAGE_IO = 3,
+  STOWAGE_UNSUPPORTED = 4, STOWAGE_OUT_OF_MEMORY = 5, STOWAGE_CUDA = 6, STOWAGE_OUT_OF_RANGE = 7,
   STOWAGE_DEFECT = 255  // of the library: an error that it has no code for
 };
 // What the last call that failed on this thread said, at most 4 KiB; "" if none did.
@@ -36,13 +30,15 @@ int32_t stowage_abi_version(void);
 stowage_status stowage_instruction_set(const char** name);
 
 typedef int32_t stowage_dtype;
-// clang-format off
 enum {
   STOWAGE_UNKNOWN = -1,  // of an argument: what the file says
   STOWAGE_BOOL = 0, STOWAGE_U8 = 1, STOWAGE_I8 = 2, STOWAGE_U16 = 3, STOWAGE_I16 = 4,
   STOWAGE_U32 = 5, STOWAGE_I32 = 6, STOWAGE_U64 = 7, STOWAGE_I64 = 8,
   STOWAGE_F8_E4M3 = 9, STOWAGE_F8_E5M2 = 10, STOWAGE_F8_E8M0 = 11, STOWAGE_F4 = 12,
   STOWAGE_F16 = 13, STOWAGE_BF16 = 14, STOWAGE_F32 = 15, STOWAGE_F64 = 16, STOWAGE_C64 = 17
+};
+enum {  // how an engine reads
+  STOWAGE_READS_AUTOMATIC, STOWAGE_READS_MAPPED, STOWAGE_READS_BUFFERED, STOWAGE_READS_DIRECT
 };
 // clang-format on
 
@@ -122,12 +118,6 @@ stowage_status stowage_linear_fixed(const stowage_weight* weight, const float* x
                                     const float* bias, float* y);
 
 // ---- engines
-enum {
-  STOWAGE_READS_AUTOMATIC,
-  STOWAGE_READS_MAPPED,
-  STOWAGE_READS_BUFFERED,
-  STOWAGE_READS_DIRECT
-};
 typedef struct stowage_engine_options {
   size_t size;
   uint64_t ram;     // the most bytes held at a time
@@ -143,42 +133,38 @@ typedef struct stowage_engine_options {
 typedef struct stowage_engine_report {
   size_t size;
   uint64_t acquired, hits, misses, late, borrowed, ahead, evicted, bytes_read, bytes_formed;
-  uint64_t held, peak;  // bytes in memory now, and at most
-  double stall;         // seconds that acquires waited
-  double forming;       // seconds that putting parts in order took, of all threads together
-  int32_t reads;        // what automatic came to
-  uint64_t unused;      // of `ahead`: what went again before it was used
+  uint64_t held, peak;    // bytes in memory now, and at most
+  double stall, forming;  // seconds of waiting; of putting parts in order, all threads together
+  int32_t reads;          // what automatic came to
+  uint64_t unused;        // of `ahead`: what went again before it was used
 } stowage_engine_report;
-typedef struct stowage_weight_uses {
+typedef struct stowage_uses {
   size_t size;
   uint32_t hits, misses, late, borrowed, ahead, unused;
   double stall;
-} stowage_weight_uses;
+} stowage_uses;
 stowage_status stowage_engine_new(const stowage_file* file, const stowage_engine_options* options,
                                   stowage_engine** engine);
 void stowage_engine_free(stowage_engine* engine);  // its leases stay good
-// Ids are 0 <= id < count: the weights of the file and its plain tensors, then matrices of those
-// that come by rows. -1: none of that name.
+// Ids are 0 <= id < count: weights and plain tensors, then matrices that come one by one. -1: none.
 stowage_status stowage_engine_count(const stowage_engine* engine, int32_t* count);
 stowage_status stowage_engine_find(const stowage_engine* engine, const char* name, int32_t* id);
 stowage_status stowage_engine_name(const stowage_engine* engine, int32_t id, const char** name);
 stowage_status stowage_engine_bytes(const stowage_engine* engine, int32_t id, uint64_t* bytes);
-// The ids of a stack's matrices; of others none, count 0.
+// Those matrices; of other weights none, count 0.
 stowage_status stowage_engine_slices(const stowage_engine* engine, int32_t id, int32_t* first,
                                      int32_t* count);
 // These stay from their first use on; said before the first acquire.
 stowage_status stowage_engine_keep(stowage_engine* engine, const int32_t* ids, int64_t count);
-// The order of use to expect where none has been learnt.
+// The order of use to expect where none has been learnt; what is used next, read where there is
+// room.
 stowage_status stowage_engine_expect(stowage_engine* engine, const int32_t* ids, int64_t count);
-// These are used next: they are read together, as far as there is room.
 stowage_status stowage_engine_want(stowage_engine* engine, const int32_t* ids, int64_t count);
 stowage_status stowage_engine_acquire(stowage_engine* engine, int32_t id, stowage_lease** lease);
 stowage_status stowage_engine_cancel(stowage_engine* engine);  // acquires fail now
 stowage_status stowage_engine_describe(const stowage_engine* engine, stowage_engine_report* report);
-stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id,
-                                   stowage_weight_uses* uses);
-// Ends on the thread that acquired it.
-void stowage_lease_free(stowage_lease* lease);
+stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id, stowage_uses* uses);
+void stowage_lease_free(stowage_lease* lease);  // on the thread that acquired it
 // The lease's own, not to be freed; fails for a plain tensor.
 stowage_status stowage_lease_weight(stowage_lease* lease, const stowage_weight** weight);
 // Where the byte lies that the file's mapping has at `mapped`.

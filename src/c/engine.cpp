@@ -163,20 +163,19 @@ stowage_status stowage_engine_describe(const stowage_engine* engine,
   });
 }
 
-stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id,
-                                   stowage_weight_uses* uses) {
+stowage_status stowage_engine_uses(const stowage_engine* engine, int32_t id, stowage_uses* uses) {
   return call(__func__, [&](const char* here) {
     not_null(here, "engine", engine);
     const WeightUses now = engine->engine.uses(id);
-    give(here, "uses", uses, kWeightUses,
-         stowage_weight_uses{.size = sizeof(stowage_weight_uses),
-                             .hits = now.hits,
-                             .misses = now.misses,
-                             .late = now.late,
-                             .borrowed = now.borrowed,
-                             .ahead = now.ahead,
-                             .unused = now.unused,
-                             .stall = now.stall});
+    give(here, "uses", uses, kUses,
+         stowage_uses{.size = sizeof(stowage_uses),
+                      .hits = now.hits,
+                      .misses = now.misses,
+                      .late = now.late,
+                      .borrowed = now.borrowed,
+                      .ahead = now.ahead,
+                      .unused = now.unused,
+                      .stall = now.stall});
   });
 }
 

@@ -41,7 +41,7 @@ namespace stowage::c {
 // The least that a caller may have: what each struct was when it was first there.
 inline constexpr std::size_t kWeightInfo = 104, kTensorInfo = 112;
 inline constexpr std::size_t kEngineOptions = 48, kEngineReport = 120, kWriterOptions = 24;
-inline constexpr std::size_t kWeightUses = 40;
+inline constexpr std::size_t kUses = 40;
 
 /// Of what a file or a weight says. The texts are borrowed.
 stowage_weight_info weight_info(const std::string& name, const std::string& storage, Dtype compute,

@@ -34,7 +34,7 @@ _Static_assert(sizeof(stowage_engine_options) == 64, "stowage_engine_options");
 _Static_assert(offsetof(stowage_engine_options, reads) == 24, "stowage_engine_options.reads");
 _Static_assert(sizeof(stowage_engine_report) == 128, "stowage_engine_report");
 _Static_assert(offsetof(stowage_engine_report, held) == 80, "stowage_engine_report.held");
-_Static_assert(sizeof(stowage_weight_uses) == 40, "stowage_weight_uses");
+_Static_assert(sizeof(stowage_uses) == 40, "stowage_uses");
 _Static_assert(sizeof(stowage_writer_options) == 24, "stowage_writer_options");
 
 enum { kRows = 24, kColumns = 128, kMost = kRows * kColumns };
@@ -137,7 +137,7 @@ static void null_engines(const stowage_file* file, stowage_engine* engine, stowa
   stowage_lease* leased = NULL;
   const stowage_engine_options options = {.size = sizeof options, .ram = 1 << 20};
   stowage_engine_report report = {.size = sizeof report};
-  stowage_weight_uses uses = {.size = sizeof uses};
+  stowage_uses uses = {.size = sizeof uses};
   const stowage_weight* weight = NULL;
   const char* text = NULL;
   const void* at = NULL;
@@ -373,7 +373,7 @@ static void hold_rows(const stowage_file* file) {
   const char* const by_rows[] = {"layer.weight"};
   int32_t id = -1, first = -1, count = -1;
   stowage_weight_info info = {.size = sizeof info};
-  stowage_weight_uses uses = {.size = sizeof uses};
+  stowage_uses uses = {.size = sizeof uses};
   stowage_engine_options options = {.size = sizeof options, .ram = 1 << 20};
   options.by_rows_count = 1;
   FAILS(stowage_engine_new(file, &options, &engine), STOWAGE_INVALID_ARGUMENT, "by_rows");
