@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface of Stowage, C11, for every language that calls C; docs/c-api.md has its rules.
 // Handles are opaque, and each has one *_free(), which takes null. What can fail gives a status and
-// writes results only on STOWAGE_OK; stowage_last_error() then says which argument was wrong, or
-// what else. Texts are UTF-8, end with 0, and live as long as the handle that they came from.
+// writes results only on STOWAGE_OK; stowage_last_error() then says what was wrong. Texts are
+// UTF-8, end with 0, and live as long as the handle that they came from.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+
 // A library has all that this header has where its stowage_abi_version() is no less than this.
 #define STOWAGE_ABI_VERSION 1
 
@@ -37,9 +38,8 @@ enum {
   STOWAGE_F8_E4M3 = 9, STOWAGE_F8_E5M2 = 10, STOWAGE_F8_E8M0 = 11, STOWAGE_F4 = 12,
   STOWAGE_F16 = 13, STOWAGE_BF16 = 14, STOWAGE_F32 = 15, STOWAGE_F64 = 16, STOWAGE_C64 = 17
 };
-enum {  // how an engine reads
-  STOWAGE_READS_AUTOMATIC, STOWAGE_READS_MAPPED, STOWAGE_READS_BUFFERED, STOWAGE_READS_DIRECT
-};
+// How an engine reads.
+enum {STOWAGE_READS_AUTOMATIC, STOWAGE_READS_MAPPED, STOWAGE_READS_BUFFERED, STOWAGE_READS_DIRECT};
 // clang-format on
 
 typedef struct stowage_file stowage_file;      // an opened model
@@ -156,9 +156,9 @@ stowage_status stowage_engine_slices(const stowage_engine* engine, int32_t id, i
                                      int32_t* count);
 // These stay from their first use on; said before the first acquire.
 stowage_status stowage_engine_keep(stowage_engine* engine, const int32_t* ids, int64_t count);
-// The order of use to expect where none has been learnt; what is used next, read where there is
-// room.
+// The order of use to expect where none has been learnt.
 stowage_status stowage_engine_expect(stowage_engine* engine, const int32_t* ids, int64_t count);
+// These are used next: they are read together, as far as there is room.
 stowage_status stowage_engine_want(stowage_engine* engine, const int32_t* ids, int64_t count);
 stowage_status stowage_engine_acquire(stowage_engine* engine, int32_t id, stowage_lease** lease);
 stowage_status stowage_engine_cancel(stowage_engine* engine);  // acquires fail now

@@ -4,9 +4,9 @@ had to be read beside what no policy could have spared.
 
 A small Qwen3-MoE of random weights, whose router prefers some experts to others, says one token at
 a time. The routing is noted, and played again by Belady's optimum, which knows the future, by least
-recently used and by most often used, with room for as many experts. What the first ten tokens wait
-for is counted in a run that knows nothing, and in one that `stowage.foresee` told of the other.
-Run:
+recently used and by most often used, with room for as many experts. What the first ten tokens
+read is counted in a run that knows nothing, and in one that `stowage.foresee` told which experts
+other tokens took. Run:
 python bench/python/experts.py [--layers 4] [--experts 32] [--width 1024] [--inner 768]
      [--share 0.25 0.5] [--tokens 100] [--storage int8:row2] [--reads direct] [--json]
 """
@@ -83,11 +83,17 @@ def say(model: Any, tokens: Sequence[int]) -> list[float]:
     return taken
 
 
-def beginning(model: Any, tokens: Sequence[int]) -> int:
-    """Waits for experts of the first tokens."""
-    say(model, tokens[:FIRST])
-    stacks = [u for u in stowage.uses(model).weights.values() if u.by_index]
-    return sum(u.misses + u.late for u in stacks)
+def beginning(model: Any, tokens: Sequence[int]) -> tuple[int, float]:
+    """Bytes read for these tokens, the first, and seconds; what was begun before is waited for."""
+    before = stowage.engine_report(model)
+    time.sleep(0.2)
+    while (now := stowage.engine_report(model)).bytes_read != before.bytes_read:
+        before = now
+        time.sleep(0.2)
+    start = time.perf_counter()
+    say(model, tokens)
+    seconds = time.perf_counter() - start
+    return stowage.engine_report(model).since(before).bytes_read, seconds
 
 
 def optimum(uses: Sequence[Use], room: int) -> int:
@@ -123,12 +129,15 @@ def by(uses: Sequence[Use], room: int, worth: Callable[[Use, int, Counter[Use]],
     return reads
 
 
-def measured(options: argparse.Namespace, share: float, tokens: Sequence[int]) -> dict[str, Any]:
+def measured(
+    options: argparse.Namespace, share: float, tokens: Sequence[int], first: Sequence[int]
+) -> dict[str, Any]:
     model = build(options)
     stowage.stow(model, "int8", rules={"*.experts.*_proj": options.storage}, measure=False)
     stacks = [p for n, p in model.named_parameters() if "experts" in n]
     of_experts = sum(stowage.nbytes(stack) for stack in stacks)
     one = of_experts // (options.layers * options.experts) + 4 * 4096  # with edges of pages
+    of_others = stowage.nbytes(model) - of_experts
     room = int(share * options.layers * options.experts)
     routing = Routing(model)
     say(model, tokens[: len(tokens) // 2])
@@ -138,17 +147,17 @@ def measured(options: argparse.Namespace, share: float, tokens: Sequence[int]) -
         ram = stowage.nbytes(model) - of_experts + room * one
         stowage.offload(model, ram=ram, folder=Path(folder) / "w", reads=options.reads)
         routing = Routing(model)
-        first = beginning(model, tokens)
-        say(model, tokens[FIRST : len(tokens) // 2])  # until all has been seen
+        untold, since = beginning(model, first), stowage.uses(model)
+        say(model, tokens[: len(tokens) // 2])  # until all has been seen
         before, begun = stowage.engine_report(model), len(routing.uses)
         taken = statistics.median(say(model, tokens))
         report = stowage.engine_report(model).since(before)
         routing.remove()
-        learnt = stowage.uses(model)
+        learnt = stowage.uses(model).since(since)
         stowage.onload(model)
         stowage.offload(model, ram=ram, folder=Path(folder) / "w", reads=options.reads)
         stowage.foresee(model, learnt)
-        told = beginning(model, tokens)
+        told = beginning(model, first)
         stowage.onload(model)
     warm, uses = routing.uses[:begun], routing.uses
     policies: dict[str, Callable[[Sequence[Use]], int]] = {
@@ -164,7 +173,8 @@ def measured(options: argparse.Namespace, share: float, tokens: Sequence[int]) -
         "waits": report.misses + report.late,
         "stall": report.stall,
         "bound": found,
-        "first_waits": [first, told],
+        "first_reads": [(read - of_others) / one for read, _ in (untold, told)],
+        "first_ms": [taken * 1e3 for _, taken in (untold, told)],
         "ms": taken * 1e3,
         "of_resident": resident / taken,
         "peak_of_ram": report.peak / ram,
@@ -179,8 +189,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['share']:.2f} of the experts in memory: {row['uses']} uses, {row['reads']:.0f} "
             f"read ({beside}); {row['waits']} waits of {row['stall'] * 1e3:.0f} ms; "
             f"{row['ms']:.2f} ms a token, {row['of_resident']:.2f} of all in memory's speed; "
-            f"peak {row['peak_of_ram']:.3f} of the budget; the first {FIRST} tokens waited "
-            f"{row['first_waits'][0]} times, {row['first_waits'][1]} told of another run"
+            f"peak {row['peak_of_ram']:.3f} of the budget; the first {FIRST} tokens read "
+            f"{row['first_reads'][0]:.0f} in {row['first_ms'][0]:.0f} ms, told of others "
+            f"{row['first_reads'][1]:.0f} in {row['first_ms'][1]:.0f} ms"
         )
     return "\n".join(lines)
 
@@ -201,8 +212,9 @@ def main() -> None:
     about.add_argument("--json", action="store_true")
     options = about.parse_args()
     torch.manual_seed(1)
-    tokens = (torch.rand(options.tokens) ** 4 * 4096).long().tolist()  # some more often
-    rows = [measured(options, share, tokens) for share in options.share]
+    every = (torch.rand(options.tokens + FIRST) ** 4 * 4096).long().tolist()  # some more often
+    tokens, first = every[: options.tokens], every[options.tokens :]
+    rows = [measured(options, share, tokens, first) for share in options.share]
     print(json.dumps(rows) if options.json else table(rows))
 
 

@@ -157,9 +157,10 @@ class STOWAGE_API Engine {
   EngineReport report() const;
   std::vector<WeightUses> uses() const;  // of each id
   WeightUses uses(WeightId id) const;
-  /// How often each id was used in other runs, so that of slices those stay that were used most;
-  /// as many of these as are sure of room are read now, if there are workers. To be said before the
-  /// first acquire(). Throws invalid_argument where there are not size() numbers, or after it.
+  /// How often each id was used in other runs, so that of slices those stay that were used most.
+  /// Workers begin to read these, as many as have room beside the weights of every pass, until
+  /// somebody uses a weight. To be said before the first acquire(). Throws invalid_argument where
+  /// there are not size() numbers, or after it.
   void foresee(std::span<const std::uint64_t> uses);
 
   /// A lease on the weight of some living engine that has `mapped` in its file's mapping, if there

@@ -56,12 +56,12 @@ if TYPE_CHECKING:  # the tables below, for who reads without running
     from stowage._model.sizes import nbytes
     from stowage._model.stow import stow, unstow
     from stowage._tiers.budget import keep_free, rebudget
-    from stowage._tiers.counts import DeviceReport, EngineReport
+    from stowage._tiers.counts import DeviceReport, EngineReport, WeightUses
     from stowage._tiers.engine_report import engine_report, report
     from stowage._tiers.offload import offload, onload
     from stowage._tiers.plans.measurement import Measured, measured
     from stowage._tiers.trace import trace
-    from stowage._tiers.uses import Uses, WeightUses, foresee, uses
+    from stowage._tiers.uses import Uses, foresee, uses
     from stowage.checkpoint import save, state_dict
     from stowage.loading import load, load_state_dict
     from stowage.planning import Comparison, Plan, measured_links, plan
@@ -75,12 +75,12 @@ _NAMES = {
     "_model.sizes": "nbytes",
     "_model.stow": "stow unstow",
     "_tiers.budget": "keep_free rebudget",
-    "_tiers.counts": "DeviceReport EngineReport",
+    "_tiers.counts": "DeviceReport EngineReport WeightUses",
     "_tiers.engine_report": "engine_report report",
     "_tiers.offload": "offload onload",
     "_tiers.plans.measurement": "Measured measured",
     "_tiers.trace": "trace",
-    "_tiers.uses": "Uses WeightUses foresee uses",
+    "_tiers.uses": "Uses foresee uses",
     "checkpoint": "save state_dict",
     "loading": "load load_state_dict",
     "planning": "Comparison Plan measured_links plan",

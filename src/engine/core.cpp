@@ -294,7 +294,7 @@ void Core::check_id(WeightId id) const {
 
 // Not the thread's own session: what that knows is of the parent's engine.
 Lease Core::lend_to_child(WeightId id) {
-  return {std::make_shared<Session>(shared_from_this(), std::this_thread::get_id()), id,
+  return {std::make_shared<Session>(shared_from_this(), std::this_thread::get_id(), 0), id,
           Hold::borrowed, trace_time()};
 }
 
@@ -313,9 +313,7 @@ Lease Core::acquire(WeightId id) {
   State& s = state(id);
   if (s.stays.load(std::memory_order_acquire)) {
     own->turn = next;
-    auto& hits = own->stay_hits;
-    hits.store(hits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    s.stay_hits.fetch_add(1, std::memory_order_relaxed);
+    own->note_stay(id);
     return {std::move(own), id, Hold::stays, trace_time()};
   }
   Lock lock(mutex_);
@@ -422,7 +420,7 @@ std::vector<WeightUses> Core::uses() const {
   std::vector<WeightUses> all(states_.size());
   if (forked()) return all;
   const std::scoped_lock lock(mutex_);
-  std::ranges::transform(states_, all.begin(), &Core::uses_of);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = uses_of(i);
   return all;
 }
 
@@ -430,12 +428,13 @@ WeightUses Core::uses(WeightId id) const {
   check_id(id);
   if (forked()) return {};
   const std::scoped_lock lock(mutex_);
-  return uses_of(state(id));
+  return uses_of(static_cast<std::size_t>(id));
 }
 
-WeightUses Core::uses_of(const State& s) noexcept {
-  WeightUses uses = s.uses;
-  uses.hits += s.stay_hits.load(std::memory_order_relaxed);
+WeightUses Core::uses_of(std::size_t i) const noexcept {
+  WeightUses uses = states_[i].uses;
+  for (const auto& session : sessions_)
+    uses.hits += session->stay_uses[i].load(std::memory_order_relaxed);
   return uses;
 }
 

@@ -103,8 +103,7 @@ class Core : public std::enable_shared_from_this<Core> {
     std::uint64_t predicted = 0;  // when it was prefetched for
     std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
     bool unused = false;          // prefetched, and nobody asked yet
-    WeightUses uses{};
-    std::atomic<std::uint32_t> stay_hits = 0;  // more of them, on what stays
+    WeightUses uses{};            // but for those that sessions have
     std::exception_ptr error{};
   };
   /// What one acquire() waits for, and since when.
@@ -124,7 +123,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const State& state(WeightId id) const { return states_[static_cast<std::size_t>(id)]; }
   std::byte* memory(const State& s) const noexcept;
   std::uint64_t held() const noexcept;
-  static WeightUses uses_of(const State& s) noexcept;
+  WeightUses uses_of(std::size_t i) const noexcept;
 
   // core_room.cpp
   bool begin(WeightId id, std::uint64_t next_use);
@@ -149,6 +148,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void begin_wants(Session& session);
   void put_off(WeightId id, std::uint64_t time);
   bool begin_ahead(WeightId id, std::uint64_t time);
+  void begin_foreseen();
 
   // core_reads.cpp
   void work();
@@ -199,8 +199,9 @@ class Core : public std::enable_shared_from_this<Core> {
   std::optional<Arena> scratch_arena_;  // none where no unit needs it
   std::uint64_t mapped_bytes_ = 0;      // held, when mapped
   Order order_;
-  std::vector<WeightId> queue_;  // being read, with pieces that nobody has claimed
-  Candidates candidates_;        // units in memory without a lease
+  std::vector<WeightId> queue_;     // being read, with pieces that nobody has claimed
+  std::vector<WeightId> foreseen_;  // to be read before the first use; the last comes first
+  Candidates candidates_;           // units in memory without a lease
   std::vector<std::shared_ptr<Session>> sessions_;
   std::uint64_t clock_ = 0;    // acquires
   std::uint64_t pass_ = 0;     // in a pass, as far as is known

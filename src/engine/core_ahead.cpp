@@ -169,13 +169,22 @@ void Core::foresee(std::span<const std::uint64_t> uses) {
   const auto count = [&](WeightId id) { return uses[static_cast<std::size_t>(id)]; };
   std::ranges::stable_sort(used, std::greater<>{}, count);
   std::uint64_t room = ring_ - std::min(ring_, others);
+  foreseen_.clear();
   for (const WeightId id : used) {
     State& s = state(id);
     s.often = kEveryPass * static_cast<double>(count(id)) / static_cast<double>(most);
-    if (workers_.empty() || stopping_ || in_ring(id) > room) continue;
+    if (s.stage != Stage::absent || in_ring(id) > room) continue;
     room -= in_ring(id);
-    if (s.stage == Stage::absent) begin_ahead(id, kSometime);
+    foreseen_.push_back(id);
   }
+  std::ranges::reverse(foreseen_);
+  begin_foreseen();
+}
+
+// As many as there is scratch for; more when that is given back, until somebody uses a weight.
+void Core::begin_foreseen() {
+  if (workers_.empty() || stopping_ || clock_ != 0) foreseen_.clear();
+  while (!foreseen_.empty() && begin_ahead(foreseen_.back(), kSometime)) foreseen_.pop_back();
   if (!queue_.empty()) work_.notify_one();  // who wakes the next
 }
 

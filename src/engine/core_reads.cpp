@@ -153,6 +153,7 @@ void Core::form(WeightId id, Lock& lock) {
   s.error = error;
   give_scratch(id);
   end(id);
+  if (!foreseen_.empty()) begin_foreseen();
   tell();
 }
 
@@ -165,6 +166,7 @@ void Core::drop_queue() noexcept {
     if (s.done == s.pieces) evict(id);
   }
   queue_.clear();
+  foreseen_.clear();
   ++epoch_;
 }
 

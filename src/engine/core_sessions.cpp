@@ -42,7 +42,7 @@ std::shared_ptr<Session> Core::session_of(std::thread::id thread) {
   const std::scoped_lock lock(mutex_);
   for (const std::shared_ptr<Session>& session : sessions_)
     if (session->thread == thread) return session;
-  auto session = std::make_shared<Session>(shared_from_this(), thread);
+  auto session = std::make_shared<Session>(shared_from_this(), thread, states_.size());
   if (!stopping_) sessions_.push_back(session);
   return session;
 }
@@ -55,6 +55,8 @@ void Core::forget(const Session& session) noexcept {
   if (found == sessions_.end()) return;
   report_.hits += session.stay_hits.load(std::memory_order_relaxed);
   report_.acquired += session.stay_hits.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < states_.size(); ++i)
+    states_[i].uses.hits += session.stay_uses[i].load(std::memory_order_relaxed);
   kept = std::move(*found);
   sessions_.erase(found);
 }

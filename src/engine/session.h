@@ -28,8 +28,8 @@ struct Wants {
 
 /// An engine has one for each thread that uses it; leases keep theirs, and with it the engine.
 struct Session {
-  Session(std::shared_ptr<Core> engine, std::thread::id user)
-      : core(std::move(engine)), thread(user) {}
+  Session(std::shared_ptr<Core> engine, std::thread::id user, std::size_t units)
+      : core(std::move(engine)), thread(user), stay_uses(units) {}
 
   const std::shared_ptr<Core> core;
   const std::thread::id thread;
@@ -37,7 +37,20 @@ struct Session {
   int leases = 0;   // that it holds; not those on what stays for ever
   Window window{};  // this and the next: behind the engine's lock
   Wants wants{};
-  std::atomic<std::uint64_t> stay_hits = 0;  // leases on what stays; written by the thread alone
+  // Leases on what stays, all and of each unit; written by the thread alone.
+  std::atomic<std::uint64_t> stay_hits = 0;
+  std::vector<std::atomic<std::uint32_t>> stay_uses;
+
+  void note_stay(WeightId id) noexcept {
+    add_one(stay_hits);
+    add_one(stay_uses[static_cast<std::size_t>(id)]);
+  }
+
+ private:
+  template <class Number>
+  static void add_one(std::atomic<Number>& count) noexcept {
+    count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
 };
 
 }  // namespace stowage::engine

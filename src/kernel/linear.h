@@ -11,6 +11,10 @@ namespace stowage {
 /// Padding that these kernels may rely on: counts called padded are multiples of this.
 inline constexpr std::int64_t kLinearPad = 16;
 
+/// Rows of weight that come quicker together, each from a quarter of its own of all rows of a task,
+/// than one after the other, in vectors of 256 bits; and how many bytes ahead each asks.
+inline constexpr std::int64_t kStreams = 4, kStreamAhead = 1024;
+
 /// y[j, i] += sum_k w[i, k] x[j, k]: rows of codes are multiplied while they are decoded.
 struct DotTask {
   Run run;                        // begins with the first row; n is not read; groups are padded,

@@ -80,9 +80,10 @@ bool scales_sums(const Run& run) noexcept {
   return run.first + run.n <= (group + 1) * run.group && std::isnormal(run.scales[group]);
 }
 
-// Whether scales are exponents of two, one for each stretch of elements.
-bool are_exponents(const Descriptor& form) noexcept {
-  return form.scale.group.kind == Group::Kind::along && form.scale.code == ScaleCode::plain &&
+// Whether scales are exponents of two, one for each stretch of elements of the whole matrix.
+bool are_exponents(const Descriptor& form, std::int64_t columns) noexcept {
+  return columns % std::max(form.scale.group.n, 1) == 0 &&
+         form.scale.group.kind == Group::Kind::along && form.scale.code == ScaleCode::plain &&
          form.scale.type == Dtype::f8_e8m0 && form.scale.inner == 0;
 }
 
@@ -132,7 +133,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   const Codes read = codes_read(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
   dot_bytes_kind_ = kind_of_bytes(read);
-  dot_bytes_exponents_ = dot_bytes_kind_ == 3 && are_exponents(form)
+  dot_bytes_exponents_ = dot_bytes_kind_ == 3 && are_exponents(form, columns_)
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
@@ -178,7 +179,7 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (dot_bytes_kind_ == 2 && !fits_words(runs_.form(), of)) return 0;
   if (dot_bytes_kind_ == 3 && (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))
     return 0;
-  if (dot_bytes_exponents_ != nullptr && columns_ % of == 0) return rows_;
+  if (dot_bytes_exponents_ != nullptr) return rows_;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
     return std::min<std::int64_t>(most, 1);

@@ -3,6 +3,7 @@
 // matrices, and who touches it without a lease finds the same.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -157,6 +158,27 @@ TEST_P(Gathered, ComeByTheirIndices) {
     EXPECT_EQ(engine.report().borrowed, 0u);
     EXPECT_LE(engine.report().peak, 2 * least);
   }
+}
+
+// Scratch is for one or two at a time: the others follow.
+TEST_P(Gathered, AreAllReadWhereTheyAreForeseen) {
+  Engine engine(file_, {.ram = 64 << 20, .reads = GetParam(), .workers = 2});
+  std::vector<std::uint64_t> uses(static_cast<std::size_t>(engine.size()));
+  std::uint64_t count = 0;
+  for (const StackInfo& info : model_.stacks) {
+    const SliceIds slices = engine.slices(engine.find(info.name).value());
+    for (WeightId e = 0; e < slices.count; e += 2, ++count)
+      uses[static_cast<std::size_t>(slices.first + e)] = 3;
+  }
+  engine.foresee(uses);
+  for (int i = 0; engine.report().ahead < count && i < 5000; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(engine.report().ahead, count);
+  for (std::size_t s = 0; s < model_.stacks.size(); ++s) {
+    const SliceIds slices = engine.slices(engine.find(model_.stacks[s].name).value());
+    model_.expect_index(engine.acquire(slices.first + 4).weight(), s, 0, 4);
+  }
+  EXPECT_EQ(engine.report().misses, 0u);
 }
 
 TEST_P(Gathered, AreFoundByAddress) {

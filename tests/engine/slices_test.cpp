@@ -271,7 +271,22 @@ TEST_P(Slices, UsesOfAllAddUpToTheReport) {
     }
 }
 
-// What was read ahead in vain.
+// Of what stays as well, by threads that have ended and others.
+TEST_P(Slices, UsesOfWhatStaysAreCountedByThreads) {
+  Engine engine(file_, options(std::uint64_t{1} << 30));
+  const WeightId id = engine.slices(engine.find(stack_name(1)).value()).first + 2;
+  const auto use = [&] {
+    for (int i = 0; i < 500; ++i) engine.acquire(id);
+  };
+  std::thread one(use), two(use);
+  use();
+  one.join(), two.join();
+  EXPECT_EQ(engine.uses(id).acquired(), 1500u);
+  EXPECT_EQ(engine.report().acquired, 1500u);
+  EXPECT_EQ(engine.uses(id + 1).acquired(), 0u);
+}
+
+// What was prefetched in vain.
 TEST_P(Slices, AReadThatNobodyUsedIsTold) {
   EngineOptions two = options(0);
   Engine probe(file_, options(std::uint64_t{1} << 30, 1, 0));

@@ -18,6 +18,8 @@ constexpr const char* kFloat8[] = {"f8_e4m3",
                                    "f8_e4m3:block32:e8m0",
                                    "f8_e4m3:block64:e8m0",
                                    "f8_e4m3:block16:e8m0",
+                                   "f8_e4m3:block128:e8m0",
+                                   "f8_e4m3:block128",
                                    "f8_e4m3:block32x64",
                                    "f8_e4m3:block8x32",
                                    "f8_e4m3:block128x64:bf16",
@@ -43,7 +45,7 @@ STOWAGE_ON_EACH_ISA(LinearFloat8, StayWithinTheBound) {
   std::size_t next = 0;
   for (const char* storage : kFloat8)
     for (const std::int64_t m : {1, 2, 3, 4, 7})
-      for (const std::int64_t k : {64, 192, 768}) {
+      for (const std::int64_t k : {64, 192, 256, 768}) {
         if (!samples::holds(parse_storage(storage), {67, k})) continue;
         const Data data = kData[(next + next / 3) % 3];
         const Dtype dtype = kDtypes[next++ / 5 % 3];

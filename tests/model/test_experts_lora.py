@@ -41,6 +41,17 @@ def mixture(folder: Path | None, storage: str) -> Any:
     return model
 
 
+def note_routing(experts: torch.nn.Module) -> set[int]:
+    """Which are used from now on."""
+    found: set[int] = set()
+
+    def note(_: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        found.update(next(t for t in args if t.dtype == torch.int64).unique().tolist())
+
+    experts.register_forward_pre_hook(note)
+    return found
+
+
 def trained(model: Any, targets: dict[str, Any], checkpoints: bool) -> Trained:
     torch.manual_seed(1)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, **targets))
@@ -62,6 +73,7 @@ def test_gradients_are_those_of_weights_in_memory(
 ) -> None:
     want, grads = trained(mixture(None, storage), TARGETS[targets], checkpoints)
     model = mixture(tmp_path / "w", storage)
+    routed = [note_routing(layer.mlp.experts) for layer in model.model.layers]
     got, ours = trained(model, TARGETS[targets], checkpoints)
     assert got == want and set(ours) == set(grads)
     assert len(ours) == (8 if targets == "attention" else 12)
@@ -75,7 +87,7 @@ def test_gradients_are_those_of_weights_in_memory(
     # mapped, and one of nf4, whose matrices are too small for that here, comes as a whole.
     assert all(bool(u.by_index) == (storage != "nf4") for u in stacks)
     assert all((u.borrowed > 0) == (targets != "attention" and storage != "nf4") for u in stacks)
-    if targets == "attention":
-        routed = 8 * 2  # of both layers at most; forward, and backward or again before it
-        assert all(n <= 2 * (1 + checkpoints) for u in stacks for n in u.by_index)
-        assert sum(sum(n > 0 for n in u.by_index) for u in stacks) <= routed
+    if targets == "attention" and storage != "nf4":
+        every = 2 + checkpoints  # forward, again where that was forgotten, backward
+        for uses_of, experts in zip(stacks, routed, strict=True):
+            assert uses_of.by_index == tuple(every * (e in experts) for e in range(8))

@@ -42,4 +42,4 @@ def test_the_bench_runs_in_a_short_form() -> None:
         assert row["peak_of_ram"] <= 1.0 and row["of_resident"] > 0
         assert 0 <= row["bound"]["optimum"] <= min(row["bound"].values())
         assert 0 <= row["reads"] <= row["uses"]
-        assert all(0 <= waits <= 10 * 2 * 4 for waits in row["first_waits"])
+        assert all(0 <= reads <= 10 * 2 * 4 for reads in row["first_reads"])

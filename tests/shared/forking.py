@@ -159,6 +159,30 @@ def writes(folder: Path) -> None:
         written(folder / str(storage), storage)
 
 
+def uses(folder: Path) -> None:
+    """A child counts for itself, and is told of other runs when it has an engine."""
+    model, wanted = offloaded(folder, "int8", ONE_WEIGHT)
+    assert same(model, wanted)
+    before = stowage.uses(model)
+    names = before.weights.keys()
+    assert names
+
+    def child() -> bool:
+        good = same(model, wanted) and not stowage.uses(model).weights
+        try:
+            stowage.foresee(model, before)
+        except stowage.InvalidArgument as error:
+            good &= "got it in a forked one" in str(error)
+        else:
+            return False
+        stowage.rebudget(model, 1 << 20)
+        stowage.foresee(model, before)
+        return good and same(model, wanted) and stowage.uses(model).weights.keys() == names
+
+    in_child(child)
+    assert stowage.uses(model) == before
+
+
 class Rows(Dataset[torch.Tensor]):
     """Computed by a model in the worker."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import Any, NamedTuple
@@ -142,3 +143,42 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
         if self.journal:
             text += f"; {self.journal / 2**20:.1f} MiB were written to and rest in a journal"
         return text if self.device is None else f"{text}\n{self.device}"
+
+
+class WeightUses(NamedTuple):
+    """What became of the uses of one weight, a stack of experts with all that it has: of
+    `stowage.uses`.
+
+    Example:
+        >>> stowage.WeightUses(hits=9, misses=1).acquired
+        10
+    """
+
+    hits: int = 0  #: were in memory
+    misses: int = 0  #: were read while the model waited
+    late: int = 0  #: were being prefetched, and waited for
+    borrowed: int = 0  #: read through the mapping
+    ahead: int = 0  #: reads that were begun before the use
+    unused: int = 0  #: of these: what went again, or failed, before it was used
+    stall: float = 0.0  #: seconds that the model waited
+    by_index: tuple[int, ...] = ()  #: uses of each matrix of a stack that come by themselves
+
+    @property
+    def acquired(self) -> int:
+        """All uses: hits + misses + late + borrowed."""
+        return self.hits + self.misses + self.late + self.borrowed
+
+    def _plus(self, other: WeightUses, sign: int = 1) -> WeightUses:
+        """Both together, or one without the other, index by index."""
+        counts = [a + sign * b for a, b in zip(self[:7], other[:7], strict=True)]
+        longer = max(len(self.by_index), len(other.by_index))
+        mine, its = (list(u.by_index) + [0] * (longer - len(u.by_index)) for u in (self, other))
+        by_index = tuple(a + sign * b for a, b in zip(mine, its, strict=True))
+        return WeightUses._make((*counts, by_index))
+
+
+def added(some: Mapping[str, WeightUses], more: Mapping[str, WeightUses]) -> dict[str, WeightUses]:
+    """The uses of each weight in both."""
+    every = dict.fromkeys((*some, *more))
+    nothing = WeightUses()
+    return {name: some.get(name, nothing)._plus(more.get(name, nothing)) for name in every}

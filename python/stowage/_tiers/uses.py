@@ -8,48 +8,17 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from stowage._ops.errors import BadFile, FileError, InvalidArgument
+from stowage._ops.errors import BadFile, InvalidArgument
+from stowage._ops.texts import read_text, write_text
+from stowage._tiers.counts import WeightUses
 from stowage._tiers.disk.engine import Engine, engine_of
 
 _VERSION = 1
 _COLUMNS = ("layer", "uses", "hits", "late", "missed", "ahead", "in vain", "waited", "experts")
-
-
-class WeightUses(NamedTuple):
-    """What became of the uses of one weight, a stack of experts with all that it has: of
-    `stowage.uses`.
-
-    Example:
-        >>> stowage.WeightUses(hits=9, misses=1).acquired
-        10
-    """
-
-    hits: int = 0  #: were in memory
-    misses: int = 0  #: were read while the model waited
-    late: int = 0  #: were being prefetched, and waited for
-    borrowed: int = 0  #: read through the mapping
-    ahead: int = 0  #: reads that were begun before the use
-    unused: int = 0  #: of these: what went again, or failed, before it was used
-    stall: float = 0.0  #: seconds that the model waited
-    by_index: tuple[int, ...] = ()  #: uses of each matrix of a stack that come by themselves
-
-    @property
-    def acquired(self) -> int:
-        """All uses: hits + misses + late + borrowed."""
-        return self.hits + self.misses + self.late + self.borrowed
-
-    def _plus(self, other: WeightUses, sign: int = 1) -> WeightUses:
-        """Both together, or one without the other, index by index."""
-        counts = [a + sign * b for a, b in zip(self[:7], other[:7], strict=True)]
-        longer = max(len(self.by_index), len(other.by_index))
-        mine, its = (list(u.by_index) + [0] * (longer - len(u.by_index)) for u in (self, other))
-        by_index = tuple(a + sign * b for a, b in zip(mine, its, strict=True))
-        return WeightUses._make((*counts, by_index))
 
 
 @dataclass(frozen=True)
@@ -101,11 +70,7 @@ class Uses:
             FileError: it cannot be written.
         """
         weights = {name: uses._asdict() for name, uses in self.weights.items()}
-        text = json.dumps({"stowage_uses": _VERSION, "weights": weights}, indent=1)
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"{path}: must be writable, got {error.strerror}") from None
+        write_text(path, json.dumps({"stowage_uses": _VERSION, "weights": weights}, indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Uses:
@@ -121,10 +86,7 @@ class Uses:
             BadFile: it holds no uses of this version.
             FileError: it cannot be read.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise FileError(f"{path}: must be readable, got {error.strerror}") from None
+        text = read_text(path)
         try:
             return cls(_weights_of(json.loads(text)))
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -199,18 +161,13 @@ def uses(model: nn.Module) -> Uses:
         >>> stowage.uses(model).weights["0.weight"].acquired
         1
     """
-    found: dict[str, WeightUses] = {}
-    for by_name in _engine("uses", model).uses():
-        for name, (*counts, by_index) in by_name.items():
-            more = WeightUses._make((*counts, tuple(by_index)))
-            found[name] = found.get(name, WeightUses())._plus(more)
-    return Uses(found)
+    return Uses(_engine("uses", model).uses())
 
 
 def foresee(model: nn.Module, uses: Uses | str | os.PathLike[str]) -> None:
     """Begins with what another run has learnt: of experts those stay that were used most there,
-    until use here says otherwise, and as many as surely have room are read at once. No result
-    changes.
+    until use here says otherwise, and as many as have room beside the weights of every pass are
+    read before the first use. No result changes.
 
     Args:
         model: one that was offloaded or loaded with `ram`, and not used since.
@@ -228,7 +185,8 @@ def foresee(model: nn.Module, uses: Uses | str | os.PathLike[str]) -> None:
         >>> stowage.foresee(model, stowage.Uses({"0.weight": stowage.WeightUses(hits=9)}))
     """
     given = uses if isinstance(uses, Uses) else Uses.load(uses)
-    _engine("foresee", model).foresee({n: u.by_index for n, u in given.weights.items()})
+    stacks = {name: of.by_index for name, of in given.weights.items() if of.by_index}
+    _engine("foresee", model).foresee(stacks)
 
 
 def _engine(what: str, model: nn.Module) -> Engine:

@@ -85,16 +85,15 @@ requires(is_four_bit(kCodes)) struct ZeroReader<kCodes> : NibbleReader<packing_o
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
-/// Rows of weight that come quicker together, each from a place of its own, than one after the
-/// other (docs/benchmarks.md); vectors of 16 lanes have not been measured so.
-constexpr std::int64_t kStreams = kWidth == 8 ? 4 : 2;
-constexpr std::int64_t kStreamAhead = 1024;  // bytes
+/// Whether one row of x takes kStreams rows of weight, not two neighbors: vectors of 16 lanes have
+/// not been measured so.
+constexpr bool kInStreams = kWidth == 8;
 
 /// Sums of one row of weight with kM rows of x, in two chains each (four, if alone and not in four
 /// streams), since a multiply-add waits for the one before it.
 template <int kM>
 struct Sums {
-  static constexpr int kChains = kM == 1 && kStreams < 4 ? 4 : 2;
+  static constexpr int kChains = kM == 1 && !kInStreams ? 4 : 2;
   F of[kM][kChains] = {};
 
   void add(F w, int v, const float* x, std::int64_t x_stride) {
@@ -349,13 +348,13 @@ void dot_rows(const DotTask& task, std::int64_t j) {
   std::int64_t i = 0;
   const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0 ||
                        task.run.group % task.row_stride == 0;
-  if constexpr (kTogether<kCodes, kM> && kStreams == 4) {
-    const std::int64_t apart = aligned ? task.rows / 4 : 0;
+  if constexpr (kTogether<kCodes, kM> && kInStreams) {
+    const std::int64_t apart = aligned ? task.rows / kStreams : 0;
     for (; i < apart; ++i) {
       const auto row = [&](std::int64_t n) { return Row(task, i + n * apart, kStreamAhead); };
       dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
     }
-    i *= 4;
+    i *= kStreams;
   } else if constexpr (kTogether<kCodes, kM>) {
     for (; aligned && i + 2 <= task.rows; i += 2) {
       const Row row(task, i, task.ahead);

@@ -27,7 +27,7 @@ def run(scenario: str, folder: Path, *more: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["lives", "threads", "writes", "workers"])
+@pytest.mark.parametrize("scenario", ["lives", "threads", "uses", "writes", "workers"])
 def test_children_that_are_forked(scenario: str, tmp_path: Path) -> None:
     run(scenario, tmp_path)
 

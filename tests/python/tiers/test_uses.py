@@ -14,11 +14,13 @@ from torch.nn import functional as F
 
 import stowage
 from stowage._ops.library import composite_forced
+from stowage._tiers.disk.engine import engine_of
 
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
 
 EXPERTS, OUT, IN = 12, 128, 192
 ONE = OUT * IN + 4 * 4096  # bytes of a matrix, with the pages that it shares
+GATES = 2 * (IN * IN + 4 * 4096)
 X = torch.randn(3, IN, generator=torch.Generator().manual_seed(1))
 
 
@@ -46,8 +48,7 @@ def mixture(folder: Path, matrices: int, reads: str = "direct", workers: int = 2
     torch.manual_seed(0)
     model = Mixture()
     stowage.stow(model, rules={"*.experts": "int8:row2", "*.gate.weight": "int8:row"})
-    gates = 2 * (IN * IN + 4 * 4096)
-    stowage.offload(model, ram=gates + matrices * ONE, folder=folder, reads=reads, workers=workers)
+    stowage.offload(model, ram=GATES + matrices * ONE, folder=folder, reads=reads, workers=workers)
     return model
 
 
@@ -81,7 +82,7 @@ def test_each_weight_and_each_expert_is_counted(tmp_path: Path) -> None:
 def test_they_go_on_through_another_budget(tmp_path: Path) -> None:
     model = mixture(tmp_path / "w", 30)
     model(X, [1])
-    stowage.rebudget(model, ram=2 * (IN * IN + 4 * 4096) + 20 * ONE)
+    stowage.rebudget(model, ram=GATES + 20 * ONE)
     model(X, [1, 2])
     assert stowage.uses(model).weights["layers.0.experts"].by_index[:3] == (0, 2, 1)
 
@@ -102,22 +103,35 @@ def test_the_next_run_begins_with_them(tmp_path: Path) -> None:
     assert sum(u.misses for u in experts) == 0 and sum(u.ahead for u in experts) == 6
     other(X, [2, 3, 8])
     assert sum(u.misses for n, u in stowage.uses(other).weights.items() if n.endswith("ts")) > 0
-    assert stowage.engine_report(told).peak <= stowage.engine_report(told).held + 8 * ONE
+    assert stowage.engine_report(told).peak <= GATES + 8 * ONE
 
 
 def test_they_last_through_another_budget(tmp_path: Path) -> None:
     model = mixture(tmp_path / "w", 8)
     counts = tuple(int(i in (4, 6)) for i in range(EXPERTS))
     stowage.foresee(model, stowage.Uses({"layers.0.experts": stowage.WeightUses(by_index=counts)}))
-    stowage.rebudget(model, ram=2 * (IN * IN + 4 * 4096) + 6 * ONE)
+    stowage.rebudget(model, ram=GATES + 6 * ONE)
     model(X, [4, 6])
     assert stowage.uses(model).weights["layers.0.experts"].misses == 0
 
 
-def test_what_a_whole_weight_was_used_is_passed_over(tmp_path: Path) -> None:
+def test_what_was_used_as_a_whole_is_passed_over(tmp_path: Path) -> None:
     model = mixture(tmp_path / "w", 8)
-    stowage.foresee(model, stowage.Uses({"layers.0.gate.weight": stowage.WeightUses(hits=7)}))
+    whole = stowage.WeightUses(hits=7)
+    stowage.foresee(model, stowage.Uses({"layers.0.gate.weight": whole, "layers.0.experts": whole}))
+    of_a_matrix = stowage.WeightUses(by_index=(7,))  # where a stack comes as a whole
+    stowage.foresee(model, stowage.Uses({"layers.0.gate.weight": of_a_matrix}))
     model(X, [0])
+
+
+def test_many_budgets_are_one_record(tmp_path: Path) -> None:
+    model = mixture(tmp_path / "w", 30)
+    for i in range(4):
+        model(X, [1, i])
+        stowage.rebudget(model, ram=GATES + (20 + i) * ONE)
+    engine = engine_of(model)
+    assert engine is not None and len(engine._used) == 4
+    assert stowage.uses(model).weights["layers.0.experts"].by_index[:4] == (1, 5, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from stowage._ops import library
-from stowage._ops.errors import FileError, translated
+from stowage._ops.errors import translated
+from stowage._ops.texts import write_text
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,4 @@ def write_page(
         page = library.text(library.report_html(json.dumps(document), planned, json.dumps(took)))
     except RuntimeError as error:
         raise translated(error) from None
-    try:
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path}: must be writable, got {error.strerror}") from None
+    write_text(path, page)

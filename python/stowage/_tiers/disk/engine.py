@@ -27,7 +27,7 @@ from stowage._ops import library
 from stowage._ops.eager import eagerly
 from stowage._ops.errors import InvalidArgument, raise_problems, translated
 from stowage._ops.memory import copies_made, copy_with, new_copy
-from stowage._tiers.counts import EngineReport
+from stowage._tiers.counts import EngineReport, WeightUses, added
 from stowage._tiers.disk.journal import (
     Journal,
     Written,
@@ -44,8 +44,6 @@ WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
 _ATTRIBUTE = "_stowage_engine"
 _NOTHING = (0,) * 12 + (0.0, 0.0)  # counted
-# By weight: hits, misses, late, borrowed, ahead, unused, stall, uses of each slice.
-UsesByName = dict[str, tuple[int, int, int, int, int, int, float, list[int]]]
 LEAST_SLICE = 16384  # bytes: a smaller matrix is not worth pages, reads and an entry of its own
 
 
@@ -96,7 +94,7 @@ class Engine:
         self._counted: EngineReport | None = None  # by the handles before
         self._order: list[str] = []
         self._foreseen = ""  # uses of slices, as the op takes them
-        self._used: list[UsesByName] = []  # by the handles before
+        self._used: dict[str, WeightUses] = {}  # by the handles before
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._written = Written()
@@ -153,22 +151,31 @@ class Engine:
         InvalidArgument where that is of other stacks, or the engine was used already."""
         given = json.dumps({name: list(counts) for name, counts in by_index.items()})
         with self._lock:
-            if self._is_here:
-                try:
-                    library.engine_foresee(self._opened[-1], given)
-                except RuntimeError as error:
-                    raise translated(error) from None
+            if not self._is_here:
+                raise InvalidArgument(
+                    "stowage.foresee: must be said in the process that made the engine, or after "
+                    "rebudget, got it in a forked one"
+                )
+            try:
+                library.engine_foresee(self._opened[-1], given)
+            except RuntimeError as error:
+                raise translated(error) from None
             self._foreseen = given
 
-    def uses(self) -> list[UsesByName]:
-        """By weight, of each engine that there was."""
+    def uses(self) -> dict[str, WeightUses]:
+        """What became of the uses of each weight."""
         with self._lock:
-            return [*self._used, *self._uses_now()]
+            return self._uses()
 
-    def _uses_now(self) -> list[UsesByName]:
+    def _uses(self) -> dict[str, WeightUses]:
         if not self._is_here:
-            return []
-        return [json.loads(library.text(library.engine_uses(self._opened[-1])))]
+            return dict(self._used)
+        told = json.loads(library.text(library.engine_uses(self._opened[-1])))
+        now = {
+            name: WeightUses._make((*counts, tuple(by_index)))
+            for name, (*counts, by_index) in told.items()
+        }
+        return added(self._used, now)
 
     def places(self, weights: Iterable[torch.Tensor]) -> None:
         """Weights that lie in the file."""
@@ -211,7 +218,7 @@ class Engine:
         makes an engine of the child's own."""
         self._lock = threading.Lock()  # some thread of the parent may have had it
         self._is_here, self._reads = False, "mapped"
-        self._counted, self._used, self._began = None, [], time.perf_counter()
+        self._counted, self._used, self._began = None, {}, time.perf_counter()
 
     def is_shared(self, part: torch.Tensor) -> bool:
         """Whether a part that was written to is another process's too."""
@@ -245,7 +252,7 @@ class Engine:
     def _reopen(self, share: int) -> None:
         reads = self._reads if self._is_here else self._options.reads
         self._counted = self._total()
-        self._used += self._uses_now()
+        self._used = self._uses()
         while self._opened:  # a child may have begun without one
             library.engine_close(
                 self._opened.pop()

@@ -19,8 +19,9 @@ from torch import nn
 
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.weights import Inventory
-from stowage._ops.errors import FileError, InvalidArgument
+from stowage._ops.errors import InvalidArgument
 from stowage._ops.memory import is_borrowed
+from stowage._ops.texts import write_text
 from stowage._tiers.counts import DeviceReport, EngineReport
 from stowage._tiers.device.placement import devices_of
 from stowage._tiers.disk.engine import engine_of
@@ -72,10 +73,7 @@ class Measured:
         Raises:
             FileError: it cannot be written.
         """
-        try:
-            Path(path).write_text(json.dumps(self.figures(), indent=1), encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"{path}: must be writable, got {error.strerror}") from None
+        write_text(path, json.dumps(self.figures(), indent=1))
 
     def __str__(self) -> str:
         peaks = ", ".join(f"{tier} {size / 2**20:.1f} MiB" for tier, size in self.peak.items())

@@ -20,7 +20,8 @@ from stowage._model.choice.policy import Policy
 from stowage._model.sizes import byte_count, nbytes
 from stowage._model.weights import LAZY, Held, Inventory
 from stowage._ops import library
-from stowage._ops.errors import FileError, InvalidArgument, translated
+from stowage._ops.errors import InvalidArgument, translated
+from stowage._ops.texts import read_text, write_text
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.plans.measurement import Measured, figures_of
 
@@ -215,7 +216,7 @@ class Plan:
         Raises:
             FileError: it cannot be written.
         """
-        _write(path, self._text)
+        write_text(path, self._text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -231,11 +232,7 @@ class Plan:
             BadFile: it holds no plan of this version.
             FileError: it cannot be read.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise FileError(f"{path}: must be readable, got {error.strerror}") from None
-        return cls(text, os.fspath(path))
+        return cls(read_text(path), os.fspath(path))
 
     def html(
         self,
@@ -262,7 +259,7 @@ class Plan:
         """
         given = {"seconds": seconds, "peak": dict(peak or {}), "bytes": dict(bytes or {})}
         figures = given if measured is None else figures_of(measured)
-        _write(path, _called(library.plan_html, self._text, json.dumps(figures)))
+        write_text(path, _called(library.plan_html, self._text, json.dumps(figures)))
 
     def compare(self, measured: Measured | Mapping[str, Any]) -> Comparison:
         """Compares the plan with what a pass took. Changes nothing.
@@ -438,13 +435,6 @@ def _called(op: Any, *arguments: Any) -> str:
     except RuntimeError as error:
         raise translated(error) from None
     return library.text(given) if given is not None else ""
-
-
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path}: must be writable, got {error.strerror}") from None
 
 
 def collapsed(places: Mapping[str, str]) -> dict[str, str]:
