@@ -30,6 +30,7 @@ import stowage
 
 Use = tuple[int, int]  # a layer, an expert
 FIRST = 10  # tokens of a beginning
+MATRICES = 2  # of an expert: `gate_up_proj`, `down_proj`
 
 
 def build(options: argparse.Namespace) -> Any:
@@ -83,17 +84,17 @@ def say(model: Any, tokens: Sequence[int]) -> list[float]:
     return taken
 
 
-def beginning(model: Any, tokens: Sequence[int]) -> tuple[int, float]:
-    """Bytes read for these tokens, the first, and seconds; what was begun before is waited for."""
+def beginning(model: Any, tokens: Sequence[int]) -> float:
+    """Reads of experts for these tokens, the first; what was begun before is waited for."""
     before = stowage.engine_report(model)
     time.sleep(0.2)
     while (now := stowage.engine_report(model)).bytes_read != before.bytes_read:
         before = now
         time.sleep(0.2)
-    start = time.perf_counter()
+    begun = stowage.uses(model)
     say(model, tokens)
-    seconds = time.perf_counter() - start
-    return stowage.engine_report(model).since(before).bytes_read, seconds
+    found = stowage.uses(model).since(begun).weights.values()
+    return sum(uses.misses + uses.ahead for uses in found if uses.by_index) / MATRICES
 
 
 def optimum(uses: Sequence[Use], room: int) -> int:
@@ -137,7 +138,6 @@ def measured(
     stacks = [p for n, p in model.named_parameters() if "experts" in n]
     of_experts = sum(stowage.nbytes(stack) for stack in stacks)
     one = of_experts // (options.layers * options.experts) + 4 * 4096  # with edges of pages
-    of_others = stowage.nbytes(model) - of_experts
     room = int(share * options.layers * options.experts)
     routing = Routing(model)
     say(model, tokens[: len(tokens) // 2])
@@ -173,8 +173,7 @@ def measured(
         "waits": report.misses + report.late,
         "stall": report.stall,
         "bound": found,
-        "first_reads": [(read - of_others) / one for read, _ in (untold, told)],
-        "first_ms": [taken * 1e3 for _, taken in (untold, told)],
+        "first_reads": [untold, told],
         "ms": taken * 1e3,
         "of_resident": resident / taken,
         "peak_of_ram": report.peak / ram,
@@ -190,8 +189,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"read ({beside}); {row['waits']} waits of {row['stall'] * 1e3:.0f} ms; "
             f"{row['ms']:.2f} ms a token, {row['of_resident']:.2f} of all in memory's speed; "
             f"peak {row['peak_of_ram']:.3f} of the budget; the first {FIRST} tokens read "
-            f"{row['first_reads'][0]:.0f} in {row['first_ms'][0]:.0f} ms, told of others "
-            f"{row['first_reads'][1]:.0f} in {row['first_ms'][1]:.0f} ms"
+            f"{row['first_reads'][0]:.0f}, told of others {row['first_reads'][1]:.0f}"
         )
     return "\n".join(lines)
 
