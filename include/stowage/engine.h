@@ -61,7 +61,8 @@ struct EngineReport {
   std::uint64_t unused = 0;    // of these: that went again, or failed, before somebody did
   std::uint64_t evicted = 0;
   std::uint64_t bytes_read = 0;      // from the file, widened to what a read must align to
-  std::uint64_t bytes_formed = 0;    // of parts that the file has in another order
+  std::uint64_t bytes_formed = 0;    // of parts that the file has in another order, and of values
+                                     // that moved to a line's begin
   std::uint64_t held = 0, peak = 0;  // bytes in memory now, and at most
   double stall = 0;                  // seconds that acquire() waited for bytes or room
   double forming = 0;  // seconds that putting parts in order took, of all threads together

@@ -157,6 +157,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void read_run(WeightId id, Lock& lock);
   void read(std::span<const Claim> run, Lock& lock);
   bool finish(const Claim& claim, const std::exception_ptr& error);
+  std::uint64_t put_in_order(const Unit& of, std::byte* to, const std::byte* from);
   void form(WeightId id, Lock& lock);
   void end(WeightId id);
   void tell() noexcept;  // those who wait

@@ -2,6 +2,7 @@
 // Core: who reads which piece, and what follows when it has come or failed.
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "engine/core.h"
 #include "store/stacks.h"
@@ -108,7 +109,7 @@ bool Core::finish(const Claim& claim, const std::exception_ptr& error) {
     s.error = error;
   }
   if (++s.done < s.pieces) return false;
-  if (!s.error && !s.cut && !unit(claim.id).formed.empty()) return true;
+  if (!s.error && !s.cut && link_->moves() && !unit(claim.id).is_in_order()) return true;
   end(claim.id);
   return false;
 }
@@ -120,29 +121,41 @@ void Core::end(WeightId id) {
   if (s.leases == 0) s.error = nullptr;  // nobody asked; who does will see for himself
 }
 
+// What was read, in the order and at the place of use. Returns how many bytes that are.
+std::uint64_t Core::put_in_order(const Unit& of, std::byte* to, const std::byte* from) {
+  link_->check(of);  // whole as it was when it was opened, or not at all
+  std::uint64_t bytes = 0;
+  if (of.down != 0) {
+    const UnitPart& all = of.extents.front();
+    std::memmove(to + all.place, to + all.place + of.down, all.bytes);
+    bytes += all.bytes;
+  }
+  const WeightInfo* const weight = file_.find_weight(of.name);  // null: of a stack
+  for (const FormedPart& part : of.formed) {
+    const std::span tensor(from + part.from, part.held);
+    const std::span out(to + part.place, part.bytes);
+    if (part.piece != nullptr)
+      OpenStacks::of(file_)->form(*part.piece, tensor, out);
+    else
+      file_.form_part(*weight, part.part, tensor, out);
+    bytes += part.bytes;
+  }
+  return bytes;
+}
+
 // Without the lock: the unit is still being read, by nobody else.
 void Core::form(WeightId id, Lock& lock) {
   State& s = state(id);
   const Unit& of = unit(id);
   std::byte* const to = memory(s);
-  const std::byte* const from = scratch_arena_->data(s.scratch);
+  const std::byte* const from = s.scratch >= 0 ? scratch_arena_->data(s.scratch) : nullptr;
   lock.unlock();
   const auto begun = Clock::now();
   const TraceTime traced = trace_time();
   std::uint64_t bytes = 0;
   std::exception_ptr error;
   try {
-    link_->check(of);  // whole as it was when it was opened, or not at all
-    const WeightInfo* const weight = file_.find_weight(of.name);  // null: of a stack
-    for (const FormedPart& part : of.formed) {
-      const std::span tensor(from + part.from, part.held);
-      const std::span out(to + part.place, part.bytes);
-      if (part.piece != nullptr)
-        OpenStacks::of(file_)->form(*part.piece, tensor, out);
-      else
-        file_.form_part(*weight, part.part, tensor, out);
-      bytes += part.bytes;
-    }
+    bytes = put_in_order(of, to, from);
   } catch (...) {
     error = std::current_exception();
   }

@@ -9,6 +9,12 @@
 #include "engine/registry.h"
 
 namespace stowage {
+namespace {
+
+// Bytes of values that a product may copy: as many as it takes of any weight (torch/gemm.cpp).
+constexpr std::uint64_t kMostCopied = std::uint64_t{4} << 20;
+
+}  // namespace
 
 std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOptions& options,
                                                    Reader& reader) {
@@ -34,7 +40,12 @@ std::shared_ptr<engine::Core> engine::core_on_disk(File file, const EngineOption
                 "engine: reads must be automatic, buffered or direct, got mapped for codes that " +
                     who + " has in another order");
   }
-  auto link = std::make_unique<DiskLink>(file, options.reads, !options.lock && !forms, reader);
+  // Products of values that stay where they are mapped would copy them, beside the budget.
+  const bool copied = std::ranges::any_of(units, [](const Unit& unit) {
+    return unit.comes && unit.down != 0 && unit.extents.front().bytes > kMostCopied;
+  });
+  const bool may_map = !options.lock && !forms && !copied;
+  auto link = std::make_unique<DiskLink>(file, options.reads, may_map, reader);
   return Core::make(std::move(file), std::move(units), std::move(link),
                     CoreOptions{.budget = options.ram,
                                 .workers = options.workers,

@@ -93,6 +93,20 @@ void lay_out_whole(Unit& unit, std::vector<Stretch> parts,
     unit.extents.push_back({part.mapped, part.bytes, place});
 }
 
+bool are_values(const Storage& storage) noexcept {
+  return is_cast(storage) && is_value_cast(storage.codes);
+}
+
+// Values that are used as they are begin where torch's own memory would: its products may round
+// otherwise elsewhere, so that each would take a copy (torch/gemm.cpp).
+void lay_out_values(Unit& unit, const Stretch& values,
+                    const std::vector<std::uint64_t>& shard_bytes) {
+  lay_out_whole(unit, {values}, shard_bytes);
+  if (unit.extents.empty()) return;
+  unit.down = unit.extents.front().place % kLine;
+  unit.extents.front().place -= unit.down;
+}
+
 // Each part begins where any kernel may read it.
 void lay_out_formed(Unit& unit, const File& file, const WeightInfo& weight,
                     const std::vector<int>& parts, const std::vector<std::uint64_t>& shard_bytes) {
@@ -123,7 +137,10 @@ void lay_out_weight(Unit& unit, const File& file, const WeightInfo& weight,
     else if (!of_none)
       whole.push_back(stretch_of(file, *file.find(weight.parts[static_cast<std::size_t>(i)])));
   }
-  lay_out_whole(unit, std::move(whole), shard_bytes);
+  if (are_values(weight.storage) && whole.size() == 1)
+    lay_out_values(unit, whole.front(), shard_bytes);
+  else
+    lay_out_whole(unit, std::move(whole), shard_bytes);
   lay_out_formed(unit, file, weight, formed, shard_bytes);
   std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
 }
@@ -212,7 +229,10 @@ Unit unit_of_rows(const File& file, const WeightInfo& weight, const Rows& rows,
     part.bytes = static_cast<std::uint64_t>(bytes);
     parts.push_back(part);
   }
-  lay_out_whole(unit, std::move(parts), shard_bytes);
+  if (are_values(weight.storage) && parts.size() == 1)
+    lay_out_values(unit, parts.front(), shard_bytes);
+  else
+    lay_out_whole(unit, std::move(parts), shard_bytes);
   std::ranges::sort(unit.extents, {}, &UnitPart::mapped);
   return unit;
 }
@@ -293,8 +313,8 @@ std::vector<Unit> whole_units(const File& file, const std::vector<std::uint64_t>
   }
   for (const TensorInfo& tensor : file.tensors()) {
     if (taken.contains(tensor.name)) continue;
-    lay_out_whole(units.emplace_back(Unit{.name = tensor.name}), {stretch_of(file, tensor)},
-                  shard_bytes);
+    lay_out_values(units.emplace_back(Unit{.name = tensor.name}), stretch_of(file, tensor),
+                   shard_bytes);
   }
   std::ranges::sort(units, {}, &Unit::name);
   return units;

@@ -51,8 +51,10 @@ struct Unit {
   std::vector<Piece> pieces{};
   std::vector<FormedPart> formed{};
   std::uint64_t scratch = 0;  // bytes while it is read, whole pages
+  std::uint64_t down = 0;     // that its only extent moves down when it is there, to a line's begin
   std::uint64_t bytes = 0;    // of memory, whole pages
   bool comes = true;          // into memory; else it is only read through the mapping
+  bool is_in_order() const noexcept { return formed.empty() && down == 0; }  // as it is read
 };
 
 /// Bytes of a budget for scratch, where the largest that a unit needs is `most`: for one, and where

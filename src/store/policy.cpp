@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kHeads{"classifier", "score", "qa_outputs",
                                                  "classification_head", "lm_head"};
+constexpr std::array<std::string_view, 3> kRouters{"router", "gate", "shared_expert_gate"};
+constexpr std::int64_t kFewRows = 4;  // a router has at most this part of its columns as rows
 // Parts that PEFT adds to the path of what it wraps.
 constexpr std::array<std::string_view, 2> kWrappers{"base_layer", "original_module"};
 // Embeddings whose name does not hold "embed": GPT-2's tables, and T5's.
@@ -46,6 +48,7 @@ std::string default_refusal(const Policy& policy, std::string_view name, const S
   if (shape.rank() > kMaxRank) return "more than five dimensions";
   if (lower(name).find("norm") != std::string::npos) return "a norm";
   if (is_head(name)) return "a head; name it in a rule to pack it";
+  if (is_router(name, shape)) return "a router; name it in a rule to pack it";
   if (!policy.linears_only) return "";
   if (shape.rank() != 2) return "not a matrix";
   return is_embedding(name) ? "an embedding" : "";
@@ -93,6 +96,11 @@ std::string_view module_path(std::string_view name) {
 
 bool is_head(std::string_view name) {
   return contains(kHeads, last_part(without_wrappers(module_path(name))));
+}
+
+bool is_router(std::string_view name, const Shape& shape) {
+  if (shape.rank() != 2 || shape[0] * kFewRows > shape[1]) return false;
+  return contains(kRouters, last_part(without_wrappers(module_path(name))));
 }
 
 bool is_embedding(std::string_view name) {

@@ -41,6 +41,9 @@ Choice choose(const Policy& policy, std::string_view name, const Shape& shape, b
 std::string_view module_path(std::string_view name);
 /// The weight of the module that computes a model's answer: rounding shows most there.
 bool is_head(std::string_view name);
+/// The weight of the module that picks a mixture's experts: it is small, and rounding there changes
+/// which expert works. Layers of gated MLPs that are called `gate` have more rows.
+bool is_router(std::string_view name, const Shape& shape);
 /// The weight of an embedding, as models name theirs.
 bool is_embedding(std::string_view name);
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from dialect_models import factory
 from expert_models import IDS, WAYS, build, logits, published
 from forking import in_child
+from installed import PROGRAM
 from safetensors.torch import load_file, save_file
 from sharded import run
 from sharded_reads import read_as_whole
@@ -104,6 +106,24 @@ SPREAD += [("Qwen3Moe", "int4:block64:f16:zero"), ("DeepseekV3", "f8_e4m3:block1
 def test_each_process_reads_its_experts(family: str, storage: str, tmp_path: Path) -> None:
     packed, _ = quantized(published(family, tmp_path / "plain"), storage, tmp_path)
     run(3, read_as_whole, build, (family,), str(packed), FORMS[storage][0])
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_a_plain_mixture_is_packed_and_then_streamed(tmp_path: Path) -> None:
+    """By the program, tensor by tensor, so that it never is in memory; its routers stay plain."""
+    plain = published("Qwen3Moe", tmp_path / "plain")
+    packed = [PROGRAM, "pack", str(plain), str(tmp_path / "packed"), "--storage", "nf4"]
+    subprocess.run(packed, check=True, capture_output=True)
+    wanted = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "packed")
+    routers = [p for n, p in wanted.named_parameters() if n.endswith(".gate.weight")]
+    assert len(routers) == 2 and not any(isinstance(p, stowage.StowedTensor) for p in routers)
+    stacks = [p for p in wanted.parameters() if p.dim() == 3]
+    assert [p.resting for p in stacks if isinstance(p, stowage.StowedTensor)] == 4 * ["nf4:block64"]
+    ram = stowage.nbytes(wanted) // 2
+    model = stowage.load(lambda: build("Qwen3Moe"), tmp_path / "packed", ram=ram)
+    for way in WAYS:
+        assert torch.equal(logits(model, way), logits(wanted, way))
+    assert stowage.engine_report(model).peak <= ram
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -57,6 +57,19 @@ TEST(Policy, HeadsAreKnownByTheLastPartOfTheirModule) {
     EXPECT_FALSE(is_head(name)) << name;
 }
 
+TEST(Policy, RoutersAreKnownByNameAndFewRows) {
+  for (const char* name : {"model.layers.0.mlp.gate.weight", "block.router.weight",
+                           "mlp.shared_expert_gate.weight", "mlp.gate.base_layer.weight"}) {
+    EXPECT_EQ(reason(kDefaults, name, {16, 64}), "a router; name it in a rule to pack it") << name;
+    EXPECT_EQ(reason(kDefaults, name, {17, 64}), "") << name;
+  }
+  EXPECT_EQ(reason(kDefaults, "mlp.gate_proj.weight", {16, 64}), "");
+  EXPECT_EQ(reason(kDefaults, "router.dense.weight", {16, 64}), "");
+  Policy named = kDefaults;
+  named.rules.push_back(parse_rule("*.gate=nf4"));
+  EXPECT_TRUE(choose(named, "mlp.gate.weight", {16, 64}, true).storage);
+}
+
 TEST(Policy, EmbeddingsAreKnownByName) {
   for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight", "wpe.weight",
                            "shared.weight", "tok_embeddings.weight", "Emb.weight"})

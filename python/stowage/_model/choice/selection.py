@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from stowage._model.choice.skips import HEADS, NO_SKIPS, Skip, Skips, contained
+from stowage._model.choice.skips import HEADS, NO_SKIPS, ROUTERS, Skip, Skips, contained
 from stowage._model.declared import (
     UncastPlaces,
     WidePlaces,
@@ -229,6 +229,8 @@ def default_refusal(site: Site, places: _Places) -> str:
         return f"the defaults take parameters named weight, this is {site.attribute}"
     if is_head(site.path):
         return "a head; name it in a rule to stow it"
+    if is_router(site):
+        return "a router; name it in a rule to stow it"
     if places.wide.contain(site.name):
         return "the model lists it in _keep_in_fp32_modules"
     uncast = places.uncast.pattern_of(site.path)
@@ -241,7 +243,20 @@ def default_refusal(site: Site, places: _Places) -> str:
 
 def is_head(path: str) -> bool:
     """Whether the module at `path` is one of HEADS; the root never is."""
+    return _last_part(path) in HEADS
+
+
+def is_router(site: Site) -> bool:
+    """Whether the weight at `site` is that of one of ROUTERS, which has at most a fourth as many
+    rows as columns: layers of gated MLPs that are called `gate` have more."""
+    if _last_part(site.path) not in ROUTERS:
+        return False
+    shape = getattr(site.module, site.attribute).shape
+    return len(shape) == 2 and shape[0] * 4 <= shape[1]
+
+
+def _last_part(path: str) -> str:
     parts = path.split(".")
     while len(parts) > 1 and parts[-1] in _WRAPPERS:
         parts.pop()
-    return parts[-1] in HEADS
+    return parts[-1]

@@ -24,6 +24,10 @@ from stowage._model.weights import Held, Site
 # shows most there, and PEFT trains a copy of it.
 HEADS = frozenset({"classifier", "score", "qa_outputs", "classification_head", "lm_head"})
 
+# What picks the experts of a mixture: Mixtral, Qwen and DeepSeek (gate), Switch and GPT-OSS
+# (router), Qwen's shared expert. `gate_proj`, a large layer of gated MLPs, is none of them.
+ROUTERS = ("router", "gate", "shared_expert_gate")
+
 DIFFUSION: tuple[str, ...] = (
     # The defaults of layerwise casting in diffusers. Norms include the linear layers that compute
     # the shift and scale of adaptive norms (norm1.linear, norm_out.linear).
@@ -73,11 +77,8 @@ LANGUAGE: tuple[str, ...] = (
     # Heads; the last one is the decoder's of T5 and BERT's masked language model.
     *sorted(pattern for head in HEADS for pattern in (head, f"*.{head}")),
     "cls",
-    # What picks the experts of a mixture: Mixtral, Qwen and DeepSeek (gate), Switch and GPT-OSS
-    # (router), Qwen's shared expert. `gate_proj`, a large layer of gated MLPs, is none of them.
     "*router",
-    "*.gate",
-    "*.shared_expert_gate",
+    *(f"*.{router}" for router in ROUTERS if router != "router"),
 )
 
 NAMED: dict[str, tuple[str, ...]] = {"diffusion": DIFFUSION, "language": LANGUAGE}

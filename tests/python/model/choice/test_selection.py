@@ -86,6 +86,19 @@ def test_heads_stay_plain_unless_they_are_the_root(name: str) -> None:
     assert list(chosen(Selection.parse("int8"), getattr(model, name))) == ["weight"]
 
 
+@pytest.mark.parametrize("name", ["gate", "router", "shared_expert_gate"])
+def test_routers_stay_plain_unless_a_rule_names_them(name: str) -> None:
+    def block(rows: int) -> nn.Module:
+        return nn.ModuleDict({"mlp": nn.ModuleDict({name: nn.Linear(64, rows)})})
+
+    weight = f"mlp.{name}.weight"
+    assert chosen(Selection.parse("nf4"), block(16)) == {}
+    assert chosen(Selection.parse("nf4", {f"*.{name}": "int8:row"}), block(16)) == {
+        weight: "int8:row"
+    }
+    assert chosen(Selection.parse("nf4"), block(17)) == {weight: "nf4:block64"}  # a gated layer
+
+
 def test_a_head_tied_to_an_embedding_follows_it() -> None:
     model = nn.Module()
     model.lm_head = nn.Linear(8, 32, bias=False)  # the head comes first
