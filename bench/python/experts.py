@@ -145,7 +145,8 @@ def measured(
     routing.remove()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         ram = stowage.nbytes(model) - of_experts + room * one
-        stowage.offload(model, ram=ram, folder=Path(folder) / "w", reads=options.reads)
+        how = {"reads": options.reads, "route_ahead": options.ahead}
+        stowage.offload(model, ram=ram, folder=Path(folder) / "w", **how)
         routing = Routing(model)
         untold, since = beginning(model, first), stowage.uses(model)
         say(model, tokens[: len(tokens) // 2])  # until all has been seen
@@ -155,7 +156,7 @@ def measured(
         routing.remove()
         learnt = stowage.uses(model).since(since)
         stowage.onload(model)
-        stowage.offload(model, ram=ram, folder=Path(folder) / "w", reads=options.reads)
+        stowage.offload(model, ram=ram, folder=Path(folder) / "w", **how)
         stowage.foresee(model, learnt)
         told = beginning(model, first)
         stowage.onload(model)
@@ -171,6 +172,7 @@ def measured(
         "uses": len(uses) - begun,
         "reads": round(report.bytes_read / one, 1),
         "waits": report.misses + report.late,
+        "in_vain": report.unused,
         "stall": report.stall,
         "bound": found,
         "first_reads": [untold, told],
@@ -186,7 +188,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         beside = ", ".join(f"{name} {count}" for name, count in row["bound"].items())
         lines.append(
             f"{row['share']:.2f} of the experts in memory: {row['uses']} uses, {row['reads']:.0f} "
-            f"read ({beside}); {row['waits']} waits of {row['stall'] * 1e3:.0f} ms; "
+            f"read ({beside}), {row['in_vain']} in vain; "
+            f"{row['waits']} waits of {row['stall'] * 1e3:.0f} ms; "
             f"{row['ms']:.2f} ms a token, {row['of_resident']:.2f} of all in memory's speed; "
             f"peak {row['peak_of_ram']:.3f} of the budget; the first {FIRST} tokens read "
             f"{row['first_reads'][0]:.0f}, told of others {row['first_reads'][1]:.0f}"
@@ -198,6 +201,7 @@ def main() -> None:
     about = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    about.add_argument("--ahead", action="store_true", help="with route_ahead=True")
     about.add_argument("--layers", type=int, default=4)
     about.add_argument("--experts", type=int, default=32)
     about.add_argument("--width", type=int, default=1024)

@@ -73,10 +73,16 @@ def held(model: Any) -> float:
 
 @torch.inference_mode()
 def measured(
-    family: str, layers: int, smaller: dict[str, Any], folder: Path, ram: int, tokens: int
+    family: str,
+    layers: int,
+    smaller: dict[str, Any],
+    folder: Path,
+    ram: int,
+    ahead: bool,
+    tokens: int,
 ) -> dict[str, Any]:
     """`ram` 0: mapped, which the page cache holds as much of as it may."""
-    how: dict[str, Any] = {"ram": ram} if ram else {"mmap": True}
+    how: dict[str, Any] = {"ram": ram, "route_ahead": ahead} if ram else {"mmap": True}
     start = time.perf_counter()
     make = functools.partial(large_checkpoints.build, family, layers, **smaller)
     model: Any = stowage.load(make, folder, **how)
@@ -89,6 +95,7 @@ def measured(
         report = stowage.engine_report(model).since(before)
         row |= {"read": report.bytes_read / tokens, "hits": report.hits / report.acquired}
         row |= {"waited": report.stall / tokens, "peak_of_ram": report.peak / ram}
+        row["in_vain"] = report.unused / max(report.ahead, 1)
     row["held"] = held(model)
     row["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return row
@@ -101,7 +108,7 @@ def run(options: argparse.Namespace, family: str, folder: Path) -> dict[str, Any
     limit = int(size * options.share)
     ram = 0 if options.peer == "mmap" else int(limit - options.beside)
     asked = ["--child", family, str(layers), options.smaller, str(folder), str(ram)]
-    asked.append(str(options.tokens))
+    asked += [str(int(options.ahead)), str(options.tokens)]
     if options.drop:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     if options.free:
@@ -126,16 +133,17 @@ def line(row: dict[str, Any]) -> str:
     text += f"then {row['token']:.2f} s each ({row['held']:.2f} where experts are held)"
     if "read" in row:
         text += f"; {row['read'] / 1e9:.2f} GB read a token, "
-        text += f"{row['hits']:.0%} in memory, {row['waited']:.2f} s waited; "
+        text += f"{row['hits']:.0%} in memory, {row['in_vain']:.0%} of reads in vain, "
+        text += f"{row['waited']:.2f} s waited; "
         text += f"peak {row['peak_of_ram']:.3f} of the budget"
     return text + f"; {row['resident'] / 1e9:.2f} GB resident"
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        family, layers, smaller, folder, ram, tokens = sys.argv[2:]
-        config = json.loads(smaller)
-        row = measured(family, int(layers), config, Path(folder), int(ram), int(tokens))
+        family, layers, smaller, folder, ram, ahead, tokens = sys.argv[2:]
+        numbers = int(ram), bool(int(ahead)), int(tokens)
+        row = measured(family, int(layers), json.loads(smaller), Path(folder), *numbers)
         print(json.dumps(row))
         return
     about = argparse.ArgumentParser(
@@ -149,6 +157,7 @@ def main() -> None:
     about.add_argument("--smaller", default="{}", help="JSON that replaces what configs say")
     about.add_argument("--tokens", type=int, default=16)
     about.add_argument("--peer", choices=["mmap"], help="instead: the mapped files")
+    about.add_argument("--ahead", action="store_true", help="with route_ahead=True")
     about.add_argument("--free", action="store_true", help="without a control group")
     about.add_argument("--drop", action="store_true", help="empty the page cache first (root)")
     about.add_argument("--json", action="store_true")

@@ -184,7 +184,11 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "engine_open": lambda s: (s.file(), 1 << 20, "automatic", 1, 0.5, False, '["m1.weight"]', "{}"),
     "engine_keep": lambda s: (s.engine(), NAMES, 1 << 19, 1 << 14),
     "engine_expect": lambda s: (s.engine(), NAMES),
-    "engine_want": lambda s: ([torch.zeros(*s.batch(), 4)], [0, 2, -1], s.random.random() < 0.5),
+    "engine_want": lambda s: (
+        [torch.zeros(*s.batch(), 4)],
+        [0, 2, -1],
+        *(s.random.random() < 0.5 for _ in "ab"),
+    ),
     "engine_foresee": lambda s: (s.engine(), '{"m1.weight": [3, 1]}'),
     "engine_uses": lambda s: (s.engine(),),
     "engine_signature": lambda s: (s.engine(), 7),

@@ -140,8 +140,9 @@ class STOWAGE_API Engine {
   Lease acquire(WeightId id);
   /// Begins to read these, as far as there is room beside what is used or expected earlier: advice,
   /// which waits for nothing. What is used in which order after slices is not learnt; who knows
-  /// which are used next says so here. Nothing is begun without workers.
-  void want(std::span<const WeightId> ids);
+  /// which are used next says so here. `after`: behind what this thread said before, as a guess
+  /// is; else instead of it. Nothing is begun without workers. Whether some are not there yet.
+  bool want(std::span<const WeightId> ids, bool after = false);
   /// Every acquire() that waits now throws io, at the latest when a read of its own returns, and
   /// what nobody has begun to read is not read. What is asked for later is read as ever.
   void cancel() noexcept;
@@ -173,10 +174,11 @@ class STOWAGE_API Engine {
                                        std::uint64_t bytes = 1);
   /// want() for those slices, by their numbers, of the weights that come by rows which some living
   /// engine has at `mapped` (a byte of the slice that is number 0): all of the first weight, then
-  /// of the next; `one_by_one`: all of the first number, then of the next. Whether there is one.
+  /// of the next; `one_by_one`: all of the first number, then of the next. None: there is none.
   /// Numbers beyond the slices of a weight are passed over, and weights of another engine.
-  static bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
-                      bool one_by_one = false);
+  static std::optional<bool> want_at(std::span<const void* const> mapped,
+                                     std::span<const std::int64_t> slices, bool one_by_one = false,
+                                     bool after = false);
 
  private:
   std::shared_ptr<engine::Core> core_;

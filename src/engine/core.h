@@ -64,7 +64,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void release(Session& session, WeightId id, Hold hold, TraceTime begun) noexcept;
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
-  void want(std::span<const WeightId> ids);
+  bool want(std::span<const WeightId> ids, bool after);
   void keep(std::span<const WeightId> ids);
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);

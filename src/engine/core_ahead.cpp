@@ -72,21 +72,31 @@ void Core::extend(Window& window, std::uint64_t room) {
   }
 }
 
-void Core::want(std::span<const WeightId> ids) {
+bool Core::want(std::span<const WeightId> ids, bool after) {
   for (const WeightId id : ids) check_id(id);
-  if (forked() || workers_.empty()) return;
+  if (forked() || workers_.empty()) return false;
   const std::shared_ptr<Session> own = session();
   const std::scoped_lock lock(mutex_);
   Wants& wants = own->wants;
-  // What it wanted before and has not used comes after what it wants now.
-  const std::size_t used = std::min(wants.used, wants.begun);
-  for (std::size_t i = used; i < wants.begun; ++i)
-    put_off(wants.ids[i], clock_ + 1 + ids.size() + (i - used));
-  wants.ids.assign(ids.begin(), ids.end());
+  if (!after) {
+    // What it wanted before and has not used comes after what it wants now.
+    const std::size_t used = std::min(wants.used, wants.begun);
+    for (std::size_t i = used; i < wants.begun; ++i)
+      put_off(wants.ids[i], clock_ + 1 + ids.size() + (i - used));
+    wants.ids.clear();
+    wants.begun = wants.used = 0;
+    wants.since = clock_;
+  }
+  const bool comes = std::ranges::any_of(
+      ids, [&](WeightId id) { return unit(id).comes && state(id).stage != Stage::present; });
+  wants.ids.insert(wants.ids.end(), ids.begin(), ids.end());
   std::erase_if(wants.ids, [&](WeightId id) { return !unit(id).comes; });
-  wants.begun = wants.used = 0;
-  wants.since = clock_;
   begin_wants(*own);
+  // What was wanted before may be among what is wanted now, and is read in the new order.
+  std::ranges::stable_sort(queue_, {}, [&](WeightId id) {
+    return state(id).leases > 0 ? 0 : state(id).predicted;  // somebody waits for it
+  });
+  return comes;
 }
 
 bool Core::begin_ahead(WeightId id, std::uint64_t time) {

@@ -101,7 +101,7 @@ std::uint64_t Engine::bytes(WeightId id) const {
 SliceIds Engine::slices(WeightId id) const { return core_->checked_unit(id).slices; }
 std::uint64_t Engine::scratch() const noexcept { return core_->scratch(); }
 Lease Engine::acquire(WeightId id) { return core_->acquire(id); }
-void Engine::want(std::span<const WeightId> ids) { core_->want(ids); }
+bool Engine::want(std::span<const WeightId> ids, bool after) { return core_->want(ids, after); }
 void Engine::cancel() noexcept { core_->cancel(); }
 void Engine::keep(std::span<const WeightId> ids) { core_->keep(ids); }
 void Engine::expect(std::span<const WeightId> order) { core_->expect(order); }
@@ -113,9 +113,10 @@ void Engine::foresee(std::span<const std::uint64_t> uses) { core_->foresee(uses)
 std::optional<Lease> Engine::lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
   return engine::lease_at(mapped, formed, bytes);
 }
-bool Engine::want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
-                     bool one_by_one) {
-  return engine::want_at(mapped, slices, one_by_one);
+std::optional<bool> Engine::want_at(std::span<const void* const> mapped,
+                                    std::span<const std::int64_t> slices, bool one_by_one,
+                                    bool after) {
+  return engine::want_at(mapped, slices, one_by_one, after);
 }
 
 }  // namespace v0

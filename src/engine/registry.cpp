@@ -104,8 +104,8 @@ std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t byt
   }
 }
 
-bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
-             bool one_by_one) {
+std::optional<bool> want_at(std::span<const void* const> mapped,
+                            std::span<const std::int64_t> slices, bool one_by_one, bool after) {
   std::shared_ptr<Core> engine;
   std::vector<std::pair<WeightId, WeightId>> stacks;  // the slice of the byte, and the end
   for (const void* const place : mapped) {
@@ -117,7 +117,7 @@ bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> 
     const SliceIds all = core->checked_unit(whole).slices;
     stacks.emplace_back(id, all.first + all.count);
   }
-  if (!engine) return false;
+  if (!engine) return std::nullopt;
   std::vector<WeightId> ids;
   ids.reserve(slices.size() * stacks.size());
   const auto add = [&](std::int64_t slice, const std::pair<WeightId, WeightId>& there) {
@@ -131,8 +131,7 @@ bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> 
     for (const auto& there : stacks)
       for (const std::int64_t slice : slices) add(slice, there);
   }
-  engine->want(ids);
-  return true;
+  return engine->want(ids, after);
 }
 
 }  // namespace stowage::engine

@@ -15,7 +15,7 @@ class Core;
 void add_engine(const std::shared_ptr<Core>& core);
 void remove_engine(const Core* core) noexcept;
 std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t bytes);
-bool want_at(std::span<const void* const> mapped, std::span<const std::int64_t> slices,
-             bool one_by_one);
+std::optional<bool> want_at(std::span<const void* const> mapped,
+                            std::span<const std::int64_t> slices, bool one_by_one, bool after);
 
 }  // namespace stowage::engine

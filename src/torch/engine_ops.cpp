@@ -131,12 +131,12 @@ std::int64_t engine_keep(std::int64_t handle, const std::string& names, std::int
   return static_cast<std::int64_t>(kept.size());
 }
 
-// Advice: whether an engine has such codes and will read those slices of them.
+// Advice: whether an engine has such codes, and some of those slices of them are not there yet.
 bool engine_want(const std::vector<Tensor>& codes, const std::vector<std::int64_t>& slices,
-                 bool one_by_one) {
+                 bool one_by_one, bool after) {
   std::vector<const void*> mapped;
   for (const Tensor& of_one : codes) mapped.push_back(of_one.const_data_ptr());
-  return Engine::want_at(mapped, slices, one_by_one);
+  return Engine::want_at(mapped, slices, one_by_one, after).value_or(false);
 }
 
 void engine_signature(std::int64_t handle, std::int64_t signature) {

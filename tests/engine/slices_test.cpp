@@ -232,6 +232,31 @@ void settle(const Engine& engine, std::uint64_t held) {
   }
 }
 
+// A guess comes behind what is used, and in the order of use once that is known.
+TEST_P(Slices, WhatIsWantedAfterComesBehind) {
+  Engine probe(file_, options(std::uint64_t{1} << 30, 1, 0));
+  const SliceIds slices = probe.slices(probe.find(stack_name(0)).value());  // of bf16
+  const std::uint64_t one = probe.bytes(slices.first);
+  const auto id = [&](int i) { return slices.first + static_cast<WeightId>(i); };
+  EngineOptions two = options(0);
+  two.ram = std::max(3 * one, least());
+  ASSERT_LT(two.ram, 6 * one);
+  Engine engine(file_, two);
+  EXPECT_TRUE(engine.want(std::array{id(0), id(1)}));
+  EXPECT_TRUE(engine.want(std::array{id(2), id(3), id(4), id(5)}, true));
+  engine.acquire(id(0));
+  engine.acquire(id(1));
+  EXPECT_EQ(engine.report().misses, 0u);               // a guess put out neither
+  EXPECT_GE(engine.report().ahead, 3u);                // and was begun
+  EXPECT_TRUE(engine.want(std::array{id(6), id(7)}));  // the guess was wrong
+  engine.acquire(id(6));
+  engine.acquire(id(7));
+  EXPECT_EQ(engine.report().misses, 0u);
+  EXPECT_EQ(engine.report().borrowed, 0u);
+  EXPECT_GE(engine.report().unused, 1u);
+  EXPECT_FALSE(engine.want(std::array{id(7)}));  // it is there
+}
+
 TEST_P(Slices, UsesOfAllAddUpToTheReport) {
   for (const int workers : {0, 2})
     for (const std::uint64_t ram : {2 * least(), std::uint64_t{1} << 30}) {

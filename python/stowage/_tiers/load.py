@@ -68,6 +68,7 @@ def load(
     ram: int | str | None = None,
     plan: Planned | None = None,
     reads: str = "automatic",
+    route_ahead: bool = False,
     progress: bool = True,
 ) -> nn.Module:
     """Fills a model from a file, a shard index or a folder that holds either.
@@ -106,6 +107,7 @@ def load(
             are used, as by `offload`.
         plan: of `stowage.plan` for this folder, or the path of one: which weights stay in memory.
         reads: with `ram` or `plan`, as in `offload`.
+        route_ahead: likewise.
         progress: shows a bar on a terminal, after a second.
 
     Returns:
@@ -127,6 +129,7 @@ def load(
     """
     plan = None if plan is None else read_plan(plan)
     engine = _engine_options(folder, ram, plan, reads)
+    engine = engine and replace(engine, route_ahead=route_ahead)
     policy = Policy.of(
         storage,
         "stowage.load",

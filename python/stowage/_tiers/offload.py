@@ -71,6 +71,7 @@ def offload(
     workers: int = WORKERS,
     timeout: float | None = None,
     lock: bool = False,
+    route_ahead: bool = False,
 ) -> Report:
     """Leaves the weights of `model` where they take little room, and fetches them for each use.
 
@@ -106,6 +107,8 @@ def offload(
         workers: threads that prefetch.
         timeout: seconds that a use waits for bytes at most.
         lock: keeps the budget's memory from being swapped.
+        route_ahead: asks the router of a mixture's next layer about the input of this one, and
+            prefetches the experts that it picks too; not in training, nor for many tokens.
 
     Returns:
         Where each weight rests now.
@@ -126,7 +129,8 @@ def offload(
     """
     if is_offloaded(model):
         raise InvalidArgument("stowage.offload: the model must not be offloaded, onload it first")
-    options = EngineOptions(given_bytes(ram, "ram") or 0, reads, workers, timeout, lock)
+    room = given_bytes(ram, "ram") or 0
+    options = EngineOptions(room, reads, workers, timeout, lock, route_ahead)
     given = Given(plan, folder, ram, device, accelerator, device_map)
     inventory = Inventory(model)
     how, options = _decided(inventory, given, options)

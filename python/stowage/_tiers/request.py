@@ -80,7 +80,9 @@ class Asked:
                          f"folder must come with ram where device is {self.device}, got ram alone"
                          )  # fmt: skip
         if self.folder is None and self.options != EngineOptions(self.options.ram):
-            found.append("reads, workers, timeout and lock must come with folder, got none")
+            found.append(
+                "reads, workers, timeout, lock and route_ahead must come with folder, got none"
+            )
         for name, given in (("accelerator", self.accelerator), ("pin", self.pin or None)):
             if given is not None and places.home == CPU:
                 found.append(f"{name} must come with a device, got {name}={given!r} and device="

@@ -20,12 +20,21 @@ def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
     return type(codes) is Tensor and codes.is_cpu and not codes.untyped_storage().resizable()
 
 
-def expect(stacks: Sequence[Tensor], indices: Sequence[int], *, one_by_one: bool = False) -> None:
+def expect(
+    stacks: Sequence[Tensor],
+    indices: Sequence[int],
+    *,
+    one_by_one: bool = False,
+    after: bool = False,
+) -> bool:
     """Those matrices of stacks [E, O, K] are used next: in the order of `indices` of the first
-    stack, then of the next, or `one_by_one` all of the first index, then of the next. What is
-    traced for a compiled graph says nothing."""
+    stack, then of the next, or `one_by_one` all of the first index, then of the next; `after` what
+    was said before, as guesses are. Whether some are not in memory yet. What is traced for a
+    compiled graph says nothing."""
     if torch.compiler.is_compiling():
-        return
+        return False
     found = [weight._parts()[0] for weight in stacks if in_file(weight)]
-    if found and len(indices) * len(found) > 1:
-        library.engine_want(found, indices, one_by_one)
+    if not found or len(indices) * len(found) < 2:
+        return False
+    comes: bool = library.engine_want(found, indices, one_by_one, after)
+    return comes

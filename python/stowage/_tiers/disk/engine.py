@@ -56,6 +56,7 @@ class EngineOptions:
     workers: int = WORKERS
     timeout: float | None = None  # seconds
     lock: bool = False
+    route_ahead: bool = False  # routers are asked about the input of the layer before
     keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
     ring: int = 0  # bytes for the rest
     mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
@@ -105,6 +106,10 @@ class Engine:
         _engines.add(self)
         source.share()
         weakref.finalize(self, _close, self._opened, self._source)
+
+    @property
+    def routes_ahead(self) -> bool:
+        return self._options.route_ahead
 
     def _open(self, reads: str) -> None:
         try:
@@ -389,7 +394,8 @@ def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
     sites = [held.sites[0] for held in every]
     engine.places(getattr(site.module, site.attribute) for site in sites)
     hook = model.register_forward_pre_hook(_Signature(engine), with_kwargs=True)
-    routing = attach_routing(held for held in every if held.is_stack)
+    stacks = (held for held in every if held.is_stack)
+    routing = attach_routing(stacks, ahead=engine.routes_ahead)
     model.__dict__[_ATTRIBUTE] = engine
     model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing]
 

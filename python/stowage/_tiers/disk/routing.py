@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module is about to use of the stacks of matrices that it has in a file (experts), told
-from the numbers among its inputs: a hint, which costs a read where it is wrong, and changes no
-result."""
+"""What modules are about to use of the stacks of matrices that they have in a file (experts): what
+the numbers among a module's inputs say, and behind that what the next such module is likely to use,
+by its own router. Both are hints, which cost a read where they are wrong, and change no result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from stowage._model.weights import Held
+from stowage._model.choice.skips import ROUTERS
+from stowage._model.weights import Held, Site
 from stowage._ops.eager import eagerly
 from stowage._tensor.products.wants import expect
 from stowage._tensor.stowed import StowedTensor
 
+_LOG = logging.getLogger("stowage")
 _INTEGERS = (torch.int64, torch.int32)
+_PATIENCE = 8  # uses in a row for which nothing had to be read: then nobody guesses what follows
 
 
 class Routing:
     """A forward pre-hook: integers among the inputs are the numbers of the matrices to come.
     Pickles of models name it."""
+
+    idle = 0  # uses in a row for which nothing had to be read
 
     def __init__(self, attributes: tuple[str, ...]) -> None:
         self._attributes = attributes
@@ -29,15 +37,81 @@ class Routing:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        given = (t for t in (*args, *kwargs.values()) if type(t) is torch.Tensor)
-        numbers = next((t for t in given if t.dtype in _INTEGERS and t.is_cpu), None)
+        every = (*args, *kwargs.values())
+        given = [t for t in every if type(t) is torch.Tensor and t.is_cpu]
+        numbers = next((t for t in given if t.dtype in _INTEGERS), None)
         if numbers is not None and numbers.numel():
-            eagerly(self._expect, module, numbers)
+            eagerly(self._use, module, numbers, given)
 
-    def _expect(self, module: nn.Module, numbers: torch.Tensor) -> None:
+    def _use(self, module: nn.Module, numbers: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
+        self.idle = 0 if self.expect(module, numbers) else self.idle + 1
+        following = _following.get(module)
+        if following is not None and not module.training:
+            following.guess(numbers, given)
+
+    def stacks(self, module: nn.Module) -> list[StowedTensor]:
         every = [getattr(module, name, None) for name in self._attributes]
-        stacks = [stack for stack in every if isinstance(stack, StowedTensor)]
-        expect(stacks, numbers.unique().tolist(), one_by_one=_takes_experts_in_turn(module))
+        return [stack for stack in every if isinstance(stack, StowedTensor)]
+
+    def expect(self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False) -> bool:
+        """Whether some of them are not in memory yet."""
+        return expect(
+            self.stacks(module),
+            numbers.unique().tolist(),
+            one_by_one=_takes_experts_in_turn(module),
+            after=after,
+        )
+
+
+class Following:
+    """The module whose stacks are used after those of another one, and its router, which is asked
+    about the other's input: what layers add to that changes little of which experts it picks."""
+
+    def __init__(self, router: nn.Module, module: nn.Module, routing: Routing) -> None:
+        self._router, self._module, self._routing = router, module, routing
+        self._refused = False
+
+    def guess(self, picked: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
+        """`picked`: the numbers of the module before, `given` its inputs on the CPU. Many tokens
+        reach most experts anyway, in the order of the router's own numbers."""
+        hidden = next((t for t in given if t.is_floating_point() and t.dim() == 2), None)
+        if self._refused or hidden is None or self._routing.idle >= _PATIENCE:
+            return
+        stacks = self._routing.stacks(self._module)
+        if not stacks or 2 * picked.numel() > stacks[0].shape[0]:
+            return
+        try:
+            with torch.no_grad():  # and without its hooks: nobody asked it
+                numbers = _numbers(self._router.forward(hidden), picked.shape[-1])
+        except Exception as error:  # another's code, which takes another input
+            _LOG.info("stowage: %s is not asked ahead: %s", type(self._router).__name__, error)
+            self._refused = True
+            return
+        self._routing.expect(self._module, numbers, after=True)
+
+
+# By the module before. Not part of modules, whose copies would have all that follow.
+_following: WeakKeyDictionary[nn.Module, Following] = WeakKeyDictionary()
+
+
+class _Forgetting:
+    """What forgets the followers of modules, as a hook's handle forgets the hook."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+
+    def remove(self) -> None:
+        for module in self._modules:
+            _following.pop(module, None)
+
+
+def _numbers(found: Any, count: int) -> torch.Tensor:
+    """What a router picked: the integers of its result, else the most likely of each row."""
+    every = found if isinstance(found, tuple) else (found,)
+    for tensor in every:
+        if tensor.dtype in _INTEGERS:
+            return tensor
+    return every[0].topk(count).indices
 
 
 def _takes_experts_in_turn(module: nn.Module) -> bool:
@@ -47,13 +121,27 @@ def _takes_experts_in_turn(module: nn.Module) -> bool:
     return way in (None, "eager")
 
 
-def attach_routing(stacks: Iterable[Held]) -> list[Any]:
-    """The hooks of the modules that have these. To be removed with the engine."""
+def _router_of(site: Site) -> nn.Module | None:
+    """The router beside a module of experts, as models call theirs."""
+    children = dict(site.around[-1].named_children()) if site.around else {}
+    return next((children[name] for name in ROUTERS if name in children), None)
+
+
+def attach_routing(stacks: Iterable[Held], *, ahead: bool) -> list[Any]:
+    """The hooks of the modules that have these, in the order in which they are used. `ahead`:
+    routers are asked about the input of the module before. To be removed with the engine."""
     of_module: dict[nn.Module, list[str]] = {}
+    routers: dict[nn.Module, nn.Module | None] = {}
     for held in stacks:
         for site in held.sites:
             of_module.setdefault(site.module, []).append(site.attribute)
+            routers[site.module] = _router_of(site)
+    hooks = {module: Routing(tuple(names)) for module, names in of_module.items()}
+    for one, following in pairwise(hooks) if ahead else ():
+        router = routers[following]
+        if router is not None:
+            _following[one] = Following(router, following, hooks[following])
     return [
-        module.register_forward_pre_hook(Routing(tuple(attributes)), with_kwargs=True)
-        for module, attributes in of_module.items()
+        _Forgetting(hooks),
+        *(m.register_forward_pre_hook(hook, with_kwargs=True) for m, hook in hooks.items()),
     ]
