@@ -21,7 +21,7 @@ from stowage._model.declared import (
     too_narrow,
 )
 from stowage._model.patterns import ByPattern, Pattern, check, label, matches, near_misses
-from stowage._model.weights import Candidates, Choice, Held, Inventory, Site
+from stowage._model.weights import LAZY, Candidates, Choice, Held, Inventory, Site
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument, StowageError
 from stowage._ops.storage import Storage
@@ -251,8 +251,11 @@ def is_router(site: Site) -> bool:
     rows as columns: layers of gated MLPs that are called `gate` have more."""
     if _last_part(site.path) not in ROUTERS:
         return False
-    shape = getattr(site.module, site.attribute).shape
-    return len(shape) == 2 and shape[0] * 4 <= shape[1]
+    weight = getattr(site.module, site.attribute)
+    if isinstance(weight, LAZY) or weight.dim() != 2:
+        return False
+    rows, columns = weight.shape
+    return bool(rows * 4 <= columns)
 
 
 def _last_part(path: str) -> str:

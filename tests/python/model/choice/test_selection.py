@@ -97,6 +97,9 @@ def test_routers_stay_plain_unless_a_rule_names_them(name: str) -> None:
         weight: "int8:row"
     }
     assert chosen(Selection.parse("nf4"), block(17)) == {weight: "nf4:block64"}  # a gated layer
+    lazy = nn.ModuleDict({name: nn.LazyLinear(4)})
+    with pytest.raises(stowage.InvalidArgument, match=f"{name}.weight: must have a shape"):
+        stowage.stow(lazy, "nf4")
 
 
 def test_a_head_tied_to_an_embedding_follows_it() -> None:
