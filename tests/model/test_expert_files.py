@@ -8,6 +8,7 @@ import copy
 import json
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from dialect_models import factory
 from expert_models import IDS, WAYS, build, logits, published
 from forking import in_child
-from installed import PROGRAM
 from safetensors.torch import load_file, save_file
 from sharded import run
 from sharded_reads import read_as_whole
@@ -25,6 +25,8 @@ import stowage
 from stowage._ops.library import composite_forced
 
 transformers = pytest.importorskip("transformers")
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 # What the matrices of files rest as, and their stacks then; of these, the one of gate and up first.
 FORMS = {
     "f8_e4m3:block128x128": ("fp8", "f8_e4m3:block128x128", "f8_e4m3:block128x128"),

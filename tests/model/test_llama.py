@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from installed import PROGRAM
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import stowage
 
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 IDS = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]])
 
 

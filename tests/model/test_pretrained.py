@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import expert_models as mixtures
 import pytest
 import torch
 import torch.distributed as dist
-from installed import PROGRAM
 from same_weights import same
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
@@ -34,6 +34,8 @@ import stowage
 from stowage.integrations.transformers import StowageConfig, StowageQuantizer
 from stowage.integrations.transformers.destinations import Destinations
 
+SCRIPTS = sysconfig.get_path("scripts")
+PROGRAM = shutil.which("stowage", path=SCRIPTS) or Path(stowage.__file__).parent / "bin/stowage"
 IDS = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]])
 SIZES = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
