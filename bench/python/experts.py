@@ -8,7 +8,7 @@ recently used and by most often used, with room for as many experts. What the fi
 read is counted in a run that knows nothing, and in one that `stowage.foresee` told which experts
 other tokens took. Run:
 python bench/python/experts.py [--layers 4] [--experts 32] [--width 1024] [--inner 768]
-     [--share 0.25 0.5] [--tokens 100] [--storage int8:row2] [--reads direct] [--json]
+     [--share 0.25 0.5] [--tokens 100] [--storage int8:row2] [--reads direct] [--ahead] [--json]
 """
 
 from __future__ import annotations

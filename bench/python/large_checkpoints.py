@@ -55,8 +55,8 @@ class Tensor:
         found = torch.cat(parts) if len(parts) != 1 else parts[0]
         if self.row != "router":
             return found
-        torch.manual_seed(zlib.crc32(self.name.encode()))
-        rank = 1 + torch.randperm(self.shape[0])[torch.arange(begin, end) // self.shape[1]]
+        order = torch.randperm(self.shape[0], generator=_seeded(self.name))
+        rank = 1 + order[torch.arange(begin, end) // self.shape[1]]
         return (found * 8 * rank**-0.25).bfloat16()  # larger rows win more often
 
     def pieces(self) -> Iterator[torch.Tensor]:
@@ -65,11 +65,15 @@ class Tensor:
             yield self.values(begin, min(begin + _PIECE, numbers))
 
 
+def _seeded(text: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(text.encode()))
+
+
 @cache
 def _row(kind: str) -> torch.Tensor:
     """Numbers of a kind, `_ROW` of them."""
-    torch.manual_seed(zlib.crc32(kind.encode()))
-    normal = torch.randn(_ROW)
+    random = _seeded(kind)
+    normal = torch.randn(_ROW, generator=random)
     if kind == "ones":
         return torch.ones(_ROW, dtype=torch.bfloat16)
     if kind in ("weights", "router"):
@@ -79,11 +83,11 @@ def _row(kind: str) -> torch.Tensor:
     if kind == "e4m3":  # beside a scale of about 2e-4, these are weights
         return (normal * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     if kind == "scales":
-        return 2e-4 * (1 + 0.1 * torch.rand(_ROW))
+        return 2e-4 * (1 + 0.1 * torch.rand(_ROW, generator=random))
     if kind == "e2m1":  # two of a byte
-        return torch.randint(0, 256, (_ROW,), dtype=torch.uint8)
+        return torch.randint(0, 256, (_ROW,), dtype=torch.uint8, generator=random)
     assert kind == "e8m0", kind
-    return torch.randint(118, 122, (_ROW,), dtype=torch.uint8)
+    return torch.randint(118, 122, (_ROW,), dtype=torch.uint8, generator=random)
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,16 @@ bool Core::want(std::span<const WeightId> ids, bool after) {
   const std::shared_ptr<Session> own = session();
   const std::scoped_lock lock(mutex_);
   Wants& wants = own->wants;
+  const std::size_t used = std::min(wants.used, wants.begun);
+  wants.ids.erase(wants.ids.begin(), wants.ids.begin() + static_cast<std::ptrdiff_t>(used));
+  wants.begun -= used;
+  wants.used = 0;
   if (!after) {
     // What it wanted before and has not used comes after what it wants now.
-    const std::size_t used = std::min(wants.used, wants.begun);
-    for (std::size_t i = used; i < wants.begun; ++i)
-      put_off(wants.ids[i], clock_ + 1 + ids.size() + (i - used));
+    for (std::size_t i = 0; i < wants.begun; ++i)
+      put_off(wants.ids[i], clock_ + 1 + ids.size() + i);
     wants.ids.clear();
-    wants.begun = wants.used = 0;
+    wants.begun = 0;
     wants.since = clock_;
   }
   const bool comes = std::ranges::any_of(

@@ -3,6 +3,7 @@
 // that reads from it.
 #pragma once
 #include <fcntl.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
@@ -78,5 +79,31 @@ class OverReader {
  private:
   std::shared_ptr<engine::Core> core_;
 };
+
+/// `use(i)` finds weight i right where reads are short and interrupted; where some fail it does so
+/// or is told; and finds all right again behind that.
+template <class Use>
+void expect_faults_mended_or_told(FaultyReader& reader, int weights, Use use) {
+  const auto use_all = [&] {
+    for (int i = 0; i < weights; ++i) use(i);
+  };
+  reader.most = 5000;
+  reader.interrupts = true;
+  use_all();
+  reader.interrupts = false;
+  for (int nth = 0; nth < 12; ++nth) {
+    reader.fail_from = reader.reads + nth % 4;
+    reader.fail_until = reader.fail_from + 1;
+    for (int i = 0; i < weights; ++i) {
+      try {
+        use(i);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::io);
+      }
+    }
+  }
+  reader.fail_from = reader.fail_until = 1 << 30;
+  use_all();
+}
 
 }  // namespace stowage::test

@@ -132,24 +132,7 @@ TEST_P(FormedWeights, ThreadsFindThemInOrder) {
 
 TEST_P(FormedWeights, ShortReadsAndErrorsAreFinishedOrTold) {
   const OverReader engine(file_, options(least()), reader_);
-  reader_.most = 5000;
-  reader_.interrupts = true;
-  for (int i = 0; i < kWeights; ++i) expect_right(engine, i);
-  reader_.interrupts = false;
-  for (int nth = 0; nth < 12; ++nth) {
-    reader_.fail_from = reader_.reads + nth % 4;
-    reader_.fail_until = reader_.fail_from + 1;
-    for (int i = 0; i < kWeights; ++i) {
-      try {
-        expect_right(engine, i);
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), Code::io);
-      }
-    }
-  }
-  reader_.fail_from = 1 << 30;
-  reader_.fail_until = 1 << 30;
-  for (int i = 0; i < kWeights; ++i) expect_right(engine, i);
+  expect_faults_mended_or_told(reader_, kWeights, [&](int i) { expect_right(engine, i); });
   EXPECT_LE(engine->report().peak, least());
 }
 

@@ -108,23 +108,7 @@ TEST_P(Values, ThreadsFindThemThere) {
 
 TEST_P(Values, ShortReadsAndErrorsAreFinishedOrTold) {
   const OverReader engine(file_, options(least()), reader_);
-  reader_.most = 5000;
-  reader_.interrupts = true;
-  for (int i = 0; i < kTensors; ++i) expect_right(engine, i);
-  reader_.interrupts = false;
-  for (int nth = 0; nth < 8; ++nth) {
-    reader_.fail_from = reader_.reads + nth % 4;
-    reader_.fail_until = reader_.fail_from + 1;
-    for (int i = 0; i < kTensors; ++i) {
-      try {
-        expect_right(engine, i);
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), Code::io);
-      }
-    }
-  }
-  reader_.fail_from = reader_.fail_until = 1 << 30;
-  for (int i = 0; i < kTensors; ++i) expect_right(engine, i);
+  expect_faults_mended_or_told(reader_, kTensors, [&](int i) { expect_right(engine, i); });
 }
 
 TEST(LargeValues, OfACachedFileAreReadWhereProductsWouldCopyThem) {

@@ -107,6 +107,24 @@ def test_a_policy_means_the_same_to_both(tmp_path: Path, said: dict[str, Any]) -
     ]
 
 
+def test_of_a_mixture_it_packs_what_stow_takes_and_the_experts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
+        shared_expert_intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.Qwen2MoeForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    packing = ("pack", tmp_path / "model", tmp_path / "packed", "--storage", "nf4", "--json")
+    packed = {row["name"] for row in json.loads(run(*packing))["weights"]}
+    experts = {name for name in packed if ".experts." in name}
+    assert len(experts) == 2 * 4 * 3
+    stowed = {row.name for row in stowage.stow(model, "nf4").stowed}
+    assert packed - experts == stowed and not any("gate." in name for name in stowed)
+    assert any("shared_expert_gate.weight" in name for name in model.state_dict())
+
+
 @pytest.mark.parametrize(
     ("storage", "tied"), [("nf4", True), ("nf4:block64:nested", False), ("fp4:block128", False)]
 )

@@ -75,7 +75,7 @@ class EngineReport(NamedTuple):  # made faster than a frozen dataclass: one for 
     unused: int = 0  #: of these: what went again, or failed, before it was used
     evicted: int = 0  #: weights that gave way to others
     bytes_read: int = 0  #: from the file
-    bytes_formed: int = 0  #: of weights that the file has in another order, put in order
+    bytes_formed: int = 0  #: of weights in another order or at another offset, put in order
     held: int = 0  #: bytes of the file in memory now
     peak: int = 0  #: the same at most, since the beginning; never more than the budget
     stall: float = 0.0  #: seconds that the model waited for weights

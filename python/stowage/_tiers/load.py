@@ -129,7 +129,10 @@ def load(
     """
     plan = None if plan is None else read_plan(plan)
     engine = _engine_options(folder, ram, plan, reads)
-    engine = engine and replace(engine, route_ahead=route_ahead)
+    if engine is not None:
+        engine = replace(engine, route_ahead=route_ahead)
+    elif route_ahead:
+        raise InvalidArgument("stowage.load: route_ahead must come with ram or plan, got neither")
     policy = Policy.of(
         storage,
         "stowage.load",

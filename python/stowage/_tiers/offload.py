@@ -108,7 +108,8 @@ def offload(
         timeout: seconds that a use waits for bytes at most.
         lock: keeps the budget's memory from being swapped.
         route_ahead: asks the router of a mixture's next layer about the input of this one, and
-            prefetches the experts that it picks too; not in training, nor for many tokens.
+            prefetches the experts that it picks too; on the CPU, not in training, nor for many
+            tokens.
 
     Returns:
         Where each weight rests now.

@@ -83,6 +83,8 @@ class Asked:
             found.append(
                 "reads, workers, timeout, lock and route_ahead must come with folder, got none"
             )
+        if self.options.route_ahead and places.home != CPU:
+            found.append(f"route_ahead must come with a model on the CPU, got device={self.device}")
         for name, given in (("accelerator", self.accelerator), ("pin", self.pin or None)):
             if given is not None and places.home == CPU:
                 found.append(f"{name} must come with a device, got {name}={given!r} and device="

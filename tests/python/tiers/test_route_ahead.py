@@ -8,13 +8,16 @@ import copy
 import gc
 import logging
 import pickle
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forking import in_child
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import stowage
 from stowage._ops.library import composite_forced
@@ -135,15 +138,27 @@ def test_what_was_guessed_is_there(tmp_path: Path) -> None:
     assert report.unused <= report.ahead // 4 and report.peak <= 12 * ONE
 
 
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "grad": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("matrices", [3, 5, 12, 2 * LAYERS * EXPERTS])
-@torch.no_grad()
-def test_results_are_the_same(matrices: int, tmp_path: Path) -> None:
+def test_results_are_the_same(matrices: int, mode: str, tmp_path: Path) -> None:
     plain = mixture()
     with_it = streamed(tmp_path / "a", matrices)
     without = streamed(tmp_path / "b", matrices, route_ahead=False)
-    for x in tokens(12):
-        wanted = plain(x)
-        assert torch.equal(with_it(x), wanted) and torch.equal(without(x), wanted)
+    every = tokens(12)
+    with MODES[mode]():
+        for x in every:
+            wanted = plain(x)
+            assert torch.equal(with_it(x), wanted) and torch.equal(without(x), wanted)
+    assert with_it[1].gate.asked > without[1].gate.asked == len(every)
     for model in (with_it, without):
         report = stowage.engine_report(model)
         assert report.borrowed == 0 and report.peak <= matrices * ONE
@@ -217,6 +232,55 @@ def test_a_router_that_takes_another_input_is_left_alone(
 
 
 @torch.no_grad()
+def test_modes_that_follow_operations_do_not_see_it(tmp_path: Path) -> None:
+    models = [streamed(tmp_path / str(on), route_ahead=on) for on in (True, False)]
+    counted = []
+    for model in models:
+        with FlopCounterMode(display=False) as counter:
+            model(tokens(1)[0])
+        counted.append(counter.get_total_flops())
+        assert [block.gate.asked for block in model] == [1, 1, 1]
+    assert counted[0] == counted[1] > 0
+
+
+@torch.no_grad()
+def test_one_matrix_is_guessed_too(
+    said: list[tuple[list[int], bool]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A router that picks one expert, of one stack: what is used needs no word, a guess does."""
+    monkeypatch.setattr(sys.modules[__name__], "PICKED", 1)
+    model = streamed(tmp_path / "w")
+    for x in tokens(12):
+        model(x)
+    assert len(said) == 12 * (LAYERS - 1) and all(after for _, after in said)
+
+
+def test_where_it_has_no_effect_it_is_refused_or_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "saved"
+    stowage.save(mixture(), folder)
+    for call, words in {
+        lambda: stowage.load(mixture, folder, route_ahead=True): "route_ahead must come with ram",
+        lambda: stowage.offload(mixture(), ram="1MiB", route_ahead=True): "route_ahead must come",
+        lambda: streamed(tmp_path / "none", workers=0): "route_ahead must come with workers",
+    }.items():
+        with pytest.raises(stowage.InvalidArgument, match=words):
+            call()
+    dense = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    stowage.offload(dense, ram="1MiB", folder=tmp_path / "dense", route_ahead=True)
+    assert "route_ahead has no effect" in caplog.text
+
+
+@torch.no_grad()
+def test_a_forked_child_has_the_same_results(tmp_path: Path) -> None:
+    model = streamed(tmp_path / "w")
+    x = tokens(1)[0]
+    wanted = model(x)
+    in_child(lambda: torch.equal(model(x), wanted))
+
+
+@torch.no_grad()
 def test_nothing_of_it_is_left(tmp_path: Path) -> None:
     model = streamed(tmp_path / "w")
     model(tokens(1)[0])
@@ -241,3 +305,5 @@ def test_a_layer_that_is_copied_or_pickled_is_alone(tmp_path: Path) -> None:
     copied = copy.deepcopy(model)
     with torch.no_grad():
         assert torch.equal(copied(tokens(1)[0]), model(tokens(1)[0]))
+    assert [block.gate.asked for block in copied] == [1, 1, 1]
+    assert [block.gate.asked for block in model] == [1, 2, 2]

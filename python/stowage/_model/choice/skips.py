@@ -78,7 +78,7 @@ LANGUAGE: tuple[str, ...] = (
     *sorted(pattern for head in HEADS for pattern in (head, f"*.{head}")),
     "cls",
     "*router",
-    *(f"*.{router}" for router in ROUTERS if router != "router"),
+    *(f"*.{router}" for router in ROUTERS),
 )
 
 NAMED: dict[str, tuple[str, ...]] = {"diffusion": DIFFUSION, "language": LANGUAGE}

@@ -26,15 +26,15 @@ def expect(
     *,
     one_by_one: bool = False,
     after: bool = False,
-) -> bool:
+) -> bool | None:
     """Those matrices of stacks [E, O, K] are used next: in the order of `indices` of the first
     stack, then of the next, or `one_by_one` all of the first index, then of the next; `after` what
-    was said before, as guesses are. Whether some are not in memory yet. What is traced for a
-    compiled graph says nothing."""
+    was said before, as guesses are. Whether some are not in memory yet; None where nothing was
+    said: while a graph is traced, and of one matrix, which is asked for at once."""
     if torch.compiler.is_compiling():
-        return False
+        return None
     found = [weight._parts()[0] for weight in stacks if in_file(weight)]
-    if not found or len(indices) * len(found) < 2:
-        return False
+    if len(indices) * len(found) < (1 if after else 2):
+        return None
     comes: bool = library.engine_want(found, indices, one_by_one, after)
     return comes

@@ -36,7 +36,7 @@ from stowage._tiers.disk.journal import (
     note_places,
     written_bytes,
 )
-from stowage._tiers.disk.routing import attach_routing
+from stowage._tiers.disk.routing import attach_routing, forget_following
 from stowage._tiers.forks import Living
 from stowage._tiers.places import CPU
 
@@ -78,6 +78,8 @@ class EngineOptions:
             problems.append(f"timeout must be seconds above 0, or None, got {timeout!r}")
         elif timeout is not None and workers == 0:
             problems.append(f"timeout must come with workers, got {timeout} s with none")
+        if self.route_ahead and workers == 0:
+            problems.append("route_ahead must come with workers, got none")
         if self.lock and self.reads == "mapped":
             problems.append("lock must come with reads into memory, got reads='mapped'")
         return problems
@@ -403,6 +405,7 @@ def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
 def detach(model: nn.Module) -> None:
     for hook in model.__dict__.pop(_ATTRIBUTE + "_hooks"):
         hook.remove()
+    forget_following(model)
     forget_places(model)
     model.__dict__.pop(_ATTRIBUTE)  # the engine ends with the last copy of the model that has it
 

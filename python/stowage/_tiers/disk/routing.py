@@ -6,7 +6,7 @@ by its own router. Both are hints, which cost a read where they are wrong, and c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from torch import nn
 
 from stowage._model.choice.skips import ROUTERS
 from stowage._model.weights import Held, Site
+from stowage._ops import _torch
 from stowage._ops.eager import eagerly
 from stowage._tensor.products.wants import expect
 from stowage._tensor.stowed import StowedTensor
@@ -44,7 +45,9 @@ class Routing:
             eagerly(self._use, module, numbers, given)
 
     def _use(self, module: nn.Module, numbers: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
-        self.idle = 0 if self.expect(module, numbers) else self.idle + 1
+        comes = self.expect(module, numbers)
+        if comes is not None:
+            self.idle = 0 if comes else self.idle + 1
         following = _following.get(module)
         if following is not None and not module.training:
             following.guess(numbers, given)
@@ -53,8 +56,10 @@ class Routing:
         every = [getattr(module, name, None) for name in self._attributes]
         return [stack for stack in every if isinstance(stack, StowedTensor)]
 
-    def expect(self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False) -> bool:
-        """Whether some of them are not in memory yet."""
+    def expect(
+        self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
+    ) -> bool | None:
+        """As `wants.expect`, of the module's stacks."""
         return expect(
             self.stacks(module),
             numbers.unique().tolist(),
@@ -72,10 +77,12 @@ class Following:
         self._refused = False
 
     def guess(self, picked: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
-        """`picked`: the numbers of the module before, `given` its inputs on the CPU. Many tokens
-        reach most experts anyway, in the order of the router's own numbers."""
+        """`picked`: the numbers of the module before, `given` its inputs on the CPU. Not for many
+        tokens, which reach most experts anyway, nor where something follows the operations."""
         hidden = next((t for t in given if t.is_floating_point() and t.dim() == 2), None)
         if self._refused or hidden is None or self._routing.idle >= _PATIENCE:
+            return
+        if _torch.functorch_active() or _torch.len_torch_dispatch_stack():
             return
         stacks = self._routing.stacks(self._module)
         if not stacks or 2 * picked.numel() > stacks[0].shape[0]:
@@ -94,15 +101,9 @@ class Following:
 _following: WeakKeyDictionary[nn.Module, Following] = WeakKeyDictionary()
 
 
-class _Forgetting:
-    """What forgets the followers of modules, as a hook's handle forgets the hook."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
-
-    def remove(self) -> None:
-        for module in self._modules:
-            _following.pop(module, None)
+def forget_following(model: nn.Module) -> None:
+    for module in model.modules():
+        _following.pop(module, None)
 
 
 def _numbers(found: Any, count: int) -> torch.Tensor:
@@ -129,7 +130,8 @@ def _router_of(site: Site) -> nn.Module | None:
 
 def attach_routing(stacks: Iterable[Held], *, ahead: bool) -> list[Any]:
     """The hooks of the modules that have these, in the order in which they are used. `ahead`:
-    routers are asked about the input of the module before. To be removed with the engine."""
+    routers are asked about the input of the module before, until `forget_following`. To be removed
+    with the engine."""
     of_module: dict[nn.Module, list[str]] = {}
     routers: dict[nn.Module, nn.Module | None] = {}
     for held in stacks:
@@ -137,11 +139,25 @@ def attach_routing(stacks: Iterable[Held], *, ahead: bool) -> list[Any]:
             of_module.setdefault(site.module, []).append(site.attribute)
             routers[site.module] = _router_of(site)
     hooks = {module: Routing(tuple(names)) for module, names in of_module.items()}
-    for one, following in pairwise(hooks) if ahead else ():
+    if ahead:
+        _follow(hooks, routers)
+    return [
+        module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks.items()
+    ]
+
+
+def _follow(
+    hooks: Mapping[nn.Module, Routing], routers: Mapping[nn.Module, nn.Module | None]
+) -> None:
+    asked = 0
+    for one, following in pairwise(hooks):
         router = routers[following]
         if router is not None:
             _following[one] = Following(router, following, hooks[following])
-    return [
-        _Forgetting(hooks),
-        *(m.register_forward_pre_hook(hook, with_kwargs=True) for m, hook in hooks.items()),
-    ]
+            asked += 1
+    if not asked:
+        _LOG.warning(
+            "stowage: route_ahead has no effect: no experts of which each comes by itself follow "
+            "others, with a module %s beside them",
+            " or ".join(ROUTERS),
+        )
