@@ -63,8 +63,13 @@ struct PlanOptions {
   std::uint64_t activations = 0;     // bytes beside the weights, where the work is
   bool works_on_cpu = true;          // a weight may be multiplied beside an accelerator
   std::vector<std::string> order{};  // of use, by name; what it does not name follows
-  /// Uses per pass by glob; an embedding that is named is used whole. Cold experts: 0.05.
+  /// Uses per pass by glob; an embedding that is named is used whole.
   std::vector<std::pair<std::string, double>> uses{};
+  /// Experts that a token takes in each layer; 0: as `config` says, else all.
+  std::int64_t routed = 0;
+  std::string config{};  // text of the model's config.json; of a file, that beside it
+  /// How often each expert was used elsewhere, by layer; without, all of it are used alike.
+  std::map<std::string, std::vector<double>> routing{};
 };
 
 /// A weight with its scales, or a plain tensor.
@@ -77,6 +82,8 @@ struct PlanUnit {
   std::uint64_t scratch = 0;   // that it comes through, where a file has it in another order
   double uses = 1;             // per pass
   bool rests = false;          // a weight that was put to rest: it moves, however small
+  double share = 1;            // of the rows of x, that it meets when it is used
+  bool stack = false;          // [E, O, K]; without accelerators a unit for each, "w[0]", "w[1]"
   bool rows = false;           // only the rows that ids name are read
   bool stays = false;          // plain and small: in memory where it is used, always
   std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator
@@ -108,6 +115,23 @@ struct Plan {
   std::vector<PlanMoment> over_the_pass{};
 };
 
+/// One expert of a layer.
+struct PlanExpert {
+  double uses = 0;  // per pass
+  std::uint64_t bytes = 0;
+  std::string tier{};
+};
+/// The experts of one module, by their numbers.
+struct PlanExperts {
+  std::string name;
+  std::vector<PlanExpert> experts;
+};
+/// Whether it names a weight of one of them: "experts.3.up.weight", or of a stack "experts.up[3]".
+STOWAGE_API bool is_of_expert(std::string_view name);
+STOWAGE_API std::vector<PlanExperts> experts_of(const Plan& plan);
+/// Of the uses of experts in a pass the part that finds them in memory; none: there are no experts.
+STOWAGE_API std::optional<double> hits_of(const Plan& plan);
+
 /// Reads no tensor. Throws invalid_argument where no plan holds the limits, naming the three
 /// largest terms and the number that would do; and for unknown names in `order`.
 STOWAGE_API Plan make_plan(const File& file, const PlanOptions& options, const Links& links);
@@ -124,6 +148,10 @@ STOWAGE_API std::vector<PlanUnit> plan_units(const File& file,
 STOWAGE_API void check_plan(const Plan& plan, const File& file);
 STOWAGE_API void check_plan(const Plan& plan, std::string_view model,
                             const std::vector<PlanUnit>& units);
+
+/// By layer, what stowage.Uses.save of Python wrote. Throws bad_file.
+STOWAGE_API std::map<std::string, std::vector<double>> routing_from_json(
+    std::string_view text, std::string_view where = "uses");
 
 STOWAGE_API std::string to_json(const Plan& plan);
 /// Throws bad_file: not a plan, of a later version, a key missing or of another type.

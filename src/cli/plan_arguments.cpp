@@ -17,6 +17,8 @@ std::pair<std::string, std::uint64_t> accelerator_of(const std::string& text) {
   return {text.substr(0, equals), parse_size(text.substr(equals + 1))};
 }
 
+bool is_uses_file(const std::string& text) { return text.ends_with(".json"); }
+
 std::pair<std::string, double> uses_of(const std::string& text) {
   const std::size_t equals = text.rfind('=');
   double uses = 0;
@@ -25,7 +27,9 @@ std::pair<std::string, double> uses_of(const std::string& text) {
   const auto [stopped, error] = std::from_chars(number, end, uses);
   if (equals == std::string::npos || equals == 0 || error != std::errc{} || stopped != end)
     throw Error(Code::invalid_argument,
-                "--uses: must be GLOB=NUMBER, such as '*.experts.*=0.05', got '" + text + "'");
+                "--uses: must be GLOB=NUMBER, such as '*.experts.*=0.05', or a file of uses ending "
+                "in .json, got '" +
+                    text + "'");
   return {text.substr(0, equals), uses};
 }
 
@@ -45,9 +49,12 @@ void add_plan_options(CLI::App& command, PlanTexts& texts, PlanCommand& plan) {
   command.add_option("--activations", texts.activations, "Bytes beside the weights: 512MiB");
   command
       .add_option("--uses", texts.uses,
-                  "GLOB=NUMBER of uses in a pass ('*.experts.*=0.05'); may be repeated")
+                  "GLOB=NUMBER of uses in a pass, or uses.json of experts, as stowage.Uses.save of "
+                  "Python writes it; may be repeated")
       ->expected(1)
       ->take_all();
+  command.add_option("--routed", plan.options.routed,
+                     "Experts that a token takes in a layer; else as config.json says");
   command.add_flag("!--no-cpu", plan.options.works_on_cpu,
                    "Multiply on the accelerators only, never where a weight rests");
   command.add_option("-o,--out", plan.out, "Write the plan as JSON to this file too");
@@ -61,7 +68,12 @@ void read_plan(const PlanTexts& texts, PlanCommand& plan) {
   if (!texts.storage.empty()) plan.options.storage = parse_storage(texts.storage);
   for (const std::string& text : texts.accelerators)
     plan.options.accelerators.push_back(accelerator_of(text));
-  for (const std::string& text : texts.uses) plan.options.uses.push_back(uses_of(text));
+  for (const std::string& text : texts.uses) {
+    if (is_uses_file(text))
+      plan.options.routing = routing_from_json(read_text(text), text);
+    else
+      plan.options.uses.push_back(uses_of(text));
+  }
 }
 
 }  // namespace stowage::cli

@@ -44,16 +44,6 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
 )";
 
-std::string colour(std::size_t i) { return formatted("var(--c{})", i % kColours); }
-
-std::string legend(const std::vector<std::string>& names) {
-  std::string text = "<div class=\"legend\">";
-  for (std::size_t i = 0; i < names.size(); ++i)
-    text +=
-        formatted("<span><i style=\"background:{}\"></i>{}</span>", colour(i), escaped(names[i]));
-  return text + "</div>\n";
-}
-
 /// The smallest of 1, 2, 5 times a power of two's unit that is not below an eighth of `most`.
 double grid_step(double most) {
   double step = 1024;
@@ -103,6 +93,16 @@ double accelerators_limit(const Plan& plan) {
 }
 
 }  // namespace
+
+std::string colour(std::size_t i) { return formatted("var(--c{})", i % kColours); }
+
+std::string legend(const std::vector<std::string>& names) {
+  std::string text = "<div class=\"legend\">";
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text +=
+        formatted("<span><i style=\"background:{}\"></i>{}</span>", colour(i), escaped(names[i]));
+  return text + "</div>\n";
+}
 
 std::string escaped(std::string_view text) {
   std::string safe;
@@ -207,6 +207,8 @@ std::string predicted_facts(const Plan& plan) {
   std::string text = fact("a pass", time_text(plan.seconds));
   for (const auto& [tier, bytes] : plan.peak) text += fact("peak of " + tier, size_text(bytes));
   for (const auto& [link, bytes] : plan.moved) text += fact(link, size_text(bytes));
+  if (const auto hits = hits_of(plan))
+    text += fact("experts in memory when used", formatted("{:.0f} %", 100 * *hits));
   return text;
 }
 

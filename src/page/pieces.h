@@ -16,6 +16,8 @@ namespace stowage::page {
 inline constexpr int kColours = 8;  // of the page's style; later ones repeat
 
 std::string escaped(std::string_view text);
+std::string colour(std::size_t i);                          // as the page's style has it
+std::string legend(const std::vector<std::string>& names);  // in the first colours
 
 /// Stacked parts of one row, each a name and bytes.
 struct Bar {
@@ -28,6 +30,10 @@ std::string bars(const std::vector<Bar>& rows);
 
 /// Bytes in use as each unit's work begins, with the limits as lines.
 std::string memory_over_the_pass(const Plan& plan);
+
+/// A row for each module of experts, a cell for each of them: as dark as it is used often, in the
+/// colour of its tier.
+std::string heat_map(const std::vector<PlanExperts>& layers);
 
 /// Bytes by a name, in parts by another.
 using BytesBy = std::map<std::string, BytesByName>;

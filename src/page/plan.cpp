@@ -13,13 +13,22 @@ namespace {
 std::string unit_table(const Plan& plan) {
   PageTable table(
       {{"weight"}, {"storage"}, {"tier"}, {"work"}, {"bytes", true}, {"seconds", true}, {"why"}});
-  const std::size_t shown = std::min(plan.units.size(), kMostRows);
+  std::vector<const PlanUnit*> units;  // experts have a picture of their own
+  for (const PlanUnit& unit : plan.units)
+    if (unit.stays || !is_of_expert(unit.name)) units.push_back(&unit);
+  const std::size_t shown = std::min(units.size(), kMostRows);
   for (std::size_t i = 0; i < shown; ++i) {
-    const PlanUnit& unit = plan.units[i];
+    const PlanUnit& unit = *units[i];
     table.add({unit.name, unit.storage, unit.tier, unit.work, size_text(unit.bytes),
                time_text(unit.seconds), unit.why});
   }
-  return section("Weights in order of use", table.text(plan.units.size()));
+  return section("Weights in order of use", table.text(units.size()));
+}
+
+std::string experts_section(const Plan& plan) {
+  const std::vector<PlanExperts> layers = experts_of(plan);
+  if (layers.empty()) return "";
+  return section("Experts by layer", heat_map(layers));
 }
 
 std::string limits_text(const Plan& plan) {
@@ -42,7 +51,7 @@ std::string html_of(const Plan& plan, const PlanMeasured& measured) {
   return document("Plan of " + plan.model, lead,
                   facts(predicted_facts(plan)) + measured_section(plan, measured) +
                       section("Memory over the pass", memory_over_the_pass(plan)) +
-                      section("Bytes by tier", bars(by_tier)) +
+                      experts_section(plan) + section("Bytes by tier", bars(by_tier)) +
                       section("Bytes by storage", bars(by_storage)) + unit_table(plan));
 }
 

@@ -15,7 +15,8 @@ constexpr double kHop = 20e-6;  // seconds: a launch and a wait on either side
 constexpr double kWide = 2;     // bytes of a value of x and y
 
 double operations(const PlanUnit& unit, std::int64_t rows) {
-  return 2.0 * static_cast<double>(unit.shape.elements()) * static_cast<double>(rows);
+  const double met = std::max(1.0, static_cast<double>(rows) * unit.share);
+  return 2.0 * static_cast<double>(unit.shape.elements()) * met;
 }
 
 // Few rows wait for the weight's bytes, many for the products.
@@ -58,7 +59,7 @@ double seconds_of_rows(const PlanUnit& unit, std::int64_t rows, const Links& lin
 
 double seconds_of_detour(const PlanUnit& unit, std::int64_t rows, const AcceleratorRates& rates) {
   const auto values = static_cast<double>(unit.shape.rows() + unit.shape.row_elements());
-  return unit.uses * (kHop + values * static_cast<double>(rows) * kWide / rates.copy);
+  return unit.uses * (kHop + values * static_cast<double>(rows) * unit.share * kWide / rates.copy);
 }
 
 std::uint64_t tile_on_cpu(const PlanUnit& unit) {

@@ -19,6 +19,7 @@ Json unit_json(const PlanUnit& unit) {
             {"rest", unit.rest}, {"rests", unit.rests}, {"seconds", unit.seconds},
             {"why", unit.why}};
   if (unit.scratch != 0) made["scratch"] = unit.scratch;
+  if (unit.share != 1) made["share"] = unit.share;
   return made;
 }
 
@@ -49,6 +50,7 @@ PlanUnit unit_of(const JsonFields& fields) {
   unit.stays = fields.flag("stays");
   unit.rests = fields.all().contains("rests") && fields.flag("rests");
   unit.scratch = fields.all().contains("scratch") ? fields.whole("scratch") : 0;
+  unit.share = fields.all().contains("share") ? fields.number("share") : 1;
   unit.shape = shape_of(fields);
   unit.rest = fields.whole("rest");
   unit.seconds = fields.number("seconds");
@@ -118,28 +120,28 @@ std::string to_json(const Plan& plan) {
     bytes += unit.bytes;
   }
   for (const auto& [name, most] : plan.accelerators) limits[name] = most;
-  const Json json{
-      {"stowage_plan", planning::kPlanVersion},
-      {"model",
-       {{"name", plan.model},
-        {"weights", plan.units.size()},
-        {"bytes", bytes},
-        {"storage", plan.storage},
-        {"fingerprint", plan.fingerprint}}},
-      {"machine", {{"key", plan.links.key}, {"links", planning::links_json(plan.links)}}},
-      {"limits", {{"ram", plan.ram}, {"accelerators", limits}}},
-      {"rows", plan.rows},
-      {"units", std::move(units)},
-      {"ring", plan.ring},
-      {"tile", planning::largest(plan.tiles)},
-      {"tiles", plan.tiles},
-      {"scratch", plan.scratch},
-      {"activations", plan.activations},
-      {"predicted",
-       {{"seconds", plan.seconds},
-        {"peak", plan.peak},
-        {"bytes", plan.moved},
-        {"over_the_pass", planning::moments_json(plan)}}}};
+  Json json{{"stowage_plan", planning::kPlanVersion},
+            {"model",
+             {{"name", plan.model},
+              {"weights", plan.units.size()},
+              {"bytes", bytes},
+              {"storage", plan.storage},
+              {"fingerprint", plan.fingerprint}}},
+            {"machine", {{"key", plan.links.key}, {"links", planning::links_json(plan.links)}}},
+            {"limits", {{"ram", plan.ram}, {"accelerators", limits}}},
+            {"rows", plan.rows},
+            {"units", std::move(units)},
+            {"ring", plan.ring},
+            {"tile", planning::largest(plan.tiles)},
+            {"tiles", plan.tiles},
+            {"scratch", plan.scratch},
+            {"activations", plan.activations},
+            {"predicted",
+             {{"seconds", plan.seconds},
+              {"peak", plan.peak},
+              {"bytes", plan.moved},
+              {"over_the_pass", planning::moments_json(plan)}}}};
+  if (const auto hits = hits_of(plan)) json["predicted"]["hits"] = *hits;
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

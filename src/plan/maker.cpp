@@ -6,6 +6,7 @@
 #include "base/table.h"
 #include "engine/units.h"
 #include "plan/costs.h"
+#include "plan/experts.h"
 #include "plan/needs.h"
 #include "plan/search.h"
 #include "plan/units.h"
@@ -31,11 +32,28 @@ void check(const PlanOptions& options) {
   }
 }
 
-const PlanUnit* largest_of(const std::vector<PlanUnit>& units) {
-  const PlanUnit* most = nullptr;
-  for (const PlanUnit& unit : units)
-    if (!unit.stays && !unit.rows && (most == nullptr || unit.bytes > most->bytes)) most = &unit;
+struct Largest {
+  std::string name{};
+  std::uint64_t bytes = 0;
+};
+
+// Of what moves, together with what moves with it.
+Largest largest_of(const std::vector<PlanUnit>& units, const std::vector<std::size_t>& groups) {
+  Largest most, now;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (units[i].stays || units[i].rows) continue;
+    if (i == 0 || groups[i] != groups[i - 1]) now = {units[i].name, 0};
+    now.bytes += units[i].bytes;
+    if (now.bytes > most.bytes) most = now;
+  }
   return most;
+}
+
+// Matrices of an expert that are tensors of their own come through scratch where a model has them
+// in stacks.
+std::uint64_t scratch_of(const PlanUnit& unit) {
+  const auto expert = expert_of(unit.name);
+  return expert && expert->apart && !unit.stays ? unit.bytes : 0;
 }
 
 }  // namespace
@@ -106,7 +124,25 @@ Candidate PlanMaker::candidate_of(const PlanUnit& unit, std::int32_t accelerator
 
 void PlanMaker::weigh_units() {
   for (std::size_t i = 0; i < plan_.units.size(); ++i)
-    candidates_.push_back(candidate_of(plan_.units[i], accelerators_[i]));
+    weighed_.push_back(candidate_of(plan_.units[i], accelerators_[i]));
+  groups_ = groups_of(plan_.units);
+  join_groups();
+}
+
+void PlanMaker::join_groups() {
+  for (std::size_t i = 0; i < weighed_.size(); ++i) {
+    const Candidate& unit = weighed_[i];
+    if (groups_[i] == candidates_.size()) {
+      candidates_.push_back(unit);
+      continue;
+    }
+    Candidate& group = candidates_.back();
+    group.bytes += unit.bytes;
+    group.read += unit.read;
+    group.copy += unit.copy;
+    group.on_cpu += unit.on_cpu;
+    group.on_accelerator += unit.on_accelerator;
+  }
 }
 
 // What is in memory whatever is chosen: small tensors where they are used, tiles, activations.
@@ -114,12 +150,13 @@ void PlanMaker::take_always() {
   const bool alone = plan_.accelerators.empty();
   plan_.tiles["ram"] = 0;
   for (const auto& [name, bytes] : plan_.accelerators) plan_.tiles[name] = 0;
-  std::uint64_t scratch = 0;
+  std::uint64_t scratch = 0, together = 0;
   for (std::size_t i = 0; i < plan_.units.size(); ++i) {
     const PlanUnit& unit = plan_.units[i];
     const std::string where = accelerators_[i] < 0 ? "ram" : name(accelerators_[i]);
     if (unit.stays) always_[where] += unit.bytes;
-    scratch = std::max(scratch, unit.scratch);
+    together = (i > 0 && groups_[i] == groups_[i - 1] ? together : 0) + scratch_of(unit);
+    scratch = std::max({scratch, unit.scratch, together});
     if (alone || options_.works_on_cpu)
       plan_.tiles["ram"] = std::max(plan_.tiles["ram"], tile_on_cpu(unit));
     if (!alone) plan_.tiles[where] = std::max(plan_.tiles[where], tile_on_accelerator(unit));
@@ -128,7 +165,7 @@ void PlanMaker::take_always() {
 }
 
 void PlanMaker::subtract_needs() {
-  const PlanUnit* const most = largest_of(plan_.units);
+  const Largest most = largest_of(plan_.units, groups_);
   const bool alone = plan_.accelerators.empty();
   std::string problems;
   const auto left = [&](const std::string& tier, std::uint64_t limit, bool streams, bool works) {
@@ -138,7 +175,7 @@ void PlanMaker::subtract_needs() {
     if (works) needs.add("activations", plan_.activations);
     if (streams && tier == "ram") needs.add("scratch for weights in another order", plan_.scratch);
     const std::uint64_t fixed = needs.sum();
-    if (streams && most != nullptr) needs.add("the largest weight, " + most->name, most->bytes);
+    if (streams && most.bytes > 0) needs.add("the largest weight, " + most.name, most.bytes);
     const std::string refusal = needs.refusal(tier, limit);
     if (!refusal.empty()) problems += (problems.empty() ? "" : "; ") + refusal;
     return limit - std::min(fixed, limit);
@@ -177,9 +214,9 @@ void PlanMaker::describe(PlanUnit& unit, const Candidate& c, Assignment assignme
 
 void PlanMaker::describe(const Placement& placed) {
   for (std::size_t i = 0; i < plan_.units.size(); ++i) {
-    Candidate& candidate = candidates_[i];
+    Candidate& candidate = weighed_[i];
     if (plan_.units[i].stays) candidate.accelerator = accelerators_[i];
-    describe(plan_.units[i], candidate, placed.assignments[i]);
+    describe(plan_.units[i], candidate, placed.assignments[groups_[i]]);
   }
 }
 
@@ -209,6 +246,8 @@ void PlanMaker::watch(const std::vector<Step>& steps, const std::vector<Moments>
     const std::uint64_t fixed = bytes - (ring == plan_.ring.end() ? 0 : ring->second);
     (tier == "ram" ? ram : accelerators) += static_cast<std::int64_t>(fixed);
   }
+  std::vector<std::int64_t> first(steps.size());  // unit of each
+  for (std::size_t i = groups_.size(); i-- > 0;) first[groups_[i]] = static_cast<std::int64_t>(i);
   const std::size_t stride = (steps.size() + kMoments - 1) / std::max<std::size_t>(kMoments, 1);
   auto change = changes.begin();
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -218,7 +257,7 @@ void PlanMaker::watch(const std::vector<Step>& steps, const std::vector<Moments>
     }
     if (i % std::max<std::size_t>(stride, 1) != 0 && i + 1 != steps.size()) continue;
     plan_.over_the_pass.push_back(
-        {static_cast<std::int64_t>(i), static_cast<std::uint64_t>(std::max<std::int64_t>(ram, 0)),
+        {first[i], static_cast<std::uint64_t>(std::max<std::int64_t>(ram, 0)),
          static_cast<std::uint64_t>(std::max<std::int64_t>(accelerators, 0))});
   }
 }

@@ -21,6 +21,7 @@ class PlanMaker {
   void assign_accelerators();
   void weigh_units();
   Candidate candidate_of(const PlanUnit& unit, std::int32_t accelerator) const;
+  void join_groups();
   void take_always();
   void subtract_needs();
   void describe(const Placement& placed);
@@ -32,7 +33,9 @@ class PlanMaker {
   const PlanOptions& options_;
   Plan plan_;
   std::vector<std::int32_t> accelerators_;  // of each unit; -1 without any
-  std::vector<Candidate> candidates_;
+  std::vector<Candidate> weighed_;          // of each unit
+  std::vector<std::size_t> groups_;         // for each unit the candidate that places it
+  std::vector<Candidate> candidates_;       // of what gets one place
   Limits limits_{};
   BytesByName always_;  // small tensors, tiles and activations, by tier
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "plan/experts.h"
 #include "plan/maker.h"
 #include "plan/units.h"
 
@@ -41,25 +42,34 @@ inline namespace v0 {
 Plan make_plan(std::string_view model, std::vector<PlanUnit> units, const PlanOptions& options,
                const Links& links) {
   if (options.storage) planning::convert(units, *options.storage);
+  if (options.accelerators.empty()) planning::split_stacks(units);
   for (PlanUnit& unit : units) planning::complete(unit);
   return planning::PlanMaker(model, std::move(units), options, links).make();
 }
 
 Plan make_plan(const File& file, const PlanOptions& options, const Links& links) {
-  return make_plan(file.paths().front(), plan_units(file), options, links);
+  PlanOptions known = options;
+  if (known.config.empty()) known.config = planning::config_of(file);
+  return make_plan(file.paths().front(), plan_units(file), known, links);
 }
 
 void check_plan(const Plan& plan, std::string_view model, const std::vector<PlanUnit>& units) {
-  if (planning::fingerprint_of(units) == plan.fingerprint) return;
+  // Without accelerators the matrices of stacks are units of their own.
+  const auto as_planned = [&](std::vector<PlanUnit> all) {
+    if (plan.accelerators.empty()) planning::split_stacks(all);
+    return all;
+  };
+  const std::vector<PlanUnit> there = as_planned(units);
+  if (planning::fingerprint_of(there) == plan.fingerprint) return;
   if (!plan.storage.empty()) {
     std::vector<PlanUnit> converted = units;
     planning::convert(converted, parse_storage(plan.storage));
-    if (planning::fingerprint_of(converted) == plan.fingerprint)
+    if (planning::fingerprint_of(as_planned(std::move(converted))) == plan.fingerprint)
       throw Error(Code::invalid_argument, "plan: was made for the weights of " +
                                               std::string(model) + " as " + plan.storage +
                                               ": pack or stow them so first");
   }
-  const std::string found = planning::difference(plan, units);
+  const std::string found = planning::difference(plan, there);
   throw Error(Code::invalid_argument,
               "plan: must be made for the weights of " + std::string(model) + ", was made for " +
                   plan.model + ": " +

@@ -2,6 +2,9 @@
 // The weights of a report, from a file and as JSON: {"stowage_report": 1, "model", "weights"}.
 #include "stowage/report.h"
 
+#include <set>
+
+#include "plan/experts.h"
 #include "store/json_fields.h"
 #include "store/policy.h"
 #include "stowage/error.h"
@@ -106,10 +109,14 @@ Report report_of(const File& file, std::string_view model) {
 }
 
 void place(Report& report, const Plan& plan) {
-  std::map<std::string_view, const PlanUnit*> units;
-  for (const PlanUnit& unit : plan.units) units[unit.name] = &unit;
-  for (ReportWeight& weight : report.weights)
-    if (const auto at = units.find(weight.name); at != units.end()) weight.tier = at->second->tier;
+  std::map<std::string_view, std::set<std::string_view>> stacks;  // whose matrices are units
+  for (const PlanUnit& unit : plan.units) stacks[planning::stack_of(unit.name)].insert(unit.tier);
+  for (ReportWeight& weight : report.weights) {
+    const auto at = stacks.find(weight.name);
+    if (at == stacks.end()) continue;
+    for (const std::string_view tier : at->second)
+      weight.tier += (weight.tier.empty() ? "" : " and ") + std::string(tier);
+  }
 }
 
 std::string to_json(const Report& report) {

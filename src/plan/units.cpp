@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "engine/units.h"
+#include "plan/experts.h"
 #include "store/checksum.h"
 #include "store/manifest.h"
 #include "store/policy.h"
@@ -48,8 +49,9 @@ void apply_uses(const PlanOptions& options, std::vector<PlanUnit>& units) {
     check_uses(glob, uses);
     bool found = false;
     for (PlanUnit& unit : units) {
-      if (!matches(glob, unit.name)) continue;
+      if (!matches(glob, unit.name) && !matches(glob, stack_of(unit.name))) continue;
       unit.uses = uses;
+      unit.share = 1;
       unit.rows = false;
       found = true;
     }
@@ -160,16 +162,21 @@ bool natural_less(std::string_view a, std::string_view b) noexcept {
 }
 
 void apply(const PlanOptions& options, std::vector<PlanUnit>& units) {
+  apply_routing(options, units);
   apply_uses(options, units);
   std::unordered_map<std::string_view, std::size_t> known, place;
-  for (const PlanUnit& unit : units) known.emplace(unit.name, 0);
+  for (const PlanUnit& unit : units) {
+    known.emplace(unit.name, 0);
+    known.emplace(stack_of(unit.name), 0);
+  }
   for (const std::string& name : options.order) {
     if (!known.contains(name))
       throw Error(Code::invalid_argument, "plan: order must name weights, got '" + name + "'");
     place.emplace(name, place.size());
   }
   const auto key = [&](const PlanUnit& unit) {
-    const auto at = place.find(unit.name);
+    auto at = place.find(unit.name);
+    if (at == place.end()) at = place.find(stack_of(unit.name));
     return std::pair(at == place.end() ? place.size() : at->second, rank_of(unit.name));
   };
   std::vector<std::tuple<std::pair<std::size_t, int>, std::size_t>> keys;
@@ -182,6 +189,7 @@ void apply(const PlanOptions& options, std::vector<PlanUnit>& units) {
   sorted.reserve(units.size());
   for (const auto& entry : keys) sorted.push_back(std::move(units[std::get<1>(entry)]));
   units = std::move(sorted);
+  sort_experts(units);
 }
 
 std::string fingerprint_of(const std::vector<PlanUnit>& units) {
@@ -221,6 +229,7 @@ std::vector<PlanUnit> plan_units(const File& file, const std::optional<Storage>&
     unit.rests = weight.compute.has_value();  // a cast that no manifest names is a plain tensor
     // Rows of codes in another order are not read through the mapping.
     unit.rows = is_embedding(unit.name) && unit.shape.rank() == 2 && unit.scratch == 0;
+    unit.stack = unit.shape.rank() == 3 && planning::names_experts(unit.name);
     units.push_back(std::move(unit));
   }
   for (const TensorInfo& tensor : file.tensors()) {

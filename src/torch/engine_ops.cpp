@@ -73,6 +73,18 @@ std::int64_t engine_open(std::int64_t file, std::int64_t ram, const std::string&
   return engines().add(std::make_shared<Engine>(*file_of(kWhere, file), options));
 }
 
+// Of a slice's name, "w[3]", where w comes by rows.
+std::optional<WeightId> find_slice(const Engine& engine, const std::string& name) {
+  const std::size_t bracket = name.rfind('[');
+  if (bracket == std::string::npos) return std::nullopt;
+  const auto whole = engine.find(std::string_view(name).substr(0, bracket));
+  if (!whole) return std::nullopt;
+  const SliceIds slices = engine.slices(*whole);
+  const auto index = static_cast<WeightId>(std::atoi(name.c_str() + bracket + 1));
+  const bool is_one = index < slices.count && engine.name(slices.first + index) == name;
+  return is_one ? std::optional(slices.first + index) : std::nullopt;
+}
+
 // Names that the file does not have are left out.
 std::vector<WeightId> ids_of(const Engine& engine, const std::vector<std::string>& names) {
   std::vector<WeightId> ids;
@@ -81,12 +93,15 @@ std::vector<WeightId> ids_of(const Engine& engine, const std::vector<std::string
   return ids;
 }
 
-// The same, with the slices of weights that come by rows in the place of these.
+// The same, of slices too, and with the slices of weights that come by rows in the place of these.
 std::vector<WeightId> units_of(const Engine& engine, const std::vector<std::string>& names) {
   std::vector<WeightId> units;
-  for (const WeightId id : ids_of(engine, names)) {
-    const SliceIds slices = engine.slices(id);
-    if (slices.count == 0) units.push_back(id);
+  for (const std::string& name : names) {
+    auto id = engine.find(name);
+    if (!id) id = find_slice(engine, name);
+    if (!id) continue;
+    const SliceIds slices = engine.slices(*id);
+    if (slices.count == 0) units.push_back(*id);
     for (WeightId i = 0; i < slices.count; ++i) units.push_back(slices.first + i);
   }
   return units;

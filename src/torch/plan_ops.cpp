@@ -30,6 +30,8 @@ std::vector<PlanUnit> units_of(const json& list) {
     unit.rests = given.value("rests", false);
     unit.scratch = given.value("scratch", std::uint64_t{0});
     unit.uses = given.value("uses", 1.0);
+    unit.share = given.value("share", 1.0);
+    unit.stack = given.value("stack", false);
     units.push_back(std::move(unit));
   }
   return units;
@@ -46,12 +48,16 @@ PlanOptions plan_options_of(const json& request) {
   options.activations = request.at("activations");
   options.works_on_cpu = request.at("works_on_cpu");
   options.order = request.at("order").get<std::vector<std::string>>();
+  options.routed = request.value("routed", std::int64_t{0});
+  options.config = request.value("config", std::string());
+  if (const std::string routing = request.value("routing", std::string()); !routing.empty())
+    options.routing = routing_from_json(routing);
   return options;
 }
 
 // {"path" or null, "name", "units", "ram", "accelerators": [[name, bytes]], "uses": [[glob, n]],
-//  "storage", "rows", "activations", "works_on_cpu", "order"}; the links as links_measure gives
-// them.
+//  "storage", "rows", "activations", "works_on_cpu", "order", "routed", "config", "routing": uses
+//  as JSON, or ""}; the links as links_measure gives them.
 Tensor plan_make(const std::string& text, const std::string& links) {
   const Plan plan = of_request("stowage::plan_make", [&] {
     const json request = json::parse(text);

@@ -50,5 +50,20 @@ TEST(PlanPage, OfOneUnitAndOfNone) {
   EXPECT_THAT(html_of(some_plan({})), HasSubstr("0 weights"));
 }
 
+TEST(PlanPage, PicturesExpertsByLayer) {
+  const Plan plan =
+      make_plan("m", test::mixture(3, 16), {.ram = 9 << 20, .routed = 2}, test::made_links());
+  const std::string page = html_of(plan), text = to_text(plan);
+  EXPECT_THAT(page, HasSubstr("Experts by layer"));
+  EXPECT_THAT(page, HasSubstr("expert 15</text>"));
+  EXPECT_THAT(page, Not(HasSubstr("experts.3.up_proj"))) << "not a row of a table for each";
+  EXPECT_THAT(text, HasSubstr("model.layers.2.mlp.experts"));
+  EXPECT_THAT(text, HasSubstr("of their uses find them in memory"));
+  EXPECT_THAT(text, Not(HasSubstr("experts.3.up_proj")));
+  const Plan dense =
+      make_plan("m", test::language_model(1, 64, 64), {.ram = 1 << 20}, test::made_links());
+  EXPECT_THAT(html_of(dense), Not(HasSubstr("Experts by layer")));
+}
+
 }  // namespace
 }  // namespace stowage::page

@@ -43,6 +43,42 @@ inline std::vector<PlanUnit> language_model(int layers, std::int64_t width, std:
   return units;
 }
 
+inline constexpr std::int64_t kWidth = 512, kInner = 256;
+
+inline std::string layer_name(int layer) { return "model.layers." + std::to_string(layer); }
+
+/// A mixture as published: tensors of each expert, beside attention.
+inline std::vector<PlanUnit> mixture(int layers, int experts) {
+  std::vector<PlanUnit> units;
+  for (int l = 0; l < layers; ++l) {
+    units.push_back(unit(layer_name(l) + ".self_attn.q_proj.weight", {kWidth, kWidth}));
+    for (int e = 0; e < experts; ++e) {
+      const std::string of = layer_name(l) + ".mlp.experts." + std::to_string(e) + ".";
+      for (const char* name : {"gate_proj", "up_proj"})
+        units.push_back(unit(of + name + ".weight", {kInner, kWidth}));
+      units.push_back(unit(of + "down_proj.weight", {kWidth, kInner}));
+    }
+  }
+  return units;
+}
+
+/// The same with all experts of a layer in two stacks.
+inline std::vector<PlanUnit> mixture_of_stacks(int layers, std::int64_t experts,
+                                               const char* storage = "bf16") {
+  std::vector<PlanUnit> units;
+  for (int l = 0; l < layers; ++l) {
+    const std::string of = layer_name(l);
+    units.push_back(unit(of + ".self_attn.q_proj.weight", {kWidth, kWidth}));
+    for (const auto& [name, shape] :
+         {std::pair(".mlp.experts.gate_up_proj", Shape({experts, 2 * kInner, kWidth})),
+          {".mlp.experts.down_proj", Shape({experts, kWidth, kInner})}}) {
+      units.push_back(unit(of + name, shape, storage));
+      units.back().stack = true;
+    }
+  }
+  return units;
+}
+
 /// A weight of each kind, in a model whose name HTML must escape.
 inline Report made_report() {
   Report report{.model = "a<b>"};

@@ -32,7 +32,7 @@ RUN_BY = {
     "loops": [HERE, HERE, "integrations/test_torchtitan.py"],
     "modules": ["../model/test_other_loaders.py"],
     "offload": ["test_offload.py", HERE, "../pretend/test_offloading.py"],
-    "planning": [HERE],
+    "planning": [HERE, HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
     "serving": ["test_examples.py"],
     "sharding": ["test_sharding.py", "test_sharded_reads.py"],
@@ -67,11 +67,12 @@ def test_the_listings_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_the_listings_of_plans(tmp_path: Path) -> None:
     """In one process: the rates of the machine are measured once."""
-    code = listings("planning")[0] + listings("offload")[1]
+    code = "".join(listings("planning")) + listings("offload")[1]
     around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
     done = fresh.run(code, cwd=tmp_path, env=around)
     assert done.returncode == 0, done.stderr
-    assert "predicted" in done.stdout and (tmp_path / "plan.html").exists()
+    assert "predicted" in done.stdout and "\n0.40625\n" in done.stdout
+    assert (tmp_path / "plan.html").exists() and (tmp_path / "experts.html").exists()
 
 
 def test_the_listing_of_tensors() -> None:

@@ -60,8 +60,17 @@ class Uses:
         }
         return Uses({name: uses for name, uses in past.items() if uses.acquired or uses.ahead})
 
+    def to_json(self) -> str:
+        """The uses as JSON.
+
+        Returns:
+            What `save` writes.
+        """
+        weights = {name: uses._asdict() for name, uses in self.weights.items()}
+        return json.dumps({"stowage_uses": _VERSION, "weights": weights}, indent=1)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes them as JSON, for `stowage.foresee` in another run.
+        """Writes them as JSON, for `stowage.foresee` and `stowage.plan` in another run.
 
         Args:
             path: the file.
@@ -69,8 +78,7 @@ class Uses:
         Raises:
             FileError: it cannot be written.
         """
-        weights = {name: uses._asdict() for name, uses in self.weights.items()}
-        write_text(path, json.dumps({"stowage_uses": _VERSION, "weights": weights}, indent=1))
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Uses:

@@ -133,7 +133,7 @@ class Engine:
         facts = self._described()
         self._reads: str = facts["reads"]
         self._least: int = facts["largest"]  # no budget may be below
-        keep = self._options.keep
+        keep = _matrices_of(self._options.keep, self._source.entries.values())
         if keep:
             library.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
         if self._order:
@@ -300,22 +300,30 @@ def suited(
     home: torch.device = CPU,
 ) -> EngineOptions:
     """The options for a file, of which `moved`, by name there, rests in it. To another `home` than
-    the CPU weights are fetched whole. Raises InvalidArgument for a plan, which has the matrices of
-    stacks that the file has in pieces by themselves."""
+    the CPU weights are fetched whole."""
     pieces = [e for e in source.entries.values() if e.place is not None and e.place.stack in moved]
-    if pieces and (options.keep or options.ring):
-        assert pieces[0].place is not None
-        raise InvalidArgument(
-            f"stowage: a plan must be of the weights that a model has, this one is of tensors such "
-            f"as {pieces[0].name}, which lie in {pieces[0].place.stack}; give ram, or save the "
-            "model without dialect and plan for that"
-        )
     in_stacks = {entry.name for entry in pieces}
     return replace(
         options,
         mapped_only=_mapped_only(source.entries, moved, in_stacks),
         by_index=_by_index(source, moved) if home == CPU else (),
     )
+
+
+def _matrices_of(names: Sequence[str], entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The names, with those of the matrices of stacks, "stack[3]", in the place of the tensors that
+    these are made of; a matrix of which some tensors are not named is left out."""
+    wanted: dict[str, set[str]] = {}  # by matrix
+    of: dict[str, str] = {}
+    for entry in entries:
+        if entry.place is None:
+            continue
+        of[entry.name] = matrix = f"{entry.place.stack}[{entry.place.index}]"
+        wanted.setdefault(matrix, set()).add(entry.name)
+    named = set(names)
+    made = {matrix for matrix, parts in wanted.items() if parts <= named}
+    found = (of.get(name, name) for name in names if name not in of or of[name] in made)
+    return tuple(dict.fromkeys(found))
 
 
 def _mapped_only(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from stowage._files.names import DISK_NAMES, FLOAT8
 from stowage._model.choice.policy import Policy
-from stowage._model.sizes import byte_count, nbytes
-from stowage._model.weights import LAZY, Held, Inventory
+from stowage._model.sizes import byte_count
 from stowage._ops import library
 from stowage._ops.errors import InvalidArgument, translated
 from stowage._ops.texts import read_text, write_text
-from stowage._tensor.stowed import StowedTensor
+from stowage._tiers.plans.description import Source, config_of, described
 from stowage._tiers.plans.measurement import Measured, figures_of
+from stowage._tiers.uses import Uses
 
 Size = int | str
-Source = nn.Module | str | os.PathLike[str]
-_PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
+_SLICE = re.compile(r"\[\d+\]$")  # of a name: one matrix of a stack
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,7 @@ class Predicted:
     seconds: float  # of a pass
     peak: dict[str, int]
     bytes: dict[str, int]
+    hits: float | None = None  # of the uses of experts, the part that finds them in memory
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,8 @@ class Plan:
     def predicted(self) -> Predicted:
         """What a pass takes."""
         facts = self.facts["predicted"]
-        return Predicted(facts["seconds"], facts["peak"], facts["bytes"])
+        hits = facts.get("hits")
+        return Predicted(facts["seconds"], facts["peak"], facts["bytes"], hits)
 
     @property
     def fingerprint(self) -> str:
@@ -151,9 +151,13 @@ class Plan:
 
         Returns:
             Names to "cpu", "disk" or a device; a module stands for all of its weights where they
-            rest in one place.
+            rest in one place, and a stack of experts is on the disk if one of them is.
         """
-        return collapsed({u.name: "cpu" if u.tier == "ram" else u.tier for u in self.units})
+        places: dict[str, str] = {}
+        for unit in self.units:
+            name, place = _SLICE.sub("", unit.name), "cpu" if unit.tier == "ram" else unit.tier
+            places[name] = "disk" if places.get(name) == "disk" else place
+        return collapsed(places)
 
     def within(self, ram: Size) -> Plan:
         """The plan for the same weights and machine within another limit of RAM.
@@ -193,7 +197,7 @@ class Plan:
         Raises:
             InvalidArgument: names the difference.
         """
-        _called(library.plan_check, self._text, json.dumps(_described(source)))
+        _called(library.plan_check, self._text, json.dumps(described(source)))
 
     def check_machine(self) -> None:
         """Checks that the plan's rates are of this machine: its CPU, cores, memory and kernel.
@@ -308,7 +312,8 @@ def plan(
     rows: int = 1,
     activations: Size = 0,
     order: Iterable[str] = (),
-    uses: Mapping[str, float] | None = None,
+    uses: Mapping[str, float] | Uses | str | os.PathLike[str] | None = None,
+    routed: int = 0,
     works_on_cpu: bool = True,
     links: Mapping[str, Any] | None = None,
     folder: str | os.PathLike[str] = ".",
@@ -327,8 +332,12 @@ def plan(
         activations: bytes beside the weights, where the work is.
         order: names of weights in their order of use; without, that of a model's modules, or of a
             file's names as people count them.
-        uses: globs to a number of uses in a pass (cold experts 0.05); an embedding that is named is
-            used whole.
+        uses: globs to a number of uses in a pass; an embedding that is named is used whole. Of
+            experts also how often each was used in another run: what `stowage.uses` gives, or the
+            file that `Uses.save` wrote.
+        routed: experts of a layer that a token takes; without, as the model's config says, else
+            all. Without an accelerator each comes by itself, and those of a layer are taken to be
+            used alike where `uses` does not say otherwise.
         works_on_cpu: whether the CPU may multiply too.
         links: rates as `measured_links` gives them; without, those of this machine, measured once.
         folder: on the disk that a model's weights will rest on; it may be new.
@@ -347,18 +356,21 @@ def plan(
         >>> plan.device_map()  # "": the whole model
         {'': 'cpu'}
     """
-    described = _described(model_or_path)
-    on_disk = described["path"] or _there(Path(folder))
+    model = described(model_or_path)
+    on_disk = model["path"] or _there(Path(folder))
     rates = measured_links(on_disk) if links is None else links
-    request = described | {
+    request = model | {
         "ram": byte_count(ram, "ram"),
         "accelerators": _accelerators(accelerator),
-        "uses": [[glob, float(count)] for glob, count in (uses or {}).items()],
+        "uses": [[glob, float(n)] for glob, n in uses.items()] if isinstance(uses, Mapping) else [],
         "storage": _planned(storage),
         "rows": rows,
         "activations": byte_count(activations, "activations"),
         "works_on_cpu": works_on_cpu,
-        "order": list(order) or [unit["name"] for unit in described["units"]],
+        "order": list(order) or [unit["name"] for unit in model["units"]],
+        "routed": routed,
+        "config": config_of(model_or_path),
+        "routing": _routing(uses),
     }
     return Plan(_called(library.plan_make, json.dumps(request), json.dumps(dict(rates))))
 
@@ -367,6 +379,12 @@ def _planned(given: str | Policy | None) -> object:
     if not isinstance(given, Policy):
         return given
     return given.only("stowage.plan", "storage").to_dict().get("storage")
+
+
+def _routing(uses: Mapping[str, float] | Uses | str | os.PathLike[str] | None) -> str:
+    if uses is None or isinstance(uses, Mapping):
+        return ""
+    return uses.to_json() if isinstance(uses, Uses) else read_text(uses)
 
 
 def machine_key() -> str:
@@ -410,15 +428,6 @@ def _there(folder: Path) -> str:
     return str(next(path for path in (whole, *whole.parents) if path.exists()))
 
 
-def _described(source: Source) -> dict[str, Any]:
-    if isinstance(source, nn.Module):
-        return {"path": None, "name": type(source).__name__, "units": units_of(source)}
-    if not isinstance(source, str | os.PathLike):
-        raise InvalidArgument(f"stowage.plan: must be given a model or a path, got {source!r}")
-    path = os.fspath(source)
-    return {"path": path, "name": path, "units": []}
-
-
 def _accelerators(given: Size | Mapping[str, Size] | None) -> list[Sequence[Any]]:
     if given is None:
         return []
@@ -455,34 +464,3 @@ def _around(name: str) -> list[str]:
     """The modules that contain a weight, the widest first: "", "a", "a.b" of "a.b.weight"."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(len(parts))]
-
-
-def units_of(model: nn.Module) -> list[dict[str, Any]]:
-    """One unit for each parameter and persistent buffer, ties once, in the model's order. No value
-    is read: the model may be on the meta device. Raises InvalidArgument for lazy modules."""
-    every = Inventory(model).written
-    lazy = [held.name for held in every if isinstance(held.tensor, LAZY)]
-    if lazy:
-        raise InvalidArgument(
-            f"stowage.plan: every parameter must have a shape, {lazy[0]} has none until its module "
-            "has run"
-        )
-    return [_unit(held) for held in every]
-
-
-def _unit(held: Held) -> dict[str, Any]:
-    tensor = held.tensor
-    return {
-        "name": held.name,
-        "storage": _storage(tensor),
-        "shape": list(tensor.shape),
-        "rest": nbytes(tensor),
-        "rests": isinstance(tensor, StowedTensor),
-        "rows": not held.is_buffer and held.gives_rows,
-    }
-
-
-def _storage(tensor: torch.Tensor) -> str:
-    if isinstance(tensor, StowedTensor):
-        return tensor.resting
-    return _PLAIN.get(tensor.dtype) or DISK_NAMES.get(tensor.dtype, str(tensor.dtype))

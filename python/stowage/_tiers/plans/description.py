@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core is told of a model that it plans: its weights as they rest, and its config."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage._files.names import DISK_NAMES, FLOAT8
+from stowage._model.sizes import nbytes
+from stowage._model.weights import LAZY, Held, Inventory
+from stowage._ops.errors import InvalidArgument
+from stowage._tensor.stowed import StowedTensor
+
+Source = nn.Module | str | os.PathLike[str]
+_PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
+
+
+def described(source: Source) -> dict[str, Any]:
+    if isinstance(source, nn.Module):
+        return {"path": None, "name": type(source).__name__, "units": units_of(source)}
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidArgument(f"stowage.plan: must be given a model or a path, got {source!r}")
+    path = os.fspath(source)
+    return {"path": path, "name": path, "units": []}
+
+
+def config_of(source: Source) -> str:
+    """The text of a model's config, in the words of transformers; "" where it has none. Of a path
+    it is read beside the file."""
+    written = getattr(getattr(source, "config", None), "to_json_string", None)
+    return str(written()) if isinstance(source, nn.Module) and callable(written) else ""
+
+
+def units_of(model: nn.Module) -> list[dict[str, Any]]:
+    """One unit for each parameter and persistent buffer, ties once, in the model's order. No value
+    is read: the model may be on the meta device. Raises InvalidArgument for lazy modules."""
+    every = Inventory(model).written
+    lazy = [held.name for held in every if isinstance(held.tensor, LAZY)]
+    if lazy:
+        raise InvalidArgument(
+            f"stowage.plan: every parameter must have a shape, {lazy[0]} has none until its module "
+            "has run"
+        )
+    return [_unit(held) for held in every]
+
+
+def _unit(held: Held) -> dict[str, Any]:
+    tensor = held.tensor
+    return {
+        "name": held.name,
+        "storage": _storage(tensor),
+        "shape": list(tensor.shape),
+        "rest": nbytes(tensor),
+        "rests": isinstance(tensor, StowedTensor),
+        "rows": not held.is_buffer and held.gives_rows,
+        "stack": held.is_stack,
+    }
+
+
+def _storage(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, StowedTensor):
+        return tensor.resting
+    return _PLAIN.get(tensor.dtype) or DISK_NAMES.get(tensor.dtype, str(tensor.dtype))
