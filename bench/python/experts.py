@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts within a budget: what a token takes beside all in memory, and which experts
-had to be read beside what no policy could have spared.
+had to be read beside what no policy could have spared; and what a plan predicts of it.
 
 A small Qwen3-MoE of random weights, whose router prefers some experts to others, says one token at
 a time. The routing is noted, and played again by Belady's optimum, which knows the future, by least
-recently used and by most often used, with room for as many experts. What the first ten tokens
+recently used, by most often used and by a policy that knows the next token's, with room for as many
+experts. What the first ten tokens
 read is counted in a run that knows nothing, and in one that `stowage.foresee` told which experts
 other tokens took. Run:
 python bench/python/experts.py [--layers 4] [--experts 32] [--width 1024] [--inner 768]
@@ -30,6 +31,8 @@ import stowage
 
 Use = tuple[int, int]  # a layer, an expert
 FIRST = 10  # tokens of a beginning
+ROUTED = 4  # experts of a token in each layer
+TILE = 4 << 20  # that a plan counts beside weights
 MATRICES = 2  # of an expert: `gate_up_proj`, `down_proj`
 
 
@@ -40,7 +43,7 @@ def build(options: argparse.Namespace) -> Any:
     config = transformers.Qwen3MoeConfig(
         vocab_size=4096, hidden_size=options.width, moe_intermediate_size=options.inner,
         num_hidden_layers=options.layers, num_attention_heads=8, num_key_value_heads=2,
-        head_dim=64, num_experts=options.experts, num_experts_per_tok=4, pad_token_id=0,
+        head_dim=64, num_experts=options.experts, num_experts_per_tok=ROUTED, pad_token_id=0,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     model.set_experts_implementation("grouped_mm")
@@ -130,6 +133,53 @@ def by(uses: Sequence[Use], room: int, worth: Callable[[Use, int, Counter[Use]],
     return reads
 
 
+def lookahead(uses: Sequence[Use], room: int, span: int) -> int:
+    """Reads of a policy that knows the next `span` uses, those of a token: what none of them names
+    goes, the least often used so far first, else what they name last."""
+    coming: dict[Use, list[int]] = {}
+    for i, use in enumerate(uses):
+        coming.setdefault(use, []).append(i)
+    counts: Counter[Use] = Counter()
+    held: set[Use] = set()
+    reads = 0
+    for i, use in enumerate(uses):
+        counts[use] += 1
+        coming[use].pop(0)
+        if use in held:
+            continue
+        reads += 1
+
+        def worth(of: Use, now: int = i) -> tuple[int, int]:
+            following = coming[of][0] if coming[of] else len(uses)
+            return (1, -following) if following <= now + span else (0, counts[of])
+
+        if len(held) >= room:
+            held.remove(min(held, key=worth))
+        held.add(use)
+    return reads
+
+
+def by_plan(
+    model: Any, ram: int, learnt: stowage.Uses, tokens: Sequence[int], one: int, folder: Path
+) -> dict[str, Any]:
+    """What `stowage.plan` predicts of the same budget, and what a run by it takes. `one`: bytes of
+    an expert."""
+    plan = stowage.plan(model, ram=ram, uses=learnt, folder=folder)
+    stowage.offload(model, plan=plan, folder=folder / "w", reads="direct")
+    say(model, tokens[: len(tokens) // 2])
+    before, routing = stowage.engine_report(model), Routing(model)
+    taken = statistics.median(say(model, tokens))
+    read = stowage.engine_report(model).since(before).bytes_read
+    routing.remove()
+    stowage.onload(model)
+    hits = 1 - read / (len(routing.uses) * one)
+    return {
+        "hits": [plan.predicted.hits, hits],
+        "bytes": [plan.predicted.bytes["disk->ram"], read / len(tokens)],
+        "ms": [plan.predicted.seconds * 1e3, taken * 1e3],
+    }
+
+
 def measured(
     options: argparse.Namespace, share: float, tokens: Sequence[int], first: Sequence[int]
 ) -> dict[str, Any]:
@@ -160,11 +210,13 @@ def measured(
         stowage.foresee(model, learnt)
         told = beginning(model, first)
         stowage.onload(model)
+        planned = by_plan(model, ram + TILE, learnt, tokens, one, Path(folder))
     warm, uses = routing.uses[:begun], routing.uses
     policies: dict[str, Callable[[Sequence[Use]], int]] = {
         "optimum": lambda seen: optimum(seen, room),
         "least recently used": lambda seen: by(seen, room, lambda _, i, __: i),
         "most often used": lambda seen: by(seen, room, lambda use, _, counts: counts[use]),
+        "knowing a token": lambda seen: lookahead(seen, room, options.layers * ROUTED),
     }
     found = {name: reads(uses) - reads(warm) for name, reads in policies.items()}
     return {
@@ -179,6 +231,7 @@ def measured(
         "ms": taken * 1e3,
         "of_resident": resident / taken,
         "peak_of_ram": report.peak / ram,
+        "planned": planned,
     }
 
 
@@ -193,6 +246,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['ms']:.2f} ms a token, {row['of_resident']:.2f} of all in memory's speed; "
             f"peak {row['peak_of_ram']:.3f} of the budget; the first {FIRST} tokens read "
             f"{row['first_reads'][0]:.0f}, told of others {row['first_reads'][1]:.0f}"
+        )
+        plan = row["planned"]
+        lines.append(
+            f"  by a plan of what was used: {plan['hits'][0]:.0%} of uses predicted in memory, "
+            f"{plan['hits'][1]:.0%} were; {plan['bytes'][0] / 1e6:.1f} MB read a token predicted, "
+            f"{plan['bytes'][1] / 1e6:.1f} were; {plan['ms'][0]:.2f} ms a token predicted, "
+            f"{plan['ms'][1]:.2f} taken"
         )
     return "\n".join(lines)
 

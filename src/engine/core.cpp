@@ -100,6 +100,12 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
   coming_ = static_cast<std::size_t>(std::ranges::count_if(units_, &Unit::comes));
   slices_ = static_cast<std::size_t>(
       std::ranges::count_if(units_, [](const Unit& one) { return one.comes && one.whole >= 0; }));
+  if (slices_ != 0) {
+    std::vector<std::uint64_t> bytes;
+    for (const Unit& one : units_)
+      if (one.whole >= 0) bytes.push_back(one.bytes);
+    reuse_.emplace(std::move(bytes));
+  }
   bound_look_ahead();
   const std::uint64_t all = bytes_of(units_), bytes = std::min(budget_, all);
   if (all <= budget_)
@@ -182,9 +188,8 @@ void Core::note_use(const Turn& turn) {
 void Core::note_slice(WeightId id) {
   State& s = state(id);
   ++clock_;
-  const auto since = static_cast<double>(clock_ - s.used);
-  s.often = s.often * std::exp2(-since / half_life()) + 1;
   s.used = clock_;
+  if (!s.kept && reuse_->note(slice_index(id))) rank_anew();
 }
 
 // Sleeps until something happened. Throws when it is time to give up.

@@ -24,6 +24,7 @@
 #include "engine/disk_link.h"
 #include "engine/order.h"
 #include "engine/reader.h"
+#include "engine/reuse.h"
 #include "engine/session.h"
 #include "engine/trace.h"
 #include "engine/units.h"
@@ -99,7 +100,6 @@ class Core : public std::enable_shared_from_this<Core> {
     // Between its last uses, the latest first. A pass forward and one backward give intervals in
     // turn, so the one before the last is what comes next; in a circle all are equal.
     std::uint64_t intervals[2] = {0, 0};
-    double often = 0;             // of a slice: how often it was used, as of its last use
     std::uint64_t predicted = 0;  // when it was prefetched for
     std::uint64_t wanted = 0;     // when a window expects it; in the past: none does
     bool unused = false;          // prefetched, and nobody asked yet
@@ -135,7 +135,8 @@ class Core : public std::enable_shared_from_this<Core> {
   bool take_room(WeightId id) noexcept;
   void evict(WeightId id) noexcept;
   std::uint64_t in_ring(WeightId id) const noexcept;
-  double half_life() const noexcept;
+  std::size_t slice_index(WeightId id) const noexcept;
+  void rank_anew();
   void become_present(WeightId id);
   void add_candidate(WeightId id);
   std::uint64_t expected_use(WeightId id) const noexcept;
@@ -204,14 +205,16 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<WeightId> foreseen_;  // to be read before the first use; the last comes first
   Candidates candidates_;           // units in memory without a lease
   std::vector<std::shared_ptr<Session>> sessions_;
-  std::uint64_t clock_ = 0;    // acquires
-  std::uint64_t pass_ = 0;     // in a pass, as far as is known
-  std::uint64_t epoch_ = 1;    // of what windows hold
-  std::uint64_t cancels_ = 0;  // how often those who wait were ended
-  std::size_t present_ = 0;    // units
-  std::size_t coming_ = 0;     // units that come into memory at all
-  std::size_t slices_ = 0;     // of these
-  int waiting_ = 0;            // for room
+  std::uint64_t clock_ = 0;        // acquires
+  std::uint64_t pass_ = 0;         // in a pass, as far as is known
+  std::uint64_t epoch_ = 1;        // of what windows hold
+  std::uint64_t cancels_ = 0;      // how often those who wait were ended
+  std::size_t present_ = 0;        // units
+  std::size_t coming_ = 0;         // units that come into memory at all
+  std::size_t slices_ = 0;         // of these
+  std::uint64_t slice_bytes_ = 0;  // in memory, of those that may go
+  std::optional<Reuse> reuse_;     // of slices, where there are some
+  int waiting_ = 0;                // for room
   bool stopping_ = false;
   EngineReport report_{};
   std::vector<std::thread> workers_;

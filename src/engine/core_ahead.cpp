@@ -12,7 +12,6 @@ namespace stowage::engine {
 namespace {
 constexpr std::uint64_t kByteStride = 4 << 20;  // by which a window of many bytes goes on
 constexpr std::uint64_t kSometime = std::uint64_t{1} << 61;
-constexpr double kEveryPass = 7.7;  // 1 / (1 - 2^(-1/5)): what uses in all passes add up to
 }  // namespace
 
 // Reading further ahead than hides a read would put out what could have stayed: in a circle that
@@ -154,7 +153,7 @@ void Core::expect(std::span<const WeightId> order) {
   }
 }
 
-// What was used most counts as if it had been in every pass. What has its room before all others,
+// What has its room before all others,
 // the weights that are used in every pass, keeps it.
 void Core::foresee(std::span<const std::uint64_t> uses) {
   if (uses.size() != states_.size())
@@ -168,7 +167,7 @@ void Core::foresee(std::span<const std::uint64_t> uses) {
                 formatted("{}: uses must be said before the first, got them after {}",
                           file_.paths().front(), clock_));
   std::vector<WeightId> used;
-  std::uint64_t most = 0, others = 0;
+  std::uint64_t others = 0;
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const auto id = static_cast<WeightId>(i);
     if (!unit(id).comes) continue;
@@ -176,16 +175,15 @@ void Core::foresee(std::span<const std::uint64_t> uses) {
       others += in_ring(id);
     } else if (uses[i] != 0) {
       used.push_back(id);
-      most = std::max(most, uses[i]);
     }
   }
   const auto count = [&](WeightId id) { return uses[static_cast<std::size_t>(id)]; };
   std::ranges::stable_sort(used, std::greater<>{}, count);
+  if (reuse_) reuse_->foresee(uses.subspan(named_units(units_)));
   std::uint64_t room = ring_ - std::min(ring_, others);
   foreseen_.clear();
   for (const WeightId id : used) {
-    State& s = state(id);
-    s.often = kEveryPass * static_cast<double>(count(id)) / static_cast<double>(most);
+    const State& s = state(id);
     if (s.stage != Stage::absent || in_ring(id) > room) continue;
     room -= in_ring(id);
     foreseen_.push_back(id);

@@ -12,13 +12,8 @@ namespace {
 constexpr std::uint64_t kPatience =
     16;  // acquires that a unit may be overdue, and 1/4 of all units
 constexpr std::uint64_t kAfterAll = std::uint64_t{1} << 62;  // any acquire
-constexpr double kHalfLife = 5;                              // passes
+constexpr double kSteps = 16;                                // of a rank, as integers tell it
 }  // namespace
-
-// Acquires after which a use of a slice counts half as much.
-double Core::half_life() const noexcept {
-  return kHalfLife * static_cast<double>(pass_ != 0 ? pass_ : states_.size());
-}
 
 std::uint64_t Core::held() const noexcept {
   const std::uint64_t scratch = scratch_arena_ ? scratch_arena_->taken() : 0;
@@ -53,6 +48,7 @@ bool Core::take_room(WeightId id) noexcept {
     s.run = *run;
   }
   s.roomed = true;
+  if (is_slice(id) && !s.kept) slice_bytes_ += bytes;
   report_.peak = std::max(report_.peak, held());
   return true;
 }
@@ -67,6 +63,7 @@ void Core::evict(WeightId id) noexcept {
   give_scratch(id);
   if (!arena_) link_->drop(unit(id));
   if (s.kept) return;
+  if (is_slice(id) && s.roomed) slice_bytes_ -= unit(id).bytes;
   s.roomed = false;
   if (!arena_) {
     mapped_bytes_ -= unit(id).bytes;
@@ -144,21 +141,19 @@ bool Core::make_room(std::uint64_t bytes, std::uint64_t next_use) {
   std::optional<WeightId> chosen = overdue();
   if (!chosen) chosen = needed_last(bytes, next_use);
   if (!chosen) return false;
+  if (is_slice(*chosen)) reuse_->set_room(slice_bytes_);
   evict(*chosen);
   ++report_.evicted;
   return true;
 }
 
 // All that is used in every pass is used before slices are: of these, those are kept that were used
-// often and lately (LRFU). A use counts half as much after kHalfLife passes, so that the order of
-// two does not change while neither is used.
+// often and lately.
 std::uint64_t Core::expected_use(WeightId id) const noexcept {
   const State& s = state(id);
   if (s.predicted > s.used) return s.predicted;
-  if (is_slice(id)) {
-    const double since_start = static_cast<double>(s.used) + half_life() * std::log2(s.often);
-    return kAfterAll - static_cast<std::uint64_t>(std::max(since_start, 0.0));
-  }
+  if (is_slice(id))
+    return kAfterAll - static_cast<std::uint64_t>(kSteps * reuse_->rank(slice_index(id)));
   if (s.again != 0) return s.used + s.again;
   const std::uint64_t interval = s.intervals[1] != 0 ? s.intervals[1] : s.intervals[0];
   return s.used + (interval != 0 ? interval : states_.size());
@@ -175,6 +170,17 @@ void Core::become_present(WeightId id) {
 void Core::add_candidate(WeightId id) {
   const State& s = state(id);
   if (!s.kept && s.leases == 0) candidates_.add(id, expected_use(id));
+}
+
+std::size_t Core::slice_index(WeightId id) const noexcept {
+  return static_cast<std::size_t>(id) - named_units(units_);
+}
+
+// All slices that may go: what was used often is told by another measure now.
+void Core::rank_anew() {
+  for (auto id = static_cast<WeightId>(named_units(units_));
+       id < static_cast<WeightId>(units_.size()); ++id)
+    if (state(id).stage == Stage::present) add_candidate(id);
 }
 
 // Starts to read an absent unit if there is room, or room can be made of what is needed later.

@@ -28,6 +28,9 @@ def test_policies_read_what_can_be_counted_by_hand() -> None:
     assert experts.by(USES, 3, lambda use, _, counts: counts[use]) == 6
     assert experts.by(USES, 2, lambda _, i, __: i) == 12
     assert experts.optimum(USES, 2) < 12
+    assert experts.lookahead(USES, 3, span=12) == experts.optimum(USES, 3)
+    assert experts.lookahead(USES, 3, span=0) == 6
+    assert experts.optimum(USES, 2) <= experts.lookahead(USES, 2, span=3) <= 12
 
 
 @pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
@@ -42,4 +45,6 @@ def test_the_bench_runs_in_a_short_form() -> None:
         assert row["peak_of_ram"] <= 1.0 and row["of_resident"] > 0
         assert 0 <= row["bound"]["optimum"] <= min(row["bound"].values())
         assert 0 <= row["reads"] <= row["uses"]
+        predicted, was = row["planned"]["hits"]
+        assert 0 < predicted <= 1 and was > predicted - 0.3
         assert all(0 <= reads <= 10 * 2 * 4 for reads in row["first_reads"])
