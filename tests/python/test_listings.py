@@ -35,7 +35,7 @@ RUN_BY = {
     "planning": [HERE, HERE],
     "recipes": ["test_recipes.py", "../pretend/test_recipes.py"],
     "serving": ["test_examples.py"],
-    "sharding": ["test_sharding.py", "test_sharded_reads.py"],
+    "sharding": ["test_sharding.py", "test_sharded_reads.py", "../model/test_expert_parallel.py"],
     "tensor": [HERE],
     "transformers": [HERE],
     "working": [HERE],

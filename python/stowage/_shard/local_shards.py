@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stowage._ops import _torch
 from stowage._shard.groups import shard_dim
 from stowage._shard.rows import StowedRows
+from stowage._tensor.stowed import StowedTensor
 
 
 class Piece(NamedTuple):
@@ -26,6 +27,17 @@ class Piece(NamedTuple):
 def is_spread(tensor: Tensor) -> bool:
     """Whether it is a DTensor. Asked without importing them, which takes a second."""
     return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
+
+
+def holds_matrices(spread: Any) -> bool:
+    """Whether a DTensor has, as a weight of their own, some indices of dim 0 of a stack that rests,
+    each with bytes of its own."""
+    local = _torch.local_of(spread)
+    if local is spread or not isinstance(local, StowedTensor) or local.dim() < 3:
+        return False
+    dims = {shard_dim(place) for place in spread.placements}
+    same = local.shape[1:] == spread.shape[1:]
+    return same and dims <= {0, None} and local._storage.gives_indices(spread.shape)
 
 
 def values_of(tensor: Tensor) -> Tensor:

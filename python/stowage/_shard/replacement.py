@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from stowage._ops import _torch
 from stowage._ops.errors import Unsupported
-from stowage._shard.local_shards import is_spread
+from stowage._shard.local_shards import holds_matrices, is_spread
 from stowage._shard.row_operators import PREPARE
 from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
@@ -64,10 +64,12 @@ def widened(model: nn.Module) -> list[str]:
 
 
 def _holds_rest(spread: Any) -> bool:
-    """Whether a DTensor holds records, or a whole weight at rest."""
+    """Whether a DTensor holds records, a whole weight at rest, or some matrices of a stack, which
+    are a weight of their own."""
     local: Tensor = _torch.local_tensor(spread)
-    whole = isinstance(local, StowedTensor) and local.shape == spread.shape
-    return whole or isinstance(local, StowedRows)
+    if not isinstance(local, StowedTensor):
+        return isinstance(local, StowedRows)
+    return local.shape == spread.shape or holds_matrices(spread)
 
 
 def _text(spread: Any) -> str:

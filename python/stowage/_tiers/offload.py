@@ -19,9 +19,11 @@ from stowage._model.reports.report import remember, report
 from stowage._model.reports.table import Report
 from stowage._model.sizes import memory
 from stowage._model.weights import Held, Inventory, Swap, worth_offloading
+from stowage._ops._torch import local_of
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
+from stowage._shard.own_matrices import like_spread
 from stowage._tensor.casts import (
     cast_storage,
     is_plain,
@@ -296,15 +298,18 @@ def _come_back(model: nn.Module) -> None:
     """What rests on a disk, or as a cast of itself, is as it was."""
     swap = Swap()
     for held in Inventory(model).every:
-        weight = held.tensor
+        weight = local_of(held.tensor)
         if not isinstance(weight, StowedTensor):
             continue
         for part in weight._parts():
             if not part.untyped_storage().resizable():
                 part.data = new_copy(part)
         if is_plain(weight):
-            plain = nn.Parameter(plain_values(weight), requires_grad=weight.requires_grad)
-            swap.put(held, plain)
+            values, tracked = plain_values(weight), held.tensor.requires_grad
+            if weight is held.tensor:
+                swap.put(held, nn.Parameter(values, tracked))
+            else:
+                swap.put(held, like_spread(held.tensor, values, tracked))
     swap.commit()
     if engine_of(model) is not None:
         detach(model)

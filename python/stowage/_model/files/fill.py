@@ -44,6 +44,7 @@ from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
 from stowage._shard.fragments import stand_alone
 from stowage._shard.local_shards import is_spread
+from stowage._shard.own_matrices import fully_sharded, obstacle_to_file, own_matrices
 from stowage._tensor.casts import cast_storage, stands_for_plain
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
@@ -256,11 +257,16 @@ class Filling:
         ):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
-        problem = bound(tensor, rests=wanted is not None)
+        problem = self._bound(tensor, rests=wanted is not None)
         if problem:
             self.problems.append(f"{held.name}: {problem}")
             return
         self._steps.append(Assignment(held, entry, wanted, reason, as_it_is=has is not None))
+
+    def _bound(self, tensor: torch.Tensor, rests: bool) -> str:
+        if self._options.cast and self._options.mmap and is_spread(tensor):
+            return obstacle_to_file(tensor, fully_sharded(self.inventory.model))
+        return bound(tensor, rests)
 
     def _casts(self, held: Held) -> bool:
         return self._options.cast and not self._options.stays(held)
@@ -347,6 +353,7 @@ class Filling:
                     continue  # only checking values from here on
                 try:
                     tensor, loss = self._make(step, owned)
+                    tensor = own_matrices(tensor, step.held.tensor)
                 except StowageError as error:
                     self.problems.append(f"{step.held.name}: {error}")
                     swap, memories, made = Swap(), [], {}

@@ -33,7 +33,8 @@ from stowage._model.weights import Held, Inventory
 from stowage._model.writer import buffer_dtypes, declared, write
 from stowage._ops import _torch, library
 from stowage._ops.errors import FileError, InvalidArgument, raise_problems
-from stowage._shard.local_shards import is_spread, values_of
+from stowage._shard.local_shards import holds_matrices, is_spread, values_of
+from stowage._shard.own_matrices import like_spread, rows_here
 from stowage._tensor.casts import is_plain, plain_values
 from stowage._tensor.stowed import StowedTensor
 
@@ -309,6 +310,8 @@ def gathered(inventory: Inventory) -> list[Held]:
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     spread: Any = tensor
+    if holds_matrices(spread):
+        spread = like_spread(spread, rows_here(spread), False)
     return values_of(spread.full_tensor() if is_spread(tensor) else tensor)
 
 

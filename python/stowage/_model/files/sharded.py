@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor, Replicate
 
-from stowage._files.renames import Rename
 from stowage._model.files.save import reshard
 from stowage._model.files.spread import Wanted, fill_spread, give_memory
 from stowage._model.weights import Inventory
@@ -26,14 +25,14 @@ from stowage._ops import _torch
 from stowage._ops.errors import BadFile, InvalidArgument, raise_problems
 from stowage._ops.memory import octets
 from stowage._shard.groups import shard_dim
+from stowage._shard.local_shards import holds_matrices
+from stowage._shard.own_matrices import rows_here
 from stowage._shard.pieces import join_columns, own_columns
 from stowage._shard.records import decode, geometry
 from stowage._shard.replacement import widened
 from stowage._shard.reshard_check import reshard_problems
 from stowage._shard.rows import RESTING, StowedRows, rows_of
 from stowage._tensor.stowed import StowedTensor
-
-__all__ = ["StowedRows", "check", "load", "save", "state_dict"]
 
 MANIFEST = "stowage.manifest"
 
@@ -85,13 +84,19 @@ def _sum(part: Tensor) -> int:
 
 
 def _as_rows(tensor: StowedRows | StowedTensor) -> StowedRows:
+    """All rows of a weight that is whole here."""
     return tensor if isinstance(tensor, StowedRows) else rows_of(tensor, 0, tensor.shape[0])
 
 
 def _resting(model: nn.Module) -> dict[str, StowedRows | StowedTensor]:
+    """Of weights that rest what is here: rows, or the whole."""
     reshard(model)
-    every = {held.name: _torch.local_of(held.tensor) for held in Inventory(model).written}
+    every = {held.name: _here(held.tensor) for held in Inventory(model).written}
     return {n: t for n, t in every.items() if isinstance(t, RESTING)}
+
+
+def _here(tensor: Tensor) -> Any:
+    return rows_here(tensor) if holds_matrices(tensor) else _torch.local_of(tensor)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ def state_dict(model: nn.Module) -> dict[str, Tensor]:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for held in Inventory(model).written:
-        local = _torch.local_of(held.tensor)
+        local = _here(held.tensor)
         if not isinstance(local, RESTING):
             state[held.name] = held.tensor.detach()
             continue
@@ -207,48 +212,14 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     write_state(state_dict(model), checkpoint_id=folder)
 
 
-def load(
-    model: nn.Module,
-    folder: str | os.PathLike[str],
-    *,
-    rename: Rename | None = None,
-    strict: bool = True,
-    keep_nonfinite: bool = False,
-) -> None:
-    """Fills `model` from what `save` wrote, with any number of processes, or from a file in any
-    dialect that `stowage.load` takes. All of them must call it.
-
-    Each process reads its own rows. Tensors on the meta device get memory where their mesh is:
-    after `stowage.load(..., device="meta")` and `fully_shard` no process ever has the whole model.
-    Plain values of a file come to rest as the model does, where those of some rows depend on no
-    others.
-
-    Args:
-        model: a module that is spread as it is to be; its compute dtypes stay.
-        folder: of the checkpoint; or a safetensors or GGUF file, an index, or the folder of one.
-        rename: as in `stowage.load`, for such a file.
-        strict: refuses missing and unexpected names, of such a file.
-        keep_nonfinite: as in `stowage.stow`, of its plain values that come to rest.
-
-    Raises:
-        BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
-            changed then. Or the file is damaged.
-        InvalidArgument: lists the same of a file, in every process; what was on the meta device
-            stays there.
-        FileError: the file cannot be read.
-
-    Example:
-        >>> stowage.stow(model, "nf4")
-        >>> fully_shard(model, mesh=mesh)
-        >>> stowage.sharding.save(model, "checkpoint")
-        >>> stowage.sharding.load(model, "checkpoint")
-    """
+def load(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted) -> None:
+    """As `stowage.sharding.load` says without `ram`."""
     reshard(model)
     # What is made here is no matter of whoever calls.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-        if not _is_checkpoint(folder):
-            fill_spread(model, folder, Wanted(rename, strict, keep_nonfinite))
-        elif rename is not None or not strict or keep_nonfinite:
+        if not is_checkpoint(folder):
+            fill_spread(model, folder, wanted)
+        elif wanted != Wanted():
             raise InvalidArgument(
                 f"stowage.sharding.load: rename, strict and keep_nonfinite must come with a file, "
                 f"{folder} is a checkpoint of stowage.sharding.save"
@@ -266,7 +237,9 @@ def _load_checkpoint(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     read_state(state, checkpoint_id=folder)
     spread = {held.name: held.tensor for held in Inventory(model).written}
     for name, tensor in _resting(model).items():
-        if isinstance(tensor, StowedTensor):
+        if holds_matrices(spread[name]):
+            _fill_matrices(_torch.local_of(spread[name]), name, state)
+        elif isinstance(tensor, StowedTensor):
             _fill(tensor, name, state)
         elif tensor._whole.total is not None:
             records: Any = state[f"{name}.records"]
@@ -276,7 +249,7 @@ def _load_checkpoint(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             tensor._origin.written()
 
 
-def _is_checkpoint(folder: str | os.PathLike[str]) -> bool:
+def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
     return os.path.exists(os.path.join(folder, ".metadata"))
 
 
@@ -329,11 +302,21 @@ def _foreign_parts(
     ]
 
 
+def _fill_matrices(local: StowedTensor, name: str, state: dict[str, Tensor]) -> None:
+    """Some matrices of a stack, whose records were copies."""
+    records: Any = state[f"{name}.records"]
+    _set(local, records.to_local(), name, state)
+
+
 def _fill(weight: StowedTensor, name: str, state: dict[str, Tensor]) -> None:
     """A weight that is not spread: its records were copies."""
+    _set(weight, state[f"{name}.records"], name, state)
+
+
+def _set(weight: StowedTensor, records: Tensor, name: str, state: dict[str, Tensor]) -> None:
     whole = _as_rows(weight)._whole
     fresh = [torch.empty_like(part) for part in weight._parts()]
-    decode(state[f"{name}.records"], whole.storage, whole.shape, fresh)
+    decode(records, whole.storage, whole.shape, fresh)
     for part, own in zip(whole.shared_names, fresh[whole.storage.in_rows :], strict=True):
         own.copy_(state[f"{name}.{part}"])
     made = weight._like(fresh)

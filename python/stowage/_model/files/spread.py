@@ -48,13 +48,13 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
     """As `stowage.sharding.load` says of a file."""
     where = f"stowage.sharding.load: {folder}"
     with ExitStack() as stack:
-        with _in_step():
+        with in_step():
             source = FileSource(folder)
             stack.callback(source.close)
             adopted = adopt(source, model, wanted.rename, wanted.strict)
             filling = _Spread(model, source, adopted, wanted)
             raise_problems(where, filling.problems)
-        with _in_step():
+        with in_step():
             made = filling.filled(wanted.keep_nonfinite)
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
@@ -65,7 +65,7 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
 
 
 @contextmanager
-def _in_step() -> Iterator[None]:
+def in_step() -> Iterator[None]:
     """What the block raises in one process, every other raises too: none goes on alone, to wait for
     the others until they are given up."""
     raised: Exception | None = None

@@ -18,6 +18,7 @@ from stowage._model.choice.skips import ROUTERS
 from stowage._model.weights import Held, Site
 from stowage._ops import _torch
 from stowage._ops.eager import eagerly
+from stowage._shard.own_matrices import matrices_here
 from stowage._tensor.products.wants import expect
 from stowage._tensor.stowed import StowedTensor
 
@@ -52,17 +53,22 @@ class Routing:
         if following is not None and not module.training:
             following.guess(numbers, given)
 
-    def stacks(self, module: nn.Module) -> list[StowedTensor]:
+    def stacks(self, module: nn.Module) -> list[tuple[StowedTensor, int]]:
+        """What is here of each, and the number of the first matrix of it."""
         every = [getattr(module, name, None) for name in self._attributes]
-        return [stack for stack in every if isinstance(stack, StowedTensor)]
+        found = (matrices_here(stack) for stack in every if stack is not None)
+        return [here for here in found if here is not None]
 
     def expect(
         self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
     ) -> bool | None:
-        """As `wants.expect`, of the module's stacks."""
+        """As `wants.expect`, of the module's stacks. Of matrices that are spread over processes
+        those are expected that are here: others' tokens may take more of them."""
+        stacks = self.stacks(module)
+        first, count = (stacks[0][1], len(stacks[0][0])) if stacks else (0, 0)
         return expect(
-            self.stacks(module),
-            numbers.unique().tolist(),
+            [stack for stack, _ in stacks],
+            [n - first for n in numbers.unique().tolist() if first <= n < first + count],
             one_by_one=_takes_experts_in_turn(module),
             after=after,
         )
@@ -85,7 +91,7 @@ class Following:
         if _torch.functorch_active() or _torch.len_torch_dispatch_stack():
             return
         stacks = self._routing.stacks(self._module)
-        if not stacks or 2 * picked.numel() > stacks[0].shape[0]:
+        if not stacks or 2 * picked.numel() > stacks[0][0].shape[0]:
             return
         try:
             with torch.no_grad():  # and without its hooks: nobody asked it

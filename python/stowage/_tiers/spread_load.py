@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sharding.load`: models that are spread over processes, filled in memory, or left in the file
+with a budget of each process."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+
+from stowage._files.renames import Rename
+from stowage._model.files import sharded
+from stowage._model.files.spread import Wanted, in_step
+from stowage._ops.errors import InvalidArgument
+from stowage._tiers.load import load as load_here
+
+
+def load(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    rename: Rename | None = None,
+    strict: bool = True,
+    keep_nonfinite: bool = False,
+    ram: int | str | None = None,
+    reads: str = "automatic",
+) -> None:
+    """Fills `model` from what `save` wrote, with any number of processes, or from a file in any
+    dialect that `stowage.load` takes. All of them must call it.
+
+    Each process reads its own rows. Tensors on the meta device get memory where their mesh is:
+    after `stowage.load(..., device="meta")` and `fully_shard` no process ever has the whole model.
+    Plain values of a file come to rest as the model does, where those of some rows depend on no
+    others.
+
+    Args:
+        model: a module that is spread as it is to be; its compute dtypes stay.
+        folder: of the checkpoint; or a safetensors or GGUF file, an index, or the folder of one.
+        rename: as in `stowage.load`, for such a file.
+        strict: refuses missing and unexpected names, of such a file.
+        keep_nonfinite: as in `stowage.stow`, of its plain values that come to rest.
+        ram: bytes of weights ("2GiB") that this process has in memory at a time, of such a file.
+            The others are read when they are used, as by `stowage.load(ram=)`: of what DTensor cuts
+            along dim 0, such as the experts of this rank, its own alone. Not after `fully_shard`.
+        reads: with `ram`, as in `stowage.offload`.
+
+    Raises:
+        BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
+            changed then. Or the file is damaged.
+        InvalidArgument: lists the same of a file, in every process; what was on the meta device
+            stays there. Or a weight is spread so that it cannot rest in a file.
+        FileError: the file cannot be read.
+
+    Example:
+        >>> stowage.stow(model, "nf4")
+        >>> fully_shard(model, mesh=mesh)
+        >>> stowage.sharding.save(model, "checkpoint")
+        >>> stowage.sharding.load(model, "checkpoint")
+    """
+    if ram is None and reads != "automatic":
+        raise InvalidArgument(
+            f"stowage.sharding.load: reads must come with ram, got reads={reads!r} alone"
+        )
+    if ram is None:
+        sharded.load(model, folder, Wanted(rename, strict, keep_nonfinite))
+        return
+    with in_step():
+        if sharded.is_checkpoint(folder) or keep_nonfinite:
+            raise InvalidArgument(
+                f"stowage.sharding.load: ram must come with a file that is left as it is, {folder} "
+                "is a checkpoint of stowage.sharding.save, or keep_nonfinite was given"
+            )
+        load_here(model, folder, rename=rename, strict=strict, ram=ram, reads=reads, progress=False)
