@@ -6,6 +6,7 @@ the time of a token whose experts are all in memory.
 
     python bench/python/larger_than_memory.py qwen3 gpt-oss --folder /data
     python bench/python/larger_than_memory.py gpt-oss --peer mmap
+    python bench/python/larger_than_memory.py mixtral --peer accelerate --tokens 2
 
 Control groups ask for a user who may make them; `--free` goes without, so that the page cache may
 hold what the budget does not.
@@ -71,6 +72,19 @@ def held(model: Any) -> float:
     return min(taken)
 
 
+def by_accelerate(folder: Path, ram: int) -> Any:
+    """What `ram` has no room for comes from a disk by accelerate, a module at a time."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.bfloat16,
+        device_map="auto",
+        max_memory={"cpu": ram},
+        offload_folder=folder / "offloaded",
+    )
+
+
 @torch.inference_mode()
 def measured(
     family: str,
@@ -80,15 +94,20 @@ def measured(
     ram: int,
     ahead: bool,
     tokens: int,
+    peer: str,
 ) -> dict[str, Any]:
-    """`ram` 0: mapped, which the page cache holds as much of as it may."""
-    how: dict[str, Any] = {"ram": ram, "route_ahead": ahead} if ram else {"mmap": True}
+    """`peer` mmap: the mapped files, of which the page cache holds as much as it may."""
+    how: dict[str, Any] = {"mmap": True} if peer == "mmap" else {"ram": ram, "route_ahead": ahead}
     start = time.perf_counter()
     make = functools.partial(large_checkpoints.build, family, layers, **smaller)
-    model: Any = stowage.load(make, folder, **how)
+    model: Any
+    if peer == "accelerate":
+        model = by_accelerate(folder, ram)
+    else:
+        model = stowage.load(make, folder, **how)
     loaded = time.perf_counter() - start
     talk = Talk(model)
-    before = stowage.engine_report(model) if ram else None
+    before = None if peer else stowage.engine_report(model)
     taken = talk.tokens(tokens)
     row = {"load": loaded, "prompt": talk.prompt, "token": statistics.mean(taken)}
     if before is not None:
@@ -106,9 +125,9 @@ def run(options: argparse.Namespace, family: str, folder: Path) -> dict[str, Any
     layers = large_checkpoints.layers_for(family, options.bytes, **smaller)
     size = large_checkpoints.write(family, layers, folder, **smaller)
     limit = int(size * options.share)
-    ram = 0 if options.peer == "mmap" else int(limit - options.beside)
+    ram = int(limit - options.beside)
     asked = ["--child", family, str(layers), options.smaller, str(folder), str(ram)]
-    asked += [str(int(options.ahead)), str(options.tokens)]
+    asked += [str(int(options.ahead)), str(options.tokens), options.peer]
     if options.drop:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     if options.free:
@@ -141,9 +160,9 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        family, layers, smaller, folder, ram, ahead, tokens = sys.argv[2:]
+        family, layers, smaller, folder, ram, ahead, tokens, peer = sys.argv[2:]
         numbers = int(ram), bool(int(ahead)), int(tokens)
-        row = measured(family, int(layers), json.loads(smaller), Path(folder), *numbers)
+        row = measured(family, int(layers), json.loads(smaller), Path(folder), *numbers, peer)
         print(json.dumps(row))
         return
     about = argparse.ArgumentParser(
@@ -156,7 +175,13 @@ def main() -> None:
     about.add_argument("--beside", type=float, default=1.1e9, help="of these, not for weights")
     about.add_argument("--smaller", default="{}", help="JSON that replaces what configs say")
     about.add_argument("--tokens", type=int, default=16)
-    about.add_argument("--peer", choices=["mmap"], help="instead: the mapped files")
+    about.add_argument(
+        "--peer",
+        choices=["mmap", "accelerate"],
+        default="",
+        help="instead: the mapped files, or transformers with a device map and a folder, which\n"
+        "makes files of its own beside the checkpoint where this has a tensor for each expert",
+    )
     about.add_argument("--ahead", action="store_true", help="with route_ahead=True")
     about.add_argument("--free", action="store_true", help="without a control group")
     about.add_argument("--drop", action="store_true", help="empty the page cache first (root)")

@@ -153,8 +153,7 @@ void Core::expect(std::span<const WeightId> order) {
   }
 }
 
-// What has its room before all others,
-// the weights that are used in every pass, keeps it.
+// What has its room before all others, the weights that are used in every pass, keeps it.
 void Core::foresee(std::span<const std::uint64_t> uses) {
   if (uses.size() != states_.size())
     throw Error(Code::invalid_argument,

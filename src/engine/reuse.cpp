@@ -46,6 +46,7 @@ Reuse::Reuse(std::vector<std::uint64_t> bytes) : slices_(bytes.size()) {
 }
 
 void Reuse::set_room(std::uint64_t bytes) noexcept {
+  if (bytes_ == 0) return;
   const double part = static_cast<double>(tried_bytes_) / static_cast<double>(bytes_);
   room_ = static_cast<std::uint64_t>(part * static_cast<double>(bytes));
 }
@@ -57,10 +58,10 @@ double Reuse::rank(std::size_t slice) const noexcept {
 // Later misses weigh more, in place of making the earlier ones less.
 double Reuse::weight() noexcept {
   const double uses = kMemory * static_cast<double>(slices_.size());
-  const double weight = std::exp2(static_cast<double>(clock_ - changed_) / uses);
+  const double weight = std::exp2(static_cast<double>(clock_ - unit_) / uses);
   if (weight <= kMostWeight) return weight;
   for (Try& t : tries_) t.missed /= weight;
-  changed_ = clock_;
+  unit_ = clock_;
   return 1;
 }
 

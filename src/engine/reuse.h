@@ -64,7 +64,7 @@ class Reuse {
   std::uint64_t bytes_ = 0, tried_bytes_ = 0;  // of all, and of those on the lists
   std::array<Try, kTries> tries_;
   std::size_t chosen_ = 1;
-  std::uint64_t clock_ = 0, changed_ = 0;  // uses; when another was chosen
+  std::uint64_t clock_ = 0, unit_ = 0;  // uses; when a miss weighed 1
   std::uint64_t room_ = std::numeric_limits<std::uint64_t>::max();
 };
 

@@ -15,12 +15,14 @@ namespace planning {
 namespace {
 
 constexpr std::uint64_t kLeastSlice = 16 << 10;  // bytes: a smaller matrix comes with its stack
+constexpr std::int64_t kMostExperts = 1 << 16;   // of a layer: a higher number is none of an expert
 constexpr double kUnseen = 0.5;  // uses of an expert that nobody saw (Krichevsky and Trofimov)
 
 std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t value = 0;
   const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc{} && stopped == text.data() + text.size() && value >= 0;
+  const bool whole = error == std::errc{} && stopped == text.data() + text.size() && value >= 0 &&
+                     !text.starts_with('-');
   return whole ? std::optional(value) : std::nullopt;
 }
 
@@ -39,7 +41,7 @@ std::optional<std::pair<std::size_t, std::int64_t>> slice_of(std::string_view na
   const std::size_t bracket = name.rfind('[');
   if (bracket == std::string_view::npos) return std::nullopt;
   const auto index = number_of(name.substr(bracket + 1, name.size() - bracket - 2));
-  return index ? std::optional(std::pair(bracket, *index)) : std::nullopt;
+  return index && *index < kMostExperts ? std::optional(std::pair(bracket, *index)) : std::nullopt;
 }
 
 // Calls `each(begin, part)` for what dots part; stops where it returns false.
@@ -167,7 +169,7 @@ std::optional<ExpertName> expert_of(std::string_view name) {
   for_parts(name, [&](std::size_t begin, std::string_view part) {
     constexpr std::string_view kExpert = "expert_";
     const auto index = number_of(part.starts_with(kExpert) ? part.substr(kExpert.size()) : part);
-    if (after && index) {
+    if (after && index && *index < kMostExperts) {
       const std::string of(name.substr(0, begin - 1));
       found = ExpertName{of, std::string(layer_of(of)), *index, true};
     }
@@ -218,7 +220,8 @@ void apply_routing(const PlanOptions& options, std::vector<PlanUnit>& units) {
   for (const auto& [of, experts] : all) {
     const auto at = counts.find(experts.layer);
     const std::vector<double> alike(static_cast<std::size_t>(experts.count), 1);
-    chances[of] = probabilities(at == counts.end() ? alike : at->second, routed);
+    const bool known = at != counts.end() && at->second.size() == alike.size();
+    chances[of] = probabilities(known ? at->second : alike, routed);
   }
   const auto rows = static_cast<double>(options.rows);
   for (PlanUnit& unit : units) {

@@ -68,9 +68,16 @@ def test_layers_are_those_in_memory(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [["--share", "0.3"], ["--peer", "mmap"]])
-def test_the_bench_runs_in_a_short_form(how: list[str]) -> None:
-    asked = ["qwen3", "--bytes", "3e6", "--smaller", json.dumps(SMALLER["qwen3"]), "--beside", "0"]
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("qwen3", ["--share", "0.3"]),
+        ("qwen3", ["--peer", "mmap"]),
+        ("mixtral", ["--peer", "accelerate"]),
+    ],
+)
+def test_the_bench_runs_in_a_short_form(family: str, how: list[str]) -> None:
+    asked = [family, "--bytes", "3e6", "--smaller", json.dumps(SMALLER[family]), "--beside", "0"]
     ran = fresh.script(BENCH, *asked, "--free", "--tokens", "3", "--json", *how)
     assert ran.returncode == 0, ran.stderr
     (row,) = json.loads(ran.stdout)

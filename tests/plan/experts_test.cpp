@@ -54,7 +54,7 @@ TEST(PlanExperts, AreKnownByTheirNames) {
   for (const char* other :
        {"model.layers.3.mlp.shared_experts.up_proj.weight", "model.layers.3.mlp.gate.weight", "",
         "experts", "experts.", "experts.x.w", "layers.3.weight", "w[]", "w[x]", "w[3", "[-1]",
-        "experts.99999999999999999999.w"})
+        "experts.99999999999999999999.w", "experts.65536.w", "w[65536]"})
     EXPECT_FALSE(planning::expert_of(other)) << other;
 }
 
