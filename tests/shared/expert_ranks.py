@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,6 +160,12 @@ def refusals(world: int, folder: str, checkpoint: str) -> None:
     _refused(lambda: stowage.sharding.load(model, folder, reads="direct"), "must come with ram")
     _refused(lambda: stowage.sharding.load(model, checkpoint, ram="4MiB"), "must come with a file")
     assert all(stack.is_meta for stack in stacks(model).values())
+    there = f"{checkpoint}/new"
+    in_memory = stowage.load(build, folder, device="meta")
+    spread(in_memory, mesh)
+    stowage.sharding.load(in_memory, folder)
+    _refused(lambda: stowage.offload(in_memory, ram="4MiB", folder=there), "must be whole to go")
+    assert not Path(there).exists()
     stowage.sharding.load(model, folder, ram="4MiB")
     _refused(lambda: stowage.sharding.load(model, folder, ram="4MiB"), "must not be offloaded")
 

@@ -23,6 +23,7 @@ from stowage._ops._torch import local_of
 from stowage._ops.errors import InvalidArgument, raise_problems
 from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
+from stowage._shard.local_shards import is_spread
 from stowage._shard.own_matrices import like_spread
 from stowage._tensor.casts import (
     cast_storage,
@@ -166,6 +167,11 @@ def _move_out(inventory: Inventory, asked: Asked, device_map: DeviceMap | None) 
     device, folder, every = asked.device, asked.folder, inventory.every
     places = Places(inventory, device_map, device_of_name(device) or CPU, folder is not None)
     problems = asked.problems(every, places)
+    if folder is not None and (spread := [h.name for h in every if is_spread(h.tensor)]):
+        problems.append(
+            f"{spread[0]}: must be whole to go to a folder, is spread over processes; "
+            "stowage.sharding.load(model, checkpoint, ram=) leaves it in the file of a model"
+        )
     ring, wrong = (0, []) if problems else asked.ring(every, places)
     raise_problems("stowage.offload", problems + wrong)  # before anything is written
     with torch.inference_mode(False), torch.no_grad():
