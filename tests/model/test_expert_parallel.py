@@ -69,3 +69,7 @@ def test_experts_that_a_caller_distributes(tmp_path: Path) -> None:
     stowage.stow(model, rules={"*": "int8:row2"})
     stowage.save(model, tmp_path / "m")
     on_ranks(2, expert_ranks.partitioned, 2, str(tmp_path / "m"))
+
+
+def test_experts_over_one_dimension_of_a_mesh(tmp_path: Path) -> None:
+    on_ranks(4, expert_ranks.over_a_dimension, packed(tmp_path / "m", "int8:row2"))

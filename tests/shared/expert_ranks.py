@@ -260,3 +260,19 @@ def partitioned(world: int, folder: str) -> None:
             counted = stowage.uses(model).weights.values()
             used = {e for uses in counted for e, n in enumerate(uses.by_index) if n}
             assert used and used <= set(range(first, first + each))
+
+
+def over_a_dimension(folder: str) -> None:
+    """Of a mesh of two: pairs that have the same experts, each with tokens of its own."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    whole, model = stowage.load(build, folder), stowage.load(build, folder, device="meta")
+    spread(model, mesh["ep"])
+    stowage.sharding.load(model, folder, ram="4MiB")
+    own = IDS[mesh.get_local_rank("dp") :][:1]
+    for way in ("grouped_mm", "eager"):
+        assert close(logits(model, way, own), logits(whole, way, own))
+    first = mesh.get_local_rank("ep") * EXPERTS // 2
+    used = {expert for _, expert in _counts(model)}
+    assert used and used <= set(range(first, first + EXPERTS // 2))
+    for name, stack in stacks(model).items():
+        assert same(stack.full_tensor(), whole.get_parameter(name)), name
