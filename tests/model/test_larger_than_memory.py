@@ -4,6 +4,7 @@ in a control group, so that nothing else helps, and 20 GB each. In the short for
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -19,7 +20,9 @@ import streamed_layers
 import torch
 from safetensors import safe_open
 
+import stowage
 from stowage._ops.library import composite_forced
+from stowage.planning import machine_key
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
@@ -65,6 +68,30 @@ def test_layers_are_those_in_memory(family: str, tmp_path: Path) -> None:
     assert abs(found["bytes"] - size) <= 0.01 * size  # what rests is what the file has
     assert found["report"]["peak"] <= size // 4 and len(found["calls"]) == 3
     assert streamed_layers.differing(family, SMALLER[family], tmp_path, found) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plan_keeps_experts_of_published_files(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = dict.fromkeys(("bf16", "f8_e4m3", "f4_e2m1"), {"read": 1e10, "multiply": 1e11})
+    links = {"key": machine_key(), "disk": 2e9, "cached": 4e9, "memcpy": 8e9, "linear": rates}
+    monkeypatch.setattr(
+        "stowage._tiers.plans.plan.measured_links", lambda *_, **__: links | {"accelerators": {}}
+    )
+    size = large_checkpoints.write(family, 3, tmp_path, **SMALLER[family])
+    make = functools.partial(large_checkpoints.build, family, 3, **SMALLER[family])
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        wanted = stowage.load(make, tmp_path, ram=10 * size)(ids).logits
+        ram = stowage.plan(tmp_path, ram=20 * size).predicted.peak["ram"] * 3 // 4
+        plan = stowage.plan(tmp_path, ram=ram)
+        assert plan.predicted.hits is not None and 0.3 < plan.predicted.hits < 0.8
+        model = stowage.load(make, tmp_path, plan=plan)
+        for _ in range(3):
+            assert torch.equal(model(ids).logits, wanted)
+    report = stowage.engine_report(model)
+    assert report.peak <= ram and report.borrowed == 0
 
 
 @pytest.mark.slow
