@@ -74,7 +74,7 @@ def test_layers_are_those_in_memory(family: str, tmp_path: Path) -> None:
 def test_a_plan_keeps_experts_of_published_files(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates = dict.fromkeys(("bf16", "f8_e4m3", "f4_e2m1"), {"read": 1e10, "multiply": 1e11})
+    rates = {n: {"read": 1e10, "multiply": 1e11} for n in ("bf16", "f8_e4m3", "f4_e2m1")}
     links = {"key": machine_key(), "disk": 2e9, "cached": 4e9, "memcpy": 8e9, "linear": rates}
     monkeypatch.setattr(
         "stowage._tiers.plans.plan.measured_links", lambda *_, **__: links | {"accelerators": {}}
