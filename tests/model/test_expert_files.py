@@ -377,9 +377,6 @@ def test_what_a_stack_of_the_file_cannot_be_is_refused(tmp_path: Path) -> None:
     packed = published("Qwen3Moe", tmp_path / "plain")
     with pytest.raises(stowage.InvalidArgument, match="got mapped for codes that"):
         stowage.load(lambda: build("Qwen3Moe"), packed, ram="1MiB", reads="mapped")
-    plan = stowage.plan(packed, ram="8MiB")
-    with pytest.raises(stowage.InvalidArgument, match="a plan must be of the weights that a model"):
-        stowage.load(lambda: build("Qwen3Moe"), packed, plan=plan)
 
 
 def test_what_is_quantized_on_the_way_needs_memory(tmp_path: Path) -> None:
