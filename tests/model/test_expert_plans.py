@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from expert_models import FAMILIES, WAYS, build, logits, published
+from links_here import give_links
 
 import stowage
 from stowage._ops.library import composite_forced
-from stowage.planning import machine_key
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
@@ -25,17 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of this machine, which are not measured for these tests."""
-    rates = {"read": 1e10, "multiply": 1e11}
-    known = {
-        "key": machine_key(),
-        "disk": 2e9,
-        "cached": 4e9,
-        "memcpy": 8e9,
-        "linear": {name: rates for name in ("int8", "f32", "bf16", "nf4", "f8_e4m3")},
-        "accelerators": {},
-    }
-    monkeypatch.setattr("stowage._tiers.plans.plan.measured_links", lambda *_, **__: known)
+    give_links(monkeypatch)
 
 
 def make(family: str) -> Any:

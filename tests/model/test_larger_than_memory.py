@@ -18,11 +18,11 @@ import large_checkpoints
 import pytest
 import streamed_layers
 import torch
+from links_here import give_links
 from safetensors import safe_open
 
 import stowage
 from stowage._ops.library import composite_forced
-from stowage.planning import machine_key
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
@@ -74,11 +74,7 @@ def test_layers_are_those_in_memory(family: str, tmp_path: Path) -> None:
 def test_a_plan_keeps_experts_of_published_files(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates = {n: {"read": 1e10, "multiply": 1e11} for n in ("bf16", "f8_e4m3", "f4_e2m1")}
-    links = {"key": machine_key(), "disk": 2e9, "cached": 4e9, "memcpy": 8e9, "linear": rates}
-    monkeypatch.setattr(
-        "stowage._tiers.plans.plan.measured_links", lambda *_, **__: links | {"accelerators": {}}
-    )
+    give_links(monkeypatch)
     size = large_checkpoints.write(family, 3, tmp_path, **SMALLER[family])
     make = functools.partial(large_checkpoints.build, family, 3, **SMALLER[family])
     ids = torch.tensor([[5, 6, 7, 8]])

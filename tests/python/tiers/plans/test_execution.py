@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from links_here import give_links
 from torch import nn
 
 import stowage
-from stowage.planning import machine_key
 
 WIDTH, LAYERS = 384, 10
 X = torch.linspace(-1, 1, 2 * WIDTH).reshape(2, WIDTH)
@@ -37,18 +37,8 @@ class Model(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of this machine, which are not measured for these tests."""
-    rates = {"read": 1e10, "multiply": 1e11}
-    known = {
-        "key": machine_key(),
-        "disk": 2e9,
-        "cached": 4e9,
-        "memcpy": 8e9,
-        "linear": {name: rates for name in ("int8", "f32", "bf16", "nf4")},
-        "accelerators": {},
-    }
-    monkeypatch.setattr("stowage._tiers.plans.plan.measured_links", lambda *_, **__: known)
+def links(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_links(monkeypatch)
 
 
 def made(seed: int = 0) -> Model:
