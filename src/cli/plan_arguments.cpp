@@ -69,6 +69,9 @@ void read_plan(const PlanTexts& texts, PlanCommand& plan) {
   for (const std::string& text : texts.accelerators)
     plan.options.accelerators.push_back(accelerator_of(text));
   for (const std::string& text : texts.uses) {
+    if (is_uses_file(text) && !plan.options.routing.empty())
+      throw Error(Code::invalid_argument,
+                  "--uses: must name one file of uses, got another " + text);
     if (is_uses_file(text))
       plan.options.routing = routing_from_json(read_text(text), text);
     else

@@ -114,6 +114,7 @@ void place(Report& report, const Plan& plan) {
   for (ReportWeight& weight : report.weights) {
     const auto at = stacks.find(weight.name);
     if (at == stacks.end()) continue;
+    weight.tier.clear();
     for (const std::string_view tier : at->second)
       weight.tier += (weight.tier.empty() ? "" : " and ") + std::string(tier);
   }

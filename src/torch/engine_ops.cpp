@@ -80,9 +80,10 @@ std::optional<WeightId> find_slice(const Engine& engine, const std::string& name
   const auto whole = engine.find(std::string_view(name).substr(0, bracket));
   if (!whole) return std::nullopt;
   const SliceIds slices = engine.slices(*whole);
-  const auto index = static_cast<WeightId>(std::atoi(name.c_str() + bracket + 1));
-  const bool is_one = index < slices.count && engine.name(slices.first + index) == name;
-  return is_one ? std::optional(slices.first + index) : std::nullopt;
+  const long long index = std::strtoll(name.c_str() + bracket + 1, nullptr, 10);
+  if (index < 0 || index >= slices.count) return std::nullopt;
+  const auto id = slices.first + static_cast<WeightId>(index);
+  return engine.name(id) == name ? std::optional(id) : std::nullopt;
 }
 
 // Names that the file does not have are left out.

@@ -51,6 +51,7 @@ def test_what_cannot_be_is_refused_in_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".metadata").touch()
     folder = packed(tmp_path / "m", "int8:row2")
+    stowage.save(expert_ranks.build(), f"{folder}-plain")
     on_ranks(2, expert_ranks.refusals, 2, folder, str(tmp_path / "c"))
 
 
@@ -73,3 +74,15 @@ def test_experts_that_a_caller_distributes(tmp_path: Path) -> None:
 
 def test_experts_over_one_dimension_of_a_mesh(tmp_path: Path) -> None:
     on_ranks(4, expert_ranks.over_a_dimension, packed(tmp_path / "m", "int8:row2"))
+
+
+def test_experts_whose_rows_fully_shard_spreads(tmp_path: Path) -> None:
+    folder, to = packed(tmp_path / "m", "int8:row2"), str(tmp_path / "checkpoint")
+    on_ranks(4, expert_ranks.over_a_dimension_gathered, folder, to)
+
+
+def test_experts_that_ranks_do_not_divide(tmp_path: Path) -> None:
+    model = expert_ranks.Grouped()
+    stowage.stow(model, rules={"*": "int8:row2"})
+    stowage.save(model, tmp_path / "m")
+    on_ranks(3, expert_ranks.uneven, str(tmp_path / "m"), str(tmp_path / "flat"))

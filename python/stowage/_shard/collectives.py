@@ -13,11 +13,10 @@ import torch
 
 from stowage._ops.errors import Unsupported
 from stowage._ops.memory import octets
-from stowage._shard.pieces import Whole, is_tagged, join_columns, tagged
-from stowage._shard.records import encode
+from stowage._shard.pieces import is_tagged, join_columns, tagged
 from stowage._shard.row_operators import PREPARE, together
-from stowage._shard.rows import Place, StowedRows
-from stowage._tensor.tables import op, row_op
+from stowage._shard.rows import StowedRows
+from stowage._tensor.tables import row_op
 
 aten = torch.ops.aten
 c10d = torch.ops.c10d
@@ -34,19 +33,6 @@ def _all_gather(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     records = called(rows._records, *args[1:], **kwargs)
     start: int | None = 0 if records.shape[0] >= rows._whole.shape[0] else None
     return rows._like(records, start)
-
-
-@op(functional.all_gather_into_tensor.default)
-def _gather_matrices(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Equal shares of a stack, each a weight of its own: the whole stack, as it rests."""
-    weight, size = args[:2]
-    storage, shape = weight._storage, (size * weight.shape[0], *weight.shape[1:])
-    if weight.dim() < 3 or not storage.gives_indices(shape):
-        return NotImplemented
-    parts, whole = weight._parts(), Whole(storage, shape, weight._dt, weight._exact)
-    records = encode(parts, storage, weight.shape, 0, weight.shape[0])
-    rows = StowedRows(records, parts[storage.in_rows :], whole, Place(0))
-    return _all_gather(called, (rows, *args[1:]), kwargs)
 
 
 @row_op(functional.wait_tensor.default)

@@ -14,7 +14,7 @@ from stowage._shard.groups import shard_dim
 from stowage._shard.local_shards import is_spread
 from stowage._shard.pieces import Whole
 from stowage._shard.records import encode
-from stowage._shard.rows import Place, StowedRows
+from stowage._shard.rows import Place, StowedRows, rests
 from stowage._tensor.slices import rows_of_parts
 from stowage._tensor.stowed import StowedTensor
 
@@ -26,8 +26,11 @@ def fully_sharded(model: nn.Module) -> frozenset[int]:
     return frozenset(id(held.sharded_param) for group in groups for held in group.fsdp_params)
 
 
-def obstacle_to_file(spread: Any, gathered: frozenset[int]) -> str:
-    """Why a DTensor cannot have its rows in a file; "" if it can. `gathered`: `fully_sharded`."""
+def obstacle_to_file(spread: Any, rests_there: bool, gathered: frozenset[int]) -> str:
+    """Why a DTensor cannot have its rows in a file; "" if it can. `rests_there`: whether the file
+    has it at rest. `gathered`: `fully_sharded`."""
+    if rests(spread) and not rests_there:
+        return "must rest in the file, to stay there with ram (stowage pack writes such a file)"
     if id(spread) in gathered or spread.device_mesh.device_type != "cpu":
         return "must be on the CPU and spread by no fully_shard, to rest in a file with ram"
     dims = [dim for place in spread.placements if (dim := shard_dim(place)) is not None]
@@ -86,6 +89,14 @@ def own_matrices(whole: Tensor, spread: Tensor) -> Tensor:
     else:
         local = detached[first:last].clone() if sizes else detached
     return like_spread(spread, local, whole.requires_grad)
+
+
+def is_exact(tensor: Any) -> bool:
+    """Whether a weight that rests, or what is here of it, computes as torch does."""
+    local = _torch.local_of(tensor)
+    if isinstance(local, StowedRows):
+        return local._whole.exact
+    return isinstance(local, StowedTensor) and local._exact
 
 
 def matrices_here(tensor: Any) -> tuple[StowedTensor, int] | None:

@@ -199,11 +199,13 @@ def _load(
     options: Options,
     grain: Granularity,
     given: EngineOptions | None,
+    agree: Callable[[], None] = lambda: None,
 ) -> nn.Module:
+    """`agree` is called before the first change, when nothing can fail any more."""
     target = model if isinstance(model, nn.Module) else build(model)
     adopted = adopt(source, target, options.rename, options.strict)
     options = replace(options, rename=adopted.rename, then=adopted.then)
-    filling = _filled(target, source, selection, options, grain, given)
+    filling = _filled(target, source, selection, options, grain, given, agree)
     if adopted.dialect:
         remember_template(target, Template.of(source, filling.taken(), adopted.dialect))
     return target
@@ -216,6 +218,7 @@ def _filled(
     options: Options,
     grain: Granularity,
     given: EngineOptions | None,
+    agree: Callable[[], None] = lambda: None,
 ) -> Filling:
     engine: list[Engine] = []
 
@@ -226,6 +229,7 @@ def _filled(
                     "stowage.load: the model must not be offloaded, onload it first"
                 )
             engine.append(Engine(source, suited(given, source, filling.moved())))
+        agree()
 
     filling = _fill(target, source, selection, options, "load", grain, open_engine)
     if engine:
@@ -233,6 +237,27 @@ def _filled(
         engine[0].expect(filling.expected())
         attach(target, engine[0], moved.values())
     return filling
+
+
+def load_spread(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    ram: int | str,
+    reads: str,
+    rename: Rename | None,
+    strict: bool,
+    agree: Callable[[], None],
+) -> None:
+    """As `load` of a model that is spread over processes, whose compute dtypes stay. `agree` is
+    called before the first change."""
+    given = EngineOptions(byte_count(ram, "ram"), reads)
+    options = Options(Making(), True, True, strict, rename, keep_dtypes=True)
+    source = FileSource(folder)
+    try:
+        grain = Granularity.parse(None, None, None, False)
+        remember_formed(_load(model, source, None, options, grain, given, agree), *source.formed)
+    finally:
+        source.close()
 
 
 class RestingLoad:

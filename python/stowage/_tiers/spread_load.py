@@ -5,14 +5,16 @@ with a budget of each process."""
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
+import torch
 from torch import nn
 
 from stowage._files.renames import Rename
 from stowage._model.files import sharded
 from stowage._model.files.spread import Wanted, in_step
 from stowage._ops.errors import InvalidArgument
-from stowage._tiers.load import load as load_here
+from stowage._tiers.load import load_spread
 
 
 def load(
@@ -64,10 +66,12 @@ def load(
     if ram is None:
         sharded.load(model, folder, Wanted(rename, strict, keep_nonfinite))
         return
-    with in_step():
+    with ExitStack() as step:  # which ends in all processes before the first change in any
+        step.enter_context(in_step())
         if sharded.is_checkpoint(folder) or keep_nonfinite:
             raise InvalidArgument(
                 f"stowage.sharding.load: ram must come with a file that is left as it is, {folder} "
                 "is a checkpoint of stowage.sharding.save, or keep_nonfinite was given"
             )
-        load_here(model, folder, rename=rename, strict=strict, ram=ram, reads=reads, progress=False)
+        with torch.device("cpu"):  # whatever the caller's default is
+            load_spread(model, folder, ram, reads, rename, strict, step.close)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
 from stowage._shard.fragments import stand_alone
 from stowage._shard.local_shards import is_spread
-from stowage._shard.own_matrices import fully_sharded, obstacle_to_file, own_matrices
+from stowage._shard.own_matrices import fully_sharded, is_exact, obstacle_to_file, own_matrices
 from stowage._tensor.casts import cast_storage, stands_for_plain
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
@@ -257,15 +257,19 @@ class Filling:
         ):
             has = wanted = cast_storage(entry.dtype)
             reason = "as it is in the file"
-        problem = self._bound(tensor, rests=wanted is not None)
+        problem = self._bound(tensor, entry, rests=wanted is not None)
         if problem:
             self.problems.append(f"{held.name}: {problem}")
             return
         self._steps.append(Assignment(held, entry, wanted, reason, as_it_is=has is not None))
 
-    def _bound(self, tensor: torch.Tensor, rests: bool) -> str:
+    @cached_property
+    def _gathered(self) -> frozenset[int]:
+        return fully_sharded(self.inventory.model)
+
+    def _bound(self, tensor: torch.Tensor, entry: Entry, rests: bool) -> str:
         if self._options.cast and self._options.mmap and is_spread(tensor):
-            return obstacle_to_file(tensor, fully_sharded(self.inventory.model))
+            return obstacle_to_file(tensor, entry.storage is not None, self._gathered)
         return bound(tensor, rests)
 
     def _casts(self, held: Held) -> bool:
@@ -404,7 +408,7 @@ class Filling:
         self, step: Assignment, owned: Callable[[], list[torch.Tensor]] | None
     ) -> tuple[torch.Tensor, Loss | None]:
         entry, held, how = step.entry, step.held, self._options.how
-        if isinstance(held.tensor, StowedTensor) and held.tensor._exact:
+        if is_exact(held.tensor):
             how = replace(how, exact=True)
         compute = self._compute(step)
         if self._options.meta:

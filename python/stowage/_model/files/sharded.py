@@ -162,7 +162,7 @@ def _records(tensor: Tensor, rows: StowedRows) -> Tensor:
         tensor.device_mesh,
         places,
         run_check=False,
-        shape=torch.Size((g.rows, g.length)),
+        shape=torch.Size((tensor.shape[0], g.length)),  # of which rows may be of a part alone
         stride=(g.length, 1),
     )
 
@@ -181,11 +181,12 @@ def _whole_rows(rows: StowedRows, group: Any) -> Tensor:
 def _manifest(model: nn.Module, sums: bool = False) -> dict[str, Any]:
     """`sums`: the CRC32 of the parts that rows share, without which records mean something else."""
     facts: dict[str, Any] = {}
+    shapes = {held.name: list(held.tensor.shape) for held in Inventory(model).written}
     for name, tensor in _resting(model).items():
         rows = _as_rows(tensor)
         whole, parts = rows._whole, rows._shared()
         compute = str(whole.dtype).removeprefix("torch.")
-        facts[name] = {"storage": whole.storage.name, "shape": list(whole.uncut)}
+        facts[name] = {"storage": whole.storage.name, "shape": shapes[name]}
         facts[name]["compute"] = compute
         if sums and parts:
             facts[name]["shared"] = dict(zip(whole.shared_names, map(_sum, parts), strict=True))

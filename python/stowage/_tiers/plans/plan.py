@@ -356,6 +356,8 @@ def plan(
         >>> plan.device_map()  # "": the whole model
         {'': 'cpu'}
     """
+    if isinstance(routed, bool) or not isinstance(routed, int) or routed < 0:
+        raise InvalidArgument(f"stowage.plan: routed must be a number of experts, got {routed!r}")
     model = described(model_or_path)
     on_disk = model["path"] or _there(Path(folder))
     rates = measured_links(on_disk) if links is None else links
@@ -384,7 +386,13 @@ def _planned(given: str | Policy | None) -> object:
 def _routing(uses: Mapping[str, float] | Uses | str | os.PathLike[str] | None) -> str:
     if uses is None or isinstance(uses, Mapping):
         return ""
-    return uses.to_json() if isinstance(uses, Uses) else read_text(uses)
+    if isinstance(uses, Uses):
+        return uses.to_json()
+    if not isinstance(uses, str | os.PathLike):
+        raise InvalidArgument(
+            f"stowage.plan: uses must be a mapping, stowage.Uses or the path of some, got {uses!r}"
+        )
+    return read_text(uses)
 
 
 def machine_key() -> str:
