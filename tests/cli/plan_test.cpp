@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `stowage plan` and `stowage bench --links`.
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "allocations.h"
@@ -67,6 +68,14 @@ TEST_F(PlanProgram, RefusesInOneLine) {
               HasSubstr("nf5"));
   EXPECT_THAT(expect_failure(2, {"plan", "m.safetensors", "--ram", "1MiB", "--uses", "x"}),
               HasSubstr("--uses: must be GLOB=NUMBER"));
+  std::ofstream(path("u.json"))
+      << R"({"stowage_uses": 1, "weights": {"layers.0.experts.w": {"by_index": [1, 2]}}})";
+  EXPECT_THAT(expect_failure(2, {"plan", "m.safetensors", "--ram", "1MiB", "--uses", path("u.json"),
+                                 "--uses", path("u.json")}),
+              HasSubstr("--uses: must name one file"));
+  EXPECT_THAT(
+      expect_failure(1, {"plan", "m.safetensors", "--ram", "1MiB", "--uses", path("u.json")}),
+      HasSubstr("must be of a model that has some"));
   EXPECT_THAT(expect_failure(1, {"plan", "none.safetensors", "--ram", "1MiB"}),
               HasSubstr("none.safetensors"));
 }

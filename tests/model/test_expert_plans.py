@@ -154,6 +154,21 @@ def test_experts_are_used_as_the_config_says(tmp_path: Path) -> None:
     assert uses() == {1.0}
 
 
+def test_of_gguf_the_metadata_say_it(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen3moe")
+    writer.add_expert_used_count(2)
+    for name in ("ffn_gate_exps", "ffn_up_exps"):
+        values = torch.zeros(8, 128, 256, dtype=torch.float16).numpy()
+        writer.add_tensor(f"blk.0.{name}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    plan = stowage.plan(tmp_path / "m.gguf", ram="64MiB")
+    assert len(plan.units) == 16 and {u.uses for u in plan.units} == {2 / 8}
+
+
 def test_a_map_of_devices_names_stacks(tmp_path: Path) -> None:
     model = make("Qwen3Moe")
     plan = stowage.plan(model, ram=limit(model, 0.5))
@@ -173,6 +188,11 @@ def test_uses_of_another_model_are_refused() -> None:
     fewer = {"model.layers.0.mlp.experts.w": stowage.WeightUses(hits=1, by_index=(1, 1))}
     with pytest.raises(stowage.InvalidArgument, match=r"all 4 of model\.layers\.0, got 2"):
         stowage.plan(model, ram="64MiB", uses=stowage.Uses(fewer))
+    for routed in (-1, 1.5, True, "2"):
+        with pytest.raises(stowage.InvalidArgument, match="routed must be a number of experts"):
+            stowage.plan(model, ram="64MiB", routed=routed)  # type: ignore[arg-type]
+    with pytest.raises(stowage.InvalidArgument, match="uses must be a mapping"):
+        stowage.plan(model, ram="64MiB", uses=5)  # type: ignore[arg-type]
     dense = torch.nn.Linear(64, 64)
     with pytest.raises(stowage.InvalidArgument, match="a model that has some"):
         stowage.plan(dense, ram="64MiB", routed=2)

@@ -251,6 +251,8 @@ TEST(PlanExperts, AReportSaysWhereTheMatricesOfAStackAre) {
   place(report, plan);
   EXPECT_EQ(report.weights[0].tier, "ram");
   EXPECT_EQ(report.weights[1].tier, "disk and ram");
+  place(report, plan);
+  EXPECT_EQ(report.weights[1].tier, "disk and ram") << "not added to what it was";
 }
 
 }  // namespace
