@@ -46,9 +46,12 @@ struct Q4K {
   }
   static Counted<2 * kSteps> counted(const std::uint8_t* record) noexcept {
     const std::uint32_t a = word(record, 4), b = word(record, 8), c = word(record, 12);
-    const std::uint32_t words[4] = {
-        a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u),       // of scales
-        b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u),  // of offsets
+    const auto eight = [](std::uint32_t first, std::uint32_t last) {
+      return first | std::uint64_t{last} << 32;
+    };
+    const std::uint64_t words[2] = {
+        eight(a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u)),       // of scales
+        eight(b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u)),  // of offsets
     };
     Counted<2 * kSteps> made{half(record, 0), half(record, 2), {}};
     std::memcpy(made.counts, words, sizeof words);

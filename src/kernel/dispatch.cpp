@@ -52,6 +52,7 @@ Kernels with(const Kernels& table, const BytesKernels& bytes) {
   // products of bytes are, they hold these up.
   better.linear.bytes.most_long = 1;
   better.linear.bytes.most_short = 4;
+  better.linear.bytes.most_whole = std::min<std::int64_t>(bytes.most_whole, 4);
   better.linear.bytes.most_words = 3;
   better.linear.bytes.most_float8 = 0;
   better.scales.q4_k = kAvx2Kernels.scales.q4_k;

@@ -74,9 +74,9 @@ struct Bf16Kernels {
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
 };
 
-/// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, or of a byte in short groups, and x in
-/// integers (cpu/linear_bytes-inl.h, linear_words-inl.h), or of fp8 and x in fp32
-/// (cpu/linear_float8_moved-inl.h).
+/// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, of a byte in short groups, or densely
+/// packed, and x in integers (cpu/linear_bytes-inl.h, linear_words-inl.h, linear_integers-inl.h),
+/// or of fp8 and x in fp32 (cpu/linear_float8_moved-inl.h).
 struct BytesDotTask {
   Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
   std::int64_t rows, row_stride;  // elements from row to row
@@ -93,20 +93,28 @@ using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
 inline constexpr std::int64_t kMostBytesRows = 16;  // of x
 /// Bytes to an element of arranged x: for two codes in a byte that are digits, for one, for two
-/// that choose words, and for fp8.
-inline constexpr std::int64_t kBytesOfX[4] = {3, 4, 3, 4};
+/// that choose words, for fp8, and for integers that become words.
+inline constexpr int kKindsOfX = 5;
+inline constexpr std::int64_t kBytesOfX[kKindsOfX] = {3, 4, 3, 4, 3};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
   /// out: x in the order that the others read; n is a multiple of kBytesBlock.
   /// Whether it has only numbers whose products stay normal; else out is
   /// anything.
-  bool (*arrange[4][kValueDtypes])(const void* x, std::int64_t n, std::uint8_t* out) noexcept;
-  BytesDotKernel dot[kCodesCount];
+  bool (*arrange[kKindsOfX][kValueDtypes])(const void* x, std::int64_t n,
+                                           std::uint8_t* out) noexcept;
+  BytesDotKernel dot[kCodesCount];  // of dense codes: as they lie
+  std::uint8_t kind[kCodesCount];   // of arranged x
   /// Rows of x up to which they are worth it, since other ways may be as quick: by digits where
-  /// groups are whole blocks, and shorter; by codes of a byte; by words; and of fp8.
+  /// groups are whole blocks, and shorter; by codes of a byte, or dense; by words; and of fp8.
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
                most_words = kMostBytesRows, most_float8 = 2;
+
+  constexpr void set(Codes codes, BytesDotKernel kernel, int kind_of_x) {
+    dot[static_cast<int>(codes)] = kernel;
+    kind[static_cast<int>(codes)] = static_cast<std::uint8_t>(kind_of_x);
+  }
 };
 
 /// Rows of x that are taken by dot products, at most.

@@ -60,11 +60,11 @@ bool side_by_side(const Group& group) noexcept {
   return group.kind != Group::Kind::named && group.kind != Group::Kind::column;
 }
 
-// Codes of a byte are as quick in fp32 where groups are long; what is beside their scales must be
-// zeros of theirs.
-bool fits_whole_bytes(const Descriptor& form, std::int64_t group) noexcept {
-  return group < kBytesBlock && form.factor == 1.0f &&
-         (form.zero == Zero::none || form.zero == Zero::code);
+// Codes of a byte are as quick in fp32 where groups are long; what is beside scales must be zeros
+// of theirs.
+bool fits_integers(const Descriptor& form, std::int64_t group) noexcept {
+  if (form.factor != 1.0f || form.zero > Zero::code) return false;
+  return group < kBytesBlock || form.packing == Packing::dense;
 }
 
 // Whether bf16 has all that codes stand for.
@@ -85,12 +85,6 @@ bool are_exponents(const Descriptor& form, std::int64_t columns) noexcept {
   return columns % std::max(form.scale.group.n, 1) == 0 &&
          form.scale.group.kind == Group::Kind::along && form.scale.code == ScaleCode::plain &&
          form.scale.type == Dtype::f8_e8m0 && form.scale.inner == 0;
-}
-
-int kind_of_bytes(Codes codes) noexcept {
-  if (codes == Codes::f8_e4m3 || codes == Codes::f8_e5m2) return 3;
-  if (codes == Codes::nf4 || codes == Codes::fp4) return 2;
-  return codes == Codes::int8 ? 1 : 0;
 }
 
 // Words share an exponent across 32 columns; values and products must not be rounded.
@@ -130,9 +124,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
   dot_float8_ = float8_kernel(kernels.linear.bf16, form);
   dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
-  const Codes read = codes_read(form);
-  dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(read)];
-  dot_bytes_kind_ = kind_of_bytes(read);
+  dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
+  dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_exponents_ = dot_bytes_kind_ == 3 && are_exponents(form, columns_)
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
@@ -175,15 +168,14 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
-  if (dot_bytes_kind_ == 1 && !fits_whole_bytes(runs_.form(), of)) return 0;
+  const bool integers = dot_bytes_kind_ == 1 || dot_bytes_kind_ == 4;
+  if (integers && !fits_integers(runs_.form(), of)) return 0;
   if (dot_bytes_kind_ == 2 && !fits_words(runs_.form(), of)) return 0;
   if (dot_bytes_kind_ == 3 && (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))
     return 0;
   if (dot_bytes_exponents_ != nullptr) return rows_;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
-  if (restarts(group, columns_) || (runs_.unpacks() && columns_ > kUnpacked))
-    return std::min<std::int64_t>(most, 1);
-  return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
+  return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
 }
 
 std::int64_t LinearWeight::most_dot_vectors() const noexcept {
@@ -261,7 +253,7 @@ void LinearWeight::for_each_run(std::int64_t row, std::int64_t count, std::int64
     const std::int64_t some = std::min(most, count - done);
     const std::int64_t begin = (row + done) * columns_;
     std::int64_t column = 0;
-    runs_.cover(begin, begin + some * columns_, [&](const Run& run) {
+    runs_.cover_as_they_lie(begin, begin + some * columns_, [&](const Run& run) {
       body(run, done, some, column, some == 1 ? run.n : columns_);
       column += run.n;
     });
@@ -286,7 +278,7 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
-  if (dot_bytes_kind_ == 1) return bytes.most_whole;
+  if (dot_bytes_kind_ == 1 || dot_bytes_kind_ == 4) return bytes.most_whole;
   if (dot_bytes_kind_ == 2) return bytes.most_words;
   if (dot_bytes_kind_ == 3) return bytes.most_float8;
   return runs_.group() >= kBytesBlock ? bytes.most_long : bytes.most_short;
@@ -294,7 +286,7 @@ std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) con
 
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,
                              std::int64_t y_stride) const noexcept {
-  const std::int64_t ahead = runs_.unpacks() ? 0 : 8192;  // bytes
+  constexpr std::int64_t ahead = 8192;  // bytes
   TakenOffProducts taken;
   const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
     const bool rounds = run.rounds != Dtype::unknown;
@@ -320,7 +312,7 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
     const std::int64_t left = dot_bytes_lines_ - (row + done) % dot_bytes_lines_;
     const std::int64_t some = std::min(count - done, left), begin = (row + done) * columns_;
     std::int64_t column = 0;
-    runs_.cover(begin, begin + columns_, [&](const Run& run) {  // its first row
+    runs_.cover_as_they_lie(begin, begin + columns_, [&](const Run& run) {  // its first row
       rows(run, done, some, column, run.n);
       column += run.n;
     });

@@ -60,6 +60,13 @@ Expand expand_of(const ScaleKernels& kernels, const Descriptor& form, const Scal
   return nullptr;
 }
 
+// What a weight keeps for each scale, and reads one after the other: sixteenths of a byte.
+std::int64_t kept_sixteenths(const Descriptor& form) noexcept {
+  if (form.scale.code == ScaleCode::q4_k) return 16 * 16 / 8;
+  if (form.scale.code == ScaleCode::q6_k) return 16 * 18 / 16;
+  return form.scale.code == ScaleCode::plain ? 16 * bits(form.scale.type) / 8 : 16;
+}
+
 }  // namespace
 
 Runs::Runs(const Kernels& kernels, const Weight& weight) : form_(describe(weight.storage())) {
@@ -86,6 +93,7 @@ Runs::Runs(const Kernels& kernels, const Weight& weight) : form_(describe(weight
   }
   if (form_.zero == Zero::code) zeros_ = static_cast<const std::int8_t*>(weight.part(2));
   expand_ = expand_of(kernels.scales, form_, storage.scaling);
+  kept_sixteenths_ = kept_sixteenths(form_);
   beside_ = form_.zero > Zero::code;
   if (expand_ == nullptr) scales_ = static_cast<const float*>(weight.part(1));
   if (group.kind == Group::Kind::named) {

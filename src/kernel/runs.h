@@ -48,7 +48,7 @@ class Runs {
     });
   }
 
- private:
+  /// The same, and dense codes stay so.
   template <class Body>
   void cover_as_they_lie(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (groups_ != nullptr) return cover_named(begin, end, body);
@@ -67,6 +67,7 @@ class Runs {
     }
   }
 
+ private:
   struct OfRow {  // scales and zeros of a row whose columns have their groups by name
     float scales[kMostNamed];
     float zeros[kMostNamed];
@@ -116,6 +117,7 @@ class Runs {
     const std::int64_t from = line.first / group_ & begins_, last = line.first + line.n;
     const std::int64_t to = std::min(ceil_div(last, group_), from + kExpandedScales);
     expand_(kept_, line.scale + from, to - from, scales);
+    ask_for_scales(line.scale + to, to - from);
     const std::int64_t skipped = from * group_;  // codes that fill bytes
     return {line.codes + skipped * bits_ / 8,
             line.first - skipped,
@@ -128,6 +130,12 @@ class Runs {
             beside_ ? scales + kExpandedScales : nullptr,
             form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown};
   }
+  // Those of a later run: they are on their way while this one's codes are read.
+  void ask_for_scales(std::int64_t first, std::int64_t n) const noexcept {
+    const auto* from = static_cast<const char*>(kept_.parts[0]) + first * kept_sixteenths_ / 16;
+    for (std::int64_t at = 0; at < n * kept_sixteenths_ / 16; at += 64)
+      __builtin_prefetch(from + at, 0, 2);
+  }
   Run next_doubles(std::int64_t begin, std::int64_t end, double* values) const noexcept;
   Run next_named(std::int64_t begin, std::int64_t end, OfRow& room) const noexcept;
   Run next_unpacked(const Run& run, std::int64_t done, std::int8_t* room,
@@ -139,6 +147,7 @@ class Runs {
   const float* scales_ = nullptr;  // where they are fp32 numbers
   KeptScales kept_;                // where they are not
   Expand expand_ = nullptr;
+  std::int64_t kept_sixteenths_ = 16;     // of a byte, for each scale
   bool beside_ = false;                   // what is expanded has offsets
   const std::int32_t* groups_ = nullptr;  // of each column, where a part names it
   std::int64_t group_ = 1;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of weights of 4 bits, or of a byte in short groups, and few rows of x in integers, where
-// an instruction set has them.
+// Products of weights of 4 bits, of a byte in short groups, or of dense codes, and few rows of x in
+// integers, where an instruction set has them.
 #include <bit>
 
 #include "base/threads.h"
-#include "kernel/linear_cases.h"
-#include "kernel/linear_weight.h"
+#include "kernel/fixed_point.h"
 
 namespace stowage::linear_test {
 namespace {
@@ -32,10 +31,25 @@ constexpr const char* kStorages[] = {"mxfp4",
                                      "uint4:block128:bf16:zero_rounded",
                                      "uint4:block32:f16:zero_rounded"};
 
-/// Codes of a byte, or that become such, in short groups: with VNNI.
-constexpr const char* kWhole[] = {"int8:block32:f16",  "int8:block16",      "mxint8",
-                                  "int8:block32:zero", "int6:block32:zero", "q6_k",
-                                  "int5:block32:bf16"};
+/// Codes of a byte in short groups, and dense ones in any.
+constexpr const char* kWhole[] = {"int8:block32:f16",
+                                  "int8:block16",
+                                  "mxint8",
+                                  "int8:block32:zero",
+                                  "int8:block16:f16:zero",
+                                  "int6:block32:zero",
+                                  "q6_k",
+                                  "int5:block32:bf16",
+                                  "int5:block16:zero",
+                                  "int2:block64:f16",
+                                  "int2:block16",
+                                  "int2:tensor",
+                                  "int3:block128:bf16",
+                                  "int3:row:zero",
+                                  "int6:block64x64",
+                                  "int7:block32:f16",
+                                  "int7:block192",
+                                  "int7:row:bf16:zero"};
 
 /// Codes that choose words.
 constexpr const char* kWords[] = {
@@ -47,40 +61,6 @@ Kernels without_bytes(const Kernels& table) {
   Kernels other = table;
   other.linear.bytes = {};
   return other;
-}
-
-/// The eight that shares an exponent with column c: neighbors; by words two fours, 16 apart.
-std::int64_t eight_of(std::int64_t c, bool by_words) {
-  return by_words ? c / 32 * 4 + c % 16 / 4 : c / 8;
-}
-
-/// sum over the eights of columns of (max |x| sum |w|), for each element of y.
-std::vector<double> made_eights(const Values& x, std::int64_t m, const Weight& weight) {
-  const std::int64_t n = weight.shape()[0], k = weight.shape()[1];
-  const Codes codes = weight.storage().codes;
-  const auto place = [&](std::int64_t row, std::int64_t c) {
-    const bool by_words = codes == Codes::nf4 || codes == Codes::fp4;
-    return static_cast<std::size_t>(row * (k / 8) + eight_of(c, by_words));
-  };
-  std::vector<float> w(static_cast<std::size_t>(n * k));
-  reference::dequantize(weight, w.data(), Dtype::f32);
-  std::vector<double> most(static_cast<std::size_t>(m * k / 8)), sums;
-  for (std::int64_t d = 0; d < m * k; ++d) {
-    double& of = most[place(d / k, d % k)];
-    of = std::max(of, std::abs(x[d]));
-  }
-  for (std::int64_t j = 0; j < m; ++j)
-    for (std::int64_t i = 0; i < n; ++i) {
-      double sum = 0;
-      for (std::int64_t d = 0; d < k; ++d)
-        sum += most[place(j, d)] * std::abs(double{w[static_cast<std::size_t>(i * k + d)]});
-      sums.push_back(sum);
-    }
-  return sums;
-}
-const std::vector<double>& eights(const Values& x, std::int64_t m, const Weight& weight) {
-  return samples::kept("eights" + key_of(x, m, weight, nullptr),
-                       [&] { return made_eights(x, m, weight); });
 }
 
 /// The bound of docs/numbers.md, with what fixed point adds.
@@ -130,11 +110,12 @@ STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
       }
 }
 
-// Dense codes are unpacked 8192 at a time: longer rows come in pieces.
+// Scales are expanded 2048 at a time: longer rows come in pieces.
 STOWAGE_ON_EACH_ISA(LinearBytes, TakeLongRowsInPieces) {
-  for (const char* storage : {"q6_k", "int5:block32:bf16", "int8:block32:f16", "q4_k"})
+  for (const char* storage :
+       {"q6_k", "int5:block32:bf16", "int7:block16:f16", "int8:block32:f16", "q4_k"})
     for (const std::int64_t m : {1, 3})
-      for (const std::int64_t k : {8192, 8192 + 256, 3 * 8192 - 512}) {
+      for (const std::int64_t k : {8192, 8192 + 256, 9 * 8192 - 512}) {
         const Weight weight = make_weight(storage, {5, k}, Data::normal);
         const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
         const Values y = run_linear(table, x, m, weight, nullptr, inline_executor());
@@ -148,15 +129,20 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
     const auto arranges = [&](int kind) {
       return level.kernels->linear.bytes.arrange[kind][value_index(Dtype::bf16)] != nullptr;
     };
-    const bool has = arranges(0), has_whole = arranges(1);
+    const bool has = arranges(0);
     EXPECT_EQ(has, level.name != "scalar") << level.name;
-    EXPECT_EQ(has_whole, has && level.name != "avx2" && level.name != "avx512") << level.name;
+    EXPECT_EQ(arranges(1), has && level.name != "avx2" && level.name != "avx512") << level.name;
+    EXPECT_EQ(arranges(4), has) << level.name;
+    const std::int64_t most_whole = level.name == "avx2" ? 16 : 4;
     const auto reads = [&](const char* storage, std::int64_t columns, std::int64_t m = 1) {
       const Weight weight = make_weight(storage, {6, columns}, Data::normal);
       return LinearWeight(*level.kernels, weight, "linear").has_dot_bytes(m);
     };
     for (const char* storage : kStorages) EXPECT_EQ(reads(storage, 768), has) << storage;
-    for (const char* storage : kWhole) EXPECT_EQ(reads(storage, 768, 4), has_whole) << storage;
+    for (const char* storage : kWhole) {
+      EXPECT_EQ(reads(storage, 768, most_whole), has) << storage;
+      EXPECT_FALSE(reads(storage, 768, most_whole + 1)) << storage;
+    }
     for (const char* storage : {"int8", "int8:block64", "int8:row:absmax"})
       EXPECT_FALSE(reads(storage, 768)) << storage;
     for (const char* storage : {"int4:block128", "q4_k", "int4:block32"})
@@ -170,7 +156,6 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
     EXPECT_EQ(reads("mxfp4", 768, 16), has && level.kernels->isa == Isa::avx2);
     EXPECT_FALSE(reads("mxfp4", 768, 17));
-    EXPECT_FALSE(reads(kWhole[0], 768, 5));
     for (const char* storage : {"int4:block64", "int4:block128:f16:zero", "f4_e2m1:row"})
       EXPECT_EQ(reads(storage, 768, 2), has && level.kernels->isa == Isa::avx2) << storage;
   }
@@ -213,7 +198,8 @@ STOWAGE_ON_EACH_ISA(LinearBytes, OneHugeValueCostsItsNeighborsAlone) {
   const auto huge = [](std::int64_t i) {
     return i % kColumns == 77 ? 3e4f : 0.01f * static_cast<float>(i % 13 - 6);
   };
-  for (const char* storage : {"mxfp4", "nvfp4", "int4:block64", "q4_k", "mxint8", "q6_k"}) {
+  for (const char* storage :
+       {"mxfp4", "nvfp4", "int4:block64", "q4_k", "mxint8", "q6_k", "int3:block64"}) {
     const Weight weight = make_weight(storage, {33, kColumns}, Data::normal);
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
       const Values x = filled(dtype, 2 * kColumns, huge);
@@ -231,7 +217,8 @@ STOWAGE_ON_EACH_ISA(LinearBytes, LeaveOtherNumbersToFp32) {
                           [](std::int64_t i) { return i == 3 ? std::nanf("") : -1.0f; },
                           [](std::int64_t i) { return i / 8 == 5 ? 0x1p-130f : 2.0f; },
                           [](std::int64_t i) { return i / 8 == 31 ? 0x1p110f : 2.0f; }};
-  for (const char* storage : {"mxfp4", "int4:block64", "q4_k", "int8:block16", "q6_k"}) {
+  for (const char* storage :
+       {"mxfp4", "int4:block64", "q4_k", "int8:block16", "q6_k", "int2:block32"}) {
     const Weight weight = make_weight(storage, {70, kColumns}, Data::normal);
     for (const Number number : kinds) {
       const Values x = filled(Dtype::bf16, kColumns, number);
@@ -252,7 +239,8 @@ STOWAGE_ON_EACH_ISA(LinearBytes, LeaveOtherNumbersToFp32) {
 }
 
 STOWAGE_ON_EACH_ISA(LinearBytes, AreTheSameOnAnyNumberOfThreads) {
-  for (const char* storage : {"nvfp4", "int4:block128:f16:zero", "q4_k", "q6_k", "mxint8"}) {
+  for (const char* storage :
+       {"nvfp4", "int4:block128:f16:zero", "q4_k", "q6_k", "mxint8", "int5:block64:f16"}) {
     const Weight weight = make_weight(storage, {515, 1024}, Data::normal);
     for (const std::int64_t m : {1, 4}) {
       const Values x = make_values(Dtype::bf16, m * 1024, Data::normal, 5);

@@ -141,13 +141,14 @@ inline const Exact& exact(const Values& x, std::int64_t m, const Weight& weight,
   return samples::kept(key, [&] { return made_exact(x, m, weight, bias, transposed); });
 }
 
-/// The bound of docs/numbers.md, with the smallest subnormal for what underflows.
+/// The bound of docs/numbers.md, with the smallest subnormal for what underflows, and `more` for
+/// each element, if there is any.
 inline void expect_within_bound(const Values& y, const Exact& exact, std::int64_t depth,
-                                const std::string& what) {
+                                const std::string& what, const std::vector<double>& more = {}) {
   const double moved = y.dtype == Dtype::f32 ? 0 : unit(y.dtype);
   const double tiny = y.dtype == Dtype::f16 ? 0x1p-24 : 0x1p-133;
   for (std::size_t i = 0; i < exact.y.size(); ++i) {
-    const double bound = unit(y.dtype) * std::abs(exact.y[i]) +
+    const double bound = unit(y.dtype) * std::abs(exact.y[i]) + (more.empty() ? 0 : more[i]) +
                          (static_cast<double>(depth + 8) * 0x1p-24 + moved) * exact.magnitude[i];
     const double got = y[static_cast<std::int64_t>(i)];
     if (y.dtype == Dtype::f16 && std::isinf(got) && std::abs(exact.y[i]) > 65000) continue;

@@ -20,6 +20,7 @@ consteval int bits_of(Codes c) { return format_of(c).bits; }
 /// Formats of sixteen values: these, and what else the kernels need of them, come from the table.
 consteval bool is_four_bit(Codes c) { return format_of(c).values.size() == 16; }
 consteval Packing packing_of(Codes c) { return form_of(c).packing; }
+consteval bool is_dense(Codes c) { return packing_of(c) == Packing::dense; }
 /// Codes of bitsandbytes, which blocks of its own rule make.
 consteval bool is_blockwise(Codes c) { return form_of(c).codec == Codec::bitsandbytes; }
 /// Whether values are scaled to a largest one.
@@ -40,13 +41,19 @@ consteval bool may_have_factor(Codes c) { return form_of(c).legal.absmax; }
 consteval bool may_have_products(Codes c) { return form_of(c).legal.product; }
 consteval float largest_value(Codes c) { return format_of(c).largest; }
 
-/// Calls body.operator()<codes>() for each format whose codes kernels read as they lie: one without
-/// kernels does not compile.
+/// Calls body.operator()<codes>() for each format.
 template <int kNext = 0, class Body>
+constexpr void for_every_codes(Body body) {
+  body.template operator()<Codes{kNext}>();
+  if constexpr (kNext + 1 < kCodesCount) for_every_codes<kNext + 1>(body);
+}
+/// The same for those whose codes all kernels read as they lie: one without kernels does not
+/// compile.
+template <class Body>
 constexpr void for_all_codes(Body body) {
-  if constexpr (packing_of(Codes{kNext}) != Packing::dense)
-    body.template operator()<Codes{kNext}>();
-  if constexpr (kNext + 1 < kCodesCount) for_all_codes<kNext + 1>(body);
+  for_every_codes([&]<Codes kCodes>() {
+    if constexpr (!is_dense(kCodes)) body.template operator()<kCodes>();
+  });
 }
 consteval bool is_own_type(Codes c, Dtype d) {
   return format_of(c).values.empty() && format_of(c).disk == d;

@@ -11,8 +11,7 @@
 // and 2 i + 1. x is arranged block by block: high bytes of even columns, of odd ones, low bytes
 // likewise; then, for each eight columns, sum X and 2^e.
 #pragma once
-#include "kernel/cpu/dequantize-inl.h"
-#include "kernel/linear.h"
+#include "kernel/cpu/linear_together-inl.h"
 
 namespace stowage {
 namespace {
@@ -80,13 +79,14 @@ inline std::int32_t total(__m256i numbers) {
 }
 
 /// Eight neighbors in fixed point, X, and their 2^e; or false.
+template <int kBits = kFraction>
 inline bool fix_eight(F x, I& numbers, float& power) {
   const std::uint32_t most = Lanes::largest(magnitude(x)), exponent = most >> 23;
   numbers = I{}, power = 1;
   if (most == 0) return true;
   if (exponent < kLeastExponent || exponent > kMostExponent) return false;
-  power = __builtin_bit_cast(float, (exponent - kFraction) << 23);
-  const float inverse = __builtin_bit_cast(float, (254 - (exponent - kFraction)) << 23);
+  power = __builtin_bit_cast(float, (exponent - kBits) << 23);
+  const float inverse = __builtin_bit_cast(float, (254 - (exponent - kBits)) << 23);
   numbers = reinterpret_cast<I>(_mm256_cvtps_epi32(x * splat(inverse)));
   return true;
 }
@@ -119,22 +119,20 @@ bool arrange_bytes(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
   return true;
 }
 
-/// Groups of a block, where a group may be several blocks.
-constexpr int kSeveralBlocks = 0;
-
-/// A number of each group of a block, in the lanes of its columns.
+/// A number of each group of a block, in the lanes of its columns; `both` has them in each half.
 template <int kGroups>
-F spread(__m128 numbers) {
+F spread(__m256 both) {
   const __m256i which = kGroups == 2 ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
                                      : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-  return _mm256_permutevar_ps(_mm256_set_m128(numbers, numbers), which);
+  return _mm256_permutevar_ps(both, which);
 }
 template <int kGroups>
 F spread(const float* numbers) {
   if constexpr (kGroups <= 1) return _mm256_broadcast_ss(numbers);
   if constexpr (kGroups == 2)
-    return spread<2>(_mm_castpd_ps(_mm_set1_pd(load_as<double>(numbers))));
-  if constexpr (kGroups == 4) return spread<4>(load_as<__m128>(numbers));
+    return spread<2>(_mm256_castpd_ps(_mm256_set1_pd(load_as<double>(numbers))));
+  if constexpr (kGroups == 4)
+    return spread<4>(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(numbers)));
 }
 /// The same of integers.
 template <int kGroups>
@@ -142,7 +140,8 @@ F spread(const std::int8_t* numbers) {
   if constexpr (kGroups <= 1) return splat(static_cast<float>(*numbers));
   std::int32_t some = 0;
   __builtin_memcpy(&some, numbers, kGroups);
-  return spread<kGroups>(_mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(some))));
+  const __m128 made = _mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(some)));
+  return spread<kGroups>(_mm256_set_m128(made, made));
 }
 
 /// What stands for the scales of a block: digits are less by `from`, products by `offset`.
@@ -179,6 +178,7 @@ inline __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
 template <Codes kCodes>
 struct Digits {
   __m256i even, odd;
+  Digits() = default;
   [[gnu::always_inline]] explicit Digits(const std::uint8_t* codes) {
     const __m256i pairs = load_as<__m256i>(codes), low = _mm256_set1_epi8(15);
     even = _mm256_and_si256(pairs, low);
@@ -225,59 +225,24 @@ struct Digits {
 #endif
 };
 
-/// One row of weight with kM rows of x.
-template <Codes kCodes, Zero kZero, int kGroups, int kM>
-[[gnu::always_inline]] inline void bytes_row(const BytesDotTask& task, std::int64_t row) {
-  const std::int64_t first = task.run.first + row * task.row_stride;
-  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + first / 2;
-  const std::uint8_t* blocks = task.x;
-  std::int64_t g = first / task.run.group;
-  F sums[4] = {};
-  const std::int64_t most = kGroups == kSeveralBlocks ? task.run.group / kBytesBlock : 1;
-  for (std::int64_t left = task.columns / kBytesBlock; left > 0;
-       g += kGroups == kSeveralBlocks ? 1 : kGroups) {
-    const BlockScales<kCodes, kZero, kGroups> scales(task.run, g);
-    std::int64_t count = most < left ? most : left;
-    left -= count;
-    do {
-      __builtin_prefetch(codes + task.ahead, 0, 2);
-      const Digits<kCodes> digits(codes);
-      for (int j = 0; j < kM; ++j) {
-        const auto& x = *reinterpret_cast<const BlockOfX*>(blocks + j * task.x_stride);
-        scales.add(digits.times(x), x, sums[j]);
-      }
-      codes += kBytesBlock / 2, blocks += sizeof(BlockOfX);
-    } while (kGroups == kSeveralBlocks && --count > 0);
+template <Codes kCodes, Zero kZero, int kOfBlock>
+struct BytesWay {
+  using Block = BlockOfX;
+  static constexpr int kGroups = kOfBlock, kBits = 4;
+  static constexpr float kUnit = unit_of(kCodes);
+  template <int kRows, int kM>
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
+    Digits<kCodes> digits[kRows];
+    for (int r = 0; r < kRows; ++r) digits[r] = Digits<kCodes>(at.codes[r]);
+    for (int j = 0; j < kM; ++j) {
+      const auto& x = at.template block_of_x<BlockOfX>(j);
+      F exact[kRows];
+      for (int r = 0; r < kRows; ++r) exact[r] = digits[r].times(x);
+      for (int r = 0; r < kRows; ++r)
+        BlockScales<kCodes, kZero, kGroups>(at.task.run, at.groups[r]).add(exact[r], x, sums[r][j]);
+    }
   }
-  float totals[4];
-  Lanes::sum4(sums, totals);
-  for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * unit_of(kCodes);
-}
-
-/// Calls body.operator()<m>(part) for parts of x of up to kMost rows that are alike.
-template <int kMost, class Body>
-[[gnu::always_inline]] inline void for_each_part(const BytesDotTask& task, Body body) {
-  BytesDotTask part = task;
-  for (std::int64_t parts = (task.m + kMost - 1) / kMost, left = task.m; parts > 0; --parts) {
-    part.m = (left + parts - 1) / parts;
-    if (part.m == 1) body.template operator()<1>(part);
-    if (part.m == 2) body.template operator()<2>(part);
-    if constexpr (kMost >= 3)
-      if (part.m == 3) body.template operator()<3>(part);
-    if constexpr (kMost >= 4)
-      if (part.m == 4) body.template operator()<4>(part);
-    left -= part.m;
-    part.x += part.m * part.x_stride;
-    part.y += part.m * part.y_stride;
-  }
-}
-/// The same, row.operator()<m>(part, i) for each row i of weight.
-template <int kMost, class Row>
-[[gnu::always_inline]] inline void for_each_row(const BytesDotTask& task, Row row) {
-  for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
-    for (std::int64_t i = 0; i < part.rows; ++i) row.template operator()<kM>(part, i);
-  });
-}
+};
 
 template <Codes kCodes, Zero kZero, int kGroups>
 void bytes_rows(const BytesDotTask& task) {
@@ -286,9 +251,7 @@ void bytes_rows(const BytesDotTask& task) {
 #else
   constexpr int kMost = 4;
 #endif
-  for_each_row<kMost>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
-    bytes_row<kCodes, kZero, kGroups, kM>(part, i);
-  });
+  add_rows<BytesWay<kCodes, kZero, kGroups>, kMost>(task);
 }
 
 template <Codes kCodes, Zero kZero>
@@ -313,7 +276,7 @@ constexpr BytesKernels bytes_kernels() {
   kernels.arrange[0][2] = &arrange_bytes<Dtype::bf16, BlockOfX>;
   kernels.arrange[0][3] = &arrange_bytes<Dtype::f16, BlockOfX>;
   for_all_codes([&]<Codes kCodes>() {
-    if constexpr (has_digits(kCodes)) kernels.dot[static_cast<int>(kCodes)] = &bytes_dot<kCodes>;
+    if constexpr (has_digits(kCodes)) kernels.set(kCodes, &bytes_dot<kCodes>, 0);
   });
   return kernels;
 }

@@ -34,51 +34,41 @@ inline bool arrange_eight(F x, std::int64_t at, WholeBlockOfX& block) {
   return true;
 }
 
-/// One row of weight with kM rows of x; kGroups: of half a block.
-template <Zero kZero, int kGroups, int kM>
-[[gnu::always_inline]] inline void whole_row(const BytesDotTask& task, std::int64_t row) {
-  const std::int64_t first = task.run.first + row * task.row_stride;
-  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + first;
-  const std::uint8_t* blocks = task.x;
-  std::int64_t g = first / task.run.group;
-  F sums[4] = {};
-  for (std::int64_t left = task.columns; left > 0; left -= kBytesBlock) {
-    __builtin_prefetch(codes + task.ahead, 0, 2);
-    for (int half = 0; half < 2; ++half, g += kGroups) {
-      const __m256i digits =
-          _mm256_xor_si256(load_as<__m256i>(codes + half * 32), _mm256_set1_epi8(-128));
-      const F scale = spread<kGroups>(task.run.scales + g);
-      F from = splat(128.0f);
-      if constexpr (kZero == Zero::code) from += spread<kGroups>(task.run.zeros + g);
-      for (int j = 0; j < kM; ++j) {
-        const auto& x = *reinterpret_cast<const WholeBlockOfX*>(blocks + j * task.x_stride);
-        const __m256i high =
-            add_fours(_mm256_setzero_si256(), digits, load_as<__m256i>(x.high[half]));
-        const __m256i both =
-            add_fours(_mm256_slli_epi32(high, 8), digits, load_as<__m256i>(x.low[half]));
-        const F exact = _mm256_cvtepi32_ps(both);  // below 2^24
-        const F number = _mm256_fnmadd_ps(from, Lanes::load_f32(x.sums[half]), exact);
-        sums[j] = Lanes::multiply_add(number * Lanes::load_f32(x.powers[half]), scale, sums[j]);
-      }
-    }
-    codes += kBytesBlock, blocks += sizeof(WholeBlockOfX);
-  }
-  float totals[4];
-  Lanes::sum4(sums, totals);
-  for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j];
-}
+template <Zero kZero, int kOfHalf>
+struct WholeWay {
+  using Block = WholeBlockOfX;
+  static constexpr int kGroups = 2 * kOfHalf, kBits = 8;
+  static constexpr float kUnit = 1;
 
-template <Zero kZero, int kGroups>
-void whole_rows(const BytesDotTask& task) {
-  for_each_row<2>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
-    whole_row<kZero, kGroups, kM>(part, i);
-  });
-}
+  template <int kRows, int kM>
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
+    for (int half = 0; half < 2; ++half)
+      for (int r = 0; r < kRows; ++r) {
+        const std::int64_t g = at.groups[r] + half * kOfHalf;
+        const __m256i digits =
+            _mm256_xor_si256(load_as<__m256i>(at.codes[r] + half * 32), _mm256_set1_epi8(-128));
+        const F scale = spread<kOfHalf>(at.task.run.scales + g);
+        F from = splat(128.0f);
+        if constexpr (kZero == Zero::code) from += spread<kOfHalf>(at.task.run.zeros + g);
+        for (int j = 0; j < kM; ++j) {
+          const auto& x = at.template block_of_x<WholeBlockOfX>(j);
+          const __m256i high =
+              add_fours(_mm256_setzero_si256(), digits, load_as<__m256i>(x.high[half]));
+          const __m256i both =
+              add_fours(_mm256_slli_epi32(high, 8), digits, load_as<__m256i>(x.low[half]));
+          const F exact = _mm256_cvtepi32_ps(both);  // below 2^24
+          const F number = _mm256_fnmadd_ps(from, Lanes::load_f32(x.sums[half]), exact);
+          sums[r][j] =
+              Lanes::multiply_add(number * Lanes::load_f32(x.powers[half]), scale, sums[r][j]);
+        }
+      }
+  }
+};
 
 template <Zero kZero>
 void whole_groups(const BytesDotTask& task) {
-  if (task.run.group == 16) return whole_rows<kZero, 2>(task);
-  whole_rows<kZero, 1>(task);
+  if (task.run.group == 16) return add_rows<WholeWay<kZero, 2>, 2>(task);
+  add_rows<WholeWay<kZero, 1>, 2>(task);
 }
 
 inline void whole_dot(const BytesDotTask& task) noexcept {
@@ -90,7 +80,7 @@ constexpr BytesKernels all_bytes_kernels() {
   BytesKernels kernels = bytes_kernels();
   kernels.arrange[1][2] = &arrange_bytes<Dtype::bf16, WholeBlockOfX>;
   kernels.arrange[1][3] = &arrange_bytes<Dtype::f16, WholeBlockOfX>;
-  kernels.dot[static_cast<int>(Codes::int8)] = &whole_dot;
+  kernels.set(Codes::int8, &whole_dot, 1);
   return kernels;
 }
 

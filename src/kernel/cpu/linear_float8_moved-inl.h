@@ -23,7 +23,6 @@ namespace {
 
 constexpr float kUp = 0x1p90f;  // in x
 constexpr std::int64_t kMovedColumns = 32;
-constexpr std::int64_t kFarRows = 4;  // between streams; nearer ones end soon
 
 template <Codes kCodes>
 constexpr float kBackUp = kCodes == Codes::f8_e4m3 ? 0x1p30f : 0x1p22f;  // what sums lack
@@ -179,9 +178,8 @@ template <Codes kCodes, int kGroups, int kM, class... Rows>
   constexpr int kRows = sizeof...(Rows);
   const auto* x = reinterpret_cast<const float*>(task.x);
   const std::int64_t x_stride = task.x_stride / std::int64_t{sizeof(float)};
-  const std::int64_t ahead = kRows != kStreams   ? task.ahead
-                             : apart >= kFarRows ? kStreamAhead
-                                                 : kStreams * apart * task.row_stride;
+  const std::int64_t ahead =
+      kRows == kStreams ? ahead_in_streams(apart, task.row_stride) : task.ahead;
   const std::int64_t begin = task.run.first + row * task.row_stride;
   Largest largest = _mm256_setzero_si256();
   for (std::int64_t k = 0; k < task.columns;) {
@@ -248,8 +246,8 @@ constexpr BytesKernels with_moved_float8(BytesKernels kernels) {
   kernels.arrange[3][1] = &arrange_moved<Dtype::f32>;
   kernels.arrange[3][2] = &arrange_moved<Dtype::bf16>;
   kernels.arrange[3][3] = &arrange_moved<Dtype::f16>;
-  kernels.dot[static_cast<int>(Codes::f8_e4m3)] = &moved_dot<Codes::f8_e4m3>;
-  kernels.dot[static_cast<int>(Codes::f8_e5m2)] = &moved_dot<Codes::f8_e5m2>;
+  kernels.set(Codes::f8_e4m3, &moved_dot<Codes::f8_e4m3>, 3);
+  kernels.set(Codes::f8_e5m2, &moved_dot<Codes::f8_e5m2>, 3);
   return kernels;
 }
 

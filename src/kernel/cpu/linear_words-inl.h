@@ -115,49 +115,32 @@ struct Words {
   }
 };
 
-/// One row of weight with kM rows of x; kGroups: of a block, or kSeveralBlocks.
-template <Codes kCodes, int kGroups, int kM>
-[[gnu::always_inline]] inline void words_row(const BytesDotTask& task, std::int64_t row) {
-  const std::int64_t first = task.run.first + row * task.row_stride;
-  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes) + first / 2;
-  const std::uint8_t* blocks = task.x;
-  const WordTables<kCodes> tables;
-  std::int64_t g = first / task.run.group;
-  F sums[4] = {};
-  const std::int64_t most = kGroups == kSeveralBlocks ? task.run.group / kBytesBlock : 1;
-  for (std::int64_t left = task.columns / kBytesBlock; left > 0;
-       g += kGroups == kSeveralBlocks ? 1 : kGroups) {
-    const F scale = spread<kGroups>(task.run.scales + g);
-    std::int64_t count = most < left ? most : left;
-    left -= count;
-    do {
-      __builtin_prefetch(codes + task.ahead, 0, 2);
-      const Words<kCodes> words(codes, tables);
-      for (int j = 0; j < kM; ++j) {
-        const auto& x = *reinterpret_cast<const WordsOfX*>(blocks + j * task.x_stride);
-        sums[j] = Lanes::multiply_add(words.times(x) * Lanes::load_f32(x.powers), scale, sums[j]);
-      }
-      codes += kBytesBlock / 2, blocks += sizeof(WordsOfX);
-    } while (kGroups == kSeveralBlocks && --count > 0);
-  }
-  float totals[4];
-  Lanes::sum4(sums, totals);
-  constexpr float kUnit = 1.0f / static_cast<float>(units_of(kCodes));
-  for (int j = 0; j < kM; ++j) task.y[j * task.y_stride + row] += totals[j] * kUnit;
-}
+template <Codes kCodes, int kOfBlock>
+struct WordsWay {
+  using Block = WordsOfX;
+  static constexpr int kGroups = kOfBlock, kBits = 4;
+  static constexpr float kUnit = 1.0f / static_cast<float>(units_of(kCodes));
+  WordTables<kCodes> tables;
 
-template <Codes kCodes, int kGroups>
-void words_rows(const BytesDotTask& task) {
-  for_each_row<3>(task, []<int kM>(const BytesDotTask& part, std::int64_t i) {
-    words_row<kCodes, kGroups, kM>(part, i);
-  });
-}
+  template <int kRows, int kM>
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
+    for (int r = 0; r < kRows; ++r) {
+      const Words<kCodes> words(at.codes[r], tables);
+      const F scale = spread<kGroups>(at.task.run.scales + at.groups[r]);
+      for (int j = 0; j < kM; ++j) {
+        const auto& x = at.template block_of_x<WordsOfX>(j);
+        sums[r][j] =
+            Lanes::multiply_add(words.times(x) * Lanes::load_f32(x.powers), scale, sums[r][j]);
+      }
+    }
+  }
+};
 
 template <Codes kCodes>
 void words_dot(const BytesDotTask& task) noexcept {
-  if (task.run.group == kBytesBlock / 2) return words_rows<kCodes, 2>(task);
-  if (task.run.group == kBytesBlock) return words_rows<kCodes, 1>(task);
-  words_rows<kCodes, kSeveralBlocks>(task);
+  if (task.run.group == kBytesBlock / 2) return add_rows<WordsWay<kCodes, 2>, 3>(task);
+  if (task.run.group == kBytesBlock) return add_rows<WordsWay<kCodes, 1>, 3>(task);
+  add_rows<WordsWay<kCodes, kSeveralBlocks>, 3>(task);
 }
 
 /// Adds these to a table of the other products in integers.
@@ -165,7 +148,7 @@ constexpr BytesKernels with_words(BytesKernels kernels) {
   kernels.arrange[2][2] = &arrange_words<Dtype::bf16>;
   kernels.arrange[2][3] = &arrange_words<Dtype::f16>;
   for_all_codes([&]<Codes kCodes>() {
-    if constexpr (has_words(kCodes)) kernels.dot[static_cast<int>(kCodes)] = &words_dot<kCodes>;
+    if constexpr (has_words(kCodes)) kernels.set(kCodes, &words_dot<kCodes>, 2);
   });
   return kernels;
 }

@@ -79,6 +79,13 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
   }
 }
 
+/// An f16 number in all lanes. Made in a register: a load of what was just stored in pieces waits.
+inline F all_lanes(std::uint16_t half) {
+  typedef std::uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+  const Halves halves = half - Halves{};
+  return Lanes::load_f16(&halves);
+}
+
 /// All numbers of a superblock of ggml: those of scales, and those of offsets if it has them.
 template <class Super>
 [[gnu::always_inline]] inline void expand_record(const std::uint8_t* record, float* scales,
@@ -86,11 +93,12 @@ template <class Super>
   constexpr std::int64_t kSteps = Super::kSteps, kCounts = Super::kOffsets ? 2 * kSteps : kSteps;
   static_assert(kCounts % kWidth == 0);
   const auto said = Super::counted(record);
+  const F of_scales = all_lanes(said.scale), of_offsets = all_lanes(said.offset);
   for (std::int64_t i = 0; i < kCounts; i += kWidth) {
-    std::uint16_t units[kWidth];
-    for (std::int64_t k = 0; k < kWidth; ++k) units[k] = i + k < kSteps ? said.scale : said.offset;
-    const I counts = Lanes::load_i8(said.counts + i);
-    const F made = Lanes::load_f16(units) * __builtin_convertvector(counts, F);
+    I first_kind;  // whether a lane is of scales
+    for (int k = 0; k < kWidth; ++k) first_kind[k] = i + k < kSteps ? -1 : 0;
+    const F made = (first_kind ? of_scales : of_offsets) *
+                   __builtin_convertvector(Lanes::load_i8(said.counts + i), F);
     constexpr std::int64_t kOfOne = kSteps < kWidth ? kSteps : kWidth;
     for (std::int64_t k = 0; k < kWidth; k += kOfOne) {
       float* const to = i + k < kSteps ? scales + i + k : offsets + (i + k - kSteps);

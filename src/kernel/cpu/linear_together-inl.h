@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// How rows of weight are walked with a few rows of arranged x, whatever their codes are: block by
+// block, several rows at a time.
+#pragma once
+#include "kernel/cpu/dequantize-inl.h"
+#include "kernel/linear.h"
+
+namespace stowage {
+namespace {
+
+/// Groups of a block, where a group may be several blocks.
+constexpr int kSeveralBlocks = 0;
+
+/// Bytes from codes of a stream, `apart` rows from the next one, to those that will be read soon:
+/// of the same one, or, where it ends soon, of that which takes its place.
+inline std::int64_t ahead_in_streams(std::int64_t apart, std::int64_t row_bytes) {
+  constexpr std::int64_t kFarRows = 4;
+  return apart >= kFarRows ? kStreamAhead : kStreams * apart * row_bytes;
+}
+
+/// Calls body.operator()<m>(part) for parts of x of up to kMost rows that are alike.
+template <int kMost, class Body>
+[[gnu::always_inline]] inline void for_each_part(const BytesDotTask& task, Body body) {
+  BytesDotTask part = task;
+  for (std::int64_t parts = (task.m + kMost - 1) / kMost, left = task.m; parts > 0; --parts) {
+    part.m = (left + parts - 1) / parts;
+    if (part.m == 1) body.template operator()<1>(part);
+    if (part.m == 2) body.template operator()<2>(part);
+    if constexpr (kMost >= 3)
+      if (part.m == 3) body.template operator()<3>(part);
+    if constexpr (kMost >= 4)
+      if (part.m == 4) body.template operator()<4>(part);
+    left -= part.m;
+    part.x += part.m * part.x_stride;
+    part.y += part.m * part.y_stride;
+  }
+}
+
+/// How many rows of weight one row of x takes at a time, each a quarter of all rows from the next:
+/// a row waits for its own last step while the others go on. Not measured beside vectors of 512
+/// bits.
+#if defined(__AVX512F__)
+constexpr int kTogetherInBytes = 1;
+#else
+constexpr int kTogetherInBytes = kStreams;
+#endif
+
+/// Where each of some rows of weight is, and the first of the rows of x, at the same block.
+template <int kRows>
+struct PlaceInRows {
+  const BytesDotTask& task;
+  const std::uint8_t* codes[kRows];
+  std::int64_t groups[kRows];
+  const std::uint8_t* x;
+  template <class Block>
+  [[gnu::always_inline]] const Block& block_of_x(int j) const {
+    return *reinterpret_cast<const Block*>(x + j * task.x_stride);
+  }
+};
+
+/// kRows rows of weight from `row` on, `apart` from one to the next, with kM rows of x. A Way says
+/// what a block of x is, how many groups a block of codes has, or kSeveralBlocks, of how many bits
+/// codes are, by what sums are multiplied at the end, and adds the products of a block.
+template <class Way, int kRows, int kM>
+[[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
+                                                std::int64_t apart) {
+  constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
+  const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
+  const std::int64_t ahead =
+      kRows == kStreams ? ahead_in_streams(apart, bytes_for(task.row_stride)) : task.ahead;
+  const Way way;
+  PlaceInRows<kRows> at{task, {}, {}, task.x};
+  for (int r = 0; r < kRows; ++r) {
+    const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
+    at.codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for(first);
+    at.groups[r] = first / task.run.group;
+  }
+  F sums[kRows][kM] = {};
+  const std::int64_t most = kSeveral ? task.run.group / kBytesBlock : 1;
+  for (std::int64_t left = task.columns / kBytesBlock; left > 0;) {
+    std::int64_t count = most < left ? most : left;
+    left -= count;
+    do {
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.codes[r] + ahead, 0, 2);
+      way.template add<kRows, kM>(at, sums);
+      for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kBytesBlock);
+      at.x += sizeof(typename Way::Block);
+    } while (kSeveral && --count > 0);
+    for (int r = 0; r < kRows; ++r) at.groups[r] += kSeveral ? 1 : Way::kGroups;
+  }
+  for (int j = 0; j < kM; ++j) {
+    F of_x[4] = {};
+    for (int r = 0; r < kRows; ++r) of_x[r] = sums[r][j];
+    float totals[4];
+    Lanes::sum4(of_x, totals);
+    for (int r = 0; r < kRows; ++r)
+      task.y[j * task.y_stride + row + r * apart] += totals[r] * Way::kUnit;
+  }
+}
+/// Up to kMost rows of x at a time.
+template <class Way, int kMost>
+void add_rows(const BytesDotTask& task) {
+  for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
+    constexpr int kRows = kM == 1 ? kTogetherInBytes : 1;
+    const std::int64_t apart = part.rows / kRows;
+    for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kRows, kM>(part, i, apart);
+    for (std::int64_t i = apart * kRows; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, 0);
+  });
+}
+
+}  // namespace
+}  // namespace stowage
