@@ -73,10 +73,9 @@ template <Codes kCodes>
                           _mm256_set1_epi16(static_cast<short>(~kOff)));
 }
 
-/// What a block of weight rows has seen: the largest magnitude of codes.
-using Largest = __m256i;
+/// Whether codes up to this magnitude are numbers.
 template <Codes kCodes>
-bool are_numbers(Largest largest) {
+bool are_numbers(__m256i largest) {
   const __m256i least = _mm256_set1_epi8(kCodes == Codes::f8_e4m3 ? 0x7F : 0x7C);
   const __m256i met = _mm256_cmpeq_epi8(_mm256_max_epu8(largest, least), largest);
   return _mm256_testz_si256(met, met) != 0;
@@ -94,74 +93,88 @@ F spread(const std::uint8_t* exponents) {
   return spread<2>(powers);
 }
 
-/// A row of weight on its way. All inlined, so that sums stay in registers. Scale: fp32, or a byte
-/// that is an exponent.
-template <Codes kCodes, int kM, class Scale>
-struct MovedRow {
-  static constexpr int kChains = 2;
-  const std::uint8_t* codes;
-  const Scale* scales;  // of the groups still to come
-  F totals[kM] = {}, group[kM][kChains] = {};
+/// kRows rows of weight on their way with kM rows of x; each step is done to all rows in turn. All
+/// inlined, so that sums stay in registers. Scale: fp32, or a byte that is an exponent.
+template <Codes kCodes, class Scale, int kRows, int kM>
+struct MovedRows {
+  const BytesDotTask& task;
+  const std::uint8_t* codes[kRows];
+  const Scale* scales[kRows];  // of the groups still to come
+  const std::int64_t ahead;
+  F totals[kRows][kM] = {}, group[kRows][kM] = {};
+  __m256i largest = _mm256_setzero_si256();  // magnitude of codes
 
-  MovedRow(const BytesDotTask& task, std::int64_t row)
-      : codes(static_cast<const std::uint8_t*>(task.run.codes) + task.run.first +
-              row * task.row_stride) {
+  MovedRows(const BytesDotTask& of, std::int64_t row, std::int64_t apart)
+      : task(of), ahead(kRows == kStreams ? ahead_in_streams(apart, of.row_stride) : of.ahead) {
     static constexpr float kOne = 1.0f;
-    const std::int64_t first = task.run.first + (task.one_line ? 0 : row * task.row_stride);
-    if constexpr (std::is_same_v<Scale, std::uint8_t>)
-      scales = task.exponents + first / task.run.group;
-    else
-      scales = task.run.scales == nullptr ? &kOne : task.run.scales + first / task.run.group;
-  }
-  [[gnu::always_inline]] void widen(std::int64_t k, F (&w)[4], Largest& largest) const {
-    const __m256i bytes = load_as<__m256i>(codes + k), zero = _mm256_setzero_si256();
-    largest = _mm256_max_epu8(largest, _mm256_and_si256(bytes, _mm256_set1_epi8(0x7F)));
-    const __m256i lower = moved<kCodes>(_mm256_unpacklo_epi8(zero, bytes));
-    const __m256i upper = moved<kCodes>(_mm256_unpackhi_epi8(zero, bytes));
-    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
-    w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(lower, 16));
-    w[1] = _mm256_castsi256_ps(_mm256_and_si256(lower, odd));
-    w[2] = _mm256_castsi256_ps(_mm256_slli_epi32(upper, 16));
-    w[3] = _mm256_castsi256_ps(_mm256_and_si256(upper, odd));
-  }
-  /// kBytesBlock columns from k on, of one group.
-  [[gnu::always_inline]] void add(std::int64_t k, const float* x, std::int64_t x_stride,
-                                  std::int64_t ahead, Largest& largest) {
-    __builtin_prefetch(codes + k + ahead, 0, 2);
-    for (int half = 0; half < 2; ++half, k += kMovedColumns) {
-      F w[4];
-      widen(k, w, largest);
-      for (int j = 0; j < kM; ++j)
-        for (int v = 0; v < 4; ++v)
-          group[j][v % kChains] = Lanes::multiply_add(
-              w[v], Lanes::load_f32(x + j * x_stride + k + v * kWidth), group[j][v % kChains]);
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t begin = (row + r * apart) * task.row_stride;
+      codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + task.run.first + begin;
+      const std::int64_t first = task.run.first + (task.one_line ? 0 : begin);
+      if constexpr (std::is_same_v<Scale, std::uint8_t>)
+        scales[r] = task.exponents + first / task.run.group;
+      else
+        scales[r] = task.run.scales == nullptr ? &kOne : task.run.scales + first / task.run.group;
     }
+  }
+  /// Sums of 32 columns from k on.
+  [[gnu::always_inline]] void add_to(F (&sums)[kRows][kM], std::int64_t k) {
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
+    for (int upper = 0; upper < 2; ++upper) {
+      __m256i words[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i bytes = load_as<__m256i>(codes[r] + k);
+        if (upper == 0)
+          largest = _mm256_max_epu8(largest, _mm256_and_si256(bytes, _mm256_set1_epi8(0x7F)));
+        words[r] = moved<kCodes>(upper == 0 ? _mm256_unpacklo_epi8(zero, bytes)
+                                            : _mm256_unpackhi_epi8(zero, bytes));
+      }
+      for (int j = 0; j < kM; ++j) {
+        const auto* x =
+            reinterpret_cast<const float*>(task.x + j * task.x_stride) + k + 2 * upper * kWidth;
+        for (int r = 0; r < kRows; ++r)
+          sums[r][j] = Lanes::multiply_add(_mm256_castsi256_ps(_mm256_slli_epi32(words[r], 16)),
+                                           Lanes::load_f32(x), sums[r][j]);
+        for (int r = 0; r < kRows; ++r)
+          sums[r][j] = Lanes::multiply_add(_mm256_castsi256_ps(_mm256_and_si256(words[r], odd)),
+                                           Lanes::load_f32(x + kWidth), sums[r][j]);
+      }
+    }
+  }
+  [[gnu::always_inline]] void ask(std::int64_t k) const {
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(codes[r] + k + ahead, 0, 2);
+  }
+  /// The sum of a group, or of kGroups of them, goes to the totals with its scale.
+  template <int kGroups>
+  [[gnu::always_inline]] void end(F (&sums)[kRows][kM]) {
+    for (int r = 0; r < kRows; ++r) {
+      const F scale = spread<kGroups>(scales[r]);
+      for (int j = 0; j < kM; ++j)
+        totals[r][j] =
+            Lanes::multiply_add(sums[r][j] * splat(kBackUp<kCodes>), scale, totals[r][j]);
+      scales[r] += kGroups;
+    }
+  }
+  /// kBytesBlock columns from k on, of one group; and the end of it.
+  [[gnu::always_inline]] void add(std::int64_t k) {
+    ask(k);
+    add_to(group, k);
+    add_to(group, k + kMovedColumns);
   }
   [[gnu::always_inline]] void end_group() {
-    const F scale = spread<1>(scales++);
-    for (int j = 0; j < kM; ++j) {
-      const F sum = (group[j][0] + group[j][1]) * splat(kBackUp<kCodes>);
-      totals[j] = Lanes::multiply_add(sum, scale, totals[j]);
-      for (F& chain : group[j]) chain = F{};
-    }
+    end<1>(group);
+    for (auto& of_row : group)
+      for (F& sum : of_row) sum = F{};
   }
   /// The same of groups of which kGroups are in 32 columns.
   template <int kGroups>
-  [[gnu::always_inline]] void add_short(std::int64_t k, const float* x, std::int64_t x_stride,
-                                        std::int64_t ahead, Largest& largest) {
-    __builtin_prefetch(codes + k + ahead, 0, 2);
-    for (int half = 0; half < 2; ++half, k += kMovedColumns, scales += kGroups) {
-      F w[4];
-      widen(k, w, largest);
-      const F scale = spread<kGroups>(scales);
-      for (int j = 0; j < kM; ++j) {
-        const float* from = x + j * x_stride + k;
-        // The first product is added to 0, too: alone it makes all of this slower on Zen 3.
-        F sum = {};
-        for (int v = 0; v < 4; ++v)
-          sum = Lanes::multiply_add(w[v], Lanes::load_f32(from + v * kWidth), sum);
-        totals[j] = Lanes::multiply_add(sum * splat(kBackUp<kCodes>), scale, totals[j]);
-      }
+  [[gnu::always_inline]] void add_short(std::int64_t k) {
+    ask(k);
+    for (int half = 0; half < 2; ++half, k += kMovedColumns) {
+      F sums[kRows][kM] = {};
+      add_to(sums, k);
+      end<kGroups>(sums);
     }
   }
 };
@@ -171,34 +184,30 @@ inline bool has_groups(const BytesDotTask& task) {
 }
 
 /// Rows of weight from `row` on, `apart` from one to the next, whose groups end at the same
-/// columns, with kM rows of x. kGroups: of 32 columns; 0: groups are whole blocks.
-template <Codes kCodes, int kGroups, int kM, class... Rows>
+/// columns. kGroups: of 32 columns; 0: groups are whole blocks.
+template <Codes kCodes, class Scale, int kGroups, int kRows, int kM>
 [[gnu::always_inline]] inline void moved_together(const BytesDotTask& task, std::int64_t row,
-                                                  std::int64_t apart, Rows... rows) {
-  constexpr int kRows = sizeof...(Rows);
-  const auto* x = reinterpret_cast<const float*>(task.x);
-  const std::int64_t x_stride = task.x_stride / std::int64_t{sizeof(float)};
-  const std::int64_t ahead =
-      kRows == kStreams ? ahead_in_streams(apart, task.row_stride) : task.ahead;
+                                                  std::int64_t apart) {
+  MovedRows<kCodes, Scale, kRows, kM> rows(task, row, apart);
   const std::int64_t begin = task.run.first + row * task.row_stride;
-  Largest largest = _mm256_setzero_si256();
   for (std::int64_t k = 0; k < task.columns;) {
     if constexpr (kGroups != 0) {
-      (rows.template add_short<kGroups>(k, x, x_stride, ahead, largest), ...);
+      rows.template add_short<kGroups>(k);
       k += kBytesBlock;
     } else {
       const std::int64_t left = task.columns - k;
       const std::int64_t in_group =
           has_groups(task) ? task.run.group - (begin + k) % task.run.group : left;
-      for (const std::int64_t end = k + (in_group < left ? in_group : left); k < end;
+      for (const std::int64_t stop = k + (in_group < left ? in_group : left); k < stop;
            k += kBytesBlock)
-        (rows.add(k, x, x_stride, ahead, largest), ...);
-      (rows.end_group(), ...);
+        rows.add(k);
+      rows.end_group();
     }
   }
-  const float factor = are_numbers<kCodes>(largest) ? 1.0f : __builtin_nanf("");
+  const float factor = are_numbers<kCodes>(rows.largest) ? 1.0f : __builtin_nanf("");
   for (int j = 0; j < kM; ++j) {
-    F sums[4] = {rows.totals[j]...};
+    F sums[4] = {};
+    for (int r = 0; r < kRows; ++r) sums[r] = rows.totals[r][j];
     float totals[4];
     Lanes::sum4(sums, totals);
     for (int r = 0; r < kRows; ++r)
@@ -212,19 +221,12 @@ void moved_rows(const BytesDotTask& task) {
                         task.row_stride % task.run.group == 0 ||
                         task.run.group % task.row_stride == 0;
   for_each_part<4>(task, [&]<int kM>(const BytesDotTask& part) {
-    using Row = MovedRow<kCodes, kM, Scale>;
-    std::int64_t i = 0;
-    if constexpr (kM == 1) {
-      const std::int64_t apart = together ? part.rows / kStreams : 0;
-      for (; i < apart; ++i)
-        moved_together<kCodes, kGroups, kM>(part, i, apart, Row(part, i), Row(part, i + apart),
-                                            Row(part, i + 2 * apart), Row(part, i + 3 * apart));
-      i *= kStreams;
-    }
-    if constexpr (kM == 2)
-      for (; together && i + 2 <= part.rows; i += 2)
-        moved_together<kCodes, kGroups, kM>(part, i, 1, Row(part, i), Row(part, i + 1));
-    for (; i < part.rows; ++i) moved_together<kCodes, kGroups, kM>(part, i, 0, Row(part, i));
+    constexpr int kRows = kM == 1 ? kStreams : kM == 2 ? 2 : 1;
+    const std::int64_t apart = together ? part.rows / kRows : 0;
+    for (std::int64_t i = 0; i < apart; ++i)
+      moved_together<kCodes, Scale, kGroups, kRows, kM>(part, i, apart);
+    for (std::int64_t i = apart * kRows; i < part.rows; ++i)
+      moved_together<kCodes, Scale, kGroups, 1, kM>(part, i, 0);
   });
 }
 
