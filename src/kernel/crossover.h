@@ -28,7 +28,7 @@ inline constexpr CrossoverField kCrossoverFields[]{
     {"short_groups", &Crossover::short_groups, kMostInIntegers,
      "4-bit codes in integers, groups of 16 and 32"},
     {"bytes", &Crossover::bytes, kMostInIntegers,
-     "codes of a byte in integers, groups of 16 and 32"},
+     "codes of a byte in integers, groups of 16 and 32, and dense ones"},
     {"words", &Crossover::words, kMostInIntegers, "nf4 and fp4 in integers"},
     {"float8", &Crossover::float8, kMostInIntegers, "fp8 whose bits move to those of fp32"},
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},

@@ -211,11 +211,22 @@ struct Lanes : PortableLanes {
       inside[1] = load_as<__m256>(of_eighth);
     }
     I of(F v) const {
-      const I half = above(v, middle);
-      I found = half * 2 + above(v, _mm256_blendv_ps(quarters[0], quarters[1], as_float(half)));
+      I found[1];
+      of(&v, found);
+      return found[0];
+    }
+    /// Each step is done to all of them in turn: in a step after the other, one waits for itself.
+    template <int kCount>
+    void of(const F* v, I (&found)[kCount]) const {
+      I half[kCount];
+      for (int j = 0; j < kCount; ++j) half[j] = above(v[j], middle);
+      for (int j = 0; j < kCount; ++j)
+        found[j] = half[j] * 2 +
+                   above(v[j], _mm256_blendv_ps(quarters[0], quarters[1], as_float(half[j])));
       for (const __m256 thresholds : inside)
-        found = found * 2 + above(v, _mm256_permutevar8x32_ps(thresholds, to(found)));
-      return -found;
+        for (int j = 0; j < kCount; ++j)
+          found[j] = found[j] * 2 + above(v[j], _mm256_permutevar8x32_ps(thresholds, to(found[j])));
+      for (I& each : found) each = -each;
     }
 
    private:

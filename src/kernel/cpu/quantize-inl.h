@@ -331,6 +331,16 @@ struct FourBit {
     else
       return finite ? ranks.of_spread(v) : ranks.of(v);
   }
+  /// The same of four vectors.
+  void of_four(const F (&v)[4], bool finite, I (&found)[4]) const {
+    if constexpr (requires { ranks.of(v, found); }) {
+      ranks.of(v, found);
+      if constexpr (!is_spread(kCodes))
+        for (I& each : found) each = Lanes::look_up(codes, each);
+    } else {
+      for (int j = 0; j < 4; ++j) found[j] = (*this)(v[j], finite);
+    }
+  }
 };
 
 /// Its largest magnitude as bits, and its absmax. A short block at the end, which is divided by it,
@@ -354,9 +364,10 @@ void encode_block(const FourBit<kCodes>& four_bit, const char* x, std::int64_t n
   const F r = splat(by);
   std::int64_t done = 0;
   for (; full && done + 4 * kWidth <= n; done += 4 * kWidth) {
+    F scaled[4];
     I found[4];
-    for (int j = 0; j < 4; ++j)
-      found[j] = four_bit(load<kIn>(x + (done + j * kWidth) * bytes_of(kIn)) * r, finite);
+    for (int j = 0; j < 4; ++j) scaled[j] = load<kIn>(x + (done + j * kWidth) * bytes_of(kIn)) * r;
+    four_bit.of_four(scaled, finite, found);
     Lanes::store_nibbles4<kPacking>(codes + done / 2, found);
   }
   x += done * bytes_of(kIn);
