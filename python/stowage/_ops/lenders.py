@@ -31,6 +31,13 @@ class Lender(Protocol):
         """The parts on the device, for the block."""
         ...
 
+    def want(
+        self, stack: Any, indices: list[int], parts_of: Callable[[Any, int], list[Tensor] | None]
+    ) -> list[int]:
+        """Those matrices of a stack are lent next. The same in another order: what is here comes
+        first."""
+        ...
+
 
 _lenders: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -69,6 +69,21 @@ def matrix(t: Any) -> tuple[StowedTensor, bool] | None:
     return found[0], found[1] != bool(len(rest) % 2)
 
 
+def lying_matrix(stack: StowedTensor, index: int) -> StowedTensor | None:
+    """One matrix of [E, O, K] as it lies, as products with it take it, to be read at once; None
+    where blocks forbid it."""
+    if stack._storage.transposed:
+        stack = lying(stack)
+    one = outside_inference(lambda: _row(stack, index, lambda _: nullcontext()))
+    return one if isinstance(one, StowedTensor) else None
+
+
+def matrix_parts(stack: StowedTensor, index: int) -> list[Tensor] | None:
+    """Its parts."""
+    one = lying_matrix(stack, index)
+    return None if one is None else one._parts()
+
+
 def _row(t: StowedTensor, index: int, around: Around) -> Packed | None:
     own, storage = t._parts(), t._storage
     if storage.transposed:

@@ -224,7 +224,7 @@ def _rest_on_disk(
         moves, problems = compare(inventory, source, places)
         raise_problems(f"stowage.offload: {where}", problems)
         moved = {move.held.name: move.held for move in moves}
-        engine = Engine(source, suited(options, source, moved, places.home))
+        engine = Engine(source, suited(options, source, moved))
         engine.expect(move.held.name for move in moves)
         _move(moves)
         attach(inventory.model, engine, [move.held for move in moves])

@@ -113,19 +113,18 @@ def _stays_in_ram(held: Held, places: Places) -> bool:
 def _too_large(every: list[Held], places: Places, budget: int) -> list[str]:
     """The largest weight that will move, where it alone exceeds the budget."""
     moving = [h for h in every if not places.stays(h) and _comes(h)]
-    sizes = {held.name: _bytes_at_a_time(held, places) for held in moving}
+    sizes = {held.name: _bytes_at_a_time(held) for held in moving}
     largest = max(sizes, key=sizes.__getitem__, default=None)
     if largest is None or (size := sizes[largest]) <= budget:
         return []
     return [f"ram must hold the largest weight, {largest} of {size} bytes, got {budget}"]
 
 
-def _bytes_at_a_time(held: Held, places: Places) -> int:
-    """Of a stack that is used on the CPU one matrix is needed at a time, where these can come by
-    themselves: the engine knows."""
+def _bytes_at_a_time(held: Held) -> int:
+    """Of a stack one matrix is needed at a time, where these can come by themselves: the engine
+    knows."""
     size = nbytes(held.tensor)
-    by_index = held.is_stack and places.home == CPU
-    return size // max(held.tensor.shape[0], 1) if by_index else size
+    return size // max(held.tensor.shape[0], 1) if held.is_stack else size
 
 
 def _comes(held: Held) -> bool:

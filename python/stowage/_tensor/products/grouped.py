@@ -5,7 +5,7 @@ must not depend on values, have one op of ours for all groups; so have devices w
 read the ends themselves, where no gradient is wanted and rows are few."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from stowage._ops import _torch
 from stowage._ops.composite import grouped_kernels
 from stowage._ops.errors import InvalidArgument, fail
-from stowage._ops.lenders import where_x_is
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
-from stowage._tensor.products.wants import expect, in_file
+from stowage._tensor.products.wants import expect, fetch_to, in_file
 from stowage._tensor.stowed import StowedTensor, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView
@@ -82,17 +81,21 @@ def _product(
     x: Tensor, weight: Tensor, ends: Sequence[int], bias: Tensor | None, transposed: bool
 ) -> Tensor:
     """x W^T or x W by groups, for plain weights as well."""
-    pieces, start = [], 0
+    reached = list(accumulate(ends, max, initial=0))
+    spans = {e: slice(a, b) for e, (a, b) in enumerate(pairwise(reached)) if b > a}
+    used: Sequence[int] = list(spans)
     if in_file(weight):
-        expect([weight], [e for e, (a, b) in enumerate(pairwise([0, *ends])) if b > a])
-    for expert, end in enumerate(ends):
-        if end > start:
-            rows, w = x[start:end], weight[expert]
-            if transposed:
-                pieces.append(F.linear(rows, w, None if bias is None else bias[expert]))
-            else:
-                pieces.append(rows @ w)
-        start = max(start, end)
+        expect([weight], used)
+    if x.device != weight.device:
+        used = fetch_to(x.device, weight, used)
+    made = {}
+    for expert in used:
+        rows, w = x[spans[expert]], weight[expert]
+        if transposed:
+            made[expert] = F.linear(rows, w, None if bias is None else bias[expert])
+        else:
+            made[expert] = rows @ w
+    pieces, start = [made[expert] for expert in spans], reached[-1]
     columns = weight.shape[1] if transposed else weight.shape[2]
     if start < len(x) or not pieces:
         dtype = pieces[0].dtype if pieces else x.dtype
@@ -177,7 +180,6 @@ def _check(x: Tensor, shape: Sequence[int], offsets: Tensor, transposed: bool) -
         )
 
 
-@where_x_is()
 def _by_groups(
     x: Tensor,
     codes: Tensor,
@@ -191,7 +193,8 @@ def _by_groups(
     kind = Storage.from_key(storage)
     _check(x, shape, offsets, transposed)
     check_weight(_WHERE, kind, shape, codes, scales, x.dtype)
-    if transposed and (kernels := grouped_kernels(x, kind, shape, exact)) is not None:
+    there = codes.device == x.device  # else matrices come one by one
+    if there and transposed and (kernels := grouped_kernels(x, kind, shape, exact)) is not None:
         return kernels.grouped_linear(x, (codes, *scales), kind, shape, offsets)
     ends: list[int] = offsets.tolist()
     if not all(0 <= a <= b <= len(x) for a, b in pairwise([0, *ends])):

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library
-from stowage._ops.lenders import lender_of
+from stowage._ops.lenders import fetched, lender_of
+from stowage._tensor.products.wants import fetch_to
+from stowage._tensor.slices import lying_matrix
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 from stowage._tensor.tables import op
 from stowage._tensor.views import is_first
@@ -100,7 +102,28 @@ def _within(index: Tensor, rows: int, first: int) -> bool:
 
 def _rows(t: StowedTensor, index: Tensor) -> Tensor:
     codes, *scales = t._parts()
+    if t.dim() == 3 and index.device != codes.device and index.numel():
+        found = _matrices(t, index)
+        if found is not None:
+            return found
     return library.embedding(index, codes, scales, t._storage.key, t.shape, t._dt)
+
+
+def _matrices(t: StowedTensor, index: Tensor) -> Tensor | None:
+    """Of a stack that rests elsewhere than `index` is: each matrix comes once, at rest. None where
+    blocks reach over several."""
+    numbers, places = index.unique(return_inverse=True)
+    every = numbers.tolist()
+    fetch_to(index.device, t, every)
+    values = []
+    for number in every:
+        one = lying_matrix(t, number)
+        if one is None:
+            return None
+        with fetched(one._parts(), index.device) as (codes, *scales):
+            dense = library.dequantize(codes, scales, one._storage.key, one.shape, t._dt)
+        values.append(dense.mT if t._storage.transposed else dense)
+    return torch.stack(values)[places]
 
 
 @op(aten.index.Tensor)

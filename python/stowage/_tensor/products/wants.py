@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is about to be used of stacks of matrices that rest in a file, said at once: all of it is
-read together, and what does not fit yet as room becomes free."""
+"""What is about to be used of stacks of matrices that rest in a file, or elsewhere than they are
+used, said at once: all of it is read, or copied, together, and what does not fit yet as room
+becomes free."""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from stowage._ops import library
+from stowage._ops.lenders import lender_of
+from stowage._tensor.slices import matrix_parts
 from stowage._tensor.stowed import StowedTensor
 
 
@@ -18,6 +21,17 @@ def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
         return False
     codes = weight._parts()[0]
     return type(codes) is Tensor and codes.is_cpu and not codes.untyped_storage().resizable()
+
+
+def fetch_to(device: torch.device, weight: Tensor, indices: Sequence[int]) -> Sequence[int]:
+    """Those matrices of a stack [E, O, K] that rests on the CPU are used on `device` next: where
+    the tier of a device has the model, their copies begin together. The order in which to use them:
+    first what is there."""
+    if isinstance(weight, StowedTensor) and not torch.compiler.is_compiling():
+        lender = lender_of(weight._parts()[0], device)
+        if lender is not None:
+            return lender.want(weight, list(indices), matrix_parts)
+    return indices
 
 
 def expect(

@@ -20,10 +20,11 @@ from stowage._ops.eager import eagerly
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._ops.lenders import enter
 from stowage._ops.memory import is_borrowed, new_copy
+from stowage._tensor.slices import matrix_parts
 from stowage._tensor.stowed import StowedTensor
 from stowage._tiers.device.activations import compute_anywhere, compute_on, device_given
-from stowage._tiers.device.link import pinned_together
-from stowage._tiers.device.ring import DeviceTier, unit_bytes
+from stowage._tiers.device.link import padded, pinned_together
+from stowage._tiers.device.ring import DeviceTier, Rests, unit_bytes
 from stowage._tiers.disk.engine import signature_of
 from stowage._tiers.places import CPU, Places
 
@@ -58,7 +59,7 @@ class Devices:
         self.tier: DeviceTier | None = None
         if self.home != CPU:
             try:
-                self.tier = DeviceTier(self.home, ring, partial(_resting_parts, self.models))
+                self.tier = DeviceTier(self.home, ring, partial(_resting, self.models))
             except RuntimeError as error:
                 rule = f"{self.home} must have {ring} bytes for its ring"
                 raise OutOfMemory(f"stowage.offload: {rule}, got: {error}") from None
@@ -74,14 +75,29 @@ class Devices:
         )
 
 
-def _resting_parts(models: Iterable[nn.Module]) -> list[tuple[list[Tensor], bool]]:
-    """The parts of every weight that rests on the CPU, and whether the whole of it is used."""
+def _resting(models: Iterable[nn.Module]) -> list[Rests]:
+    """Every weight that rests on the CPU."""
     return [
-        (held.tensor._parts(), is_fetched_whole(held))
+        Rests(
+            held.tensor._parts(),
+            is_fetched_whole(held) and not held.is_stack,
+            held.is_stack,
+            _room(held)[1] if is_fetched_whole(held) else 0,
+        )
         for model in list(models)
         for held in Inventory(model).every
         if isinstance(held.tensor, StowedTensor) and held.tensor.device.type == "cpu"
     ]
+
+
+def _room(held: Held) -> tuple[int, int]:
+    """Bytes in a ring of what is used at a time, one matrix of a stack, and of all."""
+    parts, count = memory(held.tensor), held.tensor.shape[0] if held.is_stack else 1
+    if count > 1:
+        one = matrix_parts(held.tensor, 0) if isinstance(held.tensor, StowedTensor) else None
+        each = unit_bytes(one) if one is not None else padded(-(-nbytes(held.tensor) // count))
+        return each, each * count
+    return unit_bytes(parts), unit_bytes(parts)
 
 
 # --- before anything changes ----------------------------------------------------------------------
@@ -97,20 +113,20 @@ def ring_bytes(every: list[Held], places: Places, limit: int | None) -> tuple[in
         if places.work(held.name) == places.home and not places.fetches(held)
     )
     whole = (held for held in every if is_fetched_whole(held) and places.fetches(held))
-    fetched = {held.name: unit_bytes(memory(held.tensor)) for held in whole}
+    fetched = {held.name: _room(held) for held in whole}
     if not fetched:
         wrong = limit is not None and limit < stay
         told = f"accelerator must hold {stay} bytes of modules and tensors that stay, got {limit}"
         return 0, [told] if wrong else []
-    largest = max(fetched, key=lambda name: fetched[name])
-    least = stay + fetched[largest]
+    largest = max(fetched, key=lambda name: fetched[name][0])
+    least = stay + fetched[largest][0]
     if limit is None or limit < least:
         beside = f" beside {stay} bytes that stay" if stay else ""
         return 0, [
             f"accelerator must be at least {least} bytes, for the largest weight, {largest} of "
-            f"{fetched[largest]}{beside}, got {limit}"
+            f"{fetched[largest][0]}{beside}, got {limit}"
         ]
-    return min(limit - stay, sum(fetched.values())), []
+    return min(limit - stay, sum(room for _, room in fetched.values())), []
 
 
 # --- attaching ------------------------------------------------------------------------------------

@@ -2,17 +2,21 @@
 """The tier of a device: a ring of its memory, allocated once, into which units (a weight's codes
 and scales, in their resting form) are fetched when ops use them, and prefetched in the order of
 use, which is learnt for each signature of a model's inputs. A unit takes a place in the ring where
-those that are used last must leave for it."""
+those that are used last must leave for it.
+
+Of stacks [E, O, K] each matrix is a unit, of which nobody expects an order: whoever multiplies says
+which ones come (`want`), and those leave that are used least."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +25,9 @@ from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._tiers.counts import DeviceReport
 from stowage._tiers.device.link import Link, offsets
+from stowage._tiers.device.reuse import Reuse
+from stowage._tiers.device.use_order import UseOrder
+from stowage._tiers.device.windows import RingSlot, best_window
 from stowage._tiers.forks import Living
 
 _STEPS = 1024  # of the expected order that are looked at
@@ -58,8 +65,11 @@ class _Unit:
     """A weight. It keeps aliases of its parts, so that no others get their memory."""
 
     parts: list[Tensor]
+    size: int  # bytes that it takes in a ring
+    is_matrix: bool  # of a stack
     here: list[Tensor] = field(default_factory=list)  # over the ring
     is_here: bool = False  # has a slot; that it is not known here lets tiers end without cycles
+    begin: int = 0  # of the slot
     facts: Facts = ()  # of the bytes in the ring
     ready: Any = None  # event of the copy
     has_ended: bool = False  # as somebody has seen
@@ -68,16 +78,24 @@ class _Unit:
     stamp: int = 0  # of the last use
 
 
+class Rests(NamedTuple):
+    """A weight of the model."""
+
+    parts: list[Tensor]
+    is_expected: bool  # the whole of it, in its turn
+    is_stack: bool  # whose matrices are used one by one
+    room: int  # bytes that all of it takes in a ring
+
+
 class DeviceTier:
     """Lends the parts of a model's weights on `device`, out of a ring of `budget` bytes, which is
-    all that it ever allocates there. `weights` gives the parts of each, in the order of the model,
-    and whether the whole of it is used."""
+    all that it ever allocates there. `weights` gives those weights, in the order of the model."""
 
     def __init__(
         self,
         device: torch.device,
         budget: int,
-        weights: Callable[[], list[tuple[list[Tensor], bool]]],
+        weights: Callable[[], list[Rests]],
     ) -> None:
         self.device, self.budget = device, budget
         with torch.inference_mode(False), torch.no_grad():
@@ -90,6 +108,14 @@ class DeviceTier:
         self._units: dict[Hashable, _Unit] = {}
         self._slots: list[RingSlot[_Unit]] = []
         self._storages: set[int] = set()
+        self._stacks: dict[int, list[Tensor]] = {}  # their parts, by the storage of the codes
+        self._following: dict[int, weakref.ref[Tensor]] = {}  # by the codes of a stack, the next
+        self._wanted: tuple[int, list[int]] | None = None  # codes of a stack, and which of it
+        self._coming: set[int] = set()  # ids of units that are here and were wanted since
+        self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
+        self._matrices = 0  # bytes that all of them would take
+        self._held = 0  # bytes
+        self._has_room = False  # for all weights
         self._window = 0  # bytes of look-ahead
         self._lock = threading.RLock()
         self._freed = threading.Condition(self._lock)
@@ -107,15 +133,22 @@ class DeviceTier:
         with self._lock:
             found = self._weights()
             self._storages = {
-                _torch.cdata(p.untyped_storage()) for parts, _ in found for p in parts
+                _torch.cdata(part.untyped_storage()) for rests in found for part in rests.parts
+            }
+            self._stacks = {
+                _place(rests.parts[0])[0]: rests.parts for rests in found if rests.is_stack
             }
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)
+                    if unit.is_matrix:
+                        self._reuse_of(unit.size).forget(unit)
                     del self._units[key]
-            sizes = [unit_bytes(parts) for parts, whole in found if whole]
-            self._window = max(self.budget // 4, 2 * max(sizes, default=0))
-            self._order.expect([self._known(parts) for parts, whole in found if whole])
+            self._has_room = sum(rests.room for rests in found) <= self.budget
+            self._matrices = sum(rests.room for rests in found if rests.is_stack)
+            expected = [rests.parts for rests in found if rests.is_expected]
+            self._window = max(self.budget // 4, 2 * max(map(unit_bytes, expected), default=0))
+            self._order.expect([self._known(parts) for parts in expected])
 
     def set_signature(self, signature: int) -> None:
         with self._lock:
@@ -123,7 +156,7 @@ class DeviceTier:
 
     def report(self) -> DeviceReport:
         with self._lock:
-            facts = {**self._report, "held": self._held(), "ring": self.budget}
+            facts = {**self._report, "held": self._held, "ring": self.budget}
             return DeviceReport(device=str(self.device), stall=self._stall, **facts)
 
     @contextmanager
@@ -139,6 +172,34 @@ class DeviceTier:
         finally:
             self._give_back(unit, stream)
 
+    def want(
+        self, stack: Tensor, indices: list[int], parts_of: Callable[[Any, int], list[Tensor] | None]
+    ) -> list[int]:
+        """Those matrices of a stack come next: the copies begin of what is not here, as far as
+        there is room; then of the same matrices of the stack that came after this one before. The
+        same matrices, first those whose copies have ended."""
+        if self._link.stream is None or not indices:  # without streams, a copy is waited for
+            return indices
+        with self._lock:
+            every = [parts for i in indices if (parts := parts_of(stack, i)) is not None]
+            if len(every) < len(indices):  # blocks that reach over several: it comes whole
+                return indices
+            comes = [not self._has_come(self._units[self._known(parts)]) for parts in every]
+            key = _place(every[0][0])[0]
+            if self._wanted is not None:
+                before, same = self._wanted[0], self._wanted[1] == indices
+                if same and before != key:
+                    self._following[before] = weakref.ref(stack)
+                else:
+                    self._following.pop(before, None)
+            self._wanted = (key, indices)
+            self._coming.clear()
+            following = self._following.get(key, lambda: None)()
+            if self._begin_copies(every) and following is not None:
+                then = [parts_of(following, index) for index in indices]
+                self._begin_copies([parts for parts in then if parts is not None])
+            return sorted(indices, key=dict(zip(indices, comes, strict=True)).__getitem__)
+
     def leave_threads(self) -> None:
         """In a forked child: no other thread has the lock, or uses a unit."""
         self._lock = threading.RLock()
@@ -151,8 +212,8 @@ class DeviceTier:
         and no other weight may ever get that place."""
         with self._lock:
             unit = self._units[self._known(parts)]
-            stays = len(self._slots) == len(self._units)
-            if not stays or not self._is_here(unit, facts_of(parts)):
+            stays = self._has_room and len(self._slots) == len(self._units)
+            if not stays or not self._is_here(unit, self._facts(unit, parts)):
                 raise Unsupported(
                     "stowage: a graph must be captured with all weights in the ring on "
                     f"{self.device}, got {len(self._slots)} of {len(self._units)} in "
@@ -172,19 +233,22 @@ class DeviceTier:
     def _known(self, parts: list[Tensor]) -> Hashable:
         key = (*_place(parts[0]), parts[0].nbytes)
         if key not in self._units:
-            self._units[key] = _Unit(_aliases(parts))
+            stack = self._stacks.get(key[0])
+            is_matrix = stack is not None and key[2] < stack[0].nbytes
+            self._units[key] = _Unit(_aliases(parts), unit_bytes(parts), is_matrix)
         return key
 
-    def _held(self) -> int:
-        return sum(slot.end - slot.begin for slot in self._slots)
-
     def _take(self, parts: list[Tensor]) -> _Unit:
-        facts = facts_of(parts)
         with self._lock:
             key = self._known(parts)
             unit = self._units[key]
-            self._order.note(key)
+            facts = self._facts(unit, parts)
             self._clock += 1
+            if unit.is_matrix:
+                self._reuse_of(unit.size).use(unit)
+                self._coming.discard(id(unit))
+            else:
+                self._order.note(key)
             self._report["uses"] += 1
             begin = time.perf_counter()
             missed = False
@@ -193,7 +257,7 @@ class DeviceTier:
                 if not unit.users and self._fetch(unit, _aliases(parts), facts, None):
                     break
                 self._wait_for_room(parts)
-            late = not missed and unit.ready is not None and not unit.ready.query()
+            late = not missed and not self._has_come(unit)
             unit.has_ended = not missed and not late
             self._report["misses" if missed else "late" if late else "hits"] += 1
             if missed:
@@ -201,6 +265,22 @@ class DeviceTier:
             unit.users += 1
             unit.stamp = self._clock
             return unit
+
+    def _reuse_of(self, size: int) -> Reuse[_Unit]:
+        if size not in self._reuse:
+            self._reuse[size] = Reuse(self._matrices // max(size, 1))
+        return self._reuse[size]
+
+    def _facts(self, unit: _Unit, parts: list[Tensor]) -> Facts:
+        """Of a matrix, with the versions of its stack: what is made below autograd, slices and
+        aliases, has versions of its own."""
+        facts = facts_of(parts)
+        stack = self._stacks.get(_place(parts[0])[0]) if unit.is_matrix else None
+        if stack is None:
+            return facts
+        versions = [_version(part) for part in stack]
+        of_all = None if None in versions else tuple(versions)
+        return tuple((*fact[:-1], of_all) for fact in facts)
 
     def _is_here(self, unit: _Unit, facts: Facts) -> bool:
         known = all(fact[-1] is not None for fact in facts)  # else a write would not be seen
@@ -220,6 +300,11 @@ class DeviceTier:
         """Gives `unit` its bytes where there is room; to look ahead, only in place of units whose
         next use is farther than `nearer_than` steps."""
         self._leave(unit)
+        if unit.is_matrix:
+            begin = self._place_of_matrix(unit.size, for_use=True)
+            if begin is not None:
+                self._copy(unit, parts, facts, begin)
+                return True
         distances = self._distances()
         window = best_window(
             self._slots, self.budget, unit_bytes(parts), lambda u: self._distance(u, distances)
@@ -236,6 +321,45 @@ class DeviceTier:
         self._copy(unit, parts, facts, window.begin)
         return True
 
+    def _has_come(self, unit: _Unit) -> bool:
+        return unit.is_here and (unit.has_ended or unit.ready is None or unit.ready.query())
+
+    def _place_of_matrix(self, size: int, *, for_use: bool) -> int | None:
+        """Where a matrix goes: behind all that are here, else in the place of one of its size. Of
+        those that come next only `for_use`."""
+        end = self._slots[-1].end if self._slots else 0
+        if end + size <= self.budget:
+            return end
+        leaving = self._reuse_of(size).least(lambda u: not u.users and id(u) not in self._coming)
+        if leaving is None and for_use:
+            leaving = self._reuse_of(size).least(lambda u: not u.users)
+        if leaving is None:
+            return None
+        self._report["evicted"] += 1
+        begin = leaving.begin
+        self._leave(leaving)
+        return begin
+
+    def _begin_copies(self, every: list[list[Tensor]]) -> bool:
+        """Of matrices that come next; False where there is no room but that of others of them."""
+        units = [self._units[self._known(parts)] for parts in every]
+        self._coming.update(id(unit) for unit in units if unit.is_here)
+        for unit, parts in zip(units, every, strict=True):
+            facts = self._facts(unit, parts)
+            if unit.users or self._is_here(unit, facts) or any(f[-1] is None for f in facts):
+                continue
+            self._leave(unit)
+            begin = self._place_of_matrix(unit.size, for_use=False)
+            if begin is None:
+                return False
+            try:
+                self._copy(unit, _aliases(parts), facts, begin)
+            except RuntimeError:  # whoever uses the unit will have the error
+                return False
+            self._coming.add(id(unit))
+            self._report["ahead"] += 1
+        return True
+
     def _copy(self, unit: _Unit, parts: list[Tensor], facts: Facts, begin: int) -> None:
         places = offsets(parts)
         end = begin + places[-1]
@@ -247,17 +371,25 @@ class DeviceTier:
             ]
             unit.ready = self._link.copy(parts, there, self._after)
         self._after, unit.parts, unit.facts = [], parts, facts
-        unit.is_here = True
-        self._slots.append(RingSlot(begin, end, unit))
-        self._slots.sort(key=lambda slot: slot.begin)
+        unit.is_here, unit.begin = True, begin
+        self._slots.insert(self._slot_at(begin), RingSlot(begin, end, unit))
+        if unit.is_matrix:
+            self._reuse_of(unit.size).come(unit)
+        self._held += end - begin
         self._report["bytes_copied"] = self._link.crossed
-        self._report["peak"] = max(self._report["peak"], self._held())
+        self._report["peak"] = max(self._report["peak"], self._held)
+
+    def _slot_at(self, begin: int) -> int:
+        return bisect_left(self._slots, begin, key=lambda slot: slot.begin)
 
     def _leave(self, unit: _Unit) -> None:
         """Takes the unit's place from it, to be written to after the work that used it."""
         if not unit.is_here:
             return
-        self._slots = [slot for slot in self._slots if slot.unit is not unit]
+        slot = self._slots.pop(self._slot_at(unit.begin))
+        self._held -= slot.end - slot.begin
+        if unit.is_matrix:
+            self._reuse_of(unit.size).leave(unit)
         self._after += unit.used.values()
         unit.is_here, unit.here, unit.facts, unit.ready, unit.used = False, [], (), None, {}
         unit.has_ended = False
@@ -290,12 +422,12 @@ class DeviceTier:
             unit = self._units.get(key)
             if unit is None:
                 continue
-            ahead += unit_bytes(unit.parts)
+            ahead += unit.size
             if steps and ahead > self._window:
                 return
             if unit.is_here:
                 continue
-            facts = facts_of(unit.parts)
+            facts = self._facts(unit, unit.parts)
             if any(fact[-1] is None for fact in facts):
                 continue
             try:
@@ -307,102 +439,3 @@ class DeviceTier:
 
 
 _tiers = Living(after_in_child=DeviceTier.leave_threads)
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RingSlot(Generic[T]):
-    """Bytes [begin, end) that `unit` has."""
-
-    begin: int
-    end: int
-    unit: T
-
-
-@dataclass(frozen=True)
-class Window(Generic[T]):
-    """Bytes from `begin` on that are free once `leaving` have left."""
-
-    begin: int
-    leaving: tuple[RingSlot[T], ...]
-
-
-def best_window(
-    slots: Sequence[RingSlot[T]],
-    total: int,
-    size: int,
-    distance: Callable[[T], float | None],
-) -> Window[T] | None:
-    """The window of `size` bytes in a ring of `total` whose units are farthest from their next use.
-
-    `slots` are in order. `distance` says how far a unit's next use is, None that it must stay. Of
-    windows that are equally far the one with fewest bytes leaving is taken. None where every window
-    has a unit that must stay.
-    """
-    far = [distance(slot.unit) for slot in slots]
-    best: tuple[float, int] | None = None
-    found: Window[T] | None = None
-    for first in range(len(slots) + 1):
-        begin = slots[first - 1].end if first else 0
-        last, nearest, bytes_leaving = first, float("inf"), 0
-        while (slots[last].begin if last < len(slots) else total) - begin < size:
-            distant = far[last] if last < len(slots) else None
-            if distant is None:
-                break
-            nearest = min(nearest, distant)
-            bytes_leaving += slots[last].end - slots[last].begin
-            last += 1
-        else:
-            value = (nearest, -bytes_leaving)
-            if best is None or value > best:
-                best, found = value, Window(begin, tuple(slots[first:last]))
-    return found
-
-
-_MOST = 1 << 16  # pairs that are remembered; then all are learnt anew
-
-
-class UseOrder:
-    """What came before the current unit tells a forward pass from a backward one, so the pair of
-    both leads to the next. A guess may be wrong."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[Hashable, Hashable, Hashable], Hashable] = {}
-        self._told: dict[Hashable, Hashable] = {}
-        self._signature: Hashable = None
-        self._before: Hashable = None
-        self._now: Hashable = None
-
-    def expect(self, order: Iterable[Hashable]) -> None:
-        """The order to begin with; its end leads to its beginning."""
-        given = list(order)
-        self._told = dict(zip(given, given[1:] + given[:1], strict=True))
-
-    def set_signature(self, signature: Hashable) -> None:
-        self._signature = signature
-
-    def note(self, unit: Hashable) -> None:
-        """`unit` is used now."""
-        if len(self._next) > _MOST:
-            self._next.clear()
-        for signature in (self._signature, None):  # None: of any, for signatures that are new
-            self._next[signature, self._before, self._now] = unit
-        self._before, self._now = self._now, unit
-
-    def ahead(self, most: int) -> Iterator[Hashable]:
-        """What is expected next, nearest first, each once, at most `most` steps ahead. The unit in
-        use comes where it is used again."""
-        before, now = self._before, self._now
-        seen: set[Hashable] = set()
-        for _ in range(most):
-            after = self._next.get((self._signature, before, now))
-            if after is None:
-                after = self._next.get((None, before, now), self._told.get(now))
-            if after is None:
-                return
-            if after not in seen:
-                seen.add(after)
-                yield after
-            before, now = now, after

@@ -38,7 +38,6 @@ from stowage._tiers.disk.journal import (
 )
 from stowage._tiers.disk.routing import attach_routing, forget_following
 from stowage._tiers.forks import Living
-from stowage._tiers.places import CPU
 
 WORKERS = 8
 READS = ("automatic", "mapped", "buffered", "direct")
@@ -293,20 +292,14 @@ def _close(opened: list[int], source: FileSource) -> None:
     source.close()
 
 
-def suited(
-    options: EngineOptions,
-    source: FileSource,
-    moved: Mapping[str, Held],
-    home: torch.device = CPU,
-) -> EngineOptions:
-    """The options for a file, of which `moved`, by name there, rests in it. To another `home` than
-    the CPU weights are fetched whole."""
+def suited(options: EngineOptions, source: FileSource, moved: Mapping[str, Held]) -> EngineOptions:
+    """The options for a file, of which `moved`, by name there, rests in it."""
     pieces = [e for e in source.entries.values() if e.place is not None and e.place.stack in moved]
     in_stacks = {entry.name for entry in pieces}
     return replace(
         options,
         mapped_only=_mapped_only(source.entries, moved, in_stacks),
-        by_index=_by_index(source, moved) if home == CPU else (),
+        by_index=_by_index(source, moved),
     )
 
 
