@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <span>
 #include <unordered_map>
 
 #include "base/formatted.h"
@@ -78,10 +79,17 @@ struct Experts {
   std::int64_t count = 0;
 };
 
+// The last matrix of a stack that is one unit, which is what accelerators get: they fetch of it
+// what tokens are routed to. Else whose weight a unit is.
+std::optional<ExpertName> last_expert_of(const PlanUnit& unit) {
+  if (!comes_by_index(unit)) return expert_of(unit.name);
+  return expert_of(formatted("{}[{}]", unit.name, unit.shape[0] - 1));
+}
+
 std::map<std::string, Experts> experts_in(const std::vector<PlanUnit>& units) {
   std::map<std::string, Experts> found;
   for (const PlanUnit& unit : units)
-    if (const auto expert = expert_of(unit.name)) {
+    if (const auto expert = last_expert_of(unit)) {
       Experts& experts = found[expert->of];
       experts.layer = expert->layer;
       experts.count = std::max(experts.count, expert->index + 1);
@@ -225,11 +233,19 @@ void apply_routing(const PlanOptions& options, std::vector<PlanUnit>& units) {
   }
   const auto rows = static_cast<double>(options.rows);
   for (PlanUnit& unit : units) {
-    const auto expert = expert_of(unit.name);
+    const auto expert = last_expert_of(unit);
     if (!expert) continue;
-    const double chance = chances.at(expert->of)[static_cast<std::size_t>(expert->index)];
-    unit.uses = 1 - std::pow(1 - chance, rows);
-    unit.share = unit.uses > 0 ? chance / unit.uses : 1;
+    const std::span all_chances = chances.at(expert->of);
+    const bool is_stack = comes_by_index(unit);
+    const auto some =
+        is_stack ? all_chances : all_chances.subspan(static_cast<std::size_t>(expert->index), 1);
+    double chance = 0, uses = 0;  // of a stack, the part of its matrices
+    for (const double one : some) {
+      chance += one / static_cast<double>(some.size());
+      uses += (1 - std::pow(1 - one, rows)) / static_cast<double>(some.size());
+    }
+    unit.uses = uses;
+    unit.share = uses > 0 ? chance / uses : 1;
   }
 }
 

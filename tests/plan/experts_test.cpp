@@ -78,6 +78,31 @@ TEST(PlanExperts, OfStacksAreUnitsOfTheirOwn) {
   EXPECT_EQ(make_plan("m", mixture_of_stacks(2, 8), there, made_links()).units.size(), 6u);
 }
 
+// A device fetches of a stack what tokens are routed to.
+TEST(PlanExperts, OfAStackOnAnAcceleratorAPassUsesAPart) {
+  for (const std::int64_t rows : {1, 512}) {
+    PlanOptions options{.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .rows = rows};
+    const Plan whole = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
+    options.config = R"({"num_experts_per_tok": 2})";
+    const Plan plan = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
+    int stacks = 0;
+    for (const PlanUnit& unit : plan.units) {
+      if (unit.shape.rank() != 3) continue;
+      ++stacks;
+      EXPECT_NEAR(unit.uses, 1 - std::pow(1 - 2.0 / 16, rows), 1e-12);
+      EXPECT_NEAR(unit.uses * unit.share, 2.0 / 16, 1e-12);
+    }
+    EXPECT_EQ(stacks, 4);
+    EXPECT_LE(plan.seconds, (rows == 1 ? 0.5 : 1) * whole.seconds);
+  }
+  PlanOptions uneven{.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .routed = 1};
+  std::vector<double> counts(16, 0);
+  counts[3] = 1;  // all tokens
+  uneven.routing["model.layers.0"] = counts;
+  for (const PlanUnit& unit : make_plan("m", mixture_of_stacks(2, 16), uneven, made_links()).units)
+    EXPECT_NEAR(unit.uses, unit.shape.rank() == 3 ? 1.0 / 16 : 1, 1e-3) << unit.name;
+}
+
 TEST(PlanExperts, MatricesOfOneGetOnePlace) {
   for (const auto& units :
        {mixture(3, 16), mixture_of_stacks(3, 16), mixture_of_stacks(3, 16, "nf4")}) {
