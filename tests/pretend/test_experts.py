@@ -157,6 +157,20 @@ def _dense(model: Mixture) -> int:
     return unit_bytes(_parts(model.dense.weight))
 
 
+def test_a_prompt_leaves_room_for_each_stack() -> None:
+    """All of the first stack would fill the ring."""
+    model = made("int8:row2")
+    size = room_of_one(model.up) + room_of_one(model.down)
+    with counted(), torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator=_dense(model) + 5 * size)
+        model(*asked(range(EXPERTS)))
+        model(*asked([1, 2, 3]))
+        before = told(model)
+        for _ in range(3):
+            model(*asked([1, 2, 3]))
+        assert told(model).bytes_copied == before.bytes_copied
+
+
 def test_the_second_stack_comes_with_the_first() -> None:
     model = made("int8:row2")
     with counted(), torch.no_grad():

@@ -78,16 +78,17 @@ class Devices:
 def _resting(models: Iterable[nn.Module]) -> list[Rests]:
     """Every weight that rests on the CPU."""
     return [
-        Rests(
-            held.tensor._parts(),
-            is_fetched_whole(held) and not held.is_stack,
-            held.is_stack,
-            _room(held)[1] if is_fetched_whole(held) else 0,
-        )
+        _rests(held, held.tensor._parts())
         for model in list(models)
         for held in Inventory(model).every
         if isinstance(held.tensor, StowedTensor) and held.tensor.device.type == "cpu"
     ]
+
+
+def _rests(held: Held, parts: list[Tensor]) -> Rests:
+    each, room = _room(held) if is_fetched_whole(held) else (0, 0)
+    is_expected = is_fetched_whole(held) and not held.is_stack
+    return Rests(parts, is_expected, room, each if held.is_stack else 0)
 
 
 def _room(held: Held) -> tuple[int, int]:

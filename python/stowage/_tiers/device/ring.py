@@ -83,8 +83,8 @@ class Rests(NamedTuple):
 
     parts: list[Tensor]
     is_expected: bool  # the whole of it, in its turn
-    is_stack: bool  # whose matrices are used one by one
     room: int  # bytes that all of it takes in a ring
+    matrix: int  # bytes of one matrix of a stack, which are used one by one; else 0
 
 
 class DeviceTier:
@@ -113,7 +113,9 @@ class DeviceTier:
         self._wanted: tuple[int, list[int]] | None = None  # codes of a stack, and which of it
         self._coming: set[int] = set()  # ids of units that are here and were wanted since
         self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
-        self._matrices = 0  # bytes that all of them would take
+        self._shares: dict[int, int] = {}  # bytes that matrices of a size have of the ring
+        self._taken: dict[int, int] = {}  # and take
+        self._counts: dict[int, int] = {}  # how many there are
         self._held = 0  # bytes
         self._has_room = False  # for all weights
         self._window = 0  # bytes of look-ahead
@@ -136,7 +138,7 @@ class DeviceTier:
                 _torch.cdata(part.untyped_storage()) for rests in found for part in rests.parts
             }
             self._stacks = {
-                _place(rests.parts[0])[0]: rests.parts for rests in found if rests.is_stack
+                _place(rests.parts[0])[0]: rests.parts for rests in found if rests.matrix
             }
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
@@ -145,7 +147,7 @@ class DeviceTier:
                         self._reuse_of(unit.size).forget(unit)
                     del self._units[key]
             self._has_room = sum(rests.room for rests in found) <= self.budget
-            self._matrices = sum(rests.room for rests in found if rests.is_stack)
+            self._share_out(found)
             expected = [rests.parts for rests in found if rests.is_expected]
             self._window = max(self.budget // 4, 2 * max(map(unit_bytes, expected), default=0))
             self._order.expect([self._known(parts) for parts in expected])
@@ -268,8 +270,22 @@ class DeviceTier:
 
     def _reuse_of(self, size: int) -> Reuse[_Unit]:
         if size not in self._reuse:
-            self._reuse[size] = Reuse(self._matrices // max(size, 1))
+            self._reuse[size] = Reuse(self._counts.get(size, 1))
         return self._reuse[size]
+
+    def _share_out(self, found: list[Rests]) -> None:
+        """What whole weights leave of the ring goes to matrices by the bytes of all of a size:
+        those of an expert are used together, and a prompt that uses all of one stack would leave
+        none for the next."""
+        rooms: dict[int, int] = {}
+        for rests in found:
+            if rests.matrix:
+                rooms[rests.matrix] = rooms.get(rests.matrix, 0) + rests.room
+        total = sum(rooms.values())
+        left = self.budget - sum(rests.room for rests in found if not rests.matrix)
+        left = max(left, self.budget // 4)
+        self._shares = {size: max(size, left * room // total) for size, room in rooms.items()}
+        self._counts = {size: room // size for size, room in rooms.items()}
 
     def _facts(self, unit: _Unit, parts: list[Tensor]) -> Facts:
         """Of a matrix, with the versions of its stack: what is made below autograd, slices and
@@ -325,10 +341,10 @@ class DeviceTier:
         return unit.is_here and (unit.has_ended or unit.ready is None or unit.ready.query())
 
     def _place_of_matrix(self, size: int, *, for_use: bool) -> int | None:
-        """Where a matrix goes: behind all that are here, else in the place of one of its size. Of
-        those that come next only `for_use`."""
+        """Where a matrix goes: behind all that are here, up to the share of its size, else in the
+        place of one of its size. Of those that come next only `for_use`."""
         end = self._slots[-1].end if self._slots else 0
-        if end + size <= self.budget:
+        if self._taken.get(size, 0) < self._shares.get(size, 0) and end + size <= self.budget:
             return end
         leaving = self._reuse_of(size).least(lambda u: not u.users and id(u) not in self._coming)
         if leaving is None and for_use:
@@ -375,6 +391,7 @@ class DeviceTier:
         self._slots.insert(self._slot_at(begin), RingSlot(begin, end, unit))
         if unit.is_matrix:
             self._reuse_of(unit.size).come(unit)
+            self._taken[unit.size] = self._taken.get(unit.size, 0) + unit.size
         self._held += end - begin
         self._report["bytes_copied"] = self._link.crossed
         self._report["peak"] = max(self._report["peak"], self._held)
@@ -390,6 +407,7 @@ class DeviceTier:
         self._held -= slot.end - slot.begin
         if unit.is_matrix:
             self._reuse_of(unit.size).leave(unit)
+            self._taken[unit.size] -= unit.size
         self._after += unit.used.values()
         unit.is_here, unit.here, unit.facts, unit.ready, unit.used = False, [], (), None, {}
         unit.has_ended = False
