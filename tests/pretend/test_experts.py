@@ -182,6 +182,17 @@ def test_the_second_stack_comes_with_the_first() -> None:
         assert told(model).misses == before.misses
 
 
+def test_nothing_is_in_the_way_of_who_swaps_weights() -> None:
+    model = made("int8:row2")
+    with counted(), torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator="8MiB")
+        for picked in ([1, 2], [2, 3]):
+            model(*asked(picked))
+        other = made("int8:row2")
+        torch.utils.swap_tensors(model.up, other.up)
+        assert torch.equal(model(*asked([1, 2])).cpu(), there(made("int8:row2"), [1, 2]))
+
+
 @pytest.mark.parametrize("way", ["grouped", "rows"])
 def test_a_write_is_seen(way: str) -> None:
     model = made("int8:row2")

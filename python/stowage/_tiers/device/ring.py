@@ -109,7 +109,9 @@ class DeviceTier:
         self._slots: list[RingSlot[_Unit]] = []
         self._storages: set[int] = set()
         self._stacks: dict[int, list[Tensor]] = {}  # their parts, by the storage of the codes
-        self._following: dict[int, weakref.ref[Tensor]] = {}  # by the codes of a stack, the next
+        # By the codes of a stack, those of the next and a tensor over them: a weak reference to the
+        # weight itself would be in the way of torch's swap_tensors.
+        self._following: dict[int, tuple[int, Tensor]] = {}
         self._wanted: tuple[int, list[int]] | None = None  # codes of a stack, and which of it
         self._coming: set[int] = set()  # ids of units that are here and were wanted since
         self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
@@ -140,6 +142,12 @@ class DeviceTier:
             self._stacks = {
                 _place(rests.parts[0])[0]: rests.parts for rests in found if rests.matrix
             }
+            self._share_out(found)
+            self._following = {
+                key: (after, stack)
+                for key, (after, stack) in self._following.items()
+                if key in self._stacks and after in self._stacks
+            }
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)
@@ -147,7 +155,6 @@ class DeviceTier:
                         self._reuse_of(unit.size).forget(unit)
                     del self._units[key]
             self._has_room = sum(rests.room for rests in found) <= self.budget
-            self._share_out(found)
             expected = [rests.parts for rests in found if rests.is_expected]
             self._window = max(self.budget // 4, 2 * max(map(unit_bytes, expected), default=0))
             self._order.expect([self._known(parts) for parts in expected])
@@ -190,15 +197,15 @@ class DeviceTier:
             key = _place(every[0][0])[0]
             if self._wanted is not None:
                 before, same = self._wanted[0], self._wanted[1] == indices
-                if same and before != key:
-                    self._following[before] = weakref.ref(stack)
-                else:
+                if not same or before == key:
                     self._following.pop(before, None)
+                elif self._following.get(before, (0,))[0] != key:
+                    self._following[before] = (key, stack.detach())
             self._wanted = (key, indices)
             self._coming.clear()
-            following = self._following.get(key, lambda: None)()
+            following = self._following.get(key)
             if self._begin_copies(every) and following is not None:
-                then = [parts_of(following, index) for index in indices]
+                then = [parts_of(following[1], index) for index in indices]
                 self._begin_copies([parts for parts in then if parts is not None])
             return sorted(indices, key=dict(zip(indices, comes, strict=True)).__getitem__)
 
