@@ -32,10 +32,14 @@ class Lender(Protocol):
         ...
 
     def want(
-        self, stack: Any, indices: list[int], parts_of: Callable[[Any, int], list[Tensor] | None]
+        self,
+        stack: Any,
+        codes: Tensor,
+        indices: list[int],
+        parts_of: Callable[[Any, int], list[Tensor] | None],
     ) -> list[int]:
-        """Those matrices of a stack are lent next. The same in another order: what is here comes
-        first."""
+        """Those matrices of a stack with these codes are lent next. The same in another order: what
+        is here comes first."""
         ...
 
 

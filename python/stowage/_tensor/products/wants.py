@@ -28,9 +28,10 @@ def fetch_to(device: torch.device, weight: Tensor, indices: Sequence[int]) -> Se
     the tier of a device has the model, their copies begin together. The order in which to use them:
     first what is there."""
     if isinstance(weight, StowedTensor) and not torch.compiler.is_compiling():
-        lender = lender_of(weight._parts()[0], device)
+        codes = weight._parts()[0]
+        lender = lender_of(codes, device)
         if lender is not None:
-            return lender.want(weight, list(indices), matrix_parts)
+            return lender.want(weight, codes, list(indices), matrix_parts)
     return indices
 
 

@@ -40,6 +40,7 @@ def _aliases(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 Facts = tuple[tuple[Any, ...], ...]
+PartsOf = Callable[[Any, int], list[Tensor] | None]  # of a stack, one matrix of it
 
 
 def _version(part: Tensor) -> int | None:
@@ -112,6 +113,7 @@ class DeviceTier:
         # By the codes of a stack, those of the next and a tensor over them: a weak reference to the
         # weight itself would be in the way of torch's swap_tensors.
         self._following: dict[int, tuple[int, Tensor]] = {}
+        self._matrices: dict[int, dict[int, _Unit]] = {}  # by the codes of their stack, and index
         self._wanted: tuple[int, list[int]] | None = None  # codes of a stack, and which of it
         self._coming: set[int] = set()  # ids of units that are here and were wanted since
         self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
@@ -148,6 +150,7 @@ class DeviceTier:
                 for key, (after, stack) in self._following.items()
                 if key in self._stacks and after in self._stacks
             }
+            self._matrices = {k: u for k, u in self._matrices.items() if k in self._stacks}
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)
@@ -182,7 +185,7 @@ class DeviceTier:
             self._give_back(unit, stream)
 
     def want(
-        self, stack: Tensor, indices: list[int], parts_of: Callable[[Any, int], list[Tensor] | None]
+        self, stack: Tensor, codes: Tensor, indices: list[int], parts_of: PartsOf
     ) -> list[int]:
         """Those matrices of a stack come next: the copies begin of what is not here, as far as
         there is room; then of the same matrices of the stack that came after this one before. The
@@ -190,11 +193,11 @@ class DeviceTier:
         if self._link.stream is None or not indices:  # without streams, a copy is waited for
             return indices
         with self._lock:
-            every = [parts for i in indices if (parts := parts_of(stack, i)) is not None]
+            key = _place(codes)[0]
+            every = self._matrices_of(key, stack, indices, parts_of)
             if len(every) < len(indices):  # blocks that reach over several: it comes whole
                 return indices
-            comes = [not self._has_come(self._units[self._known(parts)]) for parts in every]
-            key = _place(every[0][0])[0]
+            comes = {i: not self._has_come(u) for i, u in zip(indices, every, strict=True)}
             if self._wanted is not None:
                 before, same = self._wanted[0], self._wanted[1] == indices
                 if not same or before == key:
@@ -205,9 +208,8 @@ class DeviceTier:
             self._coming.clear()
             following = self._following.get(key)
             if self._begin_copies(every) and following is not None:
-                then = [parts_of(following[1], index) for index in indices]
-                self._begin_copies([parts for parts in then if parts is not None])
-            return sorted(indices, key=dict(zip(indices, comes, strict=True)).__getitem__)
+                self._begin_copies(self._matrices_of(*following, indices, parts_of))
+            return sorted(indices, key=comes.__getitem__)
 
     def leave_threads(self) -> None:
         """In a forked child: no other thread has the lock, or uses a unit."""
@@ -363,12 +365,28 @@ class DeviceTier:
         self._leave(leaving)
         return begin
 
-    def _begin_copies(self, every: list[list[Tensor]]) -> bool:
+    def _matrices_of(
+        self, key: int, stack: Tensor, indices: list[int], parts_of: PartsOf
+    ) -> list[_Unit]:
+        """Of a stack whose codes have this storage. To slice one takes as long as a small product,
+        so each is sliced once."""
+        known = self._matrices.setdefault(key, {})
+        found = []
+        for index in indices:
+            unit = known.get(index)
+            if unit is None:
+                parts = parts_of(stack, index)
+                if parts is None:
+                    return []
+                unit = known[index] = self._units[self._known(parts)]
+            found.append(unit)
+        return found
+
+    def _begin_copies(self, units: list[_Unit]) -> bool:
         """Of matrices that come next; False where there is no room but that of others of them."""
-        units = [self._units[self._known(parts)] for parts in every]
         self._coming.update(id(unit) for unit in units if unit.is_here)
-        for unit, parts in zip(units, every, strict=True):
-            facts = self._facts(unit, parts)
+        for unit in units:
+            facts = self._facts(unit, unit.parts)
             if unit.users or self._is_here(unit, facts) or any(f[-1] is None for f in facts):
                 continue
             self._leave(unit)
@@ -376,7 +394,7 @@ class DeviceTier:
             if begin is None:
                 return False
             try:
-                self._copy(unit, _aliases(parts), facts, begin)
+                self._copy(unit, unit.parts, facts, begin)
             except RuntimeError:  # whoever uses the unit will have the error
                 return False
             self._coming.add(id(unit))
