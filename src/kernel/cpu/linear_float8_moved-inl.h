@@ -220,8 +220,8 @@ void moved_rows(const BytesDotTask& task) {
   const bool together = !has_groups(task) || task.one_line ||
                         task.row_stride % task.run.group == 0 ||
                         task.run.group % task.row_stride == 0;
-  for_each_part<4>(task, [&]<int kM>(const BytesDotTask& part) {
-    constexpr int kRows = kM == 1 ? kStreams : kM == 2 ? 2 : 1;
+  for_each_part<2>(task, [&]<int kM>(const BytesDotTask& part) {
+    constexpr int kRows = kM == 1 ? kStreams : 2;
     const std::int64_t apart = together ? part.rows / kRows : 0;
     for (std::int64_t i = 0; i < apart; ++i)
       moved_together<kCodes, Scale, kGroups, kRows, kM>(part, i, apart);

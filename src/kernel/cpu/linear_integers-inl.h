@@ -171,11 +171,19 @@ struct IntegersWay {
   }
 };
 
+/// Rarer ones have less code.
+template <Codes kCodes, Zero kZero, int kOfHalf>
+void integers_rows(const BytesDotTask& task) {
+  using Way = IntegersWay<kCodes, kZero, kOfHalf>;
+  if constexpr (kZero == Zero::code) return add_rows<Way, 2, 1>(task);
+  add_rows<Way, 3>(task);
+}
+
 template <Codes kCodes, Zero kZero>
 void integers_groups(const BytesDotTask& task) {
-  if (task.run.group == kBytesBlock / 4) return add_rows<IntegersWay<kCodes, kZero, 2>, 4>(task);
-  if (task.run.group == kBytesBlock / 2) return add_rows<IntegersWay<kCodes, kZero, 1>, 4>(task);
-  add_rows<IntegersWay<kCodes, kZero, kSeveralBlocks>, 4>(task);
+  if (task.run.group == kBytesBlock / 4) return integers_rows<kCodes, kZero, 2>(task);
+  if (task.run.group == kBytesBlock / 2) return integers_rows<kCodes, kZero, 1>(task);
+  integers_rows<kCodes, kZero, kSeveralBlocks>(task);
 }
 
 template <Codes kCodes>

@@ -97,11 +97,11 @@ template <class Way, int kRows, int kM>
       task.y[j * task.y_stride + row + r * apart] += totals[r] * Way::kUnit;
   }
 }
-/// Up to kMost rows of x at a time.
-template <class Way, int kMost>
+/// Up to kMost rows of x at a time, and of weight kTogether for one of them.
+template <class Way, int kMost, int kTogether = kTogetherInBytes>
 void add_rows(const BytesDotTask& task) {
   for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
-    constexpr int kRows = kM == 1 ? kTogetherInBytes : 1;
+    constexpr int kRows = kM == 1 ? kTogether : 1;
     const std::int64_t apart = part.rows / kRows;
     for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kRows, kM>(part, i, apart);
     for (std::int64_t i = apart * kRows; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, 0);
