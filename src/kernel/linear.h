@@ -92,9 +92,11 @@ struct BytesDotTask {
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
 inline constexpr std::int64_t kMostBytesRows = 16;  // of x
-/// Bytes to an element of arranged x: for two codes in a byte that are digits, for one, for two
-/// that choose words, for fp8, and for integers that become words.
+/// How x is arranged: for two codes in a byte that are digits, for one, for two that choose words,
+/// for fp8, and for integers that become words.
+enum KindOfX : std::uint8_t { kForDigits, kForBytes, kForWords, kForFloat8, kForIntegers };
 inline constexpr int kKindsOfX = 5;
+/// And its bytes to an element.
 inline constexpr std::int64_t kBytesOfX[kKindsOfX] = {3, 4, 3, 4, 3};
 
 /// All null where an instruction set has none.
@@ -105,15 +107,15 @@ struct BytesKernels {
   bool (*arrange[kKindsOfX][kValueDtypes])(const void* x, std::int64_t n,
                                            std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];  // of dense codes: as they lie
-  std::uint8_t kind[kCodesCount];   // of arranged x
+  KindOfX kind[kCodesCount];        // of arranged x
   /// Rows of x up to which they are worth it, since other ways may be as quick: by digits where
   /// groups are whole blocks, and shorter; by codes of a byte, or dense; by words; and of fp8.
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
                most_words = kMostBytesRows, most_float8 = 2;
 
-  constexpr void set(Codes codes, BytesDotKernel kernel, int kind_of_x) {
+  constexpr void set(Codes codes, BytesDotKernel kernel, KindOfX of_x) {
     dot[static_cast<int>(codes)] = kernel;
-    kind[static_cast<int>(codes)] = static_cast<std::uint8_t>(kind_of_x);
+    kind[static_cast<int>(codes)] = of_x;
   }
 };
 

@@ -126,12 +126,12 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
-  dot_bytes_exponents_ = dot_bytes_kind_ == 3 && are_exponents(form, columns_)
+  dot_bytes_exponents_ = dot_bytes_kind_ == kForFloat8 && are_exponents(form, columns_)
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
   const bool in_blocks = form.scale.group.kind == Group::Kind::block2;
-  dot_bytes_lines_ = dot_bytes_kind_ == 3 && in_blocks ? form.scale.group.m : 0;
+  dot_bytes_lines_ = dot_bytes_kind_ == kForFloat8 && in_blocks ? form.scale.group.m : 0;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
 
@@ -168,10 +168,11 @@ std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcep
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
   if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
-  const bool integers = dot_bytes_kind_ == 1 || dot_bytes_kind_ == 4;
+  const bool integers = dot_bytes_kind_ == kForBytes || dot_bytes_kind_ == kForIntegers;
   if (integers && !fits_integers(runs_.form(), of)) return 0;
-  if (dot_bytes_kind_ == 2 && !fits_words(runs_.form(), of)) return 0;
-  if (dot_bytes_kind_ == 3 && (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))
+  if (dot_bytes_kind_ == kForWords && !fits_words(runs_.form(), of)) return 0;
+  if (dot_bytes_kind_ == kForFloat8 &&
+      (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))
     return 0;
   if (dot_bytes_exponents_ != nullptr) return rows_;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
@@ -278,9 +279,9 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
-  if (dot_bytes_kind_ == 1 || dot_bytes_kind_ == 4) return bytes.most_whole;
-  if (dot_bytes_kind_ == 2) return bytes.most_words;
-  if (dot_bytes_kind_ == 3) return bytes.most_float8;
+  if (dot_bytes_kind_ == kForBytes || dot_bytes_kind_ == kForIntegers) return bytes.most_whole;
+  if (dot_bytes_kind_ == kForWords) return bytes.most_words;
+  if (dot_bytes_kind_ == kForFloat8) return bytes.most_float8;
   return runs_.group() >= kBytesBlock ? bytes.most_long : bytes.most_short;
 }
 

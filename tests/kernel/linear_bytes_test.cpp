@@ -126,13 +126,14 @@ STOWAGE_ON_EACH_ISA(LinearBytes, TakeLongRowsInPieces) {
 // Which storages and shapes: those whose groups blocks of 64 columns hold, or lie in.
 TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
   for (const NamedKernels& level : runnable_kernels()) {
-    const auto arranges = [&](int kind) {
+    const auto arranges = [&](KindOfX kind) {
       return level.kernels->linear.bytes.arrange[kind][value_index(Dtype::bf16)] != nullptr;
     };
-    const bool has = arranges(0);
+    const bool has = arranges(kForDigits);
     EXPECT_EQ(has, level.name != "scalar") << level.name;
-    EXPECT_EQ(arranges(1), has && level.name != "avx2" && level.name != "avx512") << level.name;
-    EXPECT_EQ(arranges(4), has) << level.name;
+    EXPECT_EQ(arranges(kForBytes), has && level.name != "avx2" && level.name != "avx512")
+        << level.name;
+    EXPECT_EQ(arranges(kForIntegers), has) << level.name;
     const std::int64_t most_whole = level.name == "avx2" ? 16 : 4;
     const auto reads = [&](const char* storage, std::int64_t columns, std::int64_t m = 1) {
       const Weight weight = make_weight(storage, {6, columns}, Data::normal);

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import stowage
 from stowage._tiers.device.reuse import Reuse
-from stowage._tiers.device.ring import unit_bytes
+from stowage._tiers.device.ring import DeviceTier, unit_bytes
 
 DEVICE = torch.device("pretend:0")
 EXPERTS, WIDTH, HIDDEN = 12, 96, 64
@@ -124,9 +124,62 @@ def test_in_a_ring_of_less_than_a_stack(storage: str | None) -> None:
 
 
 def test_a_ring_must_hold_a_matrix() -> None:
-    model = made("int8:row2")
-    with counted(), pytest.raises(stowage.InvalidArgument, match="for the largest weight, dense"):
-        stowage.offload(model, device=DEVICE, accelerator=4096)
+    class Large(Mixture):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(EXPERTS, 256, WIDTH), requires_grad=False)
+
+    model = Large().eval()
+    stowage.stow(model, rules={"up": "int8:row2", "down": "int8:row2", "dense": "int8"})
+    one = room_of_one(model.up)
+    with counted():
+        with pytest.raises(stowage.InvalidArgument, match=f"the largest weight, up of {one}, got"):
+            stowage.offload(model, device=DEVICE, accelerator=one - 1)
+        stowage.offload(model, device=DEVICE, accelerator=one)
+
+
+def copies_of_matrices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of those that begin from now on."""
+    found, copy_it = [], DeviceTier._copy
+
+    def noted(tier: DeviceTier, unit: Any, *rest: Any) -> None:
+        if unit.is_matrix:
+            found.append(unit.size)
+        copy_it(tier, unit, *rest)
+
+    monkeypatch.setattr(DeviceTier, "_copy", noted)
+    return found
+
+
+def test_dense_weights_beyond_the_ring_leave_room_for_experts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A quarter of the ring, which they stream through otherwise."""
+
+    class Deep(Mixture):
+        def __init__(self) -> None:
+            super().__init__()
+            every = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(24)]
+            self.before = nn.Sequential(*every)
+
+        def forward(self, x: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.before(x), picked)
+
+    model = Deep().eval()
+    rules = {"up": "int8:row2", "down": "int8:row2", "dense": "int8", "before.*": "int8"}
+    stowage.stow(model, rules=rules)
+    wanted = there(model, [1, 2, 3])
+    size = room_of_one(model.up) + room_of_one(model.down)
+    with counted(), torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator=16 * size)
+        for _ in range(3):
+            model(*asked([1, 2, 3]))
+        dense = sum(unit_bytes(_parts(layer.weight)) for layer in model.before) + _dense(model)
+        assert told(model).ring == 16 * size < dense
+        copied = copies_of_matrices(monkeypatch)
+        for _ in range(4):
+            assert torch.equal(model(*asked([1, 2, 3])).cpu(), wanted)
+        assert not copied
 
 
 def test_a_stack_that_is_used_whole_says_what_it_needs() -> None:
@@ -171,6 +224,34 @@ def test_a_prompt_leaves_room_for_each_stack() -> None:
         assert told(model).bytes_copied == before.bytes_copied
 
 
+def test_where_all_are_used_a_part_stays() -> None:
+    """What was used longest ago is what comes next, then."""
+    model = made("int8:row2")
+    size = room_of_one(model.up) + room_of_one(model.down)
+    with counted(), torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator=_dense(model) + EXPERTS // 2 * size)
+        for _ in range(3):
+            model(*asked(range(EXPERTS)))
+        before = told(model)
+        for _ in range(4):
+            model(*asked(range(EXPERTS)))
+        copied = told(model).bytes_copied - before.bytes_copied
+        assert 0 < copied / 4 <= 0.6 * EXPERTS * size
+
+
+def test_a_prompt_leaves_what_is_used_most() -> None:
+    model = made("int8:row2")
+    size = room_of_one(model.up) + room_of_one(model.down)
+    with counted(), torch.no_grad():
+        stowage.offload(model, device=DEVICE, accelerator=_dense(model) + EXPERTS // 2 * size)
+        for _ in range(8):
+            model(*asked([2, 7]))
+        model(*asked(range(EXPERTS)))
+        before = told(model)
+        model(*asked([2, 7]))
+        assert told(model).bytes_copied == before.bytes_copied
+
+
 def test_the_second_stack_comes_with_the_first() -> None:
     model = made("int8:row2")
     with counted(), torch.no_grad():
@@ -205,6 +286,46 @@ def test_a_write_is_seen(way: str) -> None:
         plain.way = way
         plain.up.copy_(model.up.dequantize())  # type: ignore[operator]
         assert torch.equal(model(*asked([1, 5])).cpu(), there(plain, [1, 5]))
+
+
+def test_a_write_to_a_weight_that_is_no_stack_is_seen() -> None:
+    """Rows of three dimensions, by their numbers, of a module of torch's own."""
+    layer = nn.Conv1d(32, 64, 3, bias=False).requires_grad_(False)
+    stowage.stow(layer, "int8")
+    ids = torch.tensor([3, 5]).to(DEVICE)
+    with counted(), torch.no_grad():
+        stowage.offload(layer, device=DEVICE, accelerator="1MiB")
+        before = layer.weight[ids].cpu()
+        layer.weight.mul_(2)
+        assert torch.equal(layer.weight[ids].cpu(), layer.weight.dequantize()[[3, 5]])
+        assert not torch.equal(layer.weight[ids].cpu(), before)
+        first = layer.weight[4].sum()
+        assert first == layer.weight.dequantize()[4].sum()
+
+
+def test_where_all_stays_a_kernel_has_the_stack_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which waits for no end of a group, and may be in a graph; else matrices come."""
+    from stowage._tensor.products import grouped
+
+    given = []
+
+    class Kernels:
+        def grouped_linear(self, x: Any, parts: Any, kind: Any, shape: Any, ends: Any) -> Any:
+            given.append([(part.device, tuple(part.shape)) for part in parts])
+            return x.new_zeros(len(x), shape[1])
+
+    monkeypatch.setattr(grouped, "grouped_kernels", lambda *_: Kernels())
+    x = torch.ones(2, WIDTH, device=DEVICE)
+    ends = torch.tensor([0, 2, *[2] * 10], dtype=torch.int32, device=DEVICE)
+    for room in (1 << 20, 40960):
+        model = made("int8:row2")
+        with counted(), torch.no_grad():
+            stowage.offload(model, device=DEVICE, accelerator=room)
+            codes, *scales = _parts(model.up)
+            storage = model.up._storage.key  # type: ignore[attr-defined]
+            found = grouped.grouped(x, codes, scales, storage, model.up.shape, ends, True, False)
+            assert found.count_nonzero() == (0 if room == 1 << 20 else found.numel())
+    assert given == [[(DEVICE, (EXPERTS, HIDDEN, WIDTH)), (DEVICE, (EXPERTS, HIDDEN, 1))]]
 
 
 def test_compiled() -> None:
@@ -365,6 +486,16 @@ def test_what_was_used_least_leaves() -> None:
     reuse.forget(often)
     once.users = 1
     assert least() is None
+    reuse.forget(once)
+    every = [Unit() for _ in range(8)]
+    for unit in every:
+        reuse.come(unit)
+    for unit in (*every, every[0]):
+        reuse.use(unit)
+    assert reuse.latest(lambda unit: unit is not lent) is every[7]  # of the last two the first
+    assert reuse.latest(lambda unit: unit is every[3]) is every[3]
+    for unit in every:
+        reuse.forget(unit)
     for _ in range(200):  # what has left is not kept in mind
         other = Unit()
         reuse.come(other)

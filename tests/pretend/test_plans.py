@@ -4,10 +4,12 @@ what moves as planned, and the limit holds."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
+from expert_models import IDS, build
 from pretend_device import counted, counters
 from torch import nn
 
@@ -76,3 +78,26 @@ def test_a_plan_with_a_device_is_kept(disk: bool, tmp_path: Path) -> None:
         assert counters().peak - before <= limit + 4 * X.nbytes + (2 << 20)
         stowage.onload(model)
         assert torch.equal(model(X), made()(X))
+
+
+@pytest.mark.parametrize("room", ["1500KiB", "8MiB"])
+def test_a_plan_of_a_mixture_is_kept(room: str, tmp_path: Path) -> None:
+    """With room for a part of the experts, and for all of them: then they are there for good, and
+    only the rows of the embedding are on the disk."""
+    torch.manual_seed(0)
+    model = build("Qwen3Moe").float()
+    stowage.stow(model, "int8:row2")
+    model.set_experts_implementation("eager")
+    plan = stowage.plan(
+        model, ram="1300KiB", accelerator={"pretend:0": room}, rows=12, links=links()
+    )
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).to("pretend:0")(IDS.to("pretend:0")).logits.cpu()
+        with counted():
+            stowage.offload(model, plan=plan, folder=tmp_path)
+            for _ in range(2):
+                assert torch.allclose(model(IDS).logits.cpu(), wanted, atol=1e-5)
+            told = stowage.engine_report(model)
+            assert told.device is not None and told.device.peak <= told.device.ring
+            assert (told.device.ring == 0) == (room == "8MiB")
+            assert told.peak <= plan.predicted.peak["ram"] + (1 << 16)

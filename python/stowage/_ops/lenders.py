@@ -18,6 +18,7 @@ class Lender(Protocol):
     """The tier of one model on one device."""
 
     device: torch.device
+    has_room: bool  # for all weights of its model
 
     def holds(self, codes: Tensor) -> bool:
         """Whether these are codes of its model, as far as it knows."""
@@ -37,9 +38,9 @@ class Lender(Protocol):
         codes: Tensor,
         indices: list[int],
         parts_of: Callable[[Any, int], list[Tensor] | None],
-    ) -> list[int]:
+    ) -> list[int] | None:
         """Those matrices of a stack with these codes are lent next. The same in another order: what
-        is here comes first."""
+        is here comes first. None of what is no stack of matrices that are used one by one."""
         ...
 
 
@@ -64,6 +65,12 @@ def lender_of(codes: Tensor, device: torch.device) -> Lender | None:
         if lender.holds(codes):
             return lender
     return None
+
+
+def stays_on(device: torch.device, codes: Tensor) -> bool:
+    """Whether `codes`, which rest on the CPU, stay on `device` once they have been fetched."""
+    lender = lender_of(codes, device)
+    return lender is not None and lender.has_room
 
 
 @contextmanager

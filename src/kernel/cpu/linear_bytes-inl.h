@@ -59,7 +59,7 @@ struct BlockOfX {
   std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of even columns, odd ones
   float sums[kBytesBlock / kNeighbors], powers[kBytesBlock / kNeighbors];
 };
-static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX[0] && kWidth == kNeighbors);
+static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX[kForDigits] && kWidth == kNeighbors);
 
 /// The exponents that x may have, so that powers and their products with sums are normal numbers.
 constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
@@ -273,10 +273,10 @@ void bytes_dot(const BytesDotTask& task) noexcept {
 
 constexpr BytesKernels bytes_kernels() {
   BytesKernels kernels{};
-  kernels.arrange[0][2] = &arrange_bytes<Dtype::bf16, BlockOfX>;
-  kernels.arrange[0][3] = &arrange_bytes<Dtype::f16, BlockOfX>;
+  kernels.arrange[kForDigits][2] = &arrange_bytes<Dtype::bf16, BlockOfX>;
+  kernels.arrange[kForDigits][3] = &arrange_bytes<Dtype::f16, BlockOfX>;
   for_all_codes([&]<Codes kCodes>() {
-    if constexpr (has_digits(kCodes)) kernels.set(kCodes, &bytes_dot<kCodes>, 0);
+    if constexpr (has_digits(kCodes)) kernels.set(kCodes, &bytes_dot<kCodes>, kForDigits);
   });
   return kernels;
 }

@@ -14,7 +14,7 @@ struct WholeBlockOfX {
   std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of each half
   float sums[2][kWidth], powers[2][kWidth];
 };
-static_assert(sizeof(WholeBlockOfX) == kBytesBlock * kBytesOfX[1]);
+static_assert(sizeof(WholeBlockOfX) == kBytesBlock * kBytesOfX[kForBytes]);
 
 inline bool arrange_eight(F x, std::int64_t at, WholeBlockOfX& block) {
   const std::int64_t half = at / (kBytesBlock / 2), place = at % (kBytesBlock / 2);
@@ -78,9 +78,9 @@ inline void whole_dot(const BytesDotTask& task) noexcept {
 
 constexpr BytesKernels all_bytes_kernels() {
   BytesKernels kernels = bytes_kernels();
-  kernels.arrange[1][2] = &arrange_bytes<Dtype::bf16, WholeBlockOfX>;
-  kernels.arrange[1][3] = &arrange_bytes<Dtype::f16, WholeBlockOfX>;
-  kernels.set(Codes::int8, &whole_dot, 1);
+  kernels.arrange[kForBytes][2] = &arrange_bytes<Dtype::bf16, WholeBlockOfX>;
+  kernels.arrange[kForBytes][3] = &arrange_bytes<Dtype::f16, WholeBlockOfX>;
+  kernels.set(Codes::int8, &whole_dot, kForBytes);
   return kernels;
 }
 

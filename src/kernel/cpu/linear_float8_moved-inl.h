@@ -245,11 +245,11 @@ void moved_dot(const BytesDotTask& task) noexcept {
 
 /// Adds these to a table of products in integers.
 constexpr BytesKernels with_moved_float8(BytesKernels kernels) {
-  kernels.arrange[3][1] = &arrange_moved<Dtype::f32>;
-  kernels.arrange[3][2] = &arrange_moved<Dtype::bf16>;
-  kernels.arrange[3][3] = &arrange_moved<Dtype::f16>;
-  kernels.set(Codes::f8_e4m3, &moved_dot<Codes::f8_e4m3>, 3);
-  kernels.set(Codes::f8_e5m2, &moved_dot<Codes::f8_e5m2>, 3);
+  kernels.arrange[kForFloat8][1] = &arrange_moved<Dtype::f32>;
+  kernels.arrange[kForFloat8][2] = &arrange_moved<Dtype::bf16>;
+  kernels.arrange[kForFloat8][3] = &arrange_moved<Dtype::f16>;
+  kernels.set(Codes::f8_e4m3, &moved_dot<Codes::f8_e4m3>, kForFloat8);
+  kernels.set(Codes::f8_e5m2, &moved_dot<Codes::f8_e5m2>, kForFloat8);
   return kernels;
 }
 

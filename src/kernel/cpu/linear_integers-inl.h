@@ -19,7 +19,7 @@ struct HalfOfX {
 };
 constexpr int kFractionOfWords = 14;  // bits of X behind its first one; x has 11 bits at most
 constexpr std::int64_t kHalfBlock = kBytesBlock / 2;
-static_assert(sizeof(HalfOfX) == kHalfBlock * kBytesOfX[4]);
+static_assert(sizeof(HalfOfX) == kHalfBlock * kBytesOfX[kForIntegers]);
 
 template <Dtype kIn>
 bool arrange_halves(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
@@ -197,12 +197,12 @@ void integers_dot(const BytesDotTask& task) noexcept {
 constexpr BytesKernels with_integers(BytesKernels kernels) {
   // Words take more rows than four products of bytes to a sum do.
   if (kernels.dot[static_cast<int>(Codes::int8)] == nullptr) kernels.most_whole = kMostBytesRows;
-  kernels.arrange[4][2] = &arrange_halves<Dtype::bf16>;
-  kernels.arrange[4][3] = &arrange_halves<Dtype::f16>;
+  kernels.arrange[kForIntegers][2] = &arrange_halves<Dtype::bf16>;
+  kernels.arrange[kForIntegers][3] = &arrange_halves<Dtype::f16>;
   for_every_codes([&]<Codes kCodes>() {
     if constexpr (kCodes == Codes::int8 || is_dense(kCodes))
       if (kernels.dot[static_cast<int>(kCodes)] == nullptr)
-        kernels.set(kCodes, &integers_dot<kCodes>, 4);
+        kernels.set(kCodes, &integers_dot<kCodes>, kForIntegers);
   });
   return kernels;
 }

@@ -30,7 +30,7 @@ struct WordsOfX {
   std::int16_t even[2][16], odd[2][16];  // of lower eights, of upper ones
   float powers[kWidth], unused[kWidth];  // a whole number of cache lines
 };
-static_assert(sizeof(WordsOfX) == kBytesBlock * kBytesOfX[2]);
+static_assert(sizeof(WordsOfX) == kBytesBlock * kBytesOfX[kForWords]);
 
 template <Dtype kIn>
 bool arrange_words(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
@@ -145,10 +145,10 @@ void words_dot(const BytesDotTask& task) noexcept {
 
 /// Adds these to a table of the other products in integers.
 constexpr BytesKernels with_words(BytesKernels kernels) {
-  kernels.arrange[2][2] = &arrange_words<Dtype::bf16>;
-  kernels.arrange[2][3] = &arrange_words<Dtype::f16>;
+  kernels.arrange[kForWords][2] = &arrange_words<Dtype::bf16>;
+  kernels.arrange[kForWords][3] = &arrange_words<Dtype::f16>;
   for_all_codes([&]<Codes kCodes>() {
-    if constexpr (has_words(kCodes)) kernels.set(kCodes, &words_dot<kCodes>, 2);
+    if constexpr (has_words(kCodes)) kernels.set(kCodes, &words_dot<kCodes>, kForWords);
   });
   return kernels;
 }

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from stowage._ops import _torch
 from stowage._ops.composite import grouped_kernels
 from stowage._ops.errors import InvalidArgument, fail
+from stowage._ops.lenders import fetched, stays_on
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
 from stowage._tensor.products.wants import expect, fetch_to, in_file
@@ -87,7 +88,7 @@ def _product(
     if in_file(weight):
         expect([weight], used)
     if x.device != weight.device:
-        used = fetch_to(x.device, weight, used)
+        used = fetch_to(x.device, weight, used) or used
     made = {}
     for expert in used:
         rows, w = x[spans[expert]], weight[expert]
@@ -193,9 +194,10 @@ def _by_groups(
     kind = Storage.from_key(storage)
     _check(x, shape, offsets, transposed)
     check_weight(_WHERE, kind, shape, codes, scales, x.dtype)
-    there = codes.device == x.device  # else matrices come one by one
-    if there and transposed and (kernels := grouped_kernels(x, kind, shape, exact)) is not None:
-        return kernels.grouped_linear(x, (codes, *scales), kind, shape, offsets)
+    whole = codes.device == x.device or stays_on(x.device, codes)  # else matrices come one by one
+    if whole and transposed and (kernels := grouped_kernels(x, kind, shape, exact)) is not None:
+        with fetched([codes, *scales], x.device) as parts:
+            return kernels.grouped_linear(x, tuple(parts), kind, shape, offsets)
     ends: list[int] = offsets.tolist()
     if not all(0 <= a <= b <= len(x) for a, b in pairwise([0, *ends])):
         fail("invalid_argument", f"{_WHERE}: offsets must ascend from 0 to {len(x)}, got {ends}")

@@ -111,10 +111,11 @@ def _rows(t: StowedTensor, index: Tensor) -> Tensor:
 
 def _matrices(t: StowedTensor, index: Tensor) -> Tensor | None:
     """Of a stack that rests elsewhere than `index` is: each matrix comes once, at rest. None where
-    blocks reach over several."""
+    blocks reach over several, and of what is no stack."""
     numbers, places = index.unique(return_inverse=True)
     every = numbers.tolist()
-    fetch_to(index.device, t, every)
+    if fetch_to(index.device, t, every) is None:
+        return None
     values = []
     for number in every:
         one = lying_matrix(t, number)

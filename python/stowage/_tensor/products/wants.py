@@ -23,16 +23,16 @@ def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
     return type(codes) is Tensor and codes.is_cpu and not codes.untyped_storage().resizable()
 
 
-def fetch_to(device: torch.device, weight: Tensor, indices: Sequence[int]) -> Sequence[int]:
+def fetch_to(device: torch.device, weight: Tensor, indices: Sequence[int]) -> list[int] | None:
     """Those matrices of a stack [E, O, K] that rests on the CPU are used on `device` next: where
-    the tier of a device has the model, their copies begin together. The order in which to use them:
-    first what is there."""
+    the tier of a device has the model, their copies begin together. The order in which to use them,
+    first what is there; None where no such stack is fetched."""
     if isinstance(weight, StowedTensor) and not torch.compiler.is_compiling():
         codes = weight._parts()[0]
         lender = lender_of(codes, device)
         if lender is not None:
             return lender.want(weight, codes, list(indices), matrix_parts)
-    return indices
+    return None
 
 
 def expect(

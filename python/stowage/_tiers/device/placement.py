@@ -86,19 +86,31 @@ def _resting(models: Iterable[nn.Module]) -> list[Rests]:
 
 
 def _rests(held: Held, parts: list[Tensor]) -> Rests:
-    each, room = _room(held) if is_fetched_whole(held) else (0, 0)
-    is_expected = is_fetched_whole(held) and not held.is_stack
-    return Rests(parts, is_expected, room, each if held.is_stack else 0)
+    if not is_fetched_whole(held):
+        return Rests(parts, is_expected=False, room=0, matrix=0)
+    each, room = _room(held)
+    return Rests(parts, is_expected=each == room, room=room, matrix=each if each < room else 0)
 
 
 def _room(held: Held) -> tuple[int, int]:
     """Bytes in a ring of what is used at a time, one matrix of a stack, and of all."""
-    parts, count = memory(held.tensor), held.tensor.shape[0] if held.is_stack else 1
-    if count > 1:
-        one = matrix_parts(held.tensor, 0) if isinstance(held.tensor, StowedTensor) else None
-        each = unit_bytes(one) if one is not None else padded(-(-nbytes(held.tensor) // count))
+    tensor, count = held.tensor, held.tensor.shape[0] if held.is_stack else 1
+    size = unit_bytes(memory(tensor))
+    if count < 2:
+        return size, size
+    if not isinstance(tensor, StowedTensor):
+        each = padded(-(-nbytes(tensor) // count))
         return each, each * count
-    return unit_bytes(parts), unit_bytes(parts)
+    kind = (tensor._storage.key, tuple(tensor.shape))
+    if kind not in _matrix_bytes:  # sliced once: tiers look at models in the midst of ops
+        one = matrix_parts(tensor, 0)
+        _matrix_bytes[kind] = None if one is None else unit_bytes(one)
+    found = _matrix_bytes[kind]
+    return (size, size) if found is None else (found, found * count)
+
+
+# By storage and shape of a stack; None where blocks reach over several matrices.
+_matrix_bytes: dict[tuple[int, tuple[int, ...]], int | None] = {}
 
 
 # --- before anything changes ----------------------------------------------------------------------

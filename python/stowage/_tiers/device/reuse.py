@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of many units of one size leaves for another: the one that was used least and longest ago.
-A use counts half as much after a half-life (LRFU: Lee et al., IEEE Transactions on Computers 50,
-2001), the one that an engine of the core begins with (src/engine/reuse.h)."""
+"""Which of many units of one size leaves for another.
+
+Where some of them are used now and then, the one that was used least and longest ago: a use counts
+half as much after a half-life (LRFU: Lee et al., IEEE Transactions on Computers 50, 2001), the one
+that an engine of the core begins with (src/engine/reuse.h). Where all are used in turn, that would
+always be the next one: then one that was used just now, as one comes only after all others."""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 _PART = 8  # of as many uses as there are units, a half-life
+_AT_A_TIME = 32
 
 U = TypeVar("U")
 
@@ -29,7 +33,7 @@ class Reuse(Generic[U]):
     def __init__(self, count: int) -> None:
         self._half_life = max(1.0, count / _PART)
         self._uses: dict[int, _Use] = {}  # by id, of units that somebody else keeps
-        self._here: dict[int, U] = {}
+        self._here: dict[int, U] = {}  # those used last behind
         self._ranks: list[tuple[float, int]] = []  # a heap: of each unit here, now or before
         self._clock = 0
 
@@ -38,6 +42,8 @@ class Reuse(Generic[U]):
         use = self._uses.setdefault(id(unit), _Use())
         use.often = use.often * 0.5 ** ((self._clock - use.at) / self._half_life) + 1
         use.at, use.rank = self._clock, self._clock + self._half_life * math.log2(use.often)
+        if self._here.pop(id(unit), None) is not None:
+            self._here[id(unit)] = unit
 
     def come(self, unit: U) -> None:
         """It is here from now on."""
@@ -72,6 +78,18 @@ class Reuse(Generic[U]):
             found = unit if may_leave(unit) else None
         for entry in aside:
             heappush(self._ranks, entry)
+        return found
+
+    def latest(self, may_leave: Callable[[U], bool]) -> U | None:
+        """One of those that were used last, a quarter of all, so that more than one is on its way
+        at a time: of them the first."""
+        found: U | None = None
+        left = min(_AT_A_TIME, max(1, len(self._here) // 4))
+        for unit in reversed(self._here.values()):
+            if may_leave(unit):
+                found, left = unit, left - 1
+            if not left:
+                break
         return found
 
     def _rank(self, key: int) -> float:

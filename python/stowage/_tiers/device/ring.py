@@ -5,7 +5,8 @@ use, which is learnt for each signature of a model's inputs. A unit takes a plac
 those that are used last must leave for it.
 
 Of stacks [E, O, K] each matrix is a unit, of which nobody expects an order: whoever multiplies says
-which ones come (`want`), and those leave that are used least."""
+which ones come (`want`), and those leave that are used least, or, where most of a stack is used, as
+by a prompt, in turn."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from stowage._tiers.forks import Living
 
 _STEPS = 1024  # of the expected order that are looked at
 _FAR = 1e9  # steps to the next use of a unit that is not expected
+_NEAR = 0.5  # and of a matrix, of which those of its size have no more than their share
 
 
 def _aliases(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -40,6 +42,7 @@ def _aliases(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 Facts = tuple[tuple[Any, ...], ...]
+Place = tuple[int, int]  # a storage, and an offset in it
 PartsOf = Callable[[Any, int], list[Tensor] | None]  # of a stack, one matrix of it
 
 
@@ -52,7 +55,7 @@ def facts_of(parts: Sequence[Tensor]) -> Facts:
     return tuple((*_place(p), p.nbytes, p.dtype, tuple(p.shape), _version(p)) for p in parts)
 
 
-def _place(part: Tensor) -> tuple[int, int]:
+def _place(part: Tensor) -> Place:
     return _torch.cdata(part.untyped_storage()), int(part.storage_offset())
 
 
@@ -109,19 +112,20 @@ class DeviceTier:
         self._units: dict[Hashable, _Unit] = {}
         self._slots: list[RingSlot[_Unit]] = []
         self._storages: set[int] = set()
-        self._stacks: dict[int, list[Tensor]] = {}  # their parts, by the storage of the codes
+        self._weights_in: dict[int, list[Rests]] = {}  # by the storage of their codes
         # By the codes of a stack, those of the next and a tensor over them: a weak reference to the
         # weight itself would be in the way of torch's swap_tensors.
-        self._following: dict[int, tuple[int, Tensor]] = {}
-        self._matrices: dict[int, dict[int, _Unit]] = {}  # by the codes of their stack, and index
-        self._wanted: tuple[int, list[int]] | None = None  # codes of a stack, and which of it
+        self._following: dict[Place, tuple[Place, Tensor]] = {}
+        self._matrices: dict[Place, dict[int, _Unit]] = {}  # by the codes of their stack, and index
+        self._wanted: tuple[Place, list[int]] | None = None  # codes of a stack, and which of it
         self._coming: set[int] = set()  # ids of units that are here and were wanted since
+        self._in_turn = False  # most of a stack was wanted
         self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
         self._shares: dict[int, int] = {}  # bytes that matrices of a size have of the ring
         self._taken: dict[int, int] = {}  # and take
         self._counts: dict[int, int] = {}  # how many there are
         self._held = 0  # bytes
-        self._has_room = False  # for all weights
+        self.has_room = False  # for all weights
         self._window = 0  # bytes of look-ahead
         self._lock = threading.RLock()
         self._freed = threading.Condition(self._lock)
@@ -141,23 +145,24 @@ class DeviceTier:
             self._storages = {
                 _torch.cdata(part.untyped_storage()) for rests in found for part in rests.parts
             }
-            self._stacks = {
-                _place(rests.parts[0])[0]: rests.parts for rests in found if rests.matrix
-            }
+            self._weights_in = {}
+            for rests in found:
+                self._weights_in.setdefault(_place(rests.parts[0])[0], []).append(rests)
             self._share_out(found)
+            stacks = {_place(rests.parts[0]) for rests in found if rests.matrix}
             self._following = {
                 key: (after, stack)
                 for key, (after, stack) in self._following.items()
-                if key in self._stacks and after in self._stacks
+                if key in stacks and after in stacks
             }
-            self._matrices = {k: u for k, u in self._matrices.items() if k in self._stacks}
+            self._matrices = {k: u for k, u in self._matrices.items() if k in stacks}
             for key, unit in list(self._units.items()):
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)
                     if unit.is_matrix:
                         self._reuse_of(unit.size).forget(unit)
                     del self._units[key]
-            self._has_room = sum(rests.room for rests in found) <= self.budget
+            self.has_room = sum(rests.room for rests in found) <= self.budget
             expected = [rests.parts for rests in found if rests.is_expected]
             self._window = max(self.budget // 4, 2 * max(map(unit_bytes, expected), default=0))
             self._order.expect([self._known(parts) for parts in expected])
@@ -186,14 +191,17 @@ class DeviceTier:
 
     def want(
         self, stack: Tensor, codes: Tensor, indices: list[int], parts_of: PartsOf
-    ) -> list[int]:
+    ) -> list[int] | None:
         """Those matrices of a stack come next: the copies begin of what is not here, as far as
         there is room; then of the same matrices of the stack that came after this one before. The
-        same matrices, first those whose copies have ended."""
-        if self._link.stream is None or not indices:  # without streams, a copy is waited for
-            return indices
+        same matrices, first those whose copies have ended; None of what is no stack."""
         with self._lock:
-            key = _place(codes)[0]
+            of = self._weight_of(codes)
+            if of is None or not of.matrix:
+                return None
+            if self._link.stream is None or not indices:  # without streams, a copy is waited for
+                return indices
+            key = _place(codes)
             every = self._matrices_of(key, stack, indices, parts_of)
             if len(every) < len(indices):  # blocks that reach over several: it comes whole
                 return indices
@@ -202,10 +210,11 @@ class DeviceTier:
                 before, same = self._wanted[0], self._wanted[1] == indices
                 if not same or before == key:
                     self._following.pop(before, None)
-                elif self._following.get(before, (0,))[0] != key:
+                elif before not in self._following or self._following[before][0] != key:
                     self._following[before] = (key, stack.detach())
             self._wanted = (key, indices)
             self._coming.clear()
+            self._in_turn = 2 * len(indices) >= of.room // of.matrix
             following = self._following.get(key)
             if self._begin_copies(every) and following is not None:
                 self._begin_copies(self._matrices_of(*following, indices, parts_of))
@@ -223,7 +232,7 @@ class DeviceTier:
         and no other weight may ever get that place."""
         with self._lock:
             unit = self._units[self._known(parts)]
-            stays = self._has_room and len(self._slots) == len(self._units)
+            stays = self.has_room and len(self._slots) == len(self._units)
             if not stays or not self._is_here(unit, self._facts(unit, parts)):
                 raise Unsupported(
                     "stowage: a graph must be captured with all weights in the ring on "
@@ -244,10 +253,20 @@ class DeviceTier:
     def _known(self, parts: list[Tensor]) -> Hashable:
         key = (*_place(parts[0]), parts[0].nbytes)
         if key not in self._units:
-            stack = self._stacks.get(key[0])
-            is_matrix = stack is not None and key[2] < stack[0].nbytes
+            of = self._weight_of(parts[0])
+            is_matrix = of is not None and of.matrix > 0 and parts[0].nbytes < of.parts[0].nbytes
             self._units[key] = _Unit(_aliases(parts), unit_bytes(parts), is_matrix)
         return key
+
+    def _weight_of(self, codes: Tensor) -> Rests | None:
+        """Whose codes these are, or a slice of which."""
+        storage, offset = _place(codes)
+        for rests in self._weights_in.get(storage, ()):
+            every = rests.parts[0]
+            first = every.storage_offset() * every.itemsize
+            if first <= offset * codes.itemsize <= first + every.nbytes - codes.nbytes:
+                return rests
+        return None
 
     def _take(self, parts: list[Tensor]) -> _Unit:
         with self._lock:
@@ -297,13 +316,16 @@ class DeviceTier:
         self._counts = {size: room // size for size, room in rooms.items()}
 
     def _facts(self, unit: _Unit, parts: list[Tensor]) -> Facts:
-        """Of a matrix, with the versions of its stack: what is made below autograd, slices and
-        aliases, has versions of its own."""
+        """With the versions of the weight that the parts are of: slices that are made below
+        autograd have versions of their own, which tell nothing. Those of matrices differ by who
+        made them."""
         facts = facts_of(parts)
-        stack = self._stacks.get(_place(parts[0])[0]) if unit.is_matrix else None
-        if stack is None:
+        of = self._weight_of(parts[0])
+        if of is None:
             return facts
-        versions = [_version(part) for part in stack]
+        versions = [_version(part) for part in of.parts]
+        if not unit.is_matrix:
+            versions += [fact[-1] for fact in facts]
         of_all = None if None in versions else tuple(versions)
         return tuple((*fact[:-1], of_all) for fact in facts)
 
@@ -325,39 +347,31 @@ class DeviceTier:
         """Gives `unit` its bytes where there is room; to look ahead, only in place of units whose
         next use is farther than `nearer_than` steps."""
         self._leave(unit)
-        if unit.is_matrix:
-            begin = self._place_of_matrix(unit.size, for_use=True)
-            if begin is not None:
-                self._copy(unit, parts, facts, begin)
-                return True
-        distances = self._distances()
-        window = best_window(
-            self._slots, self.budget, unit_bytes(parts), lambda u: self._distance(u, distances)
-        )
-        if window is None:
+        begin = self._place_of_matrix(unit.size, for_use=True) if unit.is_matrix else None
+        if begin is None:
+            begin = self._make_room(unit.size, nearer_than)
+        if begin is None:
             return False
-        leaving = [slot.unit for slot in window.leaving]
-        far = [self._distance(u, distances) or 0 for u in leaving]
-        if nearer_than is not None and far and min(far) <= nearer_than:
-            return False
-        for other in leaving:
-            self._report["evicted"] += 1
-            self._leave(other)
-        self._copy(unit, parts, facts, window.begin)
+        self._copy(unit, parts, facts, begin)
         return True
 
     def _has_come(self, unit: _Unit) -> bool:
         return unit.is_here and (unit.has_ended or unit.ready is None or unit.ready.query())
 
     def _place_of_matrix(self, size: int, *, for_use: bool) -> int | None:
-        """Where a matrix goes: behind all that are here, up to the share of its size, else in the
-        place of one of its size. Of those that come next only `for_use`."""
-        end = self._slots[-1].end if self._slots else 0
-        if self._taken.get(size, 0) < self._shares.get(size, 0) and end + size <= self.budget:
-            return end
-        leaving = self._reuse_of(size).least(lambda u: not u.users and id(u) not in self._coming)
+        """Where a matrix goes: as long as those of its size have less than their share, behind all
+        that is here or in the place of weights that are used last; else in the place of one of its
+        size. Of those that come next only `for_use`."""
+        if self._taken.get(size, 0) + size <= self._shares.get(size, 0):
+            end = self._slots[-1].end if self._slots else 0
+            begin = end if end + size <= self.budget else self._make_room(size, _NEAR)
+            if begin is not None:
+                return begin
+        reuse = self._reuse_of(size)
+        choose = reuse.latest if self._in_turn else reuse.least
+        leaving = choose(lambda u: not u.users and id(u) not in self._coming)
         if leaving is None and for_use:
-            leaving = self._reuse_of(size).least(lambda u: not u.users)
+            leaving = choose(lambda u: not u.users)
         if leaving is None:
             return None
         self._report["evicted"] += 1
@@ -365,10 +379,26 @@ class DeviceTier:
         self._leave(leaving)
         return begin
 
+    def _make_room(self, size: int, nearer_than: float | None) -> int | None:
+        """Where `size` bytes are free, once those have left whose next use is farthest, and farther
+        than `nearer_than` steps."""
+        distances = self._distances()
+        window = best_window(self._slots, self.budget, size, lambda u: self._distance(u, distances))
+        if window is None:
+            return None
+        leaving = [slot.unit for slot in window.leaving]
+        far = [self._distance(u, distances) or 0 for u in leaving]
+        if nearer_than is not None and far and min(far) <= nearer_than:
+            return None
+        for other in leaving:
+            self._report["evicted"] += 1
+            self._leave(other)
+        return window.begin
+
     def _matrices_of(
-        self, key: int, stack: Tensor, indices: list[int], parts_of: PartsOf
+        self, key: Place, stack: Tensor, indices: list[int], parts_of: PartsOf
     ) -> list[_Unit]:
-        """Of a stack whose codes have this storage. To slice one takes as long as a small product,
+        """Of a stack whose codes are there. To slice one takes as long as a small product,
         so each is sliced once."""
         known = self._matrices.setdefault(key, {})
         found = []
@@ -444,6 +474,8 @@ class DeviceTier:
     def _distance(self, unit: _Unit, expected: dict[int, int]) -> float | None:
         if unit.users:
             return None
+        if unit.is_matrix and self._taken[unit.size] <= self._shares.get(unit.size, 0):
+            return _NEAR / 2 if id(unit) in self._coming else _NEAR
         return expected.get(id(unit), _FAR + self._clock - unit.stamp)
 
     def _give_back(self, unit: _Unit, stream: Any) -> None:

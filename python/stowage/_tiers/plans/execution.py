@@ -141,12 +141,16 @@ def _places(plan: Plan, modules: Mapping[str, nn.Module], home: str) -> dict[str
     return {
         at: next(iter(places))
         for at, places in tiers.items()
-        if at in modules and len(places) == 1 and places != {""} and not _has_children(modules[at])
+        if at in modules
+        and len(places) == 1
+        and places != {""}
+        and not _has_weights_in(modules[at])
     }
 
 
-def _has_children(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
+def _has_weights_in(module: nn.Module) -> bool:
+    """Whether modules in it have tensors: activations, as experts have one, have none."""
+    return any(next(child.parameters(), None) is not None for child in module.children())
 
 
 def _inside(name: str, at: str) -> bool:
