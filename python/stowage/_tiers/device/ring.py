@@ -26,7 +26,7 @@ from stowage._ops import _torch
 from stowage._ops.errors import OutOfMemory, Unsupported
 from stowage._tiers.counts import DeviceReport
 from stowage._tiers.device.link import Link, offsets
-from stowage._tiers.device.reuse import Reuse
+from stowage._tiers.device.shares import Shares
 from stowage._tiers.device.use_order import UseOrder
 from stowage._tiers.device.windows import RingSlot, best_window
 from stowage._tiers.forks import Living
@@ -120,10 +120,7 @@ class DeviceTier:
         self._wanted: tuple[Place, list[int]] | None = None  # codes of a stack, and which of it
         self._coming: set[int] = set()  # ids of units that are here and were wanted since
         self._in_turn = False  # most of a stack was wanted
-        self._reuse: dict[int, Reuse[_Unit]] = {}  # of matrices, by size
-        self._shares: dict[int, int] = {}  # bytes that matrices of a size have of the ring
-        self._taken: dict[int, int] = {}  # and take
-        self._counts: dict[int, int] = {}  # how many there are
+        self._shares: Shares[_Unit] = Shares()  # of matrices
         self._held = 0  # bytes
         self.has_room = False  # for all weights
         self._window = 0  # bytes of look-ahead
@@ -160,7 +157,7 @@ class DeviceTier:
                 if not self.holds(unit.parts[0]) and not unit.users:  # its aliases keep memory
                     self._leave(unit)
                     if unit.is_matrix:
-                        self._reuse_of(unit.size).forget(unit)
+                        self._shares.forget(unit)
                     del self._units[key]
             self.has_room = sum(rests.room for rests in found) <= self.budget
             expected = [rests.parts for rests in found if rests.is_expected]
@@ -275,7 +272,7 @@ class DeviceTier:
             facts = self._facts(unit, parts)
             self._clock += 1
             if unit.is_matrix:
-                self._reuse_of(unit.size).use(unit)
+                self._shares.use(unit)
                 self._coming.discard(id(unit))
             else:
                 self._order.note(key)
@@ -296,24 +293,14 @@ class DeviceTier:
             unit.stamp = self._clock
             return unit
 
-    def _reuse_of(self, size: int) -> Reuse[_Unit]:
-        if size not in self._reuse:
-            self._reuse[size] = Reuse(self._counts.get(size, 1))
-        return self._reuse[size]
-
     def _share_out(self, found: list[Rests]) -> None:
-        """What whole weights leave of the ring goes to matrices by the bytes of all of a size:
-        those of an expert are used together, and a prompt that uses all of one stack would leave
-        none for the next."""
+        """What whole weights leave of the ring, and a quarter of it at least, is for matrices."""
         rooms: dict[int, int] = {}
         for rests in found:
             if rests.matrix:
                 rooms[rests.matrix] = rooms.get(rests.matrix, 0) + rests.room
-        total = sum(rooms.values())
         left = self.budget - sum(rests.room for rests in found if not rests.matrix)
-        left = max(left, self.budget // 4)
-        self._shares = {size: max(size, left * room // total) for size, room in rooms.items()}
-        self._counts = {size: room // size for size, room in rooms.items()}
+        self._shares.give(max(left, self.budget // 4), rooms)
 
     def _facts(self, unit: _Unit, parts: list[Tensor]) -> Facts:
         """With the versions of the weight that the parts are of: slices that are made below
@@ -362,16 +349,15 @@ class DeviceTier:
         """Where a matrix goes: as long as those of its size have less than their share, behind all
         that is here or in the place of weights that are used last; else in the place of one of its
         size. Of those that come next only `for_use`."""
-        if self._taken.get(size, 0) + size <= self._shares.get(size, 0):
+        if self._shares.may_grow(size):
             end = self._slots[-1].end if self._slots else 0
             begin = end if end + size <= self.budget else self._make_room(size, _NEAR)
             if begin is not None:
                 return begin
-        reuse = self._reuse_of(size)
-        choose = reuse.latest if self._in_turn else reuse.least
-        leaving = choose(lambda u: not u.users and id(u) not in self._coming)
-        if leaving is None and for_use:
-            leaving = choose(lambda u: not u.users)
+        choices = [lambda u: not u.users and id(u) not in self._coming, lambda u: not u.users]
+        leaving = None
+        for may_leave in choices[: 1 + for_use]:
+            leaving = leaving or self._shares.leaving(size, may_leave, in_turn=self._in_turn)
         if leaving is None:
             return None
         self._report["evicted"] += 1
@@ -445,8 +431,7 @@ class DeviceTier:
         unit.is_here, unit.begin = True, begin
         self._slots.insert(self._slot_at(begin), RingSlot(begin, end, unit))
         if unit.is_matrix:
-            self._reuse_of(unit.size).come(unit)
-            self._taken[unit.size] = self._taken.get(unit.size, 0) + unit.size
+            self._shares.come(unit)
         self._held += end - begin
         self._report["bytes_copied"] = self._link.crossed
         self._report["peak"] = max(self._report["peak"], self._held)
@@ -461,8 +446,7 @@ class DeviceTier:
         slot = self._slots.pop(self._slot_at(unit.begin))
         self._held -= slot.end - slot.begin
         if unit.is_matrix:
-            self._reuse_of(unit.size).leave(unit)
-            self._taken[unit.size] -= unit.size
+            self._shares.leave(unit)
         self._after += unit.used.values()
         unit.is_here, unit.here, unit.facts, unit.ready, unit.used = False, [], (), None, {}
         unit.has_ended = False
@@ -474,7 +458,7 @@ class DeviceTier:
     def _distance(self, unit: _Unit, expected: dict[int, int]) -> float | None:
         if unit.users:
             return None
-        if unit.is_matrix and self._taken[unit.size] <= self._shares.get(unit.size, 0):
+        if unit.is_matrix and self._shares.is_within(unit):
             return _NEAR / 2 if id(unit) in self._coming else _NEAR
         return expected.get(id(unit), _FAR + self._clock - unit.stamp)
 

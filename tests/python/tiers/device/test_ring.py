@@ -99,7 +99,7 @@ def test_orders_of_signatures() -> None:
 
 
 def test_what_is_learnt_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stowage._tiers.device.ring._MOST", 10)
+    monkeypatch.setattr("stowage._tiers.device.use_order._MOST", 10)
     order = UseOrder()
     for i in range(1000):
         order.note(i)
