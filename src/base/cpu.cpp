@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPUID and XGETBV. Bit positions: Intel SDM volume 2A, CPUID leaves 1 and 7; XCR0 in volume 1,
-// chapter 13.
+// CPUID and XGETBV, and what a process must ask for. Bit positions: Intel SDM volume 2A, CPUID
+// leaves 1 and 7; XCR0 in volume 1, chapter 13.
 #include "base/cpu.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 
 #include <cstdint>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace stowage {
@@ -19,6 +23,17 @@ std::uint64_t enabled_registers() noexcept {  // XCR0, by the opcode: the intrin
   std::uint32_t low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return std::uint64_t{high} << 32 | low;
+}
+
+// Tiles make a thread's saved state larger, so that a process must ask (Documentation/arch/x86/
+// xstate.rst of the kernel); threads that begin later have what it got.
+bool may_use_tiles() noexcept {
+#if defined(__linux__)
+  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, the bit of XCR0
+  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 CpuFeatures detect() noexcept {
@@ -49,6 +64,7 @@ CpuFeatures detect() noexcept {
   // arch_prctl.
   const bool has_tiles = bit(d, 24) && (registers & 0x60000) == 0x60000;
   found.amx_bf16 = has_tiles && bit(d, 22);
+  found.may_use_amx = found.amx_bf16 && may_use_tiles();
   return found;
 }
 #else

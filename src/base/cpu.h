@@ -9,7 +9,8 @@ struct CpuFeatures {
   bool avx2 = false, f16c = false, fma = false, avxvnni = false;
   bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
   bool avx512vbmi = false, avx512vnni = false, avx512bf16 = false;
-  bool amx_bf16 = false;  // tiles of bf16
+  bool amx_bf16 = false;     // tiles of bf16
+  bool may_use_amx = false;  // and the system lets this process use them
 
   /// What the avx2 and the avx512 files of kernel/cpu are compiled for.
   bool runs_avx2() const noexcept { return avx2 && f16c && fma; }
@@ -19,6 +20,7 @@ struct CpuFeatures {
   bool runs_avx512bf16() const noexcept {
     return runs_avx512() && avx512vbmi && avx512vnni && avx512bf16;
   }
+  bool runs_amx() const noexcept { return runs_avx512bf16() && amx_bf16 && may_use_amx; }
 };
 
 /// Looked up once; all false on other architectures.

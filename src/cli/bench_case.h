@@ -13,8 +13,8 @@
 namespace stowage::cli {
 
 /// What a figure is compared with. Bytes of `memcpy` are those read and those written.
-enum class Limit : std::uint8_t { memcpy, read, multiply_add };
-inline constexpr int kLimits = 3;
+enum class Limit : std::uint8_t { memcpy, read, multiply_add, matrices };
+inline constexpr int kLimits = 4;
 const char* to_string(Limit limit) noexcept;
 
 struct BenchCase {
@@ -45,7 +45,7 @@ struct BenchSizes {
   std::int64_t rows, columns;  // of the matrices that are quantized and dequantized
   std::int64_t linear;         // rows and columns of those that are multiplied
   std::int64_t pool_bytes;     // of the weights that few rows of x meet: more than caches hold
-  std::int64_t tile_rounds;    // products of tiles in one run of the multiply-add limit
+  std::int64_t tile_rounds;    // products of tiles in one run of the multiply-add limits
   std::chrono::seconds time;   // after which no further turn begins, once there were enough
 };
 

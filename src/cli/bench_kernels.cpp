@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cli/bench_case.h"
+#include "kernel/kernels.h"
 #include "stowage/quantize.h"
 
 namespace stowage::cli {
@@ -132,7 +133,8 @@ BenchCase linear_case(const std::shared_ptr<Weights>& weights, const std::string
   const auto size = static_cast<double>(memory.sizes.linear);
   const std::int64_t bytes = times * weights->bytes();
   const double operations = 2.0 * times * static_cast<double>(m) * size * size;
-  const Limit limit = m == 1 ? Limit::read : Limit::multiply_add;
+  const bool by_matrices = kernels().linear.matrices.multiply != nullptr;
+  const Limit limit = m == 1 ? Limit::read : by_matrices ? Limit::matrices : Limit::multiply_add;
   return {"linear " + storage + ", " + std::to_string(m) + (m == 1 ? " row" : " rows"),
           limit,
           bytes,

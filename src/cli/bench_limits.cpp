@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits: memcpy, reading in four streams, and multiply-adds on operands in the L1 cache.
+// The limits: memcpy, reading in four streams, and multiply-adds on operands in the L1 cache: of
+// fp32, and of matrices of bf16 where an instruction set has them.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -62,10 +63,36 @@ class TileLoop {
   }
 };
 
+/// The same of matrices of bf16, four tiles of sums at a time.
+class MatrixLoop {
+ public:
+  static constexpr std::int64_t kLines = 2 * kMatrixTile, kDepth = 256;
+  static constexpr double kOperations = 2.0 * kLines * kLines * kDepth;
+
+  static void run(std::int64_t rounds) {
+    alignas(64) std::array<std::uint16_t, kLines * kDepth> a, b;
+    alignas(64) std::array<float, kLines * kLines> c;
+    for (std::size_t i = 0; i < a.size(); ++i) {  // from 0.5 to 2
+      a[i] = static_cast<std::uint16_t>(0x3F00 + i % 251);
+      b[i] = static_cast<std::uint16_t>(0x3F00 + i % 241);
+    }
+    const MatrixKernels& multiply = kernels().linear.matrices;
+    const MatrixTask task{a.data(), kDepth, kLines,   b.data(), kMatrixTile * kDepth,
+                          kLines,   kDepth, c.data(), kLines,   false,
+                          nullptr,  0};
+    MatrixState before;
+    multiply.begin(&before);
+    for (std::int64_t i = 0; i < rounds; ++i) multiply.multiply(task);
+    multiply.end(&before);
+    sink.fetch_add(static_cast<std::uint64_t>(c[0]), std::memory_order_relaxed);
+  }
+};
+
 }  // namespace
 
 const char* to_string(Limit limit) noexcept {
-  constexpr std::array<const char*, kLimits> kNames = {"memcpy", "read", "multiply-add (gflops)"};
+  constexpr std::array<const char*, kLimits> kNames = {"memcpy", "read", "multiply-add (gflops)",
+                                                       "matrices of bf16 (gflops)"};
   return kNames[static_cast<std::size_t>(limit)];
 }
 
@@ -98,10 +125,18 @@ std::vector<BenchCase> limit_cases(BenchMemory& memory, Executor& executor) {
     executor.for_each(executor.threads(), [=](std::int64_t) { TileLoop::run(rounds); });
   };
   const int threads = executor.threads();
-  return {{"memcpy", Limit::memcpy, 2 * moved, 2.0 * static_cast<double>(moved), threads, copy},
-          {"read, 4 streams", Limit::read, moved, static_cast<double>(moved), threads, read},
-          {"multiply-add in L1", Limit::multiply_add, 0,
-           TileLoop::kOperations * static_cast<double>(rounds * threads), threads, multiply}};
+  std::vector<BenchCase> cases{
+      {"memcpy", Limit::memcpy, 2 * moved, 2.0 * static_cast<double>(moved), threads, copy},
+      {"read, 4 streams", Limit::read, moved, static_cast<double>(moved), threads, read},
+      {"multiply-add in L1", Limit::multiply_add, 0,
+       TileLoop::kOperations * static_cast<double>(rounds * threads), threads, multiply}};
+  if (kernels().linear.matrices.multiply != nullptr)
+    cases.push_back({"multiply-add of matrices in L1", Limit::matrices, 0,
+                     MatrixLoop::kOperations * static_cast<double>(rounds * threads), threads,
+                     [=, &executor] {
+                       executor.for_each(threads, [=](std::int64_t) { MatrixLoop::run(rounds); });
+                     }});
+  return cases;
 }
 
 }  // namespace stowage::cli

@@ -32,6 +32,7 @@ struct Check {
 
 std::string best_instruction_set() {
   const CpuFeatures& cpu = cpu_features();
+  if (cpu.runs_amx()) return "amx";
   if (cpu.runs_avx512bf16()) return "avx512bf16";
   if (cpu.runs_avx512()) return "avx512";
   return cpu.runs_avx2() ? "avx2" : "scalar";

@@ -24,13 +24,15 @@ Kernels with(const Kernels& kernels, const Crossover& crossover) {
   made.linear.bytes.most_whole = crossover.bytes;
   made.linear.bytes.most_words = crossover.words;
   made.linear.bytes.most_float8 = crossover.float8;
+  made.linear.matrices.most_by_vectors = crossover.vectors;
   return made;
 }
 
 Crossover built_in(const Kernels& kernels) {
   const LinearKernels& of = kernels.linear;
-  Crossover made{of.most_rows,        of.bytes.most_long,  of.bytes.most_short,
-                 of.bytes.most_whole, of.bytes.most_words, of.bytes.most_float8};
+  Crossover made{
+      of.most_rows,        of.bytes.most_long,   of.bytes.most_short,        of.bytes.most_whole,
+      of.bytes.most_words, of.bytes.most_float8, of.matrices.most_by_vectors};
   // Measured on Zen 3 and Zen 4. Without AVX-512, torch's products of bf16 are many times slower
   // than those of fp32, and these slower than ours.
   const bool has_512 = kernels.isa >= Isa::avx512, has_pairs = of.bf16.pairs != nullptr;
@@ -38,6 +40,7 @@ Crossover built_in(const Kernels& kernels) {
   made.own_bf16 = has_512 ? 16 : kAnyRows;
   made.own_pairs = has_pairs ? 48 : 0;
   made.own_codes = has_pairs ? 128 : 0;
+  made.own_matrices = of.matrices.multiply != nullptr ? kAnyRows : 0;
   return made;
 }
 
@@ -119,6 +122,8 @@ Crossover measure_crossover() {
     if (best.linear.bytes.dot[static_cast<std::size_t>(Codes::int8)] != nullptr)
       in_integers("int8:block32:f16", &Crossover::bytes);
   }
+  if (best.linear.matrices.multiply != nullptr)
+    made.vectors = most_worth("f8_e4m3:row", Dtype::bf16, made, &Crossover::vectors, kMostRows);
   // In f16, which nothing but these two ways multiplies then; tiles take all that the other does.
   Crossover two = made;
   two.float8 = 0;

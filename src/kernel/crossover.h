@@ -31,10 +31,12 @@ inline constexpr CrossoverField kCrossoverFields[]{
      "codes of a byte in integers, groups of 16 and 32, and dense ones"},
     {"words", &Crossover::words, kMostInIntegers, "nf4 and fp4 in integers"},
     {"float8", &Crossover::float8, kMostInIntegers, "fp8 whose bits move to those of fp32"},
+    {"vectors", &Crossover::vectors, kMostWidened, "bf16 before matrices of it multiply"},
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},
     {"own_bf16", &Crossover::own_bf16, kAnyRows, "kernels of ours before torch's, bf16"},
     {"own_pairs", &Crossover::own_pairs, kAnyRows, "the same, by pairs of bf16"},
-    {"own_codes", &Crossover::own_codes, kAnyRows, "the same, nf4 and fp4 by pairs"}};
+    {"own_codes", &Crossover::own_codes, kAnyRows, "the same, nf4 and fp4 by pairs"},
+    {"own_matrices", &Crossover::own_matrices, kAnyRows, "the same, by matrices of bf16"}};
 
 /// What this build has for the instruction set.
 Crossover built_in_crossover();

@@ -18,6 +18,7 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
+extern const MatrixKernels kAmxMatrices;
 extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes;
 
 namespace {
@@ -91,6 +92,16 @@ const Kernels& with_bf16() {
   }();
   return table;
 }
+const Kernels& with_amx() {
+  static const Kernels table = [] {
+    Kernels better = with_bf16();
+    better.isa = Isa::amx;
+    better.linear.matrices = kAmxMatrices;
+    better.linear.matrices.most_by_vectors = 4;
+    return better;
+  }();
+  return table;
+}
 }  // namespace
 #endif
 
@@ -103,9 +114,11 @@ std::string_view to_string(Isa isa) noexcept {
     case Isa::avx512:
       return "avx512";
     case Isa::avx512bf16:
+      return "avx512bf16";
+    case Isa::amx:
       break;
   }
-  return "avx512bf16";
+  return "amx";
 }
 
 std::vector<NamedKernels> every_kernels() {
@@ -119,6 +132,7 @@ std::vector<NamedKernels> every_kernels() {
   tables.push_back({"avx512+vnni", vnni ? &with_512_vnni() : nullptr});
   tables.push_back({"avx512+vbmi", vbmi ? &with_vbmi() : nullptr});
   tables.push_back({"avx512bf16", cpu.runs_avx512bf16() ? &with_bf16() : nullptr});
+  tables.push_back({"amx", cpu.runs_amx() ? &with_amx() : nullptr});
 #endif
   return tables;
 }
@@ -136,16 +150,16 @@ const Kernels& kernels_named(std::string_view forced) {
   if (forced == "composite")
     throw Error(Code::unsupported,
                 where +
-                    ": must be scalar, avx2, avx512 or avx512bf16 here; the "
+                    ": must be scalar, avx2, avx512, avx512bf16 or amx here; the "
                     "composite path is made of torch ops and lives in the Python package");
   for (auto table = tables.rbegin(); table != tables.rend(); ++table)
     if (forced == to_string(table->kernels->isa)) return *table->kernels;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16})
+  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx})
     if (forced == to_string(isa))
       throw Error(Code::unsupported, where + ": must be a set that this CPU runs, the best is " +
                                          std::string(to_string(tables.back().kernels->isa)));
   throw Error(Code::invalid_argument,
-              where + ": must be scalar, avx2, avx512, avx512bf16 or composite");
+              where + ": must be scalar, avx2, avx512, avx512bf16, amx or composite");
 }
 
 const Kernels& best_kernels() {

@@ -12,7 +12,7 @@
 #include "kernel/scales.h"
 
 namespace stowage {
-enum class Isa : std::uint8_t { scalar, avx2, avx512, avx512bf16 };
+enum class Isa : std::uint8_t { scalar, avx2, avx512, avx512bf16, amx };
 std::string_view to_string(Isa isa) noexcept;
 
 struct Kernels {

@@ -104,6 +104,7 @@ void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dt
   const LinearCall call{&kernels.linear, &rows, x, m, dtype, bias, y, &executor};
   if (fits_tiny(call)) return linear_tiny(call);
   if (fits_bytes(call) && linear_bytes(call)) return;
+  if (fits_matrices(call) && linear_matrices(call)) return;
   if (fits_bf16(call)) return linear_bf16(call);
   if (fits_float8(call) && linear_float8(call)) return;
   if (fits_pairs(call) && linear_pairs(call)) return;
@@ -116,7 +117,8 @@ void linear_grad_input_with(const Kernels& kernels, const void* g, std::int64_t 
   const LinearWeight rows(kernels, weight, "linear_grad_input");
   if (m == 0 || rows.columns() == 0) return;
   check("linear_grad_input", g, rows.rows(), m, dtype, gx);
-  linear_grad_tiles({&kernels.linear, &rows, g, m, dtype, nullptr, gx, &executor});
+  const LinearCall call{&kernels.linear, &rows, g, m, dtype, nullptr, gx, &executor};
+  fits_matrices(call) ? linear_grad_matrices(call) : linear_grad_tiles(call);
 }
 
 void linear_fixed_with(const Kernels& kernels, const float* x, std::int64_t m, const Weight& weight,
@@ -146,6 +148,8 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
 std::int64_t most_rows_in_bf16(const Weight& weight) {
   const LinearWeight matrix(kernels(), weight, "linear");
   const Crossover crossover = stowage::crossover();
+  if (kernels().linear.matrices.multiply != nullptr && matrix.fits_pairs())
+    return crossover.own_matrices;
   if (matrix.has_dot_bf16()) return crossover.own_codes;
   const bool in_pairs = kernels().linear.bf16.pairs != nullptr && matrix.fits_pairs();
   return in_pairs ? crossover.own_pairs : 0;

@@ -74,6 +74,51 @@ struct Bf16Kernels {
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
 };
 
+/// c[i, j] = or += sum_p a[i, p] b[p, j] of numbers of bf16, in the order of p. b lies in blocks of
+/// kMatrixTile columns, each in pairs of p: [depth / 2, kMatrixTile, 2]. Subnormal factors and sums
+/// count as 0.
+struct MatrixTask {
+  const std::uint16_t* a;
+  std::int64_t a_stride, rows;  // a multiple of kMatrixTile, like columns
+  const std::uint16_t* b;
+  std::int64_t b_stride, columns;  // numbers from block to block
+  std::int64_t depth;              // a multiple of kMatrixDepth
+  float* c;
+  std::int64_t c_stride;
+  bool add;
+  const std::uint16_t* next;  // so many that are read next: they are on their way meanwhile
+  std::int64_t next_count;
+};
+inline constexpr std::int64_t kMatrixTile = 16, kMatrixDepth = 32;
+
+/// out[j, i] = c[i, j] * scales[i], for i < rows and j < kMatrixTile. Rows are a multiple of
+/// kMatrixTile, and scales of those that are not there are 1.
+struct TurnTask {
+  const float* c;
+  std::int64_t c_stride, rows;
+  const float* scales;
+  float* out;
+  std::int64_t out_stride;
+};
+
+/// What a thread that multiplies matrices had before.
+struct alignas(64) MatrixState {
+  std::uint8_t bytes[64];
+};
+/// All null where an instruction set has none.
+struct MatrixKernels {
+  void (*begin)(MatrixState* before) noexcept;  // of each thread, before it multiplies
+  void (*end)(const MatrixState* before) noexcept;
+  void (*multiply)(const MatrixTask& task) noexcept;
+  /// Two rows of n numbers, a multiple of kMatrixTile, as a row of b: pairs of them, and `stride`
+  /// numbers from one block of columns to the next.
+  void (*pair)(const std::uint16_t* even, const std::uint16_t* odd, std::int64_t n,
+               std::uint16_t* out, std::int64_t stride) noexcept;
+  /// Whether all sums are finite that a scale other than 1 has multiplied.
+  bool (*turn)(const TurnTask& task) noexcept;
+  std::int64_t most_by_vectors = 0;  // rows of x up to which other ways are quicker
+};
+
 /// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, of a byte in short groups, or densely
 /// packed, and x in integers (cpu/linear_bytes-inl.h, linear_words-inl.h, linear_integers-inl.h),
 /// or of fp8 and x in fp32 (cpu/linear_float8_moved-inl.h).
@@ -176,6 +221,7 @@ struct LinearKernels {
   std::int64_t panel;  // columns that tile takes at a time; a multiple of kLinearPad
   void (*transpose)(const TransposeTask& task) noexcept;
   Bf16Kernels bf16;
+  MatrixKernels matrices;
   BytesKernels bytes;
 };
 }  // namespace stowage

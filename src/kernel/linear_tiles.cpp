@@ -9,6 +9,7 @@
 // An element is the sum, in order, of partial sums of a fixed length (cpu/linear-inl.h), of which
 // kDepth is a multiple: how tiles are cut and who computes them changes nothing.
 #include "kernel/linear_weight.h"
+#include "kernel/parts.h"
 #include "kernel/scratch.h"
 
 namespace stowage {
@@ -18,68 +19,9 @@ namespace {
 // at a time; rows of w of a part, and the most rows of x that are shared. Of the gradient likewise.
 constexpr std::int64_t kDepth = 256, kWidened = 1024, kPartRows = 48, kMostShared = 512;
 constexpr std::int64_t kGradientDepth = 128, kPartColumns = 384, kMostSharedGradient = 192;
-constexpr std::int64_t kSharedBytes = std::int64_t{3} << 20;  // of what multiplies the weight
-constexpr std::int64_t kFewestShared = 64;                    // rows of it, even if these take more
 constexpr std::int64_t kTurned = 16;   // rows or columns that are turned at a time
 constexpr std::int64_t kBetween = 16;  // floats between rows: no power of two, which would put
                                        // them all into the same few sets of a cache
-constexpr std::int64_t kParallelProducts = std::int64_t{1} << 20;
-constexpr std::int64_t kMoves = 16;  // products that take as long as a number that is moved
-
-/// How the rows or columns of a weight are cut into stretches, one for each part of the work.
-struct Parts {
-  std::int64_t count, each;
-
-  std::int64_t number() const noexcept { return ceil_div(count, each); }
-  /// What the last thread to end does, where all take turns.
-  std::int64_t longest(std::int64_t threads) const noexcept {
-    return ceil_div(number(), threads) * each;
-  }
-};
-
-// Long stretches use what is shared more often; but no thread may wait long for the last one.
-Parts parts_of(std::int64_t count, std::int64_t most, std::int64_t threads) {
-  constexpr std::int64_t kFewest = 16, kPartsEach = 4;
-  most = std::min(most, padded(count));
-  Parts best{count, most};
-  if (threads == 1) return best;
-  const std::int64_t ideal = ceil_div(count, threads);
-  for (std::int64_t each = most; each >= kFewest; each -= kTurned) {
-    const Parts now{count, each};
-    if (now.longest(threads) < best.longest(threads)) best = now;
-    if (now.number() >= kPartsEach * threads && now.longest(threads) * 16 <= ideal * 17) return now;
-  }
-  return best;
-}
-
-/// Rows of x or g that are multiplied at a time.
-struct Rows {
-  std::int64_t begin, count;
-};
-
-/// Calls body(rows) for as many at a time as may be widened, in shares as alike as can be.
-template <class Body>
-void for_each_rows(const LinearCall& call, std::int64_t depth, std::int64_t most, Body&& body) {
-  const std::int64_t each =
-      std::max<std::int64_t>(1, depth) * static_cast<std::int64_t>(sizeof(float));
-  most = std::clamp(kSharedBytes / each / kTurned * kTurned, kFewestShared, most);
-  std::int64_t left = ceil_div(call.m, most);
-  for (std::int64_t begin = 0; begin < call.m; --left) {
-    const std::int64_t count = std::min(padded(ceil_div(call.m - begin, left)), call.m - begin);
-    body(Rows{begin, count});
-    begin += count;
-  }
-}
-
-/// body(i) for i < count, on threads where so many products are worth it.
-template <class Body>
-void for_each_part(const LinearCall& call, std::int64_t count, std::int64_t products, Body&& body) {
-  Executor& executor = products < kParallelProducts ? inline_executor() : *call.executor;
-  executor.for_each(count, [&](std::int64_t i) {
-    const ExactFloats exact;
-    body(i);
-  });
-}
 
 // --- linear --------------------------------------------------------------------------------------
 

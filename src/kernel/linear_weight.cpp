@@ -118,6 +118,9 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_ = dot_kernel(kernels.linear, form);
   bits_ = format.bits;
   in_pairs_ = exact_in_bf16(form);
+  is_bf16_ = form.codes == Codes::bf16;
+  by_rows_ = in_pairs_ && columns_ != 0 &&
+             (form.scale.group.kind == Group::Kind::none || runs_.group() % columns_ == 0);
   arranged_ = form.packing != Packing::whole && !runs_.unpacks();
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
@@ -204,23 +207,50 @@ void LinearWeight::widen_rows(std::int64_t row, std::int64_t count, std::int64_t
   }
 }
 
-void LinearWeight::widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
-                               std::uint16_t* out, std::int64_t stride,
-                               float* scales) const noexcept {
+void LinearWeight::widen_bf16(std::int64_t row, std::int64_t k, std::int64_t n,
+                              std::uint16_t* out) const noexcept {
+  const std::int64_t begin = row * columns_ + k;
+  runs_.cover(begin, begin + n, [&](const Run& run) {
+    to_bf16_(run, out);
+    out += run.n;
+  });
+}
+
+template <class MayScale>
+void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k,
+                                   std::int64_t n, std::uint16_t* out, std::int64_t stride,
+                                   std::int64_t length, float* scales,
+                                   MayScale&& may_scale) const noexcept {
   for (std::int64_t i = 0; i < count; ++i, out += stride) {
     const std::int64_t begin = (row + i) * columns_ + k;
     std::uint16_t* to = out;
     scales[i] = 1.0f;
     runs_.cover(begin, begin + n, [&](Run run) {
-      if (in_pairs_ && run.n == n && scales_sums(run)) {
+      if (may_scale(run) && scales_sums(run)) {
         scales[i] = run.scales[run.first / run.group];
         run.scales = nullptr;
       }
       to_bf16_(run, to);
       to += run.n;
     });
-    std::fill(out + n, out + stride, std::uint16_t{0});
+    std::fill(out + n, out + length, std::uint16_t{0});
   }
+}
+
+void LinearWeight::widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                               std::uint16_t* out, std::int64_t stride,
+                               float* scales) const noexcept {
+  widen_some_bf16(row, count, k, n, out, stride, stride, scales,
+                  [&](const Run& run) { return in_pairs_ && run.n == n; });
+}
+
+void LinearWeight::widen_matrix(std::int64_t row, std::int64_t count, std::int64_t k,
+                                std::int64_t n, std::uint16_t* out, std::int64_t stride,
+                                std::int64_t length, float* scales) const noexcept {
+  widen_some_bf16(row, count, k, n, out, stride, length, scales,
+                  [&](const Run&) { return by_rows_; });
+  for (std::int64_t i = count; i < ceil_div(count, kMatrixTile) * kMatrixTile; ++i)
+    std::fill_n(out + i * stride, length, std::uint16_t{0});
 }
 
 void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,

@@ -11,6 +11,8 @@
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
+//   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
+//           instruction set multiplies matrices of such numbers; and the gradient
 //   rows    up to 12 to 64 rows of x, as the crossover has it: weights are read once, a few rows at
 //           a time, by dot products
 //   tiles   more rows of x, and the gradient: stretches of weight are widened into scratch
@@ -48,6 +50,16 @@ class LinearWeight {
   /// codes stand for without it, if bf16 has that exactly. Else scales[i] is 1.
   void widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                    std::uint16_t* out, std::int64_t stride, float* scales) const noexcept;
+  /// Whether values of bf16 are what they are multiplied as, if it is by matrices.
+  bool fits_matrices() const noexcept { return bits_ <= 8 || is_bf16_; }
+  /// widen() in bf16.
+  void widen_bf16(std::int64_t row, std::int64_t k, std::int64_t n,
+                  std::uint16_t* out) const noexcept;
+  /// widen_pairs() of a part of a matrix of which scales[i] is for the whole row, or 1; zeros fill
+  /// rows up to `length` columns, and those up to a padded number.
+  void widen_matrix(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                    std::uint16_t* out, std::int64_t stride, std::int64_t length,
+                    float* scales) const noexcept;
   /// Where the codes of a row begin, from column k on, and the bytes of n of them.
   const char* codes_at(std::int64_t row, std::int64_t k) const noexcept {
     return codes_ + bytes_of_codes(row * columns_ + k);
@@ -95,6 +107,10 @@ class LinearWeight {
                  std::int64_t y_stride) const noexcept;
 
  private:
+  template <class MayScale>
+  void widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                       std::uint16_t* out, std::int64_t stride, std::int64_t length, float* scales,
+                       MayScale&& may_scale) const noexcept;
   /// Calls body(run, done, some, column, columns) for the runs of `count` rows, `most` of them at a
   /// time: of `some` rows from row + done on, or, of one that is long, of columns from `column` on.
   template <class Body>
@@ -113,6 +129,8 @@ class LinearWeight {
   DotKernel dot_;
   int bits_;       // of a code
   bool in_pairs_;  // bf16 has what codes stand for
+  bool by_rows_;   // and a row has one scale
+  bool is_bf16_;
   bool arranged_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
@@ -174,8 +192,12 @@ bool linear_bytes(const LinearCall& call);
 bool fits_rows(const LinearCall& call) noexcept;
 bool linear_rows(const LinearCall& call);  // likewise
 
+bool fits_matrices(const LinearCall& call) noexcept;
+bool linear_matrices(const LinearCall& call);  // likewise
+
 void linear_tiles(const LinearCall& call);
 /// y[m, columns] = x[m, rows] W.
 void linear_grad_tiles(const LinearCall& call);
+void linear_grad_matrices(const LinearCall& call);  // likewise
 
 }  // namespace stowage

@@ -35,6 +35,7 @@ Tensor crossover_measure() {
   made.own_bf16 = most_own("bf16", Dtype::bf16);
   if (before.own_pairs != 0) made.own_pairs = most_own("int8:row", Dtype::bf16);
   if (before.own_codes != 0) made.own_codes = most_own("nf4", Dtype::bf16);
+  if (before.own_matrices != 0) made.own_matrices = most_own("int8:row", Dtype::bf16);
   keep_crossover(made);
   return text_bytes(to_json(made));
 }

@@ -130,17 +130,29 @@ class Widened {
   std::optional<Scratch> scratch_;
 };
 
-}  // namespace
+// Whether what multiplies bf16 is no slower a unit of the CPU than what torch has: not vectors
+// where it has tiles (AMX).
+bool multiplies_as_torch(const Product& p) {
+  static const bool on_tiles = onednn_uses_amx();
+  return p.dtype == Dtype::bf16 && (!on_tiles || crossover().own_matrices != 0);
+}
 
 std::int64_t most_rows_of_own_kernel(Dtype dtype) {
   const Crossover now = crossover();
   return dtype == Dtype::bf16 ? now.own_bf16 : now.own;
 }
 
+}  // namespace
+
 bool own_linear_is_faster(const Product& p) {
-  static const bool on_tiles = onednn_uses_amx();  // where torch multiplies these, not vectors
   if (p.m <= most_rows_of_own_kernel(p.dtype)) return true;
-  return !on_tiles && p.dtype == Dtype::bf16 && p.m <= most_rows_in_bf16(p.weight);
+  return multiplies_as_torch(p) && p.m <= most_rows_in_bf16(p.weight);
+}
+
+bool own_grad_is_faster(const Product& p) {
+  if (p.m <= most_rows_of_own_kernel(p.dtype)) return true;
+  const bool by_matrices = crossover().own_matrices != 0 && p.dtype == Dtype::bf16;
+  return by_matrices && p.m <= most_rows_in_bf16(p.weight);
 }
 
 void tiled_linear(const Product& p) {

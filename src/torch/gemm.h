@@ -19,10 +19,10 @@ struct Product {
   void* y;
 };
 
-/// Up to how many rows of x our kernels beat dequantizing a tile for torch.
-std::int64_t most_rows_of_own_kernel(Dtype dtype);
-/// The same for linear, which has kernels that its gradient has not.
+/// Whether our kernels beat dequantizing a tile for torch: of linear, and of its gradient, for
+/// which there are fewer.
 bool own_linear_is_faster(const Product& product);
+bool own_grad_is_faster(const Product& product);
 
 /// Tile by tile, at most 4 MiB of dequantized weight at a time.
 void tiled_linear(const Product& product);

@@ -149,7 +149,7 @@ Owned linear_grad_input_op(StableIValue* stack) {
                         memory(gx)};
   if (plain<bool>(stack[5])) {
     exact_grad_input(product);
-  } else if (product.m <= most_rows_of_own_kernel(g.dtype())) {
+  } else if (own_grad_is_faster(product)) {
     linear_grad_input(product.x, product.m, product.dtype, product.weight, product.y,
                       &torch_executor());
   } else {

@@ -43,6 +43,11 @@ TEST(Cpu, AWiderSetIncludesTheNarrowerOne) {
   EXPECT_FALSE(cpu.runs_avx512bf16());
   cpu.avx512vnni = true;
   EXPECT_TRUE(cpu.runs_avx512bf16());
+  EXPECT_FALSE(cpu.runs_amx());
+  cpu.amx_bf16 = true;
+  EXPECT_FALSE(cpu.runs_amx());
+  cpu.may_use_amx = true;
+  EXPECT_TRUE(cpu.runs_amx());
   cpu.avx512bw = false;
   EXPECT_FALSE(cpu.runs_avx512());
 }

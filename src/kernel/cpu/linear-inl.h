@@ -178,6 +178,7 @@ constexpr LinearKernels linear_kernels() {
                         kPanel,
                         &transpose,
                         {},
+                        {},
                         {}};
   for_all_codes([&]<Codes kCodes>() { kernels.dot[static_cast<int>(kCodes)] = &dot<kCodes>; });
   kernels.dot_rounded[2] = &dot<Codes::nf4, Dtype::bf16>;
