@@ -175,7 +175,9 @@ class LinearByMatrices {
       const Multiplier multiply(call_.kernels->matrices);
       for (std::int64_t k = 0; k < depth; k += cut_.widened) {
         const std::int64_t n = std::min(cut_.widened, depth - k), length = whole_depth(n);
-        weight_.widen_matrix(row, count, k, n, w.at(0), w_line, length, scales);
+        const std::int64_t ahead = k + n < depth ? n : depth - k;  // its next stretch, or row
+        weight_.widen_matrix(row, count, k, n, w.at(0), w_line, length,
+                             weight_.bytes_of_codes(ahead), scales);
         for (std::int64_t d = 0; d < length; d += cut_.depth) {
           const std::int64_t at = k + d, after = at + cut_.depth;
           const std::int64_t next = after < depth ? after : 0;  // the first, of the next part

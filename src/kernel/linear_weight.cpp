@@ -93,6 +93,14 @@ bool fits_words(const Descriptor& form, std::int64_t group) noexcept {
   return group >= kBytesBlock / 2 && !rounds && form.factor == 1.0f && form.zero == Zero::none;
 }
 
+// The first of so many bytes are on their way, from where the processor goes on by itself; more
+// would hold up what is read now. Those that are not there are harmless.
+void ask_for(const char* from, std::int64_t bytes) noexcept {
+  constexpr std::int64_t kLine = 64, kLines = 8;
+  for (std::int64_t at = 0; at < std::min(bytes, kLines * kLine); at += kLine)
+    __builtin_prefetch(from + at, 0, 2);
+}
+
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
 struct TakenOffProducts {
   float offsets[kExpandedScales];
@@ -219,10 +227,11 @@ void LinearWeight::widen_bf16(std::int64_t row, std::int64_t k, std::int64_t n,
 template <class MayScale>
 void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k,
                                    std::int64_t n, std::uint16_t* out, std::int64_t stride,
-                                   std::int64_t length, float* scales,
+                                   std::int64_t length, std::int64_t ahead, float* scales,
                                    MayScale&& may_scale) const noexcept {
   for (std::int64_t i = 0; i < count; ++i, out += stride) {
     const std::int64_t begin = (row + i) * columns_ + k;
+    if (ahead != 0) ask_for(codes_at(row + i, k) + ahead, bytes_of_codes(n));
     std::uint16_t* to = out;
     scales[i] = 1.0f;
     runs_.cover(begin, begin + n, [&](Run run) {
@@ -240,14 +249,15 @@ void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::in
 void LinearWeight::widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                                std::uint16_t* out, std::int64_t stride,
                                float* scales) const noexcept {
-  widen_some_bf16(row, count, k, n, out, stride, stride, scales,
+  widen_some_bf16(row, count, k, n, out, stride, stride, 0, scales,
                   [&](const Run& run) { return in_pairs_ && run.n == n; });
 }
 
 void LinearWeight::widen_matrix(std::int64_t row, std::int64_t count, std::int64_t k,
                                 std::int64_t n, std::uint16_t* out, std::int64_t stride,
-                                std::int64_t length, float* scales) const noexcept {
-  widen_some_bf16(row, count, k, n, out, stride, length, scales,
+                                std::int64_t length, std::int64_t ahead,
+                                float* scales) const noexcept {
+  widen_some_bf16(row, count, k, n, out, stride, length, ahead, scales,
                   [&](const Run&) { return by_rows_; });
   for (std::int64_t i = count; i < ceil_div(count, kMatrixTile) * kMatrixTile; ++i)
     std::fill_n(out + i * stride, length, std::uint16_t{0});

@@ -55,11 +55,12 @@ class LinearWeight {
   /// widen() in bf16.
   void widen_bf16(std::int64_t row, std::int64_t k, std::int64_t n,
                   std::uint16_t* out) const noexcept;
-  /// widen_pairs() of a part of a matrix of which scales[i] is for the whole row, or 1; zeros fill
-  /// rows up to `length` columns, and those up to a padded number.
+  /// widen_pairs() of a part of a matrix, of which scales[i] is for the whole row, or 1; zeros fill
+  /// rows up to `length` columns, and there are rows of them up to a padded number. Codes that lie
+  /// `ahead` bytes further will be read soon.
   void widen_matrix(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                     std::uint16_t* out, std::int64_t stride, std::int64_t length,
-                    float* scales) const noexcept;
+                    std::int64_t ahead, float* scales) const noexcept;
   /// Where the codes of a row begin, from column k on, and the bytes of n of them.
   const char* codes_at(std::int64_t row, std::int64_t k) const noexcept {
     return codes_ + bytes_of_codes(row * columns_ + k);
@@ -109,8 +110,8 @@ class LinearWeight {
  private:
   template <class MayScale>
   void widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
-                       std::uint16_t* out, std::int64_t stride, std::int64_t length, float* scales,
-                       MayScale&& may_scale) const noexcept;
+                       std::uint16_t* out, std::int64_t stride, std::int64_t length,
+                       std::int64_t ahead, float* scales, MayScale&& may_scale) const noexcept;
   /// Calls body(run, done, some, column, columns) for the runs of `count` rows, `most` of them at a
   /// time: of `some` rows from row + done on, or, of one that is long, of columns from `column` on.
   template <class Body>
