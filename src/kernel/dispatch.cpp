@@ -98,6 +98,9 @@ const Kernels& with_amx() {
     better.isa = Isa::amx;
     better.linear.matrices = kAmxMatrices;
     better.linear.matrices.most_by_vectors = 4;
+    // For fewer rows integers and fp32 are quicker there than pairs of bf16, but for fp8.
+    better.linear.bf16.nf4 = better.linear.bf16.fp4 = nullptr;
+    better.linear.bf16.pairs = nullptr;
     return better;
   }();
   return table;

@@ -86,8 +86,8 @@ struct MatrixTask {
   float* c;
   std::int64_t c_stride;
   bool add;
-  const std::uint16_t* next;  // so many that are read next: they are on their way meanwhile
-  std::int64_t next_count;
+  const void* next;  // so many bytes that are read next: they are on their way meanwhile
+  std::int64_t next_bytes;
 };
 inline constexpr std::int64_t kMatrixTile = 16, kMatrixDepth = 32;
 

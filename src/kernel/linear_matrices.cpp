@@ -183,7 +183,7 @@ class LinearByMatrices {
           const std::int64_t next = after < depth ? after : 0;  // the first, of the next part
           multiply({w.at(d), w_line, lines, x.at(at), x.stride(at), columns,
                     std::min(cut_.depth, length - d), sums.at(0), line, at != 0, x.at(next),
-                    next == at ? 0 : x.stride(next) * columns / kMatrixTile});
+                    next == at ? 0 : x.stride(next) * columns / kMatrixTile * 2});
         }
       }
     }
@@ -278,7 +278,7 @@ class GradientByMatrices {
         widen_in_pairs(d, n, column, count, w.at(0), w.at(cut_.depth * columns));
         const std::int64_t next = d + n < depth ? d + n : 0;
         multiply({g.at(d), g.stride(), lines, w.at(0), length * kMatrixTile, columns, length,
-                  sums.at(0), line, d != 0, g.at(next), next == d ? 0 : lines * g.stride()});
+                  sums.at(0), line, d != 0, g.at(next), next == d ? 0 : lines * g.stride() * 2});
       }
     }
     if (depth == 0) std::fill_n(sums.at(0), lines * line, 0.0f);

@@ -143,10 +143,10 @@ void multiply_matrices(const MatrixTask& task) noexcept {
   __asm__ volatile("" ::: "memory");  // which the intrinsics read, and do not say so
   const std::int64_t steps =
       task.rows / kTile * (task.columns / kTile) * (task.depth / kMatrixDepth);
-  const std::int64_t lines = task.next_count * 2 / 64;
+  const std::int64_t lines = task.next_bytes / 64;
   const std::int64_t each = (4 * lines + steps - 1) / steps;  // a step is up to four products
   const std::int64_t twos = task.columns / (2 * kTile) * (2 * kTile);
-  const auto* next = reinterpret_cast<const char*>(task.next);
+  const auto* next = static_cast<const char*>(task.next);
   std::int64_t row = 0;
   if (task.columns == kTile)
     for (; row + 4 * kTile <= task.rows; row += 4 * kTile)

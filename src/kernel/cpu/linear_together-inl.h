@@ -37,13 +37,8 @@ template <int kMost, class Body>
 }
 
 /// How many rows of weight one row of x takes at a time, each a quarter of all rows from the next:
-/// a row waits for its own last step while the others go on. Not measured beside vectors of 512
-/// bits.
-#if defined(__AVX512F__)
-constexpr int kTogetherInBytes = 1;
-#else
+/// a row waits for its own last step while the others go on.
 constexpr int kTogetherInBytes = kStreams;
-#endif
 
 /// Where each of some rows of weight is, and the first of the rows of x, at the same block.
 template <int kRows>
