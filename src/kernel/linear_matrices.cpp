@@ -19,20 +19,21 @@
 namespace stowage {
 namespace {
 
-constexpr std::int64_t kMostShared = 512;  // rows of x or g
-constexpr std::int64_t kBetween = 32;      // numbers between rows: no power of two, as in
-                                           // linear_tiles.cpp
+constexpr std::int64_t kMostShared = 512, kFewestShared = 64;  // rows of x or g
+constexpr std::int64_t kSharedNumbers = std::int64_t{4} << 20;
+constexpr std::int64_t kBetween = 32;  // numbers between rows: no power of two, as in
+                                       // linear_tiles.cpp
 
-/// Rows of weight that a thread takes at a time, columns of it that are widened at a time, and
-/// those of them that are multiplied at a time.
+/// Rows of weight that a thread takes at a time, and the fewest where threads are many; columns of
+/// it that are widened at a time, and those of them that are multiplied at a time.
 struct Cut {
-  std::int64_t rows, widened, depth;
+  std::int64_t rows, fewest, widened, depth;
 };
 // As long as x stays in the L2 cache, sums stay in tiles for a whole row; beyond, many rows of
 // weight use a stretch of x while it is there.
 Cut cut_of_linear(std::int64_t m, std::int64_t k) noexcept {
   constexpr std::int64_t kCached = std::int64_t{1} << 19;  // numbers
-  return m * k <= kCached ? Cut{64, 4096, 4096} : Cut{256, 512, 256};
+  return m * k <= kCached ? Cut{64, 16, 4096, 4096} : Cut{256, 64, 512, 256};
 }
 /// Columns of weight that a thread takes at a time, and rows of it.
 struct GradientCut {
@@ -45,6 +46,31 @@ GradientCut cut_of_gradient(std::int64_t m) noexcept {
 std::int64_t whole_depth(std::int64_t n) noexcept {
   return ceil_div(n, kMatrixDepth) * kMatrixDepth;
 }
+
+/// Rows of x or g of which each widened stretch of weight is multiplied with all.
+std::int64_t most_shared(std::int64_t depth) noexcept {
+  const std::int64_t fit = kSharedNumbers / std::max<std::int64_t>(depth, 1) / kTurned * kTurned;
+  return std::clamp(fit, kFewestShared, kMostShared);
+}
+
+/// Parts of the weight, and, where these are fewer than threads, of the rows that share it: each
+/// widens what it needs.
+struct Grid {
+  Parts lines, rows;
+
+  Grid(const Parts& of_weight, std::int64_t m, std::int64_t threads)
+      : lines(of_weight), rows{m, padded(m)} {
+    if (lines.number() >= threads || lines.number() == 0) return;
+    rows.each = std::max(padded(ceil_div(m, threads / lines.number())), kFewestShared);
+  }
+  std::int64_t number() const noexcept { return lines.number() * rows.number(); }
+  /// Those of part i, of the rows that are shared.
+  Rows rows_of(std::int64_t i) const noexcept {
+    const std::int64_t begin = i / lines.number() * rows.each;
+    return {begin, std::min(rows.each, rows.count - begin)};
+  }
+  std::int64_t line_of(std::int64_t i) const noexcept { return i % lines.number() * lines.each; }
+};
 
 /// MatrixKernels on a thread, for a scope.
 class Multiplier {
@@ -107,8 +133,9 @@ class PairedRows {
     for_each_part(call, blocks * steps, rows.count * depth_ * kMoves,
                   [&](std::int64_t i) { turn(i / steps * kMatrixTile, i % steps * kStep); });
   }
-  /// From column k on, which begins a stretch; and numbers from one block of rows to the next.
-  const std::uint16_t* at(std::int64_t k) const noexcept { return place(0, k); }
+  /// From column k on, which begins a stretch, and from a row that begins a block; and numbers from
+  /// one block to the next.
+  const std::uint16_t* at(std::int64_t row, std::int64_t k) const noexcept { return place(row, k); }
   std::int64_t stride(std::int64_t k) const noexcept {
     return std::min(step_, depth_ - k) * kMatrixTile;
   }
@@ -143,17 +170,20 @@ class LinearByMatrices {
   explicit LinearByMatrices(const LinearCall& call)
       : call_(call),
         weight_(*call.weight),
-        cut_(cut_of_linear(std::min(call.m, kMostShared), weight_.columns())),
-        parts_(parts_of(weight_.rows(), cut_.rows, call.executor->threads())) {}
+        most_(most_shared(weight_.columns())),
+        cut_(cut_of_linear(std::min(call.m, most_), weight_.columns())),
+        parts_(parts_of(weight_.rows(), cut_.rows, call.executor->threads(), cut_.fewest, 1)) {}
 
   /// Whether all sums are finite that a scale multiplies.
   bool run() const {
     std::atomic<bool> held = true;
-    for_each_rows(call_, 0, kMostShared, [&](Rows rows) {
+    for_each_rows(call_, 0, most_, [&](Rows rows) {
       const PairedRows x(call_, rows, cut_.depth);
+      const Grid grid(parts_, rows.count, call_.executor->threads());
       const std::int64_t products = rows.count * weight_.rows() * weight_.columns();
-      for_each_part(call_, parts_.number(), products / kQuicker, [&](std::int64_t i) {
-        if (!part(i, rows, x)) held = false;
+      for_each_part(call_, grid.number(), products / kQuicker, [&](std::int64_t i) {
+        const Rows some = grid.rows_of(i);
+        if (!part(grid.line_of(i), some, rows.begin + some.begin, x)) held = false;
       });
     });
     return held;
@@ -162,8 +192,10 @@ class LinearByMatrices {
  private:
   static constexpr std::int64_t kQuicker = 8;  // than products of fp32
 
-  bool part(std::int64_t i, Rows rows, const PairedRows& x) const {
-    const std::int64_t row = i * parts_.each, depth = weight_.columns();
+  /// Of rows of weight from `row` on and some of those that are shared, the first of which is
+  /// `first` of y.
+  bool part(std::int64_t row, Rows rows, std::int64_t first, const PairedRows& x) const {
+    const std::int64_t depth = weight_.columns();
     const std::int64_t count = std::min(parts_.each, weight_.rows() - row), lines = padded(count);
     const std::int64_t w_line = std::min(cut_.widened, whole_depth(depth)) + kBetween;
     const std::int64_t columns = padded(rows.count), line = columns + kMatrixTile;
@@ -181,14 +213,15 @@ class LinearByMatrices {
         for (std::int64_t d = 0; d < length; d += cut_.depth) {
           const std::int64_t at = k + d, after = at + cut_.depth;
           const std::int64_t next = after < depth ? after : 0;  // the first, of the next part
-          multiply({w.at(d), w_line, lines, x.at(at), x.stride(at), columns,
-                    std::min(cut_.depth, length - d), sums.at(0), line, at != 0, x.at(next),
+          multiply({w.at(d), w_line, lines, x.at(rows.begin, at), x.stride(at), columns,
+                    std::min(cut_.depth, length - d), sums.at(0), line, at != 0,
+                    x.at(rows.begin, next),
                     next == at ? 0 : x.stride(next) * columns / kMatrixTile * 2});
         }
       }
     }
     if (depth == 0) std::fill_n(sums.at(0), lines * line, 0.0f);
-    return finish(sums.at(0), line, scales, row, count, rows);
+    return finish(sums.at(0), line, scales, row, count, {first, rows.count});
   }
 
   bool finish(const float* sums, std::int64_t line, const float* scales, std::int64_t row,
@@ -207,6 +240,7 @@ class LinearByMatrices {
 
   const LinearCall& call_;
   const LinearWeight& weight_;
+  const std::int64_t most_;
   const Cut cut_;
   const Parts parts_;
 };
@@ -232,7 +266,7 @@ class StretchesOfRows {
       }
     });
   }
-  const std::uint16_t* at(std::int64_t k) const noexcept { return place(0, k); }
+  const std::uint16_t* at(std::int64_t row, std::int64_t k) const noexcept { return place(row, k); }
   std::int64_t stride() const noexcept { return step_ + kBetween; }
 
  private:
@@ -249,23 +283,30 @@ class GradientByMatrices {
   explicit GradientByMatrices(const LinearCall& call)
       : call_(call),
         weight_(*call.weight),
-        cut_(cut_of_gradient(std::min(call.m, kMostShared))),
-        parts_(parts_of(weight_.columns(), cut_.columns, call.executor->threads())) {}
+        most_(most_shared(weight_.rows())),
+        cut_(cut_of_gradient(std::min(call.m, most_))),
+        parts_(parts_of(weight_.columns(), cut_.columns, call.executor->threads(), kFewestColumns,
+                        1)) {}
 
   void run() const {
-    for_each_rows(call_, 0, kMostShared, [&](Rows rows) {
+    for_each_rows(call_, 0, most_, [&](Rows rows) {
       const StretchesOfRows g(call_, rows, cut_.depth);
+      const Grid grid(parts_, rows.count, call_.executor->threads());
       const std::int64_t products = rows.count * weight_.rows() * weight_.columns();
-      for_each_part(call_, parts_.number(), products / kQuicker,
-                    [&](std::int64_t i) { part(i, rows, g); });
+      for_each_part(call_, grid.number(), products / kQuicker, [&](std::int64_t i) {
+        const Rows some = grid.rows_of(i);
+        part(grid.line_of(i), some, rows.begin + some.begin, g);
+      });
     });
   }
 
  private:
   static constexpr std::int64_t kQuicker = 4;
+  static constexpr std::int64_t kFewestColumns = 256;  // of which decoding is worth its calls
 
-  void part(std::int64_t i, Rows rows, const StretchesOfRows& g) const {
-    const std::int64_t column = i * parts_.each, depth = weight_.rows();
+  /// As in LinearByMatrices, of columns of weight.
+  void part(std::int64_t column, Rows rows, std::int64_t first, const StretchesOfRows& g) const {
+    const std::int64_t depth = weight_.rows();
     const std::int64_t count = std::min(parts_.each, weight_.columns() - column);
     const std::int64_t columns = padded(count), lines = padded(rows.count);
     const std::int64_t line = columns + kMatrixTile;
@@ -277,12 +318,13 @@ class GradientByMatrices {
         const std::int64_t n = std::min(cut_.depth, depth - d), length = whole_depth(n);
         widen_in_pairs(d, n, column, count, w.at(0), w.at(cut_.depth * columns));
         const std::int64_t next = d + n < depth ? d + n : 0;
-        multiply({g.at(d), g.stride(), lines, w.at(0), length * kMatrixTile, columns, length,
-                  sums.at(0), line, d != 0, g.at(next), next == d ? 0 : lines * g.stride() * 2});
+        multiply({g.at(rows.begin, d), g.stride(), lines, w.at(0), length * kMatrixTile, columns,
+                  length, sums.at(0), line, d != 0, g.at(rows.begin, next),
+                  next == d ? 0 : lines * g.stride() * 2});
       }
     }
     if (depth == 0) std::fill_n(sums.at(0), lines * line, 0.0f);
-    call_.finish(sums.at(0), line, rows.begin, rows.count, column, count, weight_.columns());
+    call_.finish(sums.at(0), line, first, rows.count, column, count, weight_.columns());
   }
 
   /// Rows [row, row + n) of weight, a stretch of each, in pairs, and zeros beyond them. `two` has
@@ -304,6 +346,7 @@ class GradientByMatrices {
 
   const LinearCall& call_;
   const LinearWeight& weight_;
+  const std::int64_t most_;
   const GradientCut cut_;
   const Parts parts_;
 };

@@ -24,17 +24,18 @@ struct Parts {
   }
 };
 
-// Long stretches use what is shared more often; but no thread may wait long for the last one.
-inline Parts parts_of(std::int64_t count, std::int64_t most, std::int64_t threads) {
-  constexpr std::int64_t kFewest = 16, kPartsEach = 4;
+/// Long stretches, up to `most`, use what is shared more often; but no thread may wait long for the
+/// last one: each has several. None is shorter than `fewest`.
+inline Parts parts_of(std::int64_t count, std::int64_t most, std::int64_t threads,
+                      std::int64_t fewest = kTurned, std::int64_t several = 4) {
   most = std::min(most, padded(count));
   Parts best{count, most};
   if (threads == 1) return best;
   const std::int64_t ideal = ceil_div(count, threads);
-  for (std::int64_t each = most; each >= kFewest; each -= kTurned) {
+  for (std::int64_t each = most; each >= fewest; each -= kTurned) {
     const Parts now{count, each};
     if (now.longest(threads) < best.longest(threads)) best = now;
-    if (now.number() >= kPartsEach * threads && now.longest(threads) * 16 <= ideal * 17) return now;
+    if (now.number() >= several * threads && now.longest(threads) * 16 <= ideal * 17) return now;
   }
   return best;
 }
