@@ -219,6 +219,8 @@ struct LinearKernels {
   std::int64_t most_rows;  // of x that dots are worth it for; tiles are for more
   void (*tile)(const TileTask& task) noexcept;
   std::int64_t panel;  // columns that tile takes at a time; a multiple of kLinearPad
+  std::int64_t part_rows, part_columns;  // of weight that are widened for tiles at a time, so that
+                                         // they stay in the L2 cache
   void (*transpose)(const TransposeTask& task) noexcept;
   Bf16Kernels bf16;
   MatrixKernels matrices;

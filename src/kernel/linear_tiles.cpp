@@ -15,9 +15,9 @@
 namespace stowage {
 namespace {
 
-// Of linear: terms of a tile, for which a panel of x is in the L1 cache, and of w that are widened
-// at a time; rows of w of a part, and the most rows of x that are shared. Of the gradient likewise.
-constexpr std::int64_t kDepth = 256, kWidened = 1024, kPartRows = 48, kMostShared = 512;
+// Of linear: terms of a tile, for which a panel of x is in the L1 cache, and the most rows of x
+// that are shared. Of the gradient likewise, with columns of w of a part, and rows of g of a tile.
+constexpr std::int64_t kDepth = 256, kMostShared = 512, kTileRows = 48;
 constexpr std::int64_t kGradientDepth = 128, kPartColumns = 384, kMostSharedGradient = 192;
 constexpr std::int64_t kTurned = 16;   // rows or columns that are turned at a time
 constexpr std::int64_t kBetween = 16;  // floats between rows: no power of two, which would put
@@ -74,7 +74,9 @@ class TurnedRows {
 class Linear {
  public:
   explicit Linear(const LinearCall& call)
-      : call_(call), parts_(parts_of(call.weight->rows(), kPartRows, call.executor->threads())) {}
+      : call_(call),
+        widened_(call.kernels->part_columns),
+        parts_(parts_of(call.weight->rows(), call.kernels->part_rows, call.executor->threads())) {}
 
   void run() const {
     for_each_rows(call_, call_.weight->columns(), kMostShared, [&](Rows rows) {
@@ -90,12 +92,12 @@ class Linear {
     const std::int64_t row = i * parts_.each, depth = weight.columns();
     const std::int64_t count = std::min(parts_.each, weight.rows() - row);
     const std::int64_t stride = padded(rows.count) + kBetween;      // of sums
-    const std::int64_t wide = parts_.each * (kWidened + kBetween);  // of w, and what is turned last
+    const std::int64_t wide = parts_.each * (widened_ + kBetween);  // of w, and what is turned last
     const Scratch scratch(static_cast<std::size_t>(wide + parts_.each * stride) * sizeof(float));
     float *const w = scratch.floats(), *const sums = w + wide;
     std::int64_t begin = 0;
     do {  // once even where the sum is empty: y is then the bias
-      const std::int64_t length = std::min(kWidened, depth - begin), line = length + kBetween;
+      const std::int64_t length = std::min(widened_, depth - begin), line = length + kBetween;
       weight.widen_rows(row, count, begin, length, w, line);
       for (std::int64_t d = 0; d == 0 || d < length; d += kDepth) {
         const std::int64_t n = std::min(kDepth, length - d);
@@ -115,6 +117,7 @@ class Linear {
   }
 
   const LinearCall& call_;
+  const std::int64_t widened_;
   const Parts parts_;
 };
 
@@ -156,9 +159,9 @@ class Gradient {
         weight.widen(d + p, column, count, w + p * line);
         std::fill(w + p * line + count, w + p * line + padded(count), 0.0f);
       }
-      for (std::int64_t j = 0; j < rows.count; j += kPartRows)
+      for (std::int64_t j = 0; j < rows.count; j += kTileRows)
         call_.kernels->tile({g + j * (depth + kBetween) + d, depth + kBetween,
-                             std::min(kPartRows, rows.count - j), w, line, padded(count), n,
+                             std::min(kTileRows, rows.count - j), w, line, padded(count), n,
                              sums + j * line, line, d != 0});
       d += n;
     } while (d < depth);

@@ -12,33 +12,33 @@
 namespace stowage::linear_test {
 namespace {
 
-struct Dimensions {
+struct MatrixSizes {
   std::int64_t m, n, k;
 };
-std::string text(const std::string& storage, const Dimensions& of) {
+std::string text_of(const std::string& storage, const MatrixSizes& of) {
   return storage + " m " + std::to_string(of.m) + " n " + std::to_string(of.n) + " k " +
          std::to_string(of.k);
 }
-void check_linear(const Kernels& table, const std::string& storage, const Dimensions& of) {
+void check_linear(const Kernels& table, const std::string& storage, const MatrixSizes& of) {
   const auto& [m, n, k] = of;
   const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
   const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
   const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
   expect_within_bound(run_linear(table, x, m, weight, &bias, inline_executor()),
-                      exact(x, m, weight, &bias), k, text(storage, of));
+                      exact(x, m, weight, &bias), k, text_of(storage, of));
 }
-void check_gradient(const Kernels& table, const std::string& storage, const Dimensions& of) {
+void check_gradient(const Kernels& table, const std::string& storage, const MatrixSizes& of) {
   const auto& [m, n, k] = of;
   const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
   const Values g = make_values(Dtype::bf16, m * n, Data::normal, 4);
   expect_within_bound(run_gradient(table, g, m, weight, inline_executor()),
-                      exact(g, m, weight, nullptr, true), n, "gradient " + text(storage, of));
+                      exact(g, m, weight, nullptr, true), n, "gradient " + text_of(storage, of));
 }
 
 // Tiles of x of one, of two and an odd one; rows and columns that fill none.
 STOWAGE_ON_EACH_ISA(LinearMatricesOn, EveryStorage) {
   for (const std::string& storage : storages())
-    for (const Dimensions& of : {Dimensions{5, 68, 256}, {20, 20, 512}, {49, 36, 768}}) {
+    for (const MatrixSizes& of : {MatrixSizes{5, 68, 256}, {20, 20, 512}, {49, 36, 768}}) {
       check_linear(table, storage, of);
       check_gradient(table, storage, of);
     }
@@ -46,14 +46,14 @@ STOWAGE_ON_EACH_ISA(LinearMatricesOn, EveryStorage) {
 // Depths that end in a tile or begin a second stretch; parts of weight of which the last is short.
 STOWAGE_ON_EACH_ISA(LinearMatricesOn, EveryShape) {
   for (const char* storage : {"f8_e4m3:row", "int8:tensor", "f8_e5m2:block128x128", "bf16"})
-    for (const Dimensions& of : {Dimensions{5, 1, 1},
-                                 {16, 300, 1},
-                                 {33, 17, 31},
-                                 {6, 70, 33},
-                                 {7, 5, 4129},
-                                 {61, 270, 97},
-                                 {5, 1, 8200},
-                                 {6, 4100, 5}}) {
+    for (const MatrixSizes& of : {MatrixSizes{5, 1, 1},
+                                  {16, 300, 1},
+                                  {33, 17, 31},
+                                  {6, 70, 33},
+                                  {7, 5, 4129},
+                                  {61, 270, 97},
+                                  {5, 1, 8200},
+                                  {6, 4100, 5}}) {
       check_linear(table, storage, of);
       check_gradient(table, storage, of);
     }
@@ -61,7 +61,7 @@ STOWAGE_ON_EACH_ISA(LinearMatricesOn, EveryShape) {
 // More x than is cached, and more rows of it than are shared.
 TEST(LinearMatrices, ManyRows) {
   const Kernels& table = best_kernels();
-  for (const Dimensions& of : {Dimensions{600, 40, 1300}, {540, 300, 40}, {1100, 33, 96}}) {
+  for (const MatrixSizes& of : {MatrixSizes{600, 40, 1300}, {540, 300, 40}, {1100, 33, 96}}) {
     check_linear(table, "f8_e4m3:row", of);
     check_linear(table, "int4:block32:bf16", of);
     check_gradient(table, "f8_e4m3:row", of);

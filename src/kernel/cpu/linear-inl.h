@@ -176,6 +176,8 @@ constexpr LinearKernels linear_kernels() {
                                       : 16,
                         &tile,
                         kPanel,
+                        kWidth == 16 ? 192 : 48,
+                        kWidth == 16 ? 512 : 1024,
                         &transpose,
                         {},
                         {},
