@@ -40,6 +40,7 @@ struct Bf16DotTask {
   std::int64_t x_stride, m;
   float* y;
   std::int64_t y_stride;
+  bool one_line = false;  // fp8: all rows have the scales of the first
 };
 using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
 inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;

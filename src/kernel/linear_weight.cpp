@@ -141,8 +141,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
-  const bool in_blocks = form.scale.group.kind == Group::Kind::block2;
-  dot_bytes_lines_ = dot_bytes_kind_ == kForFloat8 && in_blocks ? form.scale.group.m : 0;
+  lines_ = form.scale.group.kind == Group::Kind::block2 ? form.scale.group.m : 0;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
 
@@ -301,6 +300,20 @@ void LinearWeight::for_each_run(std::int64_t row, std::int64_t count, std::int64
   }
 }
 
+template <class Body>
+void LinearWeight::for_each_line(std::int64_t row, std::int64_t count, Body&& body) const noexcept {
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t left = lines_ - (row + done) % lines_;
+    const std::int64_t some = std::min(count - done, left), begin = (row + done) * columns_;
+    std::int64_t column = 0;
+    runs_.cover_as_they_lie(begin, begin + columns_, [&](const Run& run) {  // its first row
+      body(run, done, some, column, run.n);
+      column += run.n;
+    });
+    done += some;
+  }
+}
+
 void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                             std::int64_t y_stride) const noexcept {
   for_each_run(row, count, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
@@ -311,11 +324,11 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
 
 void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                               std::int64_t y_stride) const noexcept {
-  for_each_run(row, count, dot_float8_rows_,
-               [&](const Run& run, auto done, auto some, auto column, auto columns) {
-                 dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride,
-                              to.m, y + done, y_stride});
-               });
+  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
+    dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
+                 y_stride, lines_ != 0});
+  };
+  lines_ == 0 ? for_each_run(row, count, dot_float8_rows_, rows) : for_each_line(row, count, rows);
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
@@ -329,11 +342,12 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                              std::int64_t y_stride) const noexcept {
   constexpr std::int64_t ahead = 8192;  // bytes
   TakenOffProducts taken;
+  const bool in_lines = dot_bytes_kind_ == kForFloat8 && lines_ != 0;
   const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
     const bool rounds = run.rounds != Dtype::unknown;
     const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
     dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride, to.m,
-                y + done, y_stride, dot_bytes_lines_ != 0});
+                y + done, y_stride, in_lines});
   };
   if (dot_bytes_exponents_ != nullptr)
     return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
@@ -348,17 +362,7 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        y_stride,
                        false,
                        dot_bytes_exponents_});
-  if (dot_bytes_lines_ == 0) return for_each_run(row, count, dot_bytes_rows_, rows);
-  for (std::int64_t done = 0; done < count;) {
-    const std::int64_t left = dot_bytes_lines_ - (row + done) % dot_bytes_lines_;
-    const std::int64_t some = std::min(count - done, left), begin = (row + done) * columns_;
-    std::int64_t column = 0;
-    runs_.cover_as_they_lie(begin, begin + columns_, [&](const Run& run) {  // its first row
-      rows(run, done, some, column, run.n);
-      column += run.n;
-    });
-    done += some;
-  }
+  in_lines ? for_each_line(row, count, rows) : for_each_run(row, count, dot_bytes_rows_, rows);
 }
 
 }  // namespace stowage

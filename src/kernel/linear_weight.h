@@ -117,6 +117,9 @@ class LinearWeight {
   template <class Body>
   void for_each_run(std::int64_t row, std::int64_t count, std::int64_t most,
                     Body&& body) const noexcept;
+  /// The same for lines of blocks, each with the run of its first row.
+  template <class Body>
+  void for_each_line(std::int64_t row, std::int64_t count, Body&& body) const noexcept;
   std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
@@ -142,7 +145,7 @@ class LinearWeight {
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
   const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
-  std::int64_t dot_bytes_lines_;  // rows of weight that share the scales of one; else 0
+  std::int64_t lines_;  // rows of weight that share the scales of one; else 0
 };
 
 /// What all ways need to know of a call. x and y are row-major, [m, ...], of `dtype`.

@@ -8,6 +8,7 @@
 
 #include "format/table.h"
 #include "kernel/cpu/linear_bf16-inl.h"
+#include "kernel/cpu/streams-inl.h"
 
 namespace stowage {
 namespace {
@@ -50,25 +51,29 @@ struct Float8Tables {
   }
 };
 
-/// kRows rows of weight from `row` on, whose groups end at the same columns, with kVectors of x.
+/// kRows rows of weight from `row` on, `apart` from one to the next, whose groups end at the same
+/// columns, with kVectors of x.
 template <Codes kCodes, int kRows, int kVectors>
 [[gnu::always_inline]] inline void float8_rows(const Bf16DotTask& task,
-                                               const Float8Tables<kCodes>& tables,
-                                               std::int64_t row) {
+                                               const Float8Tables<kCodes>& tables, std::int64_t row,
+                                               std::int64_t apart) {
   constexpr int kChains = kVectors > 2 ? 1 : 2;  // of each sum
   const auto* codes = static_cast<const std::uint8_t*>(task.run.codes);
   const std::uint8_t* of_row[kRows];
   std::int64_t group[kRows];
   for (int r = 0; r < kRows; ++r) {
-    const std::int64_t first = task.run.first + (row + r) * task.row_stride;
+    const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
     of_row[r] = codes + first;
-    group[r] = task.run.scales == nullptr ? 0 : first / task.run.group;
+    group[r] =
+        task.run.scales == nullptr ? 0 : (task.one_line ? task.run.first : first) / task.run.group;
   }
+  const std::int64_t ahead =
+      apart == 1 ? kRows * task.row_stride : ahead_in_streams(apart, task.row_stride);
   __m512 totals[kVectors][kRows];
   for (auto& of_vector : totals)
     for (__m512& total : of_vector) total = _mm512_setzero_ps();
   for (std::int64_t k = 0; k < task.columns;) {
-    const std::int64_t begin = task.run.first + row * task.row_stride + k;
+    const std::int64_t begin = task.run.first + (task.one_line ? 0 : row * task.row_stride) + k;
     const std::int64_t left = task.columns - k;
     const std::int64_t in_group =
         task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
@@ -80,7 +85,7 @@ template <Codes kCodes, int kRows, int kVectors>
     for (; k < end; k += kFloat8Step) {
       __m512bh w[kRows][2];
       for (int r = 0; r < kRows; ++r) {
-        __builtin_prefetch(of_row[r] + k + kRows * task.row_stride, 0, 2);
+        __builtin_prefetch(of_row[r] + k + ahead, 0, 2);
         tables.look_up(of_row[r] + k, w[r][0], w[r][1]);
       }
       for (int v = 0; v < kVectors; ++v)
@@ -102,18 +107,28 @@ template <Codes kCodes, int kRows, int kVectors>
       }
     }
   }
-  for (int v = 0; v < kVectors; ++v) add_totals<kRows>(totals[v], task.y + v * task.y_stride + row);
+  for (int v = 0; v < kVectors; ++v) {
+    float all[kRows] = {};
+    add_totals<kRows>(totals[v], all);
+    for (int r = 0; r < kRows; ++r) task.y[v * task.y_stride + row + r * apart] += all[r];
+  }
 }
 
 template <Codes kCodes, int kVectors>
 void float8_all(const Bf16DotTask& task) {
   const Float8Tables<kCodes> tables;
   std::int64_t row = 0;
-  const bool together = task.run.scales == nullptr || task.row_stride % task.run.group == 0 ||
+  const bool together = task.run.scales == nullptr || task.one_line ||
+                        task.row_stride % task.run.group == 0 ||
                         task.run.group >= task.rows * task.row_stride;
+  if (kVectors == 1 && together) {  // each a quarter of all rows from the next
+    const std::int64_t apart = task.rows / kStreams;
+    for (; row < apart; ++row) float8_rows<kCodes, kStreams, kVectors>(task, tables, row, apart);
+    row *= kStreams;
+  }
   if (together)
-    for (; row + 2 <= task.rows; row += 2) float8_rows<kCodes, 2, kVectors>(task, tables, row);
-  for (; row < task.rows; ++row) float8_rows<kCodes, 1, kVectors>(task, tables, row);
+    for (; row + 2 <= task.rows; row += 2) float8_rows<kCodes, 2, kVectors>(task, tables, row, 1);
+  for (; row < task.rows; ++row) float8_rows<kCodes, 1, kVectors>(task, tables, row, 1);
 }
 
 template <Codes kCodes>

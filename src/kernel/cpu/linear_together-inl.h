@@ -3,6 +3,7 @@
 // block, several rows at a time.
 #pragma once
 #include "kernel/cpu/dequantize-inl.h"
+#include "kernel/cpu/streams-inl.h"
 #include "kernel/linear.h"
 
 namespace stowage {
@@ -10,13 +11,6 @@ namespace {
 
 /// Groups of a block, where a group may be several blocks.
 constexpr int kSeveralBlocks = 0;
-
-/// Bytes from codes of a stream, `apart` rows from the next one, to those that will be read soon:
-/// of the same one, or, where it ends soon, of that which takes its place.
-inline std::int64_t ahead_in_streams(std::int64_t apart, std::int64_t row_bytes) {
-  constexpr std::int64_t kFarRows = 4;
-  return apart >= kFarRows ? kStreamAhead : kStreams * apart * row_bytes;
-}
 
 /// Calls body.operator()<m>(part) for parts of x of up to kMost rows that are alike.
 template <int kMost, class Body>
