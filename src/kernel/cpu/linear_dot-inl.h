@@ -85,15 +85,18 @@ requires(is_four_bit(kCodes)) struct ZeroReader<kCodes> : NibbleReader<packing_o
 
 constexpr std::int64_t kCommonBlock = 64;  // of most 4-bit weights
 
-/// Whether one row of x takes kStreams rows of weight, not two neighbors: vectors of 16 lanes have
-/// not been measured so.
-constexpr bool kInStreams = kWidth == 8;
+/// Of vectors of 16 lanes, four rows of weight far apart are worth it where groups are as long.
+constexpr std::int64_t kLongGroup = 512;
 
-/// Sums of one row of weight with kM rows of x, in two chains each (four, if alone and not in four
-/// streams), since a multiply-add waits for the one before it.
-template <int kM>
+/// How many chains a sum has, since a multiply-add waits for the one before it: four, if it is
+/// alone and no four rows of weight share a row of x.
+constexpr int chains_of(int rows_of_x, bool in_streams) {
+  return rows_of_x == 1 && !in_streams ? 4 : 2;
+}
+
+/// Sums of one row of weight with kM rows of x.
+template <int kM, int kChains>
 struct Sums {
-  static constexpr int kChains = kM == 1 && !kInStreams ? 4 : 2;
   F of[kM][kChains] = {};
 
   void add(F w, int v, const float* x, std::int64_t x_stride) {
@@ -200,7 +203,7 @@ struct Beside<Zero::rounded> : Beside<Zero::offset> {
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
-template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
+template <Codes kCodes, Dtype kOwn, Zero kZero, int kM, int kChains>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
@@ -210,7 +213,7 @@ struct DotRow {
   const float* scales = &kOne;  // of the groups still to come
   [[no_unique_address]] Beside<kZero> beside;
   typename ReaderFor<kCodes, kOwn, kZero>::Type reader;
-  Sums<kM> sums, group;  // all, and those of a group whose scale multiplies its sum
+  Sums<kM, kChains> sums, group;  // all, and those of a group whose scale multiplies its sum
 
   DotRow(const DotTask& of, std::int64_t row, std::int64_t bytes_ahead)
       : task(of),
@@ -235,9 +238,11 @@ struct DotRow {
     if (task.run.scales == nullptr) return task.columns;
     return task.run.group - (task.run.first + at * task.row_stride) % task.run.group;
   }
-  [[gnu::always_inline]] Sums<kM>& open() { return CodeReader<kCodes>::kScalesSum ? group : sums; }
+  [[gnu::always_inline]] Sums<kM, kChains>& open() {
+    return CodeReader<kCodes>::kScalesSum ? group : sums;
+  }
   [[gnu::always_inline]] void begin_group() {
-    if constexpr (CodeReader<kCodes>::kScalesSum) group = Sums<kM>{};
+    if constexpr (CodeReader<kCodes>::kScalesSum) group = Sums<kM, kChains>{};
     if constexpr (kZero != Zero::none)
       reader.set_scale(*scales, *beside.next);
     else if constexpr (!CodeReader<kCodes>::kScalesSum)
@@ -246,7 +251,7 @@ struct DotRow {
   [[gnu::always_inline]] void end_group() {
     if constexpr (CodeReader<kCodes>::kScalesSum)
       for (int j = 0; j < kM; ++j)
-        for (int c = 0; c < Sums<kM>::kChains; ++c)
+        for (int c = 0; c < kChains; ++c)
           sums.of[j][c] =
               Lanes::multiply_add(reader.value(group.of[j][c]), splat(*scales), sums.of[j][c]);
     ++scales;
@@ -278,7 +283,7 @@ struct DotRow {
         F sum = w[v] * Lanes::load_f32(from + v * kWidth);
         for (int i = v + 1; i < v + kEach; ++i)
           sum = Lanes::multiply_add(w[i], Lanes::load_f32(from + i * kWidth), sum);
-        F& to = sums.of[j][v / kEach % Sums<kM>::kChains];
+        F& to = sums.of[j][v / kEach % kChains];
         to = Lanes::multiply_add(reader.value(sum), splat(*scales), to);
       }
   }
@@ -342,20 +347,25 @@ constexpr bool kTogether = kM == 1 && (kWidth == 16 || CodeReader<kCodes>::kScal
 
 template <Codes kCodes, Dtype kOwn, Zero kZero, int kM>
 void dot_rows(const DotTask& task, std::int64_t j) {
-  using Row = DotRow<kCodes, kOwn, kZero, kM>;
+  constexpr bool kAlways = kWidth == 8;  // in streams
+  using Row = DotRow<kCodes, kOwn, kZero, kM, chains_of(kM, kAlways)>;
   const float* x = task.x + j * task.x_stride;
   float* y = task.y + j * task.y_stride;
   std::int64_t i = 0;
   const bool aligned = task.run.scales == nullptr || task.row_stride % task.run.group == 0 ||
                        task.run.group % task.row_stride == 0;
-  if constexpr (kTogether<kCodes, kM> && kInStreams) {
-    const std::int64_t apart = aligned ? task.rows / kStreams : 0;
+  if constexpr (kTogether<kCodes, kM> &&
+                (kAlways || (kWidth == 16 && bits_of(kCodes) == 8 && kZero == Zero::none))) {
+    using InStreams = DotRow<kCodes, kOwn, kZero, kM, chains_of(kM, true)>;
+    const bool is_long = kAlways || task.run.scales == nullptr || task.run.group >= kLongGroup;
+    const std::int64_t apart = aligned && is_long ? task.rows / kStreams : 0;
     for (; i < apart; ++i) {
-      const auto row = [&](std::int64_t n) { return Row(task, i + n * apart, kStreamAhead); };
+      const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, kStreamAhead); };
       dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
     }
     i *= kStreams;
-  } else if constexpr (kTogether<kCodes, kM>) {
+  }
+  if constexpr (kTogether<kCodes, kM> && !kAlways) {
     for (; aligned && i + 2 <= task.rows; i += 2) {
       const Row row(task, i, task.ahead);
       dot_together(task, x, y, row.first_group(), row, Row(task, i + 1, task.ahead));
