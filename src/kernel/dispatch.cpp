@@ -19,7 +19,8 @@ extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
 extern const MatrixKernels kAmxMatrices;
-extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes;
+extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes, kAvx512VbmiDense;
+extern const Expand kAvx512VbmiMapped;
 
 namespace {
 // What some processors take a hundred cycles for, and others none. The best of many runs, so that
@@ -41,6 +42,18 @@ bool are_subnormals_quick() {
   return best(0x1p-130f) < 4 * best(1.0f);
 }
 
+// `bytes` with what `dense` has for densely packed codes.
+BytesKernels with_dense(const BytesKernels& bytes, const BytesKernels& dense) {
+  BytesKernels both = bytes;
+  for (int codes = 0; codes < kCodesCount; ++codes) {
+    const KindOfX kind = dense.kind[codes];
+    if (both.dot[codes] == nullptr && (kind == kForBytes || kind == kForIntegers))
+      both.set(static_cast<Codes>(codes), dense.dot[codes], kind);
+  }
+  std::copy_n(dense.arrange[kForIntegers], kValueDtypes, both.arrange[kForIntegers]);
+  return both;
+}
+
 Kernels with(const Kernels& table, const BytesKernels& bytes) {
   Kernels better = table;
   better.linear.bytes = bytes;
@@ -56,7 +69,6 @@ Kernels with(const Kernels& table, const BytesKernels& bytes) {
   better.linear.bytes.most_whole = std::min<std::int64_t>(bytes.most_whole, 4);
   better.linear.bytes.most_words = 3;
   better.linear.bytes.most_float8 = 0;
-  better.scales.q4_k = kAvx2Kernels.scales.q4_k;
   return better;
 }
 const Kernels& with_bytes() {
@@ -72,13 +84,14 @@ const Kernels& with_512() {
   return table;
 }
 const Kernels& with_512_vnni() {
-  static const Kernels table = with(kAvx512Kernels, kAvx512VnniBytes);
+  static const Kernels table = with(kAvx512Kernels, with_dense(kAvx512VnniBytes, kAvx2Bytes));
   return table;
 }
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
-    Kernels better = with_512_vnni();
+    Kernels better = with(kAvx512Kernels, with_dense(kAvx512VnniBytes, kAvx512VbmiDense));
     better.dequantize = kAvx512VbmiDequantize;
+    better.scales.mapped = kAvx512VbmiMapped;
     return better;
   }();
   return table;

@@ -13,7 +13,7 @@ inline constexpr std::int64_t kLinearPad = 16;
 
 /// Rows of weight that come quicker together, each from a quarter of its own of all rows of a task,
 /// than one after the other, in vectors of 256 bits; and how many bytes ahead each asks.
-inline constexpr std::int64_t kStreams = 4, kStreamAhead = 1024;
+inline constexpr std::int64_t kStreams = 4, kStreamAhead = 2048;
 
 /// y[j, i] += sum_k w[i, k] x[j, k]: rows of codes are multiplied while they are decoded.
 struct DotTask {
@@ -124,7 +124,8 @@ struct MatrixKernels {
 /// packed, and x in integers (cpu/linear_bytes-inl.h, linear_words-inl.h, linear_integers-inl.h),
 /// or of fp8 and x in fp32 (cpu/linear_float8_moved-inl.h).
 struct BytesDotTask {
-  Run run;                        // as in DotTask; groups are 16, 32 or multiples of kBytesBlock
+  Run run;                        // as in DotTask; groups are 16, 32, 64, whole rows or multiples
+                                  // of what x is arranged by
   std::int64_t rows, row_stride;  // elements from row to row
   std::int64_t columns;           // a multiple of kBytesBlock and of groups, or less than one
   std::int64_t ahead;             // bytes from a code to those that will be read soon
@@ -147,13 +148,15 @@ inline constexpr std::int64_t kBytesOfX[kKindsOfX] = {3, 4, 3, 4, 3};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
-  /// out: x in the order that the others read; n is a multiple of kBytesBlock.
+  /// out: x in the order that the others read; n is a multiple of kBytesBlock, and zeros fill the
+  /// last block.
   /// Whether it has only numbers whose products stay normal; else out is
   /// anything.
   bool (*arrange[kKindsOfX][kValueDtypes])(const void* x, std::int64_t n,
                                            std::uint8_t* out) noexcept;
   BytesDotKernel dot[kCodesCount];  // of dense codes: as they lie
   KindOfX kind[kCodesCount];        // of arranged x
+  std::int64_t block[kKindsOfX] = {kBytesBlock, kBytesBlock, kBytesBlock, kBytesBlock, kBytesBlock};
   /// Rows of x up to which they are worth it, since other ways may be as quick: by digits where
   /// groups are whole blocks, and shorter; by codes of a byte, or dense; by words; and of fp8.
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,

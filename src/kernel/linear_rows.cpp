@@ -253,7 +253,7 @@ bool fits_bytes(const LinearCall& call) noexcept {
 
 bool linear_bytes(const LinearCall& call) {
   const std::int64_t k = call.weight->columns();
-  const std::int64_t stride = k * kBytesOfX[call.weight->dot_bytes_kind()];
+  const std::int64_t stride = call.weight->bytes_of_x();
   std::atomic<bool> held = true;
   with_room<std::uint8_t>(call.m * stride, [&](std::uint8_t* x) {
     const auto arrange = bytes_arrange(call);

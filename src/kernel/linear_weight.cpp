@@ -43,9 +43,11 @@ Bf16DotKernel float8_kernel(const Bf16Kernels& kernels, const Descriptor& form) 
 }
 
 // Scales that are no fp32 numbers are expanded so many at a time; rows may cut the first and the
-// last of them. An even number, since kernels take rows in twos; in fours, if possible.
+// last of them, where they are no number of groups. An even number, since kernels take rows in
+// twos; in fours, if possible.
 std::int64_t expanded_rows(std::int64_t block, std::int64_t columns) noexcept {
-  const std::int64_t some = (kExpandedScales - 2) * block / columns;
+  const std::int64_t cut = columns % block == 0 ? 0 : 2;
+  const std::int64_t some = (kExpandedScales - cut) * block / columns;
   return some > 3 ? some / 4 * 4 : some > 1 ? some / 2 * 2 : some;
 }
 
@@ -137,6 +139,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
+  dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
   dot_bytes_exponents_ = dot_bytes_kind_ == kForFloat8 && are_exponents(form, columns_)
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
@@ -176,7 +179,7 @@ std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexce
 std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcept {
   const std::int64_t of = group.kind == Group::Kind::none ? columns_ : runs_.group();
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
-  if (of != kBytesBlock / 4 && of != kBytesBlock / 2 && of % kBytesBlock != 0) return 0;
+  if (of != 16 && of != 32 && of != 64 && of % dot_bytes_block_ != 0 && of < columns_) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   const bool integers = dot_bytes_kind_ == kForBytes || dot_bytes_kind_ == kForIntegers;
   if (integers && !fits_integers(runs_.form(), of)) return 0;

@@ -100,6 +100,9 @@ class LinearWeight {
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
   KindOfX dot_bytes_kind() const noexcept { return dot_bytes_kind_; }  // of arranged x
+  std::int64_t bytes_of_x() const noexcept {                           // of a row of it
+    return ceil_div(columns_, dot_bytes_block_) * dot_bytes_block_ * kBytesOfX[dot_bytes_kind_];
+  }
   struct BytesVectors {
     const std::uint8_t* x;
     std::int64_t x_stride, m;
@@ -143,6 +146,7 @@ class LinearWeight {
   std::int64_t dot_float8_rows_;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
+  std::int64_t dot_bytes_block_;                  // columns of a block of x
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
   const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
   std::int64_t lines_;  // rows of weight that share the scales of one; else 0

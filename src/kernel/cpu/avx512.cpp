@@ -4,11 +4,11 @@
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/linear-inl.h"
 #include "kernel/cpu/quantize-inl.h"
-#include "kernel/cpu/scales-inl.h"
+#include "kernel/cpu/scales_avx512-inl.h"
 #include "kernel/kernels.h"
 
 namespace stowage {
 extern const Kernels kAvx512Kernels;  // the one symbol of this file
 constexpr Kernels kAvx512Kernels{Isa::avx512, dequantize_kernels(), quantize_kernels(),
-                                 linear_kernels(), scale_kernels()};
+                                 linear_kernels(), wide_scale_kernels()};
 }  // namespace stowage

@@ -13,6 +13,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "kernel/cpu/streams-inl.h"
 #include "kernel/linear.h"
 
 namespace stowage {
@@ -88,7 +89,7 @@ template <int kRows>
   }
 }
 
-/// kRows rows of weight from `row` on.
+/// kRows rows of weight from `row` on, `apart` from one to the next.
 template <int kRows>
 struct Bf16Rows {
   const Bf16DotTask& task;
@@ -97,9 +98,10 @@ struct Bf16Rows {
   std::uint64_t first[kRows];  // element
   const float* common[kRows];  // scales of blocks of 64; null if blocks are larger
 
-  Bf16Rows(const Bf16DotTask& of, std::int64_t row) : task(of), stride(of.row_stride / 2) {
+  Bf16Rows(const Bf16DotTask& of, std::int64_t row, std::int64_t apart = 1)
+      : task(of), stride(apart * of.row_stride / 2) {
     for (int r = 0; r < kRows; ++r) {
-      first[r] = static_cast<std::uint64_t>(task.run.first + (row + r) * task.row_stride);
+      first[r] = static_cast<std::uint64_t>(task.run.first + (row + r * apart) * task.row_stride);
       common[r] = task.run.group == 64 ? task.run.scales + first[r] / 64 : nullptr;
     }
     codes = static_cast<const std::uint8_t*>(task.run.codes) + first[0] / 2;
@@ -210,9 +212,11 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
 /// x. The values are rounded to bf16 after a product with `stretch`, by which that loses least.
 /// False, and nothing is added, if a sum is not finite: then values decide what it is.
 template <int kRows, int kVectors>
-bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row) {
+bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, std::int64_t apart) {
   const __m512i table = table_of(_mm512_loadu_ps(task.values), stretch, stretch);
-  const Bf16Rows<kRows> w(task, row);
+  const Bf16Rows<kRows> w(task, row, apart);
+  const std::int64_t ahead =
+      (apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2)) * task.row_stride / 2;
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
@@ -239,7 +243,7 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row) {
   };
   std::int64_t k = 0;
   for (; k + kBf16Pad <= task.columns; k += kBf16Pad) {
-    w.fetch_codes(w.codes + kRows * w.stride + k / 2);
+    w.fetch_codes(w.codes + ahead + k / 2);
     add(k, true);
   }
   if (k < task.columns) add(k, false);
@@ -251,22 +255,29 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row) {
   if (finite != 0.0f) return false;
   for (int j = 0; j < kVectors; ++j)
     for (int r = 0; r < kRows; ++r)
-      task.y[j * task.y_stride + row + r] += totals[j][r] * (1 / stretch);
+      task.y[j * task.y_stride + row + r * apart] += totals[j][r] * (1 / stretch);
   return true;
 }
 
 template <int kRows>
 void dot_some(const Bf16DotTask& task, float stretch, std::int64_t row) {
   const bool done = stretch == 0  ? false
-                    : task.m == 1 ? rows_by_scales<kRows, 1>(task, stretch, row)
-                    : task.m == 2 ? rows_by_scales<kRows, 2>(task, stretch, row)
-                    : task.m == 3 ? rows_by_scales<kRows, 3>(task, stretch, row)
+                    : task.m == 1 ? rows_by_scales<kRows, 1>(task, stretch, row, 1)
+                    : task.m == 2 ? rows_by_scales<kRows, 2>(task, stretch, row, 1)
+                    : task.m == 3 ? rows_by_scales<kRows, 3>(task, stretch, row, 1)
                                   : false;
   if (!done) rows_by_tables<kRows>(task, row);
 }
 
 void dot_all(const Bf16DotTask& task, float stretch) {
   std::int64_t row = 0;
+  if (task.m == 1 && stretch != 0) {  // each a quarter of all rows from the next
+    const std::int64_t apart = task.rows / kStreams;
+    for (; row < apart; ++row)
+      if (!rows_by_scales<kStreams, 1>(task, stretch, row, apart))
+        for (int r = 0; r < kStreams; ++r) rows_by_tables<1>(task, row + r * apart);
+    row *= kStreams;
+  }
   for (; row + 4 <= task.rows; row += 4) dot_some<4>(task, stretch, row);
   for (; row < task.rows; ++row) dot_some<1>(task, stretch, row);
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 4-bit weights and a few rows of x in integers, in vectors of AVX2: values of such
-// formats are small multiples of one number, and bytes multiply 32 at a time, four to a sum where
-// there is VNNI. x is in fixed point, each eight neighbors under a power of two of their own:
+// Products of 4-bit weights and a few rows of x in integers: values of such formats are small
+// multiples of one number, and bytes multiply a register at a time, four to a sum where there is
+// VNNI. x is in fixed point, each eight neighbors under a power of two of their own:
 //
 //   x = X 2^e,  X = 256 high + low, |X| <= 2^14, low from -128 to 127
 //   w = scale unit (digit + least), digit from 0 on
 //   sum x w = scale unit 2^e (256 sum high digit + sum low digit + least sum X)
 //
-// The sum in brackets is exact. A load of 32 bytes is a block of 64 columns; byte i has columns 2 i
-// and 2 i + 1. x is arranged block by block: high bytes of even columns, of odd ones, low bytes
-// likewise; then, for each eight columns, sum X and 2^e.
+// The sum in brackets is exact. A register of codes is a block of 64 columns, or 128 in vectors of
+// 512 bits; byte i has columns 2 i and 2 i + 1. x is arranged block by block: high bytes of even
+// columns, of odd ones, low bytes likewise; then, for each eight columns, sum X and 2^e.
 #pragma once
+#include "kernel/cpu/bytes-inl.h"
 #include "kernel/cpu/linear_together-inl.h"
 
 namespace stowage {
@@ -55,21 +56,24 @@ consteval bool are_codes_digits(Codes c) {
 constexpr std::int64_t kNeighbors = 8;  // neighbors that share an exponent
 constexpr int kFraction = 13;           // bits of the largest of them behind its first one
 
+constexpr std::int64_t kPairsBlock = kNeighbors * kWidth;  // columns of a register of codes
+
 struct BlockOfX {
-  std::int8_t high[2][kBytesBlock / 2], low[2][kBytesBlock / 2];  // of even columns, odd ones
-  float sums[kBytesBlock / kNeighbors], powers[kBytesBlock / kNeighbors];
+  std::int8_t high[2][kPairsBlock / 2], low[2][kPairsBlock / 2];  // of even columns, odd ones
+  std::int32_t sums[kWidth];
+  float powers[kWidth];
 };
-static_assert(sizeof(BlockOfX) == kBytesBlock * kBytesOfX[kForDigits] && kWidth == kNeighbors);
+static_assert(sizeof(BlockOfX) == kPairsBlock * kBytesOfX[kForDigits]);
 
 /// The exponents that x may have, so that powers and their products with sums are normal numbers.
 constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
 
-/// Low bytes: the first four of even columns, then those of odd ones.
-inline void put_bytes(I numbers, std::int64_t at, std::int8_t (&to)[2][kBytesBlock / 2]) {
-  std::int8_t bytes[kNeighbors];
-  Lanes::store_u8(bytes, numbers);
-  __builtin_memcpy(to[0] + at, bytes, kNeighbors / 2);
-  __builtin_memcpy(to[1] + at, bytes + kNeighbors / 2, kNeighbors / 2);
+/// The low byte of each, the first four of them to `first`, the others to `last`.
+inline void put_bytes(__m256i numbers, std::int8_t* first, std::int8_t* last) {
+  const __m256i low = _mm256_broadcastsi128_si256(_mm_cvtsi32_si128(0x0C080400));
+  const __m256i fours = _mm256_shuffle_epi8(numbers, low);
+  store_as(first, _mm_cvtsi128_si32(_mm256_castsi256_si128(fours)));
+  store_as(last, _mm_cvtsi128_si32(_mm256_extracti128_si256(fours, 1)));
 }
 inline std::int32_t total(__m256i numbers) {
   const __m128i four =
@@ -78,127 +82,134 @@ inline std::int32_t total(__m256i numbers) {
   return _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
 }
 
+/// Eight numbers of kIn.
+template <Dtype kIn>
+__m256 load_eight(const void* x) {
+  const __m128i eight = load_as<__m128i>(x);
+  if constexpr (kIn == Dtype::f16) return _mm256_cvtph_ps(eight);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
+}
+inline std::uint32_t largest_magnitude(__m256 x) {
+  const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFFFF));
+  const __m128i four =
+      _mm_max_epi32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return static_cast<std::uint32_t>(
+      _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1))));
+}
+
 /// Eight neighbors in fixed point, X, and their 2^e; or false.
 template <int kBits = kFraction>
-inline bool fix_eight(F x, I& numbers, float& power) {
-  const std::uint32_t most = Lanes::largest(magnitude(x)), exponent = most >> 23;
-  numbers = I{}, power = 1;
+inline bool fix_eight(__m256 x, __m256i& numbers, float& power) {
+  const std::uint32_t most = largest_magnitude(x), exponent = most >> 23;
+  numbers = _mm256_setzero_si256(), power = 1;
   if (most == 0) return true;
   if (exponent < kLeastExponent || exponent > kMostExponent) return false;
   power = __builtin_bit_cast(float, (exponent - kBits) << 23);
   const float inverse = __builtin_bit_cast(float, (254 - (exponent - kBits)) << 23);
-  numbers = reinterpret_cast<I>(_mm256_cvtps_epi32(x * splat(inverse)));
+  numbers = _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse)));
   return true;
 }
+/// X = 256 high + low.
+inline __m256i high_of(__m256i numbers) {
+  return _mm256_srai_epi32(_mm256_add_epi32(numbers, _mm256_set1_epi32(128)), 8);
+}
+inline __m256i low_of(__m256i numbers, __m256i high) {
+  return _mm256_sub_epi32(numbers, _mm256_slli_epi32(high, 8));
+}
 
-inline bool arrange_eight(F x, std::int64_t at, BlockOfX& block) {
+inline bool arrange_eight(__m256 x, std::int64_t at, BlockOfX& block) {
   const auto eight = static_cast<std::size_t>(at / kNeighbors);
-  I number;
-  if (!fix_eight(x, number, block.powers[eight])) return false;
-  const __m256i parted = _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(number),
-                                                     _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-  const I ordered = reinterpret_cast<I>(parted), high = (ordered + 128) >> 8;
-  put_bytes(high, at / 2, block.high);
-  put_bytes(ordered - (high << 8), at / 2, block.low);
-  block.sums[eight] = static_cast<float>(total(parted));
+  __m256i numbers;
+  if (!fix_eight(x, numbers, block.powers[eight])) return false;
+  block.sums[eight] = total(numbers);
+  const __m256i parted =
+      _mm256_permutevar8x32_epi32(numbers, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+  const __m256i high = high_of(parted);
+  put_bytes(high, block.high[0] + at / 2, block.high[1] + at / 2);
+  put_bytes(low_of(parted, high), block.low[0] + at / 2, block.low[1] + at / 2);
   return true;
 }
 
-template <Dtype kIn, class Block>
+/// Blocks of kColumns; zeros fill the last.
+template <Dtype kIn, class Block, std::int64_t kColumns>
 bool arrange_bytes(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
   const auto* from = static_cast<const char*>(x);
-  for (std::int64_t k = 0; k < n; k += kBytesBlock, out += sizeof(Block)) {
-    Block block;
-    for (std::int64_t at = 0; at < kBytesBlock; at += kNeighbors) {
-      const void* eight = from + (k + at) * bytes_of(kIn);
-      const F values = kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight);
-      if (!arrange_eight(values, at, block)) return false;
-    }
+  for (std::int64_t k = 0; k < n; k += kColumns, out += sizeof(Block)) {
+    Block block{};
+    for (std::int64_t at = 0; at < kColumns && k + at < n; at += kNeighbors)
+      if (!arrange_eight(load_eight<kIn>(from + (k + at) * bytes_of(kIn)), at, block)) return false;
     store_as(out, block);
   }
   return true;
 }
 
-/// A number of each group of a block, in the lanes of its columns; `both` has them in each half.
-template <int kGroups>
-F spread(__m256 both) {
-  const __m256i which = kGroups == 2 ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
-                                     : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-  return _mm256_permutevar_ps(both, which);
-}
-template <int kGroups>
-F spread(const float* numbers) {
-  if constexpr (kGroups <= 1) return _mm256_broadcast_ss(numbers);
-  if constexpr (kGroups == 2)
-    return spread<2>(_mm256_castpd_ps(_mm256_set1_pd(load_as<double>(numbers))));
-  if constexpr (kGroups == 4)
-    return spread<4>(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(numbers)));
-}
-/// The same of integers.
-template <int kGroups>
-F spread(const std::int8_t* numbers) {
-  if constexpr (kGroups <= 1) return splat(static_cast<float>(*numbers));
-  std::int32_t some = 0;
-  __builtin_memcpy(&some, numbers, kGroups);
-  const __m128 made = _mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(some)));
-  return spread<kGroups>(_mm256_set_m128(made, made));
-}
+/// What a block of x has but its bytes: sums, so many times each, and as floats; powers.
+struct RestOfX {
+  Bytes times;
+  F sums, powers;
+  template <class Block>
+  [[gnu::always_inline]] RestOfX(const Block& x, int many)
+      : times(reinterpret_cast<Bytes>(load_as<I>(x.sums) * many)),
+        sums(__builtin_convertvector(load_as<I>(x.sums), F)),
+        powers(Lanes::load_f32(x.powers)) {}
+};
 
-/// What stands for the scales of a block: digits are less by `from`, products by `offset`.
-template <Codes kCodes, Zero kZero, int kGroups>
+/// What stands for the scales of a block, or of the first half of one: digits are less by `from`,
+/// products by `offset`.
+template <Zero kZero, int kGroups, bool kWhole>
 struct BlockScales {
-  F scale, from, offset = {};
-  BlockScales(const Run& run, std::int64_t g)
-      : scale(spread<kGroups>(run.scales + g)),
-        from(splat(static_cast<float>(-least_digit(kCodes)))) {
-    if constexpr (kZero == Zero::offset) offset = spread<kGroups>(run.offsets + g);
-    if constexpr (kZero == Zero::code) from += spread<kGroups>(run.zeros + g);
+  F scale, from = {}, offset = {};
+  BlockScales(const Run& run, std::int64_t g) : scale(of(run.scales + g)) {
+    if constexpr (kZero == Zero::offset) offset = of(run.offsets + g);
+    if constexpr (kZero == Zero::code) from = of(run.zeros + g);
   }
   /// sum += what exact sums of digits and bytes stand for.
-  [[gnu::always_inline]] void add(F exact, const BlockOfX& x, F& sum) const {
-    const F sums = Lanes::load_f32(x.sums), powers = Lanes::load_f32(x.powers);
-    const bool same = kZero != Zero::code && least_digit(kCodes) == 0;
-    const F number = same ? exact : _mm256_fnmadd_ps(from, sums, exact);  // exact: below 2^24
-    sum = Lanes::multiply_add(number * powers, scale, sum);
-    if constexpr (kZero == Zero::offset) sum = _mm256_fnmadd_ps(sums * powers, offset, sum);
+  [[gnu::always_inline]] void add(F exact, const RestOfX& x, F& sum) const {
+    if constexpr (kZero == Zero::code) exact = less_product(from, x.sums, exact);  // below 2^24
+    sum = Lanes::multiply_add(exact * x.powers, scale, sum);
+    if constexpr (kZero == Zero::offset) sum = less_product(x.sums * x.powers, offset, sum);
+  }
+
+ private:
+  template <class T>
+  static F of(const T* numbers) {
+    return kWhole ? spread<kGroups>(numbers) : spread_half<kGroups>(numbers);
   }
 };
 
-#if defined(__AVX512VNNI__)
-/// To each of the sums: four digits times four bytes.
-inline __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
-  return _mm256_dpbusd_epi32(sums, digits, bytes);
+/// A register of codes, or half of one and zeros.
+template <bool kWhole>
+[[gnu::always_inline]] inline Bytes load_codes(const std::uint8_t* codes) {
+  if constexpr (kWhole) return load_as<Bytes>(codes);
+  Bytes half{};
+  __builtin_memcpy(&half, codes, sizeof half / 2);
+  return half;
 }
-#elif defined(__AVXVNNI__)
-inline __m256i add_fours(__m256i sums, __m256i digits, __m256i bytes) {
-  return _mm256_dpbusd_avx_epi32(sums, digits, bytes);
-}
-#endif
 
 template <Codes kCodes>
 struct Digits {
-  __m256i even, odd;
+  Bytes even, odd;
   Digits() = default;
-  [[gnu::always_inline]] explicit Digits(const std::uint8_t* codes) {
-    const __m256i pairs = load_as<__m256i>(codes), low = _mm256_set1_epi8(15);
-    even = _mm256_and_si256(pairs, low);
-    odd = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low);
+  [[gnu::always_inline]] explicit Digits(Bytes pairs) {
+    const Bytes low = spread_byte(15);
+    even = pairs & low;
+    odd = right_in_words<4>(pairs) & low;
     if constexpr (!are_codes_digits(kCodes)) {
-      const __m256i table = _mm256_broadcastsi128_si256(digits());
-      even = _mm256_shuffle_epi8(table, even);
-      odd = _mm256_shuffle_epi8(table, odd);
+      const Bytes table = repeat(digits());
+      even = look_up(table, even);
+      odd = look_up(table, odd);
     }
   }
-  /// Sums over each eight columns.
-  [[gnu::always_inline]] F times(const BlockOfX& x) const {
+  /// Sums over each eight columns, and `more`.
+  [[gnu::always_inline]] F times(const BlockOfX& x, Bytes more) const {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-    const __m256i high = _mm256_slli_epi32(add_products(x.high, _mm256_setzero_si256()), 8);
-    return _mm256_cvtepi32_ps(add_products(x.low, high));
+    const Bytes high = left_in_lanes<8>(add_products(x.high, Bytes{}));
+    return to_floats(add_lanes(add_products(x.low, more), high));
 #else
-    const __m256i high = products(x.high), low = products(x.low);
-    const __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)),
-                                          _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
-    return _mm256_cvtepi32_ps(sums);
+    const Bytes high = products(x.high), low = products(x.low);
+    const Bytes sums = add_lanes(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), more);
+    return to_floats(add_lanes(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), sums));
 #endif
   }
 
@@ -211,16 +222,16 @@ struct Digits {
   }
   template <int... kCode>
   struct Places {};
+  using OfX = std::int8_t[2][kPairsBlock / 2];
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-  [[gnu::always_inline]] __m256i add_products(const std::int8_t (&bytes)[2][kBytesBlock / 2],
-                                              __m256i sums) const {
-    sums = add_fours(sums, even, load_as<__m256i>(bytes[0]));
-    return add_fours(sums, odd, load_as<__m256i>(bytes[1]));
+  [[gnu::always_inline]] Bytes add_products(const OfX& bytes, Bytes sums) const {
+    return add_fours(add_fours(sums, even, load_as<Bytes>(bytes[0])), odd,
+                     load_as<Bytes>(bytes[1]));
   }
 #else
-  [[gnu::always_inline]] __m256i products(const std::int8_t (&bytes)[2][kBytesBlock / 2]) const {
-    return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<__m256i>(bytes[0])),
-                            _mm256_maddubs_epi16(odd, load_as<__m256i>(bytes[1])));
+  [[gnu::always_inline]] Bytes products(const OfX& bytes) const {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<Bytes>(bytes[0])),
+                            _mm256_maddubs_epi16(odd, load_as<Bytes>(bytes[1])));
   }
 #endif
 };
@@ -228,18 +239,21 @@ struct Digits {
 template <Codes kCodes, Zero kZero, int kOfBlock>
 struct BytesWay {
   using Block = BlockOfX;
+  static constexpr std::int64_t kColumns = kPairsBlock;
   static constexpr int kGroups = kOfBlock, kBits = 4;
   static constexpr float kUnit = unit_of(kCodes);
-  template <int kRows, int kM>
+  template <bool kWhole, int kRows, int kM>
   [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
     Digits<kCodes> digits[kRows];
-    for (int r = 0; r < kRows; ++r) digits[r] = Digits<kCodes>(at.codes[r]);
+    for (int r = 0; r < kRows; ++r) digits[r] = Digits<kCodes>(load_codes<kWhole>(at.codes[r]));
     for (int j = 0; j < kM; ++j) {
       const auto& x = at.template block_of_x<BlockOfX>(j);
+      const RestOfX rest(x, least_digit(kCodes));
       F exact[kRows];
-      for (int r = 0; r < kRows; ++r) exact[r] = digits[r].times(x);
+      for (int r = 0; r < kRows; ++r) exact[r] = digits[r].times(x, rest.times);
       for (int r = 0; r < kRows; ++r)
-        BlockScales<kCodes, kZero, kGroups>(at.task.run, at.groups[r]).add(exact[r], x, sums[r][j]);
+        BlockScales<kZero, kGroups, kWhole>(at.task.run, at.groups[r])
+            .add(exact[r], rest, sums[r][j]);
     }
   }
 };
@@ -256,9 +270,9 @@ void bytes_rows(const BytesDotTask& task) {
 
 template <Codes kCodes, Zero kZero>
 void bytes_groups(const BytesDotTask& task) {
-  if (task.run.group == kBytesBlock / 4) return bytes_rows<kCodes, kZero, 4>(task);
-  if (task.run.group == kBytesBlock / 2) return bytes_rows<kCodes, kZero, 2>(task);
-  if (task.run.group == kBytesBlock) return bytes_rows<kCodes, kZero, 1>(task);
+  if (task.run.group == 16) return bytes_rows<kCodes, kZero, kPairsBlock / 16>(task);
+  if (task.run.group == 32) return bytes_rows<kCodes, kZero, kPairsBlock / 32>(task);
+  if (task.run.group == 64) return bytes_rows<kCodes, kZero, kPairsBlock / 64>(task);
   bytes_rows<kCodes, kZero, kSeveralBlocks>(task);
 }
 
@@ -273,8 +287,9 @@ void bytes_dot(const BytesDotTask& task) noexcept {
 
 constexpr BytesKernels bytes_kernels() {
   BytesKernels kernels{};
-  kernels.arrange[kForDigits][2] = &arrange_bytes<Dtype::bf16, BlockOfX>;
-  kernels.arrange[kForDigits][3] = &arrange_bytes<Dtype::f16, BlockOfX>;
+  kernels.block[kForDigits] = kernels.block[kForWords] = kPairsBlock;
+  kernels.arrange[kForDigits][2] = &arrange_bytes<Dtype::bf16, BlockOfX, kPairsBlock>;
+  kernels.arrange[kForDigits][3] = &arrange_bytes<Dtype::f16, BlockOfX, kPairsBlock>;
   for_all_codes([&]<Codes kCodes>() {
     if constexpr (has_digits(kCodes)) kernels.set(kCodes, &bytes_dot<kCodes>, kForDigits);
   });

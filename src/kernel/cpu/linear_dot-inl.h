@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernel/cpu/dequantize-inl.h"
+#include "kernel/cpu/streams-inl.h"
 #include "kernel/linear.h"
 
 namespace stowage {
@@ -360,7 +361,9 @@ void dot_rows(const DotTask& task, std::int64_t j) {
     const bool is_long = kAlways || task.run.scales == nullptr || task.run.group >= kLongGroup;
     const std::int64_t apart = aligned && is_long ? task.rows / kStreams : 0;
     for (; i < apart; ++i) {
-      const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, kStreamAhead); };
+      const std::int64_t ahead = bytes_for<kCodes>(
+          rows_ahead(i, apart, bytes_for<kCodes>(task.row_stride)) * task.row_stride);
+      const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, ahead); };
       dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
     }
     i *= kStreams;

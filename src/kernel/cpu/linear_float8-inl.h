@@ -68,7 +68,7 @@ template <Codes kCodes, int kRows, int kVectors>
         task.run.scales == nullptr ? 0 : (task.one_line ? task.run.first : first) / task.run.group;
   }
   const std::int64_t ahead =
-      apart == 1 ? kRows * task.row_stride : ahead_in_streams(apart, task.row_stride);
+      (apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride)) * task.row_stride;
   __m512 totals[kVectors][kRows];
   for (auto& of_vector : totals)
     for (__m512& total : of_vector) total = _mm512_setzero_ps();

@@ -105,7 +105,9 @@ struct MovedRows {
   __m256i largest = _mm256_setzero_si256();  // magnitude of codes
 
   MovedRows(const BytesDotTask& of, std::int64_t row, std::int64_t apart)
-      : task(of), ahead(kRows == kStreams ? ahead_in_streams(apart, of.row_stride) : of.ahead) {
+      : task(of),
+        ahead(kRows == kStreams ? rows_ahead(row, apart, of.row_stride) * of.row_stride
+                                : of.ahead) {
     static constexpr float kOne = 1.0f;
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t begin = (row + r * apart) * task.row_stride;

@@ -28,12 +28,13 @@ bool arrange_halves(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
     HalfOfX half;
     for (int at = 0; at < kHalfBlock; at += kNeighbors) {
       const void* eight = from + (k + at) * bytes_of(kIn);
-      const F values = kIn == Dtype::bf16 ? Lanes::load_bf16(eight) : Lanes::load_f16(eight);
-      I numbers;
+      __m256i numbers;
       float power = 1;
-      if (!fix_eight<kFractionOfWords>(values, numbers, power)) return false;
+      if (!fix_eight<kFractionOfWords>(load_eight<kIn>(eight), numbers, power)) return false;
+      std::int32_t each[kNeighbors];
+      store_as(each, numbers);
       for (int i = 0; i < kNeighbors; ++i)
-        (i % 2 == 0 ? half.even : half.odd)[(at + i) / 2] = static_cast<std::int16_t>(numbers[i]);
+        (i % 2 == 0 ? half.even : half.odd)[(at + i) / 2] = static_cast<std::int16_t>(each[i]);
       half.powers[at / 4] = half.powers[at / 4 + 1] = power;
     }
     store_as(out, half);
@@ -141,10 +142,11 @@ struct IntegersWay {
   using Reader = IntegerReader<kCodes>;
   using Groups = GroupsOfHalf<kZero, kOfHalf>;
   using Block = HalfOfX[2];
+  static constexpr std::int64_t kColumns = kBytesBlock;
   static constexpr int kGroups = 2 * kOfHalf, kBits = Reader::kBits;
   static constexpr float kUnit = 1;
 
-  template <int kRows, int kM>
+  template <bool kWhole, int kRows, int kM>
   [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
     add_half<0>(at, sums);
     add_half<1>(at, sums);

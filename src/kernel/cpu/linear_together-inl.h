@@ -54,9 +54,12 @@ template <class Way, int kRows, int kM>
 [[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
                                                 std::int64_t apart) {
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
+  constexpr std::int64_t kColumns = Way::kColumns;
   const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
   const std::int64_t ahead =
-      kRows == kStreams ? ahead_in_streams(apart, bytes_for(task.row_stride)) : task.ahead;
+      kRows == kStreams
+          ? bytes_for(rows_ahead(row, apart, bytes_for(task.row_stride)) * task.row_stride)
+          : task.ahead;
   const Way way;
   PlaceInRows<kRows> at{task, {}, {}, task.x};
   for (int r = 0; r < kRows; ++r) {
@@ -65,18 +68,24 @@ template <class Way, int kRows, int kM>
     at.groups[r] = first / task.run.group;
   }
   F sums[kRows][kM] = {};
-  const std::int64_t most = kSeveral ? task.run.group / kBytesBlock : 1;
-  for (std::int64_t left = task.columns / kBytesBlock; left > 0;) {
+  const std::int64_t blocks = task.columns / kColumns;
+  // A group that is no number of blocks is a row.
+  const std::int64_t most = !kSeveral                        ? 1
+                            : task.run.group % kColumns == 0 ? task.run.group / kColumns
+                                                             : blocks + 1;
+  for (std::int64_t left = blocks; left > 0;) {
     std::int64_t count = most < left ? most : left;
     left -= count;
     do {
       for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.codes[r] + ahead, 0, 2);
-      way.template add<kRows, kM>(at, sums);
-      for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kBytesBlock);
+      way.template add<true>(at, sums);
+      for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kColumns);
       at.x += sizeof(typename Way::Block);
     } while (kSeveral && --count > 0);
-    for (int r = 0; r < kRows; ++r) at.groups[r] += kSeveral ? 1 : Way::kGroups;
+    for (int r = 0; r < kRows; ++r) at.groups[r] += kSeveral ? most <= blocks : Way::kGroups;
   }
+  if constexpr (kColumns > kBytesBlock)
+    if (task.columns % kColumns != 0) way.template add<false>(at, sums);
   for (int j = 0; j < kM; ++j) {
     F of_x[4] = {};
     for (int r = 0; r < kRows; ++r) of_x[r] = sums[r][j];

@@ -59,6 +59,28 @@ void expand_mapped(const KeptScales& kept, std::int64_t first, std::int64_t n,
   }
 }
 
+template <ScaleCode kCode>
+F under_one(F scale, F outer) {
+  if constexpr (kCode == ScaleCode::quotient) return scale / outer;
+  if constexpr (kCode == ScaleCode::product_bf16)  // of at most 12 bits: rounded once
+    return round_as<Dtype::bf16>(scale * outer);
+  return scale * outer;
+}
+/// Of n e4m3 numbers those that are made 32 at a time: none of them is NaN. How many it made.
+template <ScaleCode kCode, class SomeLanes>
+std::int64_t expand_numbers(const std::uint8_t* codes, std::int64_t n, F outer, float* out) {
+  constexpr int kStep = 32;
+  std::int64_t i = 0;
+  for (; i + kStep <= n && SomeLanes::template are_numbers<3>(codes + i); i += kStep)
+    for (int at = 0; at < kStep; at += 2 * kWidth) {
+      F scales[2];
+      SomeLanes::template load_numbers<3>(codes + i + at, scales[0], scales[1]);
+      for (int half = 0; half < 2; ++half)
+        Lanes::store_f32(out + i + at + half * kWidth,
+                         under_one<kCode>(scales[half] * SomeLanes::template kUnit<3>, outer));
+    }
+  return i;
+}
 /// e4m3 numbers, and those that stand over so many of them each (format/under_one.h).
 template <ScaleCode kCode>
 void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n,
@@ -68,12 +90,11 @@ void expand_under_one(const KeptScales& kept, std::int64_t first, std::int64_t n
     const std::int64_t stop = next < end ? next : end;
     const F given = splat(static_cast<const float*>(kept.parts[1])[which]);
     const F outer = kCode == ScaleCode::product_bf16 ? round_as<Dtype::bf16>(given) : given;
+    if constexpr (Lanes::kHasNumbers)
+      b += expand_numbers<kCode, Lanes>(static_cast<const std::uint8_t*>(kept.parts[0]) + b,
+                                        stop - b, outer, out + (b - first));
     expand<1>(kept.parts[0], b, stop - b, out + (b - first), [&](const std::uint8_t* codes) {
-      const F scale = Lanes::load_e4m3(codes);
-      if constexpr (kCode == ScaleCode::quotient) return scale / outer;
-      if constexpr (kCode == ScaleCode::product_bf16)  // of at most 12 bits: rounded once
-        return round_as<Dtype::bf16>(scale * outer);
-      return scale * outer;
+      return under_one<kCode>(Lanes::load_e4m3(codes), outer);
     });
     b = stop;
   }

@@ -6,11 +6,12 @@
 namespace stowage {
 namespace {
 
-/// Bytes from codes of a stream, `apart` rows from the next one, to those that will be read soon:
-/// of the same one, or, where it ends soon, of that which takes its place.
-constexpr std::int64_t ahead_in_streams(std::int64_t apart, std::int64_t row_bytes) {
-  constexpr std::int64_t kFarRows = 4;
-  return apart >= kFarRows ? kStreamAhead : kStreams * apart * row_bytes;
+/// Of row i of a stream, which has `apart` rows, how many rows further those lie that will be read
+/// soon: in the same stream, or, where it ends before, in that which takes its place.
+constexpr std::int64_t rows_ahead(std::int64_t i, std::int64_t apart, std::int64_t row_bytes) {
+  const std::int64_t far = row_bytes < 1 ? kStreamAhead : (kStreamAhead - 1) / row_bytes + 1;
+  const std::int64_t some = far < apart ? far : apart;
+  return i + some < apart ? some : some + (kStreams - 1) * apart;
 }
 
 }  // namespace
