@@ -70,7 +70,8 @@ struct Bf16Kernels {
   void (*arrange)(const void* x, std::int64_t n, std::uint16_t* out) noexcept;
   Bf16DotKernel nf4, fp4;
   Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
-  /// Of rows that are multiples of kBf16Block, and up to kMostFloat8Rows rows of x, not arranged.
+  /// Of rows that are multiples of kBf16Block, in groups of 16 and 32 too, and up to
+  /// kMostFloat8Rows rows of x, not arranged.
   Bf16DotKernel e4m3, e5m2;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
 };

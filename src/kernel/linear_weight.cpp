@@ -169,7 +169,7 @@ std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexce
   const std::int64_t of = runs_.group();
   if (dot_float8_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
   const bool one = group.kind == Group::Kind::none || of % columns_ == 0;  // scale of a row
-  if (!side_by_side(group) || (!one && of % kBf16Block != 0)) return 0;
+  if (!side_by_side(group) || (!one && of != 16 && of != 32 && of % kBf16Block != 0)) return 0;
   if (!one && !restarts(group, columns_) && columns_ % of != 0) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;

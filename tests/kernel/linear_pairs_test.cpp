@@ -62,7 +62,7 @@ void expect_close(const Weight& weight, const Values& y, const std::vector<doubl
         << to_string(weight.storage()) << " " << i;
 }
 
-TEST(LinearPairs, Float8IsReadWhereGroupsAreWholeBlocks) {
+TEST(LinearPairs, Float8IsReadWhereGroupsAreHalvesOrBlocks) {
   for (const NamedKernels& level : runnable_kernels()) {
     const bool has = level.kernels->linear.bf16.e4m3 != nullptr;
     EXPECT_EQ(has, level.kernels->isa >= Isa::avx512bf16) << level.name;
@@ -71,9 +71,10 @@ TEST(LinearPairs, Float8IsReadWhereGroupsAreWholeBlocks) {
       return LinearWeight(*level.kernels, weight, "linear").has_dot_float8();
     };
     for (const char* storage : {"f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row:bf16", "f8_e4m3:block64",
-                                "f8_e4m3:block128x128", "f8_e5m2:block192"})
+                                "f8_e4m3:block128x128", "f8_e5m2:block192", "f8_e4m3:block32",
+                                "f8_e5m2:block16:bf16", "f8_e4m3:block8x32"})
       EXPECT_EQ(reads(storage, 384), has) << storage;
-    for (const char* storage : {"int8:row", "f8_e4m3:block32", "f8_e4m3:block96", "nf4"})
+    for (const char* storage : {"int8:row", "f8_e4m3:block48", "f8_e4m3:block96", "nf4"})
       EXPECT_FALSE(reads(storage, 384)) << storage;
     EXPECT_FALSE(reads("f8_e4m3:row", 100));
   }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of fp8 weights and one to four rows of bf16, in pairs of bf16, where AVX512-VBMI looks
 // bytes up: 64 codes become 64 numbers of bf16 by two lookups, of the magnitude's low byte and of
-// its high one. bf16 has them exactly; scales multiply the fp32 sums of their groups.
+// its high one. bf16 has them exactly; scales multiply the fp32 sums of their groups, of which a
+// register of products has one or two where they are short.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -51,92 +53,173 @@ struct Float8Tables {
   }
 };
 
-/// kRows rows of weight from `row` on, `apart` from one to the next, whose groups end at the same
-/// columns, with kVectors of x.
+/// kRows rows of weight from `row` on, `apart` from one to the next, and sums with kVectors of x.
 template <Codes kCodes, int kRows, int kVectors>
-[[gnu::always_inline]] inline void float8_rows(const Bf16DotTask& task,
-                                               const Float8Tables<kCodes>& tables, std::int64_t row,
-                                               std::int64_t apart) {
-  constexpr int kChains = kVectors > 2 ? 1 : 2;  // of each sum
-  const auto* codes = static_cast<const std::uint8_t*>(task.run.codes);
-  const std::uint8_t* of_row[kRows];
+struct Float8Rows {
+  const Bf16DotTask& task;
+  const Float8Tables<kCodes> tables;
+  const std::int64_t row, apart, ahead;
+  const std::uint8_t* codes[kRows];
   std::int64_t group[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
-    of_row[r] = codes + first;
-    group[r] =
-        task.run.scales == nullptr ? 0 : (task.one_line ? task.run.first : first) / task.run.group;
+  using Totals = __m512[kVectors][kRows];
+
+  Float8Rows(const Bf16DotTask& of, const Float8Tables<kCodes>& some, std::int64_t from,
+             std::int64_t step)
+      : task(of),
+        tables(some),
+        row(from),
+        apart(step),
+        ahead((step == 1 ? kRows : rows_ahead(from, step, of.row_stride)) * of.row_stride) {
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
+      codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + first;
+      group[r] = task.run.scales == nullptr
+                     ? 0
+                     : (task.one_line ? task.run.first : first) / task.run.group;
+    }
   }
-  const std::int64_t ahead =
-      (apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride)) * task.row_stride;
-  __m512 totals[kVectors][kRows];
-  for (auto& of_vector : totals)
-    for (__m512& total : of_vector) total = _mm512_setzero_ps();
-  for (std::int64_t k = 0; k < task.columns;) {
-    const std::int64_t begin = task.run.first + (task.one_line ? 0 : row * task.row_stride) + k;
-    const std::int64_t left = task.columns - k;
-    const std::int64_t in_group =
-        task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
-    const std::int64_t end = k + (in_group < left ? in_group : left);
-    __m512 sums[kChains][kVectors][kRows];
-    for (auto& half : sums)
-      for (auto& of_vector : half)
-        for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
-    for (; k < end; k += kFloat8Step) {
-      __m512bh w[kRows][2];
-      for (int r = 0; r < kRows; ++r) {
-        __builtin_prefetch(of_row[r] + k + ahead, 0, 2);
-        tables.look_up(of_row[r] + k, w[r][0], w[r][1]);
+  static void clear(Totals& totals) {
+    for (auto& of_vector : totals)
+      for (__m512& total : of_vector) total = _mm512_setzero_ps();
+  }
+  /// The numbers of kFloat8Step columns from k on, in two halves.
+  [[gnu::always_inline]] void read(std::int64_t k, __m512bh (&w)[kRows][2]) const {
+    for (int r = 0; r < kRows; ++r) {
+      __builtin_prefetch(codes[r] + k + ahead, 0, 2);
+      tables.look_up(codes[r] + k, w[r][0], w[r][1]);
+    }
+  }
+  [[gnu::always_inline]] __m512bh x(int v, std::int64_t k) const {
+    return load(task.x + v * task.x_stride + k);
+  }
+  /// Groups of kFloat8Step and multiples of it, or one for all.
+  [[gnu::always_inline]] void add_long() {
+    constexpr int kChains = kVectors > 2 ? 1 : 2;  // of each sum
+    Totals totals;
+    clear(totals);
+    std::int64_t at[kRows];
+    std::copy_n(group, kRows, at);
+    for (std::int64_t k = 0; k < task.columns;) {
+      const std::int64_t begin = task.run.first + (task.one_line ? 0 : row * task.row_stride) + k;
+      const std::int64_t left = task.columns - k;
+      const std::int64_t in_group =
+          task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
+      const std::int64_t end = k + (in_group < left ? in_group : left);
+      Totals sums[kChains];
+      for (Totals& chain : sums) clear(chain);
+      for (; k < end; k += kFloat8Step) {
+        __m512bh w[kRows][2];
+        read(k, w);
+        for (int v = 0; v < kVectors; ++v)
+          for (int half = 0; half < 2; ++half) {
+            const __m512bh of_x = x(v, k + 32 * half);
+            for (int r = 0; r < kRows; ++r) {
+              __m512& sum = sums[half % kChains][v][r];
+              sum = _mm512_dpbf16_ps(sum, w[r][half], of_x);
+            }
+          }
       }
-      for (int v = 0; v < kVectors; ++v)
-        for (int half = 0; half < 2; ++half) {
-          const __m512bh x = load(task.x + v * task.x_stride + k + 32 * half);
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 scale =
+            _mm512_set1_ps(task.run.scales == nullptr ? 1.0f : task.run.scales[at[r]++]);
+        for (int v = 0; v < kVectors; ++v) {
+          const __m512 sum =
+              kChains == 1 ? sums[0][v][r] : _mm512_add_ps(sums[0][v][r], sums[kChains - 1][v][r]);
+          totals[v][r] = _mm512_fmadd_ps(sum, scale, totals[v][r]);
+        }
+      }
+    }
+    finish(totals);
+  }
+  /// Groups of 32 columns, or 16: a register has one or two of them.
+  template <int kGroup>
+  [[gnu::always_inline]] void add_short() {
+    Totals totals;
+    clear(totals);
+    std::int64_t at[kRows];
+    std::copy_n(group, kRows, at);
+    for (std::int64_t k = 0; k < task.columns; k += kFloat8Step) {
+      __m512bh w[kRows][2];
+      read(k, w);
+      for (int half = 0; half < 2; ++half) {
+        __m512 scales[kRows];
+        for (int r = 0; r < kRows; ++r) {
+          const float* next = task.run.scales + at[r] + half * (32 / kGroup);
+          scales[r] = _mm512_set1_ps(next[0]);
+          if constexpr (kGroup == 16)
+            scales[r] = _mm512_mask_blend_ps(kUpper, scales[r], _mm512_set1_ps(next[1]));
+        }
+        for (int v = 0; v < kVectors; ++v) {
+          const __m512bh of_x = x(v, k + 32 * half);
           for (int r = 0; r < kRows; ++r) {
-            __m512& sum = sums[half % kChains][v][r];
-            sum = _mm512_dpbf16_ps(sum, w[r][half], x);
+            const __m512 sum = _mm512_dpbf16_ps(_mm512_setzero_ps(), w[r][half], of_x);
+            totals[v][r] = _mm512_fmadd_ps(sum, scales[r], totals[v][r]);
           }
         }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 scale =
-          _mm512_set1_ps(task.run.scales == nullptr ? 1.0f : task.run.scales[group[r]++]);
-      for (int v = 0; v < kVectors; ++v) {
-        const __m512 sum =
-            kChains == 1 ? sums[0][v][r] : _mm512_add_ps(sums[0][v][r], sums[kChains - 1][v][r]);
-        totals[v][r] = _mm512_fmadd_ps(sum, scale, totals[v][r]);
       }
+      for (int r = 0; r < kRows; ++r) at[r] += kFloat8Step / kGroup;
+    }
+    finish(totals);
+  }
+  void finish(const Totals& totals) const {
+    for (int v = 0; v < kVectors; ++v) {
+      float all[kRows] = {};
+      add_totals<kRows>(totals[v], all);
+      for (int r = 0; r < kRows; ++r) task.y[v * task.y_stride + row + r * apart] += all[r];
     }
   }
-  for (int v = 0; v < kVectors; ++v) {
-    float all[kRows] = {};
-    add_totals<kRows>(totals[v], all);
-    for (int r = 0; r < kRows; ++r) task.y[v * task.y_stride + row + r * apart] += all[r];
-  }
-}
+};
 
-template <Codes kCodes, int kVectors>
-void float8_all(const Bf16DotTask& task) {
+/// Of rows whose groups end at the same columns, each a quarter of all rows from the next if there
+/// is one row of x.
+template <Codes kCodes, int kVectors, class Add>
+[[gnu::always_inline]] inline void float8_all(const Bf16DotTask& task, Add add) {
   const Float8Tables<kCodes> tables;
   std::int64_t row = 0;
+  const auto rows = [&]<int kRows>(std::int64_t apart) __attribute__((always_inline)) {
+    Float8Rows<kCodes, kRows, kVectors> some(task, tables, row, apart);
+    add(some);
+  };
   const bool together = task.run.scales == nullptr || task.one_line ||
                         task.row_stride % task.run.group == 0 ||
                         task.run.group >= task.rows * task.row_stride;
-  if (kVectors == 1 && together) {  // each a quarter of all rows from the next
+  if (kVectors == 1 && together) {
     const std::int64_t apart = task.rows / kStreams;
-    for (; row < apart; ++row) float8_rows<kCodes, kStreams, kVectors>(task, tables, row, apart);
+    for (; row < apart; ++row) rows.template operator()<kStreams>(apart);
     row *= kStreams;
   }
   if (together)
-    for (; row + 2 <= task.rows; row += 2) float8_rows<kCodes, 2, kVectors>(task, tables, row, 1);
-  for (; row < task.rows; ++row) float8_rows<kCodes, 1, kVectors>(task, tables, row, 1);
+    for (; row + 2 <= task.rows; row += 2) rows.template operator()<2>(1);
+  for (; row < task.rows; ++row) rows.template operator()<1>(1);
+}
+
+template <Codes kCodes, int kVectors>
+void float8_long(const Bf16DotTask& task) {
+  float8_all<kCodes, kVectors>(
+      task, [](auto& rows) __attribute__((always_inline)) { rows.add_long(); });
+}
+/// Up to two rows of x at a time.
+template <Codes kCodes, int kGroup>
+void float8_short(Bf16DotTask task) {
+  const auto add = [](auto& rows) __attribute__((always_inline)) {
+    rows.template add_short<kGroup>();
+  };
+  for (std::int64_t left = task.m; left > 0; left -= 2) {
+    if (left == 1) float8_all<kCodes, 1>(task, add);
+    if (left >= 2) float8_all<kCodes, 2>(task, add);
+    task.x += 2 * task.x_stride;
+    task.y += 2 * task.y_stride;
+  }
 }
 
 template <Codes kCodes>
 void dot_float8(const Bf16DotTask& task) noexcept {
-  if (task.m == 1) return float8_all<kCodes, 1>(task);
-  if (task.m == 2) return float8_all<kCodes, 2>(task);
-  if (task.m == 3) return float8_all<kCodes, 3>(task);
-  float8_all<kCodes, 4>(task);
+  if (task.run.scales != nullptr && task.run.group == 16) return float8_short<kCodes, 16>(task);
+  if (task.run.scales != nullptr && task.run.group == 32) return float8_short<kCodes, 32>(task);
+  if (task.m == 1) return float8_long<kCodes, 1>(task);
+  if (task.m == 2) return float8_long<kCodes, 2>(task);
+  if (task.m == 3) return float8_long<kCodes, 3>(task);
+  float8_long<kCodes, 4>(task);
 }
 
 }  // namespace
