@@ -18,7 +18,8 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
-extern const MatrixKernels kAmxMatrices;
+extern const MatrixKernels kAvx512Bf16Matrices, kAmxMatrices;
+extern bool (*const kArePairsQuick)() noexcept;
 extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes, kAvx512VbmiDense;
 extern const Expand kAvx512VbmiMapped;
 
@@ -96,11 +97,22 @@ const Kernels& with_vbmi() {
   }();
   return table;
 }
+// Integers and fp32 are quicker there than pairs of bf16, but for fp8.
+void without_pairs(Bf16Kernels& kernels) {
+  kernels.nf4 = kernels.fp4 = nullptr;
+  kernels.pairs = nullptr;
+}
 const Kernels& with_bf16() {
   static const Kernels table = [] {
     Kernels better = with_vbmi();
     better.isa = Isa::avx512bf16;
     better.linear.bf16 = kAvx512Bf16Linear;
+    if (kArePairsQuick()) {
+      better.linear.matrices = kAvx512Bf16Matrices;
+      better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
+    } else {
+      without_pairs(better.linear.bf16);
+    }
     return better;
   }();
   return table;
@@ -111,9 +123,7 @@ const Kernels& with_amx() {
     better.isa = Isa::amx;
     better.linear.matrices = kAmxMatrices;
     better.linear.matrices.most_by_vectors = 4;
-    // For fewer rows integers and fp32 are quicker there than pairs of bf16, but for fp8.
-    better.linear.bf16.nf4 = better.linear.bf16.fp4 = nullptr;
-    better.linear.bf16.pairs = nullptr;
+    without_pairs(better.linear.bf16);  // for fewer rows
     return better;
   }();
   return table;

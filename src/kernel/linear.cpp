@@ -118,7 +118,7 @@ void linear_grad_input_with(const Kernels& kernels, const void* g, std::int64_t 
   if (m == 0 || rows.columns() == 0) return;
   check("linear_grad_input", g, rows.rows(), m, dtype, gx);
   const LinearCall call{&kernels.linear, &rows, g, m, dtype, nullptr, gx, &executor};
-  fits_matrices(call) ? linear_grad_matrices(call) : linear_grad_tiles(call);
+  fits_grad_matrices(call) ? linear_grad_matrices(call) : linear_grad_tiles(call);
 }
 
 void linear_fixed_with(const Kernels& kernels, const float* x, std::int64_t m, const Weight& weight,

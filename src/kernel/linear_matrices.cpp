@@ -19,6 +19,7 @@
 namespace stowage {
 namespace {
 
+constexpr std::int64_t kMostByTiles = 8;  // rows of g, for which tiles of fp32 are as quick
 constexpr std::int64_t kMostShared = 512, kFewestShared = 64;  // rows of x or g
 constexpr std::int64_t kSharedNumbers = std::int64_t{4} << 20;
 constexpr std::int64_t kBetween = 32;  // numbers between rows: no power of two, as in
@@ -351,12 +352,19 @@ class GradientByMatrices {
   const Parts parts_;
 };
 
+bool has_matrices(const LinearCall& call) noexcept {
+  return call.dtype == Dtype::bf16 && call.kernels->matrices.multiply != nullptr &&
+         call.weight->fits_matrices();
+}
+
 }  // namespace
 
 bool fits_matrices(const LinearCall& call) noexcept {
-  const MatrixKernels& kernels = call.kernels->matrices;
-  return call.dtype == Dtype::bf16 && kernels.multiply != nullptr &&
-         call.m > kernels.most_by_vectors && call.weight->fits_matrices();
+  return has_matrices(call) && call.m > call.kernels->matrices.most_by_vectors;
+}
+bool fits_grad_matrices(const LinearCall& call) noexcept {
+  const std::int64_t by_others = call.kernels->matrices.most_by_vectors;
+  return has_matrices(call) && call.m > std::min(by_others, kMostByTiles);
 }
 
 bool linear_matrices(const LinearCall& call) { return LinearByMatrices(call).run(); }

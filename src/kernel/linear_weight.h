@@ -201,6 +201,7 @@ bool fits_rows(const LinearCall& call) noexcept;
 bool linear_rows(const LinearCall& call);  // likewise
 
 bool fits_matrices(const LinearCall& call) noexcept;
+bool fits_grad_matrices(const LinearCall& call) noexcept;
 bool linear_matrices(const LinearCall& call);  // likewise
 
 void linear_tiles(const LinearCall& call);

@@ -19,19 +19,25 @@ std::string text_of(const std::string& storage, const MatrixSizes& of) {
   return storage + " m " + std::to_string(of.m) + " n " + std::to_string(of.n) + " k " +
          std::to_string(of.k);
 }
+/// The same table, whose matrices take as many rows as they can.
+Kernels by_matrices(const Kernels& table) {
+  Kernels other = table;
+  if (table.linear.matrices.multiply != nullptr) other.linear.matrices.most_by_vectors = 4;
+  return other;
+}
 void check_linear(const Kernels& table, const std::string& storage, const MatrixSizes& of) {
   const auto& [m, n, k] = of;
   const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
   const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
   const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
-  expect_within_bound(run_linear(table, x, m, weight, &bias, inline_executor()),
+  expect_within_bound(run_linear(by_matrices(table), x, m, weight, &bias, inline_executor()),
                       exact(x, m, weight, &bias), k, text_of(storage, of));
 }
 void check_gradient(const Kernels& table, const std::string& storage, const MatrixSizes& of) {
   const auto& [m, n, k] = of;
   const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
   const Values g = make_values(Dtype::bf16, m * n, Data::normal, 4);
-  expect_within_bound(run_gradient(table, g, m, weight, inline_executor()),
+  expect_within_bound(run_gradient(by_matrices(table), g, m, weight, inline_executor()),
                       exact(g, m, weight, nullptr, true), n, "gradient " + text_of(storage, of));
 }
 
@@ -68,19 +74,17 @@ TEST(LinearMatrices, ManyRows) {
   }
 }
 
-const Kernels* by_matrices() { return cpu_features().runs_amx() ? &kernels_named("amx") : nullptr; }
-
 // An element is summed in one order: so are all rows of x, whatever their number.
-TEST(LinearMatrices, ARowIsTheSameAmongAnyOthers) {
-  const Kernels* table = by_matrices();
-  if (table == nullptr) GTEST_SKIP() << "no AMX";
+STOWAGE_ON_EACH_ISA(LinearMatricesOn, ARowIsTheSameAmongAnyOthers) {
+  if (table.linear.matrices.multiply == nullptr) return;
+  const Kernels always = by_matrices(table);
   const std::int64_t n = 70, k = 1312, most = 700;
   for (const char* storage : {"int8:row", "mxfp4", "bf16"}) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
     const Values x = make_values(Dtype::bf16, most * k, Data::normal, 5);
-    const Values every = run_linear(*table, x, most, weight, nullptr, inline_executor());
+    const Values every = run_linear(always, x, most, weight, nullptr, inline_executor());
     for (const std::int64_t m : {5, 16, 17, 300}) {
-      const Values some = run_linear(*table, x, m, weight, nullptr, inline_executor());
+      const Values some = run_linear(always, x, m, weight, nullptr, inline_executor());
       EXPECT_EQ(std::memcmp(some.data(), every.data(), some.bytes.size()), 0) << storage << m;
     }
   }
@@ -89,12 +93,14 @@ TEST(LinearMatrices, ARowIsTheSameAmongAnyOthers) {
 TEST(LinearMatrices, AreOfBf16AndWeightsOfUpTo8BitsOrOfIt) {
   for (const NamedKernels& level : runnable_kernels()) {
     const bool has = level.kernels->linear.matrices.multiply != nullptr;
-    EXPECT_EQ(has, level.name == "amx") << level.name;
+    const bool in_pairs = level.name == "avx512bf16" && level.kernels->linear.bf16.pairs != nullptr;
+    EXPECT_EQ(has, level.name == "amx" || in_pairs) << level.name;
+    const Kernels always = by_matrices(*level.kernels);
     const auto fits = [&](const char* storage, std::int64_t m, Dtype dtype) {
       const Weight weight = make_weight(storage, {6, 96}, Data::normal);
-      const LinearWeight rows(*level.kernels, weight, "linear");
+      const LinearWeight rows(always, weight, "linear");
       return fits_matrices(
-          {&level.kernels->linear, &rows, nullptr, m, dtype, nullptr, nullptr, &inline_executor()});
+          {&always.linear, &rows, nullptr, m, dtype, nullptr, nullptr, &inline_executor()});
     };
     for (const char* storage : {"f8_e4m3:row", "int8:row", "nf4", "int3:block32", "bf16"})
       EXPECT_EQ(fits(storage, 5, Dtype::bf16), has) << storage;
@@ -108,8 +114,8 @@ TEST(LinearMatrices, AreOfBf16AndWeightsOfUpTo8BitsOrOfIt) {
 
 // Another library may have tiles of its own on the thread.
 TEST(LinearMatrices, AThreadHasWhatItHadBefore) {
-  const Kernels* table = by_matrices();
-  if (table == nullptr) GTEST_SKIP() << "no AMX";
+  if (!cpu_features().runs_amx()) GTEST_SKIP() << "no AMX";
+  const Kernels* table = &kernels_named("amx");
   const MatrixKernels& kernels = table->linear.matrices;
   MatrixState first, second, third;
   kernels.begin(&first);
