@@ -20,7 +20,7 @@ extern const DequantizeKernels kAvx512VbmiDequantize;
 extern const Bf16Kernels kAvx512Bf16Linear;
 extern const MatrixKernels kAvx512Bf16Matrices, kAmxMatrices;
 extern bool (*const kArePairsQuick)() noexcept;
-extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes, kAvx512VbmiDense;
+extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes, kAvx512DenseBytes;
 extern const Expand kAvx512VbmiMapped;
 
 namespace {
@@ -43,15 +43,15 @@ bool are_subnormals_quick() {
   return best(0x1p-130f) < 4 * best(1.0f);
 }
 
-// `bytes` with what `dense` has for densely packed codes.
-BytesKernels with_dense(const BytesKernels& bytes, const BytesKernels& dense) {
+// `bytes` with what `other` has for other codes.
+BytesKernels with_rest(const BytesKernels& bytes, const BytesKernels& other) {
   BytesKernels both = bytes;
-  for (int codes = 0; codes < kCodesCount; ++codes) {
-    const KindOfX kind = dense.kind[codes];
-    if (both.dot[codes] == nullptr && (kind == kForBytes || kind == kForIntegers))
-      both.set(static_cast<Codes>(codes), dense.dot[codes], kind);
-  }
-  std::copy_n(dense.arrange[kForIntegers], kValueDtypes, both.arrange[kForIntegers]);
+  for (int codes = 0; codes < kCodesCount; ++codes)
+    if (both.dot[codes] == nullptr && other.dot[codes] != nullptr)
+      both.set(static_cast<Codes>(codes), other.dot[codes], other.kind[codes]);
+  for (int kind = 0; kind < kKindsOfX; ++kind)
+    if (std::ranges::all_of(both.arrange[kind], [](auto* arrange) { return arrange == nullptr; }))
+      std::ranges::copy(other.arrange[kind], both.arrange[kind]);
   return both;
 }
 
@@ -63,13 +63,14 @@ Kernels with(const Kernels& table, const BytesKernels& bytes) {
     if (!quick) better.linear.bytes.most_float8 = 0;
     return better;
   }
+  better.linear.bytes.most_whole = 4;
+  better.linear.bytes.most_float8 = 0;
+  if (bytes.block[kForDigits] > kBytesBlock) return better;
   // Vectors of 512 bits hold twice the products of fp32, and between those of 256, in which
-  // products of bytes are, they hold these up.
+  // products of bytes are then, they hold these up.
   better.linear.bytes.most_long = 1;
   better.linear.bytes.most_short = 4;
-  better.linear.bytes.most_whole = std::min<std::int64_t>(bytes.most_whole, 4);
   better.linear.bytes.most_words = 3;
-  better.linear.bytes.most_float8 = 0;
   return better;
 }
 const Kernels& with_bytes() {
@@ -77,7 +78,7 @@ const Kernels& with_bytes() {
   return table;
 }
 const Kernels& with_vnni() {
-  static const Kernels table = with(kAvx2Kernels, kAvx2VnniBytes);
+  static const Kernels table = with(kAvx2Kernels, with_rest(kAvx2VnniBytes, kAvx2Bytes));
   return table;
 }
 const Kernels& with_512() {
@@ -85,17 +86,21 @@ const Kernels& with_512() {
   return table;
 }
 const Kernels& with_512_vnni() {
-  static const Kernels table = with(kAvx512Kernels, with_dense(kAvx512VnniBytes, kAvx2Bytes));
+  static const Kernels table = with(kAvx512Kernels, with_rest(kAvx512VnniBytes, kAvx2Bytes));
   return table;
 }
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
-    Kernels better = with(kAvx512Kernels, with_dense(kAvx512VnniBytes, kAvx512VbmiDense));
+    Kernels better = with(kAvx512Kernels, with_rest(kAvx512VnniBytes, kAvx512DenseBytes));
     better.dequantize = kAvx512VbmiDequantize;
     better.scales.mapped = kAvx512VbmiMapped;
     return better;
   }();
   return table;
+}
+// Beside pairs or matrices of bf16.
+void few_rows_in_integers(BytesKernels& kernels) {
+  kernels.most_long = kernels.most_short = kernels.most_words = 4;
 }
 // Integers and fp32 are quicker there than pairs of bf16, but for fp8.
 void without_pairs(Bf16Kernels& kernels) {
@@ -110,6 +115,7 @@ const Kernels& with_bf16() {
     if (kArePairsQuick()) {
       better.linear.matrices = kAvx512Bf16Matrices;
       better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
+      few_rows_in_integers(better.linear.bytes);
     } else {
       without_pairs(better.linear.bf16);
     }
@@ -123,6 +129,7 @@ const Kernels& with_amx() {
     better.isa = Isa::amx;
     better.linear.matrices = kAmxMatrices;
     better.linear.matrices.most_by_vectors = 4;
+    few_rows_in_integers(better.linear.bytes);
     without_pairs(better.linear.bf16);  // for fewer rows
     return better;
   }();

@@ -160,13 +160,18 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
     for (const char* storage :
          {"int4:block24", "int4:block512", "nf4:torchao:block64:scaler1:bf16"})
       EXPECT_FALSE(reads(storage, 768)) << storage;
-    EXPECT_EQ(reads("nf4", 768, 16), has && level.kernels->isa == Isa::avx2);
-    // In vectors of 512 bits fp32 is as quick for more rows by long groups.
+    // In vectors of 512 bits others are as quick for more rows: fp32 beside integers of 256 bits,
+    // pairs and matrices of bf16.
+    const bool beside = level.kernels->linear.matrices.multiply != nullptr;
+    const bool many = level.kernels->isa == Isa::avx2 || (wide && !beside);
+    EXPECT_EQ(reads("nf4", 768, 16), has && many);
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
-    EXPECT_EQ(reads("mxfp4", 768, 16), has && level.kernels->isa == Isa::avx2);
+    EXPECT_EQ(reads("mxfp4", 768, 16), has && many);
     EXPECT_FALSE(reads("mxfp4", 768, 17));
-    for (const char* storage : {"int4:block64", "int4:block128:f16:zero", "f4_e2m1:row"})
-      EXPECT_EQ(reads(storage, 768, 2), has && level.kernels->isa == Isa::avx2) << storage;
+    for (const char* storage : {"int4:block64", "int4:block128:f16:zero", "f4_e2m1:row"}) {
+      EXPECT_EQ(reads(storage, 768, 2), has && (many || beside)) << storage;
+      EXPECT_EQ(reads(storage, 768, 5), has && many) << storage;
+    }
   }
 }
 

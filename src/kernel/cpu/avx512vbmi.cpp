@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AVX-512 VBMI does better: 8-bit codes and scales through tables of bytes, and, with VNNI,
-// products of dense codes.
+// What AVX-512 VBMI does better: 8-bit codes and scales through tables of bytes.
 #include "kernel/cpu/avx512-inl.h"
 #include "kernel/cpu/dequantize-inl.h"
-#include "kernel/cpu/linear_bytes_dense-inl.h"
 #include "kernel/cpu/scales_avx512-inl.h"
 
 namespace stowage {
 extern const DequantizeKernels kAvx512VbmiDequantize;  // the symbols of this file
-extern const BytesKernels kAvx512VbmiDense;
 extern const Expand kAvx512VbmiMapped;
 constexpr DequantizeKernels kAvx512VbmiDequantize = dequantize_kernels();
-constexpr BytesKernels kAvx512VbmiDense = dense_kernels();
 constexpr Expand kAvx512VbmiMapped = &expand_mapped_by_bytes;
 }  // namespace stowage

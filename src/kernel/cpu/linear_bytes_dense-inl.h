@@ -31,7 +31,7 @@ requires(is_dense(kCodes)) struct DigitReader<kCodes> {
 
 template <Codes kCodes>
 void dense_dot(const BytesDotTask& task) noexcept {
-  if (task.run.zeros != nullptr) return whole_groups<kCodes, Zero::code, 2, 1>(task);
+  if (task.run.zeros != nullptr) return whole_groups<kCodes, Zero::code, 1, 1>(task);
   whole_groups<kCodes, Zero::none, 2, kTogetherInBytes>(task);
 }
 

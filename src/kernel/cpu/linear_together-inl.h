@@ -19,7 +19,8 @@ template <int kMost, class Body>
   for (std::int64_t parts = (task.m + kMost - 1) / kMost, left = task.m; parts > 0; --parts) {
     part.m = (left + parts - 1) / parts;
     if (part.m == 1) body.template operator()<1>(part);
-    if (part.m == 2) body.template operator()<2>(part);
+    if constexpr (kMost >= 2)
+      if (part.m == 2) body.template operator()<2>(part);
     if constexpr (kMost >= 3)
       if (part.m == 3) body.template operator()<3>(part);
     if constexpr (kMost >= 4)
