@@ -16,12 +16,10 @@ namespace stowage {
 extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
-extern const DequantizeKernels kAvx512VbmiDequantize;
-extern const Bf16Kernels kAvx512Bf16Linear;
-extern const MatrixKernels kAvx512Bf16Matrices, kAmxMatrices;
-extern bool (*const kArePairsQuick)() noexcept;
+extern const ByteTableKernels kAvx512VbmiTables;
+extern const PairKernels kAvx512Bf16Pairs;
+extern const MatrixKernels kAmxMatrices;
 extern const BytesKernels kAvx2Bytes, kAvx2VnniBytes, kAvx512VnniBytes, kAvx512DenseBytes;
-extern const Expand kAvx512VbmiMapped;
 
 namespace {
 // What some processors take a hundred cycles for, and others none. The best of many runs, so that
@@ -92,8 +90,8 @@ const Kernels& with_512_vnni() {
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
     Kernels better = with(kAvx512Kernels, with_rest(kAvx512VnniBytes, kAvx512DenseBytes));
-    better.dequantize = kAvx512VbmiDequantize;
-    better.scales.mapped = kAvx512VbmiMapped;
+    better.dequantize = kAvx512VbmiTables.dequantize;
+    better.scales.mapped = kAvx512VbmiTables.mapped;
     return better;
   }();
   return table;
@@ -111,9 +109,9 @@ const Kernels& with_bf16() {
   static const Kernels table = [] {
     Kernels better = with_vbmi();
     better.isa = Isa::avx512bf16;
-    better.linear.bf16 = kAvx512Bf16Linear;
-    if (kArePairsQuick()) {
-      better.linear.matrices = kAvx512Bf16Matrices;
+    better.linear.bf16 = kAvx512Bf16Pairs.rows;
+    if (kAvx512Bf16Pairs.are_quick()) {
+      better.linear.matrices = kAvx512Bf16Pairs.matrices;
       better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
       few_rows_in_integers(better.linear.bytes);
     } else {

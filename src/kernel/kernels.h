@@ -23,6 +23,12 @@ struct Kernels {
   ScaleKernels scales;
 };
 
+/// What an instruction set does better that looks bytes up.
+struct ByteTableKernels {
+  DequantizeKernels dequantize;
+  Expand mapped;
+};
+
 /// The best table that this CPU runs, or the one that STOWAGE_FORCE_ISA names. Chosen once, at
 /// first use. Throws unsupported (a forced set that this CPU lacks; composite, which lives in the
 /// Python package), invalid_argument (an unknown name).

@@ -121,6 +121,13 @@ struct MatrixKernels {
   std::int64_t most_by_vectors = 0;  // rows of x up to which other ways are quicker
 };
 
+/// What one instruction set has for pairs of bf16.
+struct PairKernels {
+  Bf16Kernels rows;
+  MatrixKernels matrices;
+  bool (*are_quick)() noexcept;  // whether the CPU multiplies them as quickly as fp32
+};
+
 /// y[j, i] += sum_k w[i, k] x[j, k] of codes of 4 bits, of a byte in short groups, or densely
 /// packed, and x in integers (cpu/linear_bytes-inl.h, linear_words-inl.h, linear_integers-inl.h),
 /// or of fp8 and x in fp32 (cpu/linear_float8_moved-inl.h).

@@ -3,10 +3,9 @@
 #include "kernel/cpu/avx512-inl.h"
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/scales_avx512-inl.h"
+#include "kernel/kernels.h"
 
 namespace stowage {
-extern const DequantizeKernels kAvx512VbmiDequantize;  // the symbols of this file
-extern const Expand kAvx512VbmiMapped;
-constexpr DequantizeKernels kAvx512VbmiDequantize = dequantize_kernels();
-constexpr Expand kAvx512VbmiMapped = &expand_mapped_by_bytes;
+extern const ByteTableKernels kAvx512VbmiTables;  // the one symbol of this file
+constexpr ByteTableKernels kAvx512VbmiTables = {dequantize_kernels(), &expand_mapped_by_bytes};
 }  // namespace stowage

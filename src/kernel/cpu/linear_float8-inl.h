@@ -4,7 +4,6 @@
 // its high one. bf16 has them exactly; scales multiply the fp32 sums of their groups, of which a
 // register of products has one or two where they are short.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -98,7 +97,7 @@ struct Float8Rows {
     Totals totals;
     clear(totals);
     std::int64_t at[kRows];
-    std::copy_n(group, kRows, at);
+    for (int r = 0; r < kRows; ++r) at[r] = group[r];
     for (std::int64_t k = 0; k < task.columns;) {
       const std::int64_t begin = task.run.first + (task.one_line ? 0 : row * task.row_stride) + k;
       const std::int64_t left = task.columns - k;
@@ -137,7 +136,7 @@ struct Float8Rows {
     Totals totals;
     clear(totals);
     std::int64_t at[kRows];
-    std::copy_n(group, kRows, at);
+    for (int r = 0; r < kRows; ++r) at[r] = group[r];
     for (std::int64_t k = 0; k < task.columns; k += kFloat8Step) {
       __m512bh w[kRows][2];
       read(k, w);
