@@ -17,12 +17,10 @@ struct Crossover {
   std::int64_t bytes = 0;         // codes of a byte in groups of 16 and 32 in integers, up to 16
   std::int64_t words = 0;         // nf4 and fp4 in integers, up to 16
   std::int64_t float8 = 0;        // fp8 whose bits move to those of fp32, up to 16
-  std::int64_t vectors = 0;       // bf16, before matrices of it multiply (AMX), up to 64
+  std::int64_t vectors = 0;       // bf16, before matrices of it multiply, up to 64
   // By kernels of ours before torch's product of dequantized tiles; the torch ops read these.
   std::int64_t own = 0;           // fp32 and f16
   std::int64_t own_bf16 = 0;      // bf16 by any storage
-  std::int64_t own_pairs = 0;     // and by what is widened to pairs of bf16
-  std::int64_t own_codes = 0;     // and by nf4 and fp4 in such pairs
   std::int64_t own_matrices = 0;  // and by weights of up to 8 bits in matrices
   bool operator==(const Crossover&) const = default;
 };

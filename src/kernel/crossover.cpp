@@ -35,11 +35,9 @@ Crossover built_in(const Kernels& kernels) {
       of.bytes.most_words, of.bytes.most_float8, of.matrices.most_by_vectors};
   // Measured on Zen 3 and Zen 4. Without AVX-512, torch's products of bf16 are many times slower
   // than those of fp32, and these slower than ours.
-  const bool has_512 = kernels.isa >= Isa::avx512, has_pairs = of.bf16.pairs != nullptr;
+  const bool has_512 = kernels.isa >= Isa::avx512;
   made.own = has_512 ? 64 : kAnyRows;
   made.own_bf16 = has_512 ? 16 : kAnyRows;
-  made.own_pairs = has_pairs ? 48 : 0;
-  made.own_codes = has_pairs ? 128 : 0;
   made.own_matrices = of.matrices.multiply != nullptr ? kAnyRows : 0;
   return made;
 }

@@ -147,12 +147,8 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
 
 std::int64_t most_rows_in_bf16(const Weight& weight) {
   const LinearWeight matrix(kernels(), weight, "linear");
-  const Crossover crossover = stowage::crossover();
-  if (kernels().linear.matrices.multiply != nullptr && matrix.fits_pairs())
-    return crossover.own_matrices;
-  if (matrix.has_dot_bf16()) return crossover.own_codes;
-  const bool in_pairs = kernels().linear.bf16.pairs != nullptr && matrix.fits_pairs();
-  return in_pairs ? crossover.own_pairs : 0;
+  const bool in_matrices = kernels().linear.matrices.multiply != nullptr && matrix.fits_pairs();
+  return in_matrices ? stowage::crossover().own_matrices : 0;
 }
 
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,

@@ -33,8 +33,6 @@ Tensor crossover_measure() {
   use_crossover(made);  // ours at their best
   made.own = most_own("f8_e4m3:row", Dtype::f32);
   made.own_bf16 = most_own("bf16", Dtype::bf16);
-  if (before.own_pairs != 0) made.own_pairs = most_own("int8:row", Dtype::bf16);
-  if (before.own_codes != 0) made.own_codes = most_own("nf4", Dtype::bf16);
   if (before.own_matrices != 0) made.own_matrices = most_own("int8:row", Dtype::bf16);
   keep_crossover(made);
   return text_bytes(to_json(made));

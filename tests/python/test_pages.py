@@ -304,10 +304,12 @@ def found(path: list[str]) -> bool:
     return True
 
 
-MAP_GUARD, GEMM, CROSSOVER, BUDGET = (
+MAP_GUARD, GEMM, CROSSOVER, DISPATCH, MATRICES, BUDGET = (
     "base/map_guard.h",
     "torch/gemm.cpp",
     "kernel/crossover.cpp",
+    "kernel/dispatch.cpp",
+    "kernel/linear_matrices.cpp",
     "python/stowage/_model/choice/by_error.py",
 )
 CONSTANTS = [  # what a page says, and where the number is decided
@@ -316,8 +318,8 @@ CONSTANTS = [  # what a page says, and where the number is decided
     ("benchmarks", r"expanded (\d+) at a time", "kernel/scales.h", r"kExpandedScales = (\d+)"),
     ("numbers", r"up to (\d+) rows of fp32", CROSSOVER, r"made.own = has_512 \? (\d+)"),
     ("numbers", r"up to (\d+) of bf16", CROSSOVER, r"own_bf16 = has_512 \? (\d+)"),
-    ("numbers", r"`avx512bf16` (\d+), and", CROSSOVER, r"own_pairs = has_pairs \? (\d+)"),
-    ("numbers", r"and (\d+) by `nf4`", CROSSOVER, r"own_codes = has_pairs \? (\d+)"),
+    ("numbers", r"`avx512bf16` more than (\d+), in", DISPATCH, r"most_by_vectors = (\d+);  // that"),
+    ("numbers", r"of more than (\d+) rows in pairs", MATRICES, r"kMostByTiles = (\d+)"),
     ("working", r"at most (\d+) MiB of one weight", GEMM, r"kTileBytes = \S+\{(\d+)\} << 20"),
     ("choosing", r"Up to (\d+) weights", BUDGET, r"_EXACT_UNITS = (\d+)"),
     ("formats", r"At most (\d+) files are mapped", MAP_GUARD, r"kMostMappings = (\d+)"),

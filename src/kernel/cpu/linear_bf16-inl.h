@@ -121,12 +121,12 @@ struct Bf16Rows {
       use(r, task.run.scales[at / group], both ? task.run.scales[(at + 64) / group] : 0.0f);
     }
   }
-  /// Scales that the next rows read, sixteen blocks of each, are on their way to the L2 cache while
-  /// these are computed; so are codes, a line of each row.
-  [[gnu::always_inline]] void fetch_scales(std::int64_t k) const {
+  /// Scales of rows that are read soon, sixteen blocks of each, are on their way to the L2 cache
+  /// while these are computed; so are codes, a line of each row.
+  [[gnu::always_inline]] void fetch_scales(std::int64_t k, std::int64_t rows = kRows) const {
     if (common[0] == nullptr || k % 1024 != 0) return;
     for (int r = 0; r < kRows; ++r)
-      __builtin_prefetch(common[r] + (kRows * task.row_stride + k) / 64, 0, 2);
+      __builtin_prefetch(common[r] + (rows * task.row_stride + k) / 64, 0, 2);
   }
   [[gnu::always_inline]] void fetch_codes(const std::uint8_t* from) const {
     for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride, 0, 2);
@@ -215,8 +215,7 @@ template <int kRows, int kVectors>
 bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, std::int64_t apart) {
   const __m512i table = table_of(_mm512_loadu_ps(task.values), stretch, stretch);
   const Bf16Rows<kRows> w(task, row, apart);
-  const std::int64_t ahead =
-      (apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2)) * task.row_stride / 2;
+  const std::int64_t rows = apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2);
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
@@ -243,7 +242,8 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, st
   };
   std::int64_t k = 0;
   for (; k + kBf16Pad <= task.columns; k += kBf16Pad) {
-    w.fetch_codes(w.codes + ahead + k / 2);
+    w.fetch_codes(w.codes + (rows * task.row_stride + k) / 2);
+    w.fetch_scales(k, rows);
     add(k, true);
   }
   if (k < task.columns) add(k, false);
