@@ -34,7 +34,8 @@ inline constexpr CrossoverField kCrossoverFields[]{
     {"vectors", &Crossover::vectors, kMostWidened, "bf16 before matrices of it multiply"},
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},
     {"own_bf16", &Crossover::own_bf16, kAnyRows, "kernels of ours before torch's, bf16"},
-    {"own_matrices", &Crossover::own_matrices, kAnyRows, "the same, codes of up to 8 bits by matrices of it"}};
+    {"own_matrices", &Crossover::own_matrices, kAnyRows,
+     "the same, codes of up to 8 bits by matrices of it"}};
 
 /// What this build has for the instruction set.
 Crossover built_in_crossover();
