@@ -100,23 +100,23 @@ const Kernels& with_vbmi() {
 void few_rows_in_integers(BytesKernels& kernels) {
   kernels.most_long = kernels.most_short = kernels.most_words = 4;
 }
-// Integers and fp32 are quicker there than pairs of bf16, but for fp8.
-void without_pairs(Bf16Kernels& kernels) {
-  kernels.nf4 = kernels.fp4 = nullptr;
-  kernels.pairs = nullptr;
-}
-const Kernels& with_bf16() {
+const Kernels& with_bf16() {  // pairs for fp8 alone: of others integers and fp32 may be quicker
   static const Kernels table = [] {
     Kernels better = with_vbmi();
     better.isa = Isa::avx512bf16;
+    better.linear.bf16.e4m3 = kAvx512Bf16Pairs.rows.e4m3;
+    better.linear.bf16.e5m2 = kAvx512Bf16Pairs.rows.e5m2;
+    return better;
+  }();
+  return table;
+}
+const Kernels& with_pairs() {
+  static const Kernels table = [] {
+    Kernels better = with_bf16();
     better.linear.bf16 = kAvx512Bf16Pairs.rows;
-    if (kAvx512Bf16Pairs.are_quick()) {
-      better.linear.matrices = kAvx512Bf16Pairs.matrices;
-      better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
-      few_rows_in_integers(better.linear.bytes);
-    } else {
-      without_pairs(better.linear.bf16);
-    }
+    better.linear.matrices = kAvx512Bf16Pairs.matrices;
+    better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
+    few_rows_in_integers(better.linear.bytes);
     return better;
   }();
   return table;
@@ -128,7 +128,6 @@ const Kernels& with_amx() {
     better.linear.matrices = kAmxMatrices;
     better.linear.matrices.most_by_vectors = 4;
     few_rows_in_integers(better.linear.bytes);
-    without_pairs(better.linear.bf16);  // for fewer rows
     return better;
   }();
   return table;
@@ -162,7 +161,11 @@ std::vector<NamedKernels> every_kernels() {
   const bool vnni = cpu.runs_avx512() && cpu.avx512vnni, vbmi = vnni && cpu.avx512vbmi;
   tables.push_back({"avx512+vnni", vnni ? &with_512_vnni() : nullptr});
   tables.push_back({"avx512+vbmi", vbmi ? &with_vbmi() : nullptr});
-  tables.push_back({"avx512bf16", cpu.runs_avx512bf16() ? &with_bf16() : nullptr});
+  const bool bf16 = cpu.runs_avx512bf16();
+  tables.push_back({"avx512bf16", bf16 ? &with_bf16() : nullptr});
+  tables.push_back({"avx512bf16+pairs", bf16 ? &with_pairs() : nullptr});
+  static const bool quick = bf16 && kAvx512Bf16Pairs.are_quick();
+  if (!quick) std::swap(tables[tables.size() - 2], tables.back());
   tables.push_back({"amx", cpu.runs_amx() ? &with_amx() : nullptr});
 #endif
   return tables;

@@ -70,7 +70,7 @@ TEST(Isa, EveryNameGivesItsTableOrSaysThatThisCpuCannot) {
 class EveryLevel : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Isa, EveryLevel,
                          ::testing::Values("scalar", "avx2", "avx2+vnni", "avx512", "avx512+vnni",
-                                           "avx512+vbmi", "avx512bf16", "amx"),
+                                           "avx512+vbmi", "avx512bf16", "avx512bf16+pairs", "amx"),
                          [](const auto& level) {
                            std::string name(level.param);
                            std::ranges::replace(name, '+', '_');
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Isa, EveryLevel,
 
 TEST_P(EveryLevel, IsAmongTheTablesThatAreTested) {
   const std::vector<NamedKernels> tables = runnable_kernels();
-  EXPECT_LE(tables.size(), 8u) << "a level that is not listed here";
+  EXPECT_LE(tables.size(), 9u) << "a level that is not listed here";
   if (std::ranges::find(tables, GetParam(), &NamedKernels::name) == tables.end())
     GTEST_SKIP() << "this CPU lacks " << GetParam() << ": its kernels are not tested here";
 }

@@ -93,8 +93,7 @@ STOWAGE_ON_EACH_ISA(LinearMatricesOn, ARowIsTheSameAmongAnyOthers) {
 TEST(LinearMatrices, AreOfBf16AndWeightsOfUpTo8BitsOrOfIt) {
   for (const NamedKernels& level : runnable_kernels()) {
     const bool has = level.kernels->linear.matrices.multiply != nullptr;
-    const bool in_pairs = level.name == "avx512bf16" && level.kernels->linear.bf16.pairs != nullptr;
-    EXPECT_EQ(has, level.name == "amx" || in_pairs) << level.name;
+    EXPECT_EQ(has, level.name == "amx" || level.name == "avx512bf16+pairs") << level.name;
     const Kernels always = by_matrices(*level.kernels);
     const auto fits = [&](const char* storage, std::int64_t m, Dtype dtype) {
       const Weight weight = make_weight(storage, {6, 96}, Data::normal);

@@ -89,7 +89,7 @@ TEST(LinearPairs, ValuesAreThoseOfDequantize) {
     const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
     const Exact truth = exact(x, m, weight, nullptr);
     const Values y =
-        run_linear(kernels_named("avx512bf16"), x, m, weight, nullptr, inline_executor());
+        run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr, inline_executor());
     expect_close(weight, y, truth.y, truth.magnitude);
   }
 }
@@ -114,7 +114,7 @@ TEST(LinearPairs, OneScaleOfARowMultipliesItsSum) {
         truth.push_back(sum), magnitude.push_back(size);
       }
     const Values y =
-        run_linear(kernels_named("avx512bf16"), x, m, weight, nullptr, inline_executor());
+        run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr, inline_executor());
     expect_close(weight, y, truth, magnitude);
   }
 }

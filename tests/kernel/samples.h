@@ -198,6 +198,13 @@ inline void on_each_isa(void (*body)(const Kernels&)) {
     body(*level.kernels);
   }
 }
+/// The table of that name, which this CPU runs, or null.
+inline const Kernels* variant(std::string_view name) {
+  for (const NamedKernels& table : runnable_kernels())
+    if (table.name == name) return table.kernels;
+  return nullptr;
+}
+
 #define STOWAGE_ON_EACH_ISA(suite, name)                            \
   void suite##name(const Kernels& table);                           \
   TEST(suite, name) { stowage::samples::on_each_isa(suite##name); } \
