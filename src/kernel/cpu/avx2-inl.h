@@ -127,6 +127,7 @@ struct Lanes : PortableLanes {
         _mm256_packus_epi32(to(round_shift(as_int(a), 16)), to(round_shift(as_int(b), 16)));
     store_as(p, _mm256_permute4x64_epi64(mixed, 0xD8));
   }
+  static void store_normal_pair(void* p, F a, F b) { store_bf16_pair(p, a, b); }
 
   static constexpr bool kHasFloat8 = true;
   // The code  s e.. m..  has the bits: table entry of m.. + e.. in its place, and the sign.

@@ -128,6 +128,14 @@ struct Lanes : PortableLanes {
     store_as(p, _mm512_permutexvar_epi64(order, mixed));
   }
 
+  /// The same of zeros and of normal numbers whose results are normal.
+#if defined(__AVX512BF16__)
+  static constexpr bool kRoundsQuickly = true;
+  static void store_normal_pair(void* p, F a, F b) { store_as(p, _mm512_cvtne2ps_pbh(b, a)); }
+#else
+  static void store_normal_pair(void* p, F a, F b) { store_bf16_pair(p, a, b); }
+#endif
+
   static constexpr bool kHasFloat8 = true;
   // The code  s e.. m..  has the bits: table entry of m.. + e.. in its place, and the sign.
   template <int kMantissa>

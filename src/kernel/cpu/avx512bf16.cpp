@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AVX512-BF16 does better: products with bf16.
+// What AVX512-BF16 does better: products with bf16, and rounding to it in short groups.
+#include "kernel/cpu/avx512-inl.h"
+#include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/linear_bf16-inl.h"
 #include "kernel/cpu/linear_bf16_matrices-inl.h"
 #include "kernel/cpu/linear_float8-inl.h"
@@ -7,6 +9,10 @@
 namespace stowage {
 extern const PairKernels kAvx512Bf16Pairs;  // the one symbol of this file
 constexpr PairKernels kAvx512Bf16Pairs = {
+    &dequantize<Codes::int8, Dtype::bf16>,
+    &dequantize<Codes::f8_e4m3, Dtype::bf16>,
+    &dequantize<Codes::f8_e5m2, Dtype::bf16>,
+    &dequantize<Codes::f4_e2m1, Dtype::bf16>,
     {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &dot_float8<Codes::f8_e4m3>,
      &dot_float8<Codes::f8_e5m2>, &add_pairs},
     {&begin_in_pairs, &end_in_pairs, &multiply_in_pairs, &pair_rows, &turn_sums},

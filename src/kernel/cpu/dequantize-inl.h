@@ -120,6 +120,10 @@ void dequantize_nibbles(const CodeValues<kCodes>& values, const Run& run, char* 
     ++g, at += n, out += n * bytes_of(kOut);
   };
   if (at != g * run.group && at < end) one();
+  if constexpr (Lanes::kRoundsQuickly && kOut == Dtype::bf16 && kZero == Zero::none)
+    if (const WidenByValues<kCodes> two(values); run.group == kWidth)
+      for (; at + 2 * kWidth <= end; at += 2 * kWidth, g += 2, out += 4 * kWidth)
+        if (!two(codes + at / 2, run.scales + g, out)) break;
   if constexpr (kTwos)
     if (2 * run.group == kStep)
       for (; at + kStep <= end; at += kStep, g += 2, out += kStep * bytes_of(kOut))

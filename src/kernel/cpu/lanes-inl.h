@@ -216,6 +216,8 @@ struct PortableLanes {
   /// Whether there are load_numbers() and what else short groups of such codes need
   /// (WidenNumbers).
   static constexpr bool kHasNumbers = false;
+  /// Whether an instruction rounds normal numbers to bf16, so that a table of results pays late.
+  static constexpr bool kRoundsQuickly = false;
 
   /// How many of 15 ascending thresholds lie strictly below each lane; NaN is above all.
   struct Ranks {

@@ -389,12 +389,41 @@ struct WidenFloat8 {
   typename L::WordTable table_;
 };
 
+/// Whether products of codes and the scale are normal numbers, those that are not 0.
+inline bool is_common(float scale) {
+  constexpr std::uint32_t kLeast = word_of(0x1p-100f), kMost = word_of(0x1p100f);
+  return (__builtin_bit_cast(std::uint32_t, scale) & ~kSign) - kLeast <= kMost - kLeast;
+}
+
+/// Two groups of kWidth codes of 4 bits to bf16: values are looked up, then scaled.
+template <Codes kCodes, class L = Lanes>
+class WidenByValues {
+ public:
+  explicit WidenByValues(const CodeValues<kCodes>& values) : table_(L::load_table(values.all)) {}
+  /// False, and nothing is written, where not all results are numbers that are normal or 0.
+  [[gnu::always_inline]] bool operator()(const std::uint8_t* codes, const float* scales,
+                                         char* out) const {
+    if (!is_common(scales[0]) || !is_common(scales[1])) return false;
+    F both[2];
+    for (int i = 0; i < 2; ++i) {
+      const I nibbles = L::template load_nibbles<packing_of(kCodes)>(codes + i * kWidth / 2);
+      both[i] = as_float(L::look_up(table_, nibbles)) * splat(scales[i]);
+    }
+    L::store_normal_pair(out, both[0], both[1]);
+    return true;
+  }
+
+ private:
+  typename L::Table16 table_;
+};
+
 /// Codes of 8 bits to bf16 in short groups, for which no table pays: through fp32, if all results
 /// are numbers, and no subnormal ones.
 template <Codes kCodes, class L = Lanes>
 struct WidenNumbers {
   static constexpr int kStep = 32, kMantissa = mantissa_of(kCodes);
-  static constexpr std::int64_t kWorthwhile = 128;  // elements that pay for a table
+  static constexpr std::int64_t kWorthwhile =  // elements that pay for a table
+      is_integer(kCodes) || L::kRoundsQuickly ? 1024 : 128;
   /// n codes, a multiple of kStep, under one scale; or false, and nothing is written.
   [[gnu::always_inline]] static bool widen(const std::uint8_t* codes, float scale, std::int64_t n,
                                            char* out) {
@@ -402,13 +431,13 @@ struct WidenNumbers {
     for (std::int64_t i = 0; i < n; i += kStep)
       if (!L::template are_numbers<kMantissa>(codes + i)) return false;
     const F factor = splat(scale * L::template kUnit<kMantissa>);
-    if (is_exact(scale))
+    if (!L::kRoundsQuickly && is_exact(scale))
       for_each_pair(codes, n, out, [&](void* to, F a, F b, int) {
         L::store_high_halves(to, a * factor, b * factor);
       });
     else
       for_each_pair(codes, n, out, [&](void* to, F a, F b, int) {
-        L::store_bf16_pair(to, a * factor, b * factor);
+        L::store_normal_pair(to, a * factor, b * factor);
       });
     return true;
   }
@@ -420,17 +449,12 @@ struct WidenNumbers {
     const F factors[2] = {splat(scales[0] * L::template kUnit<kMantissa>),
                           splat(scales[1] * L::template kUnit<kMantissa>)};
     for_each_pair(codes, kStep, out, [&](void* to, F a, F b, int v) {
-      L::store_bf16_pair(to, a * factors[2 * v / kStep], b * factors[2 * (v + kWidth) / kStep]);
+      L::store_normal_pair(to, a * factors[2 * v / kStep], b * factors[2 * (v + kWidth) / kStep]);
     });
     return true;
   }
 
  private:
-  /// Whether products are normal numbers.
-  static bool is_common(float scale) {
-    constexpr std::uint32_t kLeast = word_of(0x1p-100f), kMost = word_of(0x1p100f);
-    return (__builtin_bit_cast(std::uint32_t, scale) & ~kSign) - kLeast <= kMost - kLeast;
-  }
   /// Whether they are numbers of bf16, as under powers of two, by the fraction of the scale.
   static bool is_exact(float scale) {
     constexpr int kRoom = is_integer(kCodes) ? 0 : 6 - kMantissa;
