@@ -131,6 +131,9 @@ struct Bf16Rows {
   [[gnu::always_inline]] void fetch_codes(const std::uint8_t* from) const {
     for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride, 0, 2);
   }
+  [[gnu::always_inline]] void fetch_near(const std::uint8_t* from) const {
+    for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride + kNearAhead, 0, 3);
+  }
 };
 
 /// The products of columns from `from` on, each 128 of a row with the next of its tables. The codes
@@ -243,6 +246,7 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, st
   std::int64_t k = 0;
   for (; k + kBf16Pad <= task.columns; k += kBf16Pad) {
     w.fetch_codes(w.codes + (rows * task.row_stride + k) / 2);
+    w.fetch_near(w.codes + k / 2);
     w.fetch_scales(k, rows);
     add(k, true);
   }

@@ -85,6 +85,7 @@ struct Float8Rows {
   [[gnu::always_inline]] void read(std::int64_t k, __m512bh (&w)[kRows][2]) const {
     for (int r = 0; r < kRows; ++r) {
       __builtin_prefetch(codes[r] + k + ahead, 0, 2);
+      __builtin_prefetch(codes[r] + k + kNearAhead, 0, 3);
       tables.look_up(codes[r] + k, w[r][0], w[r][1]);
     }
   }

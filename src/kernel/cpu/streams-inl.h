@@ -6,6 +6,10 @@
 namespace stowage {
 namespace {
 
+/// Bytes from codes to those that go on to the L1 cache: what pairs of bf16 take from the L2 cache
+/// at once would hold them up.
+constexpr std::int64_t kNearAhead = 512;
+
 /// Of row i of a stream, which has `apart` rows, how many rows further those lie that will be read
 /// soon: in the same stream, or, where it ends before, in that which takes its place.
 constexpr std::int64_t rows_ahead(std::int64_t i, std::int64_t apart, std::int64_t row_bytes) {
