@@ -109,7 +109,6 @@ const Kernels& with_bf16() {  // pairs for fp8 alone: of others integers and fp3
     };
     to_bf16(Codes::int8) = kAvx512Bf16Pairs.int8;
     to_bf16(Codes::f8_e4m3) = kAvx512Bf16Pairs.e4m3;
-    to_bf16(Codes::f8_e5m2) = kAvx512Bf16Pairs.e5m2;
     to_bf16(Codes::f4_e2m1) = kAvx512Bf16Pairs.f4_e2m1;
     better.linear.bf16.e4m3 = kAvx512Bf16Pairs.rows.e4m3;
     better.linear.bf16.e5m2 = kAvx512Bf16Pairs.rows.e5m2;

@@ -11,7 +11,6 @@ extern const PairKernels kAvx512Bf16Pairs;  // the one symbol of this file
 constexpr PairKernels kAvx512Bf16Pairs = {
     &dequantize<Codes::int8, Dtype::bf16>,
     &dequantize<Codes::f8_e4m3, Dtype::bf16>,
-    &dequantize<Codes::f8_e5m2, Dtype::bf16>,
     &dequantize<Codes::f4_e2m1, Dtype::bf16>,
     {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &dot_float8<Codes::f8_e4m3>,
      &dot_float8<Codes::f8_e5m2>, &add_pairs},
