@@ -12,7 +12,7 @@ namespace stowage {
 inline constexpr std::int64_t kLinearPad = 16;
 
 /// Rows of weight that come quicker together, each from a quarter of its own of all rows of a task,
-/// than one after the other, in vectors of 256 bits; and how many bytes ahead each asks.
+/// than one after the other; and how many bytes ahead each asks at least.
 inline constexpr std::int64_t kStreams = 4, kStreamAhead = 2048;
 
 /// y[j, i] += sum_k w[i, k] x[j, k]: rows of codes are multiplied while they are decoded.

@@ -260,12 +260,7 @@ struct BytesWay {
 
 template <Codes kCodes, Zero kZero, int kGroups>
 void bytes_rows(const BytesDotTask& task) {
-#if defined(__AVX512VNNI__)
-  constexpr int kMost = 3;  // quick enough that two rows twice are quicker than four
-#else
-  constexpr int kMost = 4;
-#endif
-  add_rows<BytesWay<kCodes, kZero, kGroups>, kMost>(task);
+  add_rows<BytesWay<kCodes, kZero, kGroups>, 4>(task);
 }
 
 template <Codes kCodes, Zero kZero>

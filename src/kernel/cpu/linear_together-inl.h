@@ -85,7 +85,7 @@ template <class Way, int kRows, int kM>
     } while (kSeveral && --count > 0);
     for (int r = 0; r < kRows; ++r) at.groups[r] += kSeveral ? most <= blocks : Way::kGroups;
   }
-  if constexpr (kColumns > kBytesBlock)
+  if constexpr (kColumns > kBytesBlock && kM == 1)
     if (task.columns % kColumns != 0) way.template add<false>(at, sums);
   for (int j = 0; j < kM; ++j) {
     F of_x[4] = {};
@@ -96,15 +96,47 @@ template <class Way, int kRows, int kM>
       task.y[j * task.y_stride + row + r * apart] += totals[r] * Way::kUnit;
   }
 }
+/// One row of x, with kTogether rows of weight at a time.
+template <class Way, int kTogether>
+[[gnu::noinline]] void add_rows_of_one(const BytesDotTask& task) {
+  const std::int64_t apart = task.rows / kTogether;
+  for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kTogether, 1>(task, i, apart);
+  for (std::int64_t i = apart * kTogether; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, 0);
+}
+
+/// Two rows of x at a time, with two neighbors of weight, where there are registers for them; what
+/// is left, and rows that end in half a block, with one of x.
+template <class Way, int kMost, int kTogether>
+void add_rows_by_twos(BytesDotTask task) {
+  for (std::int64_t some = 0; task.m > 0;
+       task.m -= some, task.x += some * task.x_stride, task.y += some * task.y_stride) {
+    BytesDotTask one = task;  // of the rows of weight that are left
+    if constexpr (kMost > 1)
+      if (task.m > 1 && task.columns % Way::kColumns == 0) {
+        std::int64_t i = 0;
+        for (; i + 2 <= task.rows; i += 2) add_together<Way, 2, 2>(task, i, 1);
+        one.run.first += i * task.row_stride, one.y += i, one.rows -= i;
+      }
+    some = one.rows < task.rows ? 2 : 1;
+    for (std::int64_t j = 0; j < some && one.rows > 0; ++j) {
+      add_rows_of_one<Way, kTogether>(one);
+      one.x += one.x_stride, one.y += one.y_stride;
+    }
+  }
+}
+
 /// Up to kMost rows of x at a time, and of weight kTogether for one of them.
 template <class Way, int kMost, int kTogether = kTogetherInBytes>
 void add_rows(const BytesDotTask& task) {
-  for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
-    constexpr int kRows = kM == 1 ? kTogether : 1;
-    const std::int64_t apart = part.rows / kRows;
-    for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kRows, kM>(part, i, apart);
-    for (std::int64_t i = apart * kRows; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, 0);
-  });
+  if constexpr (kWidth == 16)
+    return add_rows_by_twos<Way, kMost, kTogether>(task);
+  else
+    for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
+      constexpr int kRows = kM == 1 ? kTogether : 1;
+      const std::int64_t apart = part.rows / kRows;
+      for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kRows, kM>(part, i, apart);
+      for (std::int64_t i = apart * kRows; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, 0);
+    });
 }
 
 }  // namespace
