@@ -21,7 +21,8 @@ struct Crossover {
   // By kernels of ours before torch's product of dequantized tiles; the torch ops read these.
   std::int64_t own = 0;           // fp32 and f16
   std::int64_t own_bf16 = 0;      // bf16 by any storage
-  std::int64_t own_matrices = 0;  // and by weights of up to 8 bits in matrices
+  std::int64_t own_matrices = 0;  // and by weights of up to 8 bits in matrices,
+  std::int64_t own_gradient = 0;  // and gradients by them
   bool operator==(const Crossover&) const = default;
 };
 

@@ -77,6 +77,8 @@ STOWAGE_API void linear(const void* x, std::int64_t m, Dtype dtype, const Weight
 /// Up to how many rows of x in bf16 linear() keeps up with a dense product that the CPU has
 /// instructions for, since it multiplies in bf16 too (docs/numbers.md); 0 where it does not.
 STOWAGE_API std::int64_t most_rows_in_bf16(const Weight& weight);
+/// The same of linear_grad_input().
+STOWAGE_API std::int64_t most_gradient_rows_in_bf16(const Weight& weight);
 /// gx[m, K] = g[m, N] W.
 STOWAGE_API void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight,
                                    void* gx, Executor* executor = nullptr);

@@ -35,7 +35,8 @@ inline constexpr CrossoverField kCrossoverFields[]{
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},
     {"own_bf16", &Crossover::own_bf16, kAnyRows, "kernels of ours before torch's, bf16"},
     {"own_matrices", &Crossover::own_matrices, kAnyRows,
-     "the same, codes of up to 8 bits by matrices of it"}};
+     "the same, codes of up to 8 bits by matrices of it"},
+    {"own_gradient", &Crossover::own_gradient, kAnyRows, "the same, gradients by them"}};
 
 /// What this build has for the instruction set.
 Crossover built_in_crossover();
@@ -59,7 +60,7 @@ class CrossoverProbe {
     const std::vector<float> x = numbers(most * kDepth, 1.0f);
     const auto bytes = static_cast<std::size_t>(bits(dtype) / 8);
     x_.resize(x.size() * bytes);
-    y_.resize(static_cast<std::size_t>(most * kLines) * bytes);
+    y_.resize(static_cast<std::size_t>(most * std::max(kLines, kDepth)) * bytes);
     const Storage plain{.codes = dtype == Dtype::f32    ? Codes::f32
                                  : dtype == Dtype::bf16 ? Codes::bf16
                                                         : Codes::f16};

@@ -94,6 +94,11 @@ void fixed_dots(const LinearWeight& weight, const float* x, std::int64_t begin, 
   }
 }
 
+bool goes_by_matrices(const Weight& weight) {
+  return kernels().linear.matrices.multiply != nullptr &&
+         LinearWeight(kernels(), weight, "linear").fits_pairs();
+}
+
 }  // namespace
 
 void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dtype,
@@ -146,9 +151,10 @@ void linear(const void* x, std::int64_t m, Dtype dtype, const Weight& weight, co
 }
 
 std::int64_t most_rows_in_bf16(const Weight& weight) {
-  const LinearWeight matrix(kernels(), weight, "linear");
-  const bool in_matrices = kernels().linear.matrices.multiply != nullptr && matrix.fits_pairs();
-  return in_matrices ? stowage::crossover().own_matrices : 0;
+  return goes_by_matrices(weight) ? stowage::crossover().own_matrices : 0;
+}
+std::int64_t most_gradient_rows_in_bf16(const Weight& weight) {
+  return goes_by_matrices(weight) ? stowage::crossover().own_gradient : 0;
 }
 
 void linear_grad_input(const void* g, std::int64_t m, Dtype dtype, const Weight& weight, void* gx,

@@ -151,8 +151,7 @@ bool own_linear_is_faster(const Product& p) {
 
 bool own_grad_is_faster(const Product& p) {
   if (p.m <= most_rows_of_own_kernel(p.dtype)) return true;
-  const bool by_matrices = crossover().own_matrices != 0 && p.dtype == Dtype::bf16;
-  return by_matrices && p.m <= most_rows_in_bf16(p.weight);
+  return p.dtype == Dtype::bf16 && p.m <= most_gradient_rows_in_bf16(p.weight);
 }
 
 void tiled_linear(const Product& p) {
