@@ -82,7 +82,7 @@ $(STAMPS)/browser: $(STAMPS)/system
 
 # What builds and runs programs for another processor (some 300 MB on the disk).
 $(STAMPS)/arm: $(STAMPS)/system
-	@tools/system_packages g++-aarch64-linux-gnu qemu-user
+	@tools/system_packages g++-aarch64-linux-gnu qemu-user libgtest-dev libgmock-dev
 	@touch $@
 
 test-all: build $(STAMPS)/test $(STAMPS)/browser $(STAMPS)/arm ## nightly: everything above, plus the slow extras and fuzzing
@@ -91,7 +91,7 @@ test-all: build $(STAMPS)/test $(STAMPS)/browser $(STAMPS)/arm ## nightly: every
 test-cpus: build $(STAMPS)/test ## the tests at each level of instruction sets, of ours and of torch's
 	@$(BIN)/python tools/run_tests cpus
 
-test-arm: $(STAMPS)/arm ## the core built for AArch64, its bytes compared with everyone's under qemu
+test-arm: $(STAMPS)/arm ## the core built for AArch64, its bytes compared with everyone's and its kernels tested under qemu
 	@tools/test_arm
 
 test-peers: build $(STAMPS)/test ## peers' own test suites with the facades in their place

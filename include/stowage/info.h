@@ -10,7 +10,7 @@ inline namespace v0 {
 
 STOWAGE_API const char* version() noexcept;  // "0.1.0"
 STOWAGE_API const char* commit() noexcept;   // git commit, "unknown" outside a checkout
-/// The instruction set in use: scalar, avx2, avx512, avx512bf16, amx (chosen once;
+/// The instruction set in use: scalar, neon, avx2, avx512, avx512bf16, amx (chosen once;
 /// STOWAGE_FORCE_ISA overrides and is checked against the CPU: throws unsupported or
 /// invalid_argument).
 STOWAGE_API std::string instruction_set();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPUID and XGETBV, and what a process must ask for. Bit positions: Intel SDM volume 2A, CPUID
-// leaves 1 and 7; XCR0 in volume 1, chapter 13.
+// leaves 1 and 7; XCR0 in volume 1, chapter 13. On AArch64 the system says what there is.
 #include "base/cpu.h"
+
+#include <cstddef>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -11,6 +13,10 @@
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace stowage {
@@ -65,6 +71,26 @@ CpuFeatures detect() noexcept {
   const bool has_tiles = bit(d, 24) && (registers & 0x60000) == 0x60000;
   found.amx_bf16 = has_tiles && bit(d, 22);
   found.may_use_amx = found.amx_bf16 && may_use_tiles();
+  return found;
+}
+#elif defined(__aarch64__) && defined(__linux__)
+CpuFeatures detect() noexcept {
+  constexpr unsigned long kDotProduct = 1ul << 20, kBf16 = 1ul << 14;  // HWCAP_ASIMDDP, HWCAP2_BF16
+  CpuFeatures found;
+  found.dotprod = (getauxval(AT_HWCAP) & kDotProduct) != 0;
+  found.bf16 = (getauxval(AT_HWCAP2) & kBf16) != 0;
+  return found;
+}
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool system_has(const char* feature) noexcept {
+  int has = 0;
+  std::size_t size = sizeof has;
+  return sysctlbyname(feature, &has, &size, nullptr, 0) == 0 && has != 0;
+}
+CpuFeatures detect() noexcept {
+  CpuFeatures found;
+  found.dotprod = system_has("hw.optional.arm.FEAT_DotProd");
+  found.bf16 = system_has("hw.optional.arm.FEAT_BF16");
   return found;
 }
 #else

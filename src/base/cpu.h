@@ -11,6 +11,8 @@ struct CpuFeatures {
   bool avx512vbmi = false, avx512vnni = false, avx512bf16 = false;
   bool amx_bf16 = false;     // tiles of bf16
   bool may_use_amx = false;  // and the system lets this process use them
+  bool dotprod = false;      // AArch64: sums of four products of bytes,
+  bool bf16 = false;         // and products of matrices of bf16
 
   /// What the avx2 and the avx512 files of kernel/cpu are compiled for.
   bool runs_avx2() const noexcept { return avx2 && f16c && fma; }
@@ -23,7 +25,7 @@ struct CpuFeatures {
   bool runs_amx() const noexcept { return runs_avx512bf16() && amx_bf16 && may_use_amx; }
 };
 
-/// Looked up once; all false on other architectures.
+/// Looked up once; all false on architectures other than x86-64 and AArch64.
 const CpuFeatures& cpu_features() noexcept;
 
 }  // namespace stowage

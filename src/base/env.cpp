@@ -14,7 +14,8 @@ namespace stowage::env {
 namespace {
 
 constexpr std::array<Row, 4> kTable{{
-    {Variable::force_isa, "STOWAGE_FORCE_ISA", "scalar, avx2, avx512, avx512bf16, amx, composite",
+    {Variable::force_isa, "STOWAGE_FORCE_ISA",
+     "scalar, neon, avx2, avx512, avx512bf16, amx, composite",
      "Use this instruction set instead of the best one of the CPU; `composite` (Python only) runs "
      "every op by stock torch ops."},
     {Variable::threads, "STOWAGE_THREADS", "1 to 1024",

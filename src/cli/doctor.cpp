@@ -8,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/cpu.h"
 #include "base/env.h"
 #include "base/formatted.h"
 #include "base/host.h"
@@ -17,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/items.h"
 #include "cli/text.h"
+#include "kernel/kernels.h"
 #include "stowage/file.h"
 #include "stowage/info.h"
 
@@ -30,13 +30,7 @@ struct Check {
   std::string costs;  // "": it is as it should be
 };
 
-std::string best_instruction_set() {
-  const CpuFeatures& cpu = cpu_features();
-  if (cpu.runs_amx()) return "amx";
-  if (cpu.runs_avx512bf16()) return "avx512bf16";
-  if (cpu.runs_avx512()) return "avx512";
-  return cpu.runs_avx2() ? "avx2" : "scalar";
-}
+std::string best_instruction_set() { return std::string(to_string(kernels_named("").isa)); }
 
 Check check_build() { return {"version", formatted("{} (commit {})", version(), commit()), ""}; }
 

@@ -27,6 +27,21 @@ class ExactFloats {
   std::uint32_t saved_;
 
  public:
+#elif defined(__aarch64__)
+  // FPCR:  26 AHP | 25 DN | 24 FZ | 23-22 rounding | 19 FZ16 | 15-8 traps | 1 AH, 0 FIZ
+  ExactFloats() noexcept {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) set(0);
+  }
+  ~ExactFloats() {
+    if (saved_ != 0) set(saved_);
+  }
+
+ private:
+  static void set(std::uint64_t mode) noexcept { __asm__ volatile("msr fpcr, %0" ::"r"(mode)); }
+  std::uint64_t saved_ = 0;
+
+ public:
 #else
   ExactFloats() noexcept = default;
 #endif

@@ -12,7 +12,7 @@
 #include "kernel/scales.h"
 
 namespace stowage {
-enum class Isa : std::uint8_t { scalar, avx2, avx512, avx512bf16, amx };
+enum class Isa : std::uint8_t { scalar, neon, avx2, avx512, avx512bf16, amx };
 std::string_view to_string(Isa isa) noexcept;
 
 struct Kernels {
@@ -46,6 +46,8 @@ struct NamedKernels {
   const Kernels* kernels;
 };
 std::vector<NamedKernels> every_kernels();
+/// Adds those of the architecture (dispatch_x86.cpp, dispatch_arm.cpp).
+void add_kernels_of_cpu(std::vector<NamedKernels>& tables);
 /// Those that this CPU can run.
 std::vector<NamedKernels> runnable_kernels();
 }  // namespace stowage

@@ -64,9 +64,9 @@ bool side_by_side(const Group& group) noexcept {
 
 // Codes of a byte are as quick in fp32 where groups are long; what is beside scales must be zeros
 // of theirs.
-bool fits_integers(const Descriptor& form, std::int64_t group) noexcept {
+bool fits_integers(const Descriptor& form, std::int64_t group, bool whole_in_long) noexcept {
   if (form.factor != 1.0f || form.zero > Zero::code) return false;
-  return group < kBytesBlock || form.packing == Packing::dense;
+  return group < kBytesBlock || whole_in_long || form.packing == Packing::dense;
 }
 
 // Whether bf16 has all that codes stand for.
@@ -143,7 +143,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bytes_exponents_ = dot_bytes_kind_ == kForFloat8 && are_exponents(form, columns_)
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
-  dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group);
+  dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group, kernels.linear.bytes.whole_in_long);
   lines_ = form.scale.group.kind == Group::Kind::block2 ? form.scale.group.m : 0;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
@@ -176,13 +176,14 @@ std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexce
 }
 
 // Rows must begin with a group, or lie in one.
-std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group) const noexcept {
+std::int64_t LinearWeight::most_dot_bytes_rows(const Group& group,
+                                               bool whole_in_long) const noexcept {
   const std::int64_t of = group.kind == Group::Kind::none ? columns_ : runs_.group();
   if (dot_bytes_ == nullptr || columns_ == 0 || columns_ % kBytesBlock != 0) return 0;
   if (of != 16 && of != 32 && of != 64 && of % dot_bytes_block_ != 0 && of < columns_) return 0;
   if ((columns_ % of != 0 && of % columns_ != 0) || !side_by_side(group)) return 0;
   const bool integers = dot_bytes_kind_ == kForBytes || dot_bytes_kind_ == kForIntegers;
-  if (integers && !fits_integers(runs_.form(), of)) return 0;
+  if (integers && !fits_integers(runs_.form(), of, whole_in_long)) return 0;
   if (dot_bytes_kind_ == kForWords && !fits_words(runs_.form(), of)) return 0;
   if (dot_bytes_kind_ == kForFloat8 &&
       (runs_.form().zero != Zero::none || runs_.form().factor != 1.0f))

@@ -123,7 +123,7 @@ class LinearWeight {
   /// The same for lines of blocks, each with the run of its first row.
   template <class Body>
   void for_each_line(std::int64_t row, std::int64_t count, Body&& body) const noexcept;
-  std::int64_t most_dot_bytes_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_bytes_rows(const Group& group, bool whole_in_long) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
   std::int64_t most_dot_float8_rows(const Group& group) const noexcept;

@@ -95,6 +95,7 @@ STOWAGE_ON_EACH_ISA(LinearBytes, StayWithinTheBound) {
   std::vector<std::string> storages(std::begin(kStorages), std::end(kStorages));
   storages.insert(storages.end(), std::begin(kWhole), std::end(kWhole));
   storages.insert(storages.end(), std::begin(kWords), std::end(kWords));
+  storages.insert(storages.end(), {"int8", "int8:row", "int8:block64"});
   constexpr Data kData[] = {Data::normal, Data::heavy, Data::adversarial};
   std::size_t next = 0;  // each storage meets all data, dtypes, rows and columns, though not in all
   for (const std::string& storage : storages)  // combinations
@@ -130,11 +131,12 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
       return level.kernels->linear.bytes.arrange[kind][value_index(Dtype::bf16)] != nullptr;
     };
     const bool has = arranges(kForDigits);
-    EXPECT_EQ(has, level.name != "scalar") << level.name;
+    const bool arm = level.kernels->isa == Isa::neon;
+    EXPECT_EQ(has, level.name != "scalar" && level.name != "neon") << level.name;
     EXPECT_EQ(arranges(kForBytes), has && level.name != "avx2" && level.name != "avx512")
         << level.name;
     const bool vbmi = level.kernels->isa >= Isa::avx512bf16 || level.name == "avx512+vbmi";
-    EXPECT_EQ(arranges(kForIntegers), has && !vbmi) << level.name;
+    EXPECT_EQ(arranges(kForIntegers), has && !vbmi && !arm) << level.name;
     const bool wide = level.kernels->linear.bytes.block[kForDigits] == 128;
     EXPECT_EQ(wide, has && level.kernels->isa >= Isa::avx512 && level.name != "avx512")
         << level.name;
@@ -152,8 +154,9 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
       EXPECT_EQ(reads(storage, 768, most_whole), has) << storage;
       EXPECT_FALSE(reads(storage, 768, most_whole + 1)) << storage;
     }
-    for (const char* storage : {"int8", "int8:block64", "int8:row:absmax"})
-      EXPECT_FALSE(reads(storage, 768)) << storage;
+    for (const char* storage : {"int8", "int8:block64"})
+      EXPECT_EQ(reads(storage, 768), has && arm) << storage;
+    EXPECT_FALSE(reads("int8:row:absmax", 768));
     for (const char* storage : {"int4:block128", "q4_k", "int4:block32"})
       EXPECT_FALSE(reads(storage, 96)) << storage;
     for (const char* storage : kWords) EXPECT_EQ(reads(storage, 768, 3), has) << storage;
@@ -163,7 +166,7 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
     // In vectors of 512 bits others are as quick for more rows: fp32 beside integers of 256 bits,
     // pairs and matrices of bf16.
     const bool beside = level.kernels->linear.matrices.multiply != nullptr;
-    const bool many = level.kernels->isa == Isa::avx2 || (wide && !beside);
+    const bool many = level.kernels->isa == Isa::avx2 || ((wide || arm) && !beside);
     EXPECT_EQ(reads("nf4", 768, 16), has && many);
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
     EXPECT_EQ(reads("mxfp4", 768, 16), has && many);

@@ -93,7 +93,9 @@ STOWAGE_ON_EACH_ISA(LinearMatricesOn, ARowIsTheSameAmongAnyOthers) {
 TEST(LinearMatrices, AreOfBf16AndWeightsOfUpTo8BitsOrOfIt) {
   for (const NamedKernels& level : runnable_kernels()) {
     const bool has = level.kernels->linear.matrices.multiply != nullptr;
-    EXPECT_EQ(has, level.name == "amx" || level.name == "avx512bf16+pairs") << level.name;
+    EXPECT_EQ(has,
+              level.name == "amx" || level.name == "avx512bf16+pairs" || level.name == "neon+bf16")
+        << level.name;
     const Kernels always = by_matrices(*level.kernels);
     const auto fits = [&](const char* storage, std::int64_t m, Dtype dtype) {
       const Weight weight = make_weight(storage, {6, 96}, Data::normal);

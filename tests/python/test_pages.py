@@ -308,7 +308,7 @@ MAP_GUARD, GEMM, CROSSOVER, DISPATCH, MATRICES, BUDGET = (
     "base/map_guard.h",
     "torch/gemm.cpp",
     "kernel/crossover.cpp",
-    "kernel/dispatch.cpp",
+    "kernel/dispatch_x86.cpp",
     "kernel/linear_matrices.cpp",
     "python/stowage/_model/choice/by_error.py",
 )

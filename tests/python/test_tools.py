@@ -246,7 +246,7 @@ def test_cpp_is_formatted() -> None:
 def test_environment_page_matches_the_table() -> None:
     source = (ROOT / "src/base/env.cpp").read_text()
     table = re.sub(r'"\s*\n\s*"', "", source[source.index("kTable") : source.index("}};")])
-    rows = re.findall(r'\{Variable::\w+, "(\w+)", "([^"]+)",\s*"([^"]+)"\}', table)
+    rows = re.findall(r'\{Variable::\w+, "(\w+)",\s*"([^"]+)",\s*"([^"]+)"\}', table)
     page = (ROOT / "docs/env.md").read_text()
     assert rows and rows == re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
     readers = [p for p in (ROOT / "src").rglob("*.cpp") if "getenv" in p.read_text()]

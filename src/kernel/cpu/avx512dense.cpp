@@ -5,5 +5,5 @@
 
 namespace stowage {
 extern const BytesKernels kAvx512DenseBytes;  // the one symbol of this file
-constexpr BytesKernels kAvx512DenseBytes = dense_kernels();
+constexpr BytesKernels kAvx512DenseBytes = with_dense({});
 }  // namespace stowage

@@ -12,6 +12,7 @@
 // columns, of odd ones, low bytes likewise; then, for each eight columns, sum X and 2^e.
 #pragma once
 #include "kernel/cpu/bytes-inl.h"
+#include "kernel/cpu/fixed-inl.h"
 #include "kernel/cpu/linear_together-inl.h"
 
 namespace stowage {
@@ -42,6 +43,15 @@ consteval int largest_digit(Codes c) {
   for (int code = 0; code < 16; ++code) most = digit_of(c, code) > most ? digit_of(c, code) : most;
   return most;
 }
+struct SixteenBytes {
+  alignas(16) std::int8_t of[16];
+};
+consteval SixteenBytes digits_of(Codes c) {
+  SixteenBytes digits{};
+  for (int code = 0; code < 16; ++code)
+    digits.of[code] = static_cast<std::int8_t>(digit_of(c, code));
+  return digits;
+}
 /// Whether four products of a digit and a byte fit 16 bits.
 consteval bool has_digits(Codes c) {
   return is_four_bit(c) && packing_of(c) == Packing::low_first && unit_of(c) != 0 &&
@@ -53,9 +63,6 @@ consteval bool are_codes_digits(Codes c) {
   return true;
 }
 
-constexpr std::int64_t kNeighbors = 8;  // neighbors that share an exponent
-constexpr int kFraction = 13;           // bits of the largest of them behind its first one
-
 constexpr std::int64_t kPairsBlock = kNeighbors * kWidth;  // columns of a register of codes
 
 struct BlockOfX {
@@ -65,67 +72,12 @@ struct BlockOfX {
 };
 static_assert(sizeof(BlockOfX) == kPairsBlock * kBytesOfX[kForDigits]);
 
-/// The exponents that x may have, so that powers and their products with sums are normal numbers.
-constexpr std::uint32_t kLeastExponent = 27, kMostExponent = 227;
-
-/// The low byte of each, the first four of them to `first`, the others to `last`.
-inline void put_bytes(__m256i numbers, std::int8_t* first, std::int8_t* last) {
-  const __m256i low = _mm256_broadcastsi128_si256(_mm_cvtsi32_si128(0x0C080400));
-  const __m256i fours = _mm256_shuffle_epi8(numbers, low);
-  store_as(first, _mm_cvtsi128_si32(_mm256_castsi256_si128(fours)));
-  store_as(last, _mm_cvtsi128_si32(_mm256_extracti128_si256(fours, 1)));
-}
-inline std::int32_t total(__m256i numbers) {
-  const __m128i four =
-      _mm_add_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
-  const __m128i two = _mm_hadd_epi32(four, four);
-  return _mm_cvtsi128_si32(_mm_hadd_epi32(two, two));
-}
-
-/// Eight numbers of kIn.
-template <Dtype kIn>
-__m256 load_eight(const void* x) {
-  const __m128i eight = load_as<__m128i>(x);
-  if constexpr (kIn == Dtype::f16) return _mm256_cvtph_ps(eight);
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
-}
-inline std::uint32_t largest_magnitude(__m256 x) {
-  const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFFFF));
-  const __m128i four =
-      _mm_max_epi32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
-  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-  return static_cast<std::uint32_t>(
-      _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1))));
-}
-
-/// Eight neighbors in fixed point, X, and their 2^e; or false.
-template <int kBits = kFraction>
-inline bool fix_eight(__m256 x, __m256i& numbers, float& power) {
-  const std::uint32_t most = largest_magnitude(x), exponent = most >> 23;
-  numbers = _mm256_setzero_si256(), power = 1;
-  if (most == 0) return true;
-  if (exponent < kLeastExponent || exponent > kMostExponent) return false;
-  power = __builtin_bit_cast(float, (exponent - kBits) << 23);
-  const float inverse = __builtin_bit_cast(float, (254 - (exponent - kBits)) << 23);
-  numbers = _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse)));
-  return true;
-}
-/// X = 256 high + low.
-inline __m256i high_of(__m256i numbers) {
-  return _mm256_srai_epi32(_mm256_add_epi32(numbers, _mm256_set1_epi32(128)), 8);
-}
-inline __m256i low_of(__m256i numbers, __m256i high) {
-  return _mm256_sub_epi32(numbers, _mm256_slli_epi32(high, 8));
-}
-
-inline bool arrange_eight(__m256 x, std::int64_t at, BlockOfX& block) {
+inline bool arrange_eight(Floats x, std::int64_t at, BlockOfX& block) {
   const auto eight = static_cast<std::size_t>(at / kNeighbors);
-  __m256i numbers;
+  Numbers numbers;
   if (!fix_eight(x, numbers, block.powers[eight])) return false;
   block.sums[eight] = total(numbers);
-  const __m256i parted =
-      _mm256_permutevar8x32_epi32(numbers, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-  const __m256i high = high_of(parted);
+  const Numbers parted = part(numbers), high = high_of(parted);
   put_bytes(high, block.high[0] + at / 2, block.high[1] + at / 2);
   put_bytes(low_of(parted, high), block.low[0] + at / 2, block.low[1] + at / 2);
   return true;
@@ -192,46 +144,35 @@ struct Digits {
   Bytes even, odd;
   Digits() = default;
   [[gnu::always_inline]] explicit Digits(Bytes pairs) {
-    const Bytes low = spread_byte(15);
-    even = pairs & low;
-    odd = right_in_words<4>(pairs) & low;
+    even = low_nibbles(pairs);
+    odd = high_nibbles(pairs);
     if constexpr (!are_codes_digits(kCodes)) {
-      const Bytes table = repeat(digits());
+      static constexpr SixteenBytes kDigits = digits_of(kCodes);
+      const Bytes table = repeat(kDigits.of);
       even = look_up(table, even);
       odd = look_up(table, odd);
     }
   }
   /// Sums over each eight columns, and `more`.
   [[gnu::always_inline]] F times(const BlockOfX& x, Bytes more) const {
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+    return to_floats(add_words<256>(add_words<1>(more, products(x.low)), products(x.high)));
+#else
     const Bytes high = left_in_lanes<8>(add_products(x.high, Bytes{}));
     return to_floats(add_lanes(add_products(x.low, more), high));
-#else
-    const Bytes high = products(x.high), low = products(x.low);
-    const Bytes sums = add_lanes(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), more);
-    return to_floats(add_lanes(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), sums));
 #endif
   }
 
  private:
-  static __m128i digits() {
-    return []<int... kCode>(Places<kCode...>) {
-      return _mm_setr_epi8(static_cast<char>(digit_of(kCodes, kCode))...);
-    }
-    (Places<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>{});
-  }
-  template <int... kCode>
-  struct Places {};
   using OfX = std::int8_t[2][kPairsBlock / 2];
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+  [[gnu::always_inline]] Bytes products(const OfX& bytes) const {
+    return products_in_words(even, load_as<Bytes>(bytes[0]), odd, load_as<Bytes>(bytes[1]));
+  }
+#else
   [[gnu::always_inline]] Bytes add_products(const OfX& bytes, Bytes sums) const {
     return add_fours(add_fours(sums, even, load_as<Bytes>(bytes[0])), odd,
                      load_as<Bytes>(bytes[1]));
-  }
-#else
-  [[gnu::always_inline]] Bytes products(const OfX& bytes) const {
-    return _mm256_add_epi16(_mm256_maddubs_epi16(even, load_as<Bytes>(bytes[0])),
-                            _mm256_maddubs_epi16(odd, load_as<Bytes>(bytes[1])));
   }
 #endif
 };

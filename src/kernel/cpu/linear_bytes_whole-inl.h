@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same products of codes of a byte in groups of 16 or 32, where there is VNNI: fp32 sums would
-// wait for their scales. Digits are codes + 128.
+// wait for their scales. Digits are codes + 128, where they must not be negative.
 //
 // A register of codes is a block of 32 columns, or 64; of a lane of 32 bits are four columns. x is
 // arranged as columns lie: high bytes, low ones, then, for each four columns, sum X and 2^e.
@@ -19,11 +19,11 @@ struct WholeBlockOfX {
 };
 static_assert(sizeof(WholeBlockOfX) == kWholeBlock * kBytesOfX[kForBytes]);
 
-inline bool arrange_eight(__m256 x, std::int64_t at, WholeBlockOfX& block) {
-  __m256i numbers;
+inline bool arrange_eight(Floats x, std::int64_t at, WholeBlockOfX& block) {
+  Numbers numbers;
   float power = 1;
   if (!fix_eight(x, numbers, power)) return false;
-  const __m256i high = high_of(numbers);
+  const Numbers high = high_of(numbers);
   put_bytes(high, block.high + at, block.high + at + 4);
   put_bytes(low_of(numbers, high), block.low + at, block.low + at + 4);
   std::int32_t each[kNeighbors];
@@ -41,8 +41,10 @@ template <Codes kCodes>
 struct DigitReader {
   static_assert(kCodes == Codes::int8);
   static constexpr int kBits = 8;
-  static constexpr int kMore = 128;
-  Bytes read(const std::uint8_t* codes) const { return load_as<Bytes>(codes) ^ spread_byte(128); }
+  static constexpr int kMore = kMoreThanSigned;
+  Bytes read(const std::uint8_t* codes) const {
+    return load_as<Bytes>(codes) ^ spread_byte(kMoreThanSigned);
+  }
 };
 
 template <Codes kCodes, Zero kZero, int kOfBlock>
@@ -79,7 +81,7 @@ void whole_groups(const BytesDotTask& task) {
     return add_rows<WholeWay<kCodes, kZero, kWholeBlock / 16>, kMost, kTogether>(task);
   if (task.run.group == 32)
     return add_rows<WholeWay<kCodes, kZero, kWholeBlock / 32>, kMost, kTogether>(task);
-  if constexpr (kCodes != Codes::int8)
+  if constexpr (kCodes != Codes::int8 || kWholeInLong)
     add_rows<WholeWay<kCodes, kZero, kSeveralBlocks>, kMost, kTogether>(task);
 }
 
@@ -94,6 +96,7 @@ constexpr BytesKernels all_bytes_kernels() {
   kernels.arrange[kForBytes][2] = &arrange_bytes<Dtype::bf16, WholeBlockOfX, kWholeBlock>;
   kernels.arrange[kForBytes][3] = &arrange_bytes<Dtype::f16, WholeBlockOfX, kWholeBlock>;
   kernels.set(Codes::int8, &int8_dot, kForBytes);
+  kernels.whole_in_long = kWholeInLong;
   return kernels;
 }
 

@@ -28,7 +28,7 @@ bool arrange_halves(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
     HalfOfX half;
     for (int at = 0; at < kHalfBlock; at += kNeighbors) {
       const void* eight = from + (k + at) * bytes_of(kIn);
-      __m256i numbers;
+      Numbers numbers;
       float power = 1;
       if (!fix_eight<kFractionOfWords>(load_eight<kIn>(eight), numbers, power)) return false;
       std::int32_t each[kNeighbors];

@@ -11,20 +11,10 @@
 // lie: even columns of lower eights, of upper ones, odd columns likewise; then each lane's 2^e.
 #pragma once
 #include "kernel/cpu/linear_bytes-inl.h"
+#include "kernel/cpu/words-inl.h"
 
 namespace stowage {
 namespace {
-
-/// Of all numbers of 13 bits, the one whose multiples come nearest to the values, relative to each:
-/// 2^-12.7 of nf4, a sixteenth of what rounding to bf16 may cost. Values of fp4 are 1/192 times an
-/// integer.
-consteval int units_of(Codes c) { return c == Codes::nf4 ? 7854 : 42 * 192; }
-consteval bool has_words(Codes c) { return c == Codes::nf4 || c == Codes::fp4; }
-consteval int word_of_code(Codes c, int code) {
-  const float word =
-      format_of(c).values[static_cast<std::size_t>(code)] * static_cast<float>(units_of(c));
-  return static_cast<int>(word < 0 ? word - 0.5f : word + 0.5f);
-}
 
 struct WordsOfX {
   std::int16_t even[2][2 * kWidth], odd[2][2 * kWidth];  // of lower eights, of upper ones
@@ -42,9 +32,8 @@ bool arrange_words(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
       store_as(values + at, load_eight<kIn>(from + (k + at) * bytes_of(kIn)));
     for (int lane = 0; lane < kWidth; ++lane) {
       const float* lower = values + lane / 4 * 32 + lane % 4 * 4;
-      __m256i numbers;
-      if (!fix_eight(_mm256_loadu2_m128(lower + 16, lower), numbers, block.powers[lane]))
-        return false;
+      Numbers numbers;
+      if (!fix_eight(join_fours(lower, lower + 16), numbers, block.powers[lane])) return false;
       std::int32_t each[kNeighbors];
       store_as(each, numbers);
       const int word = lane / 4 * 8 + lane % 4 * 2;
@@ -60,17 +49,8 @@ bool arrange_words(const void* x, std::int64_t n, std::uint8_t* out) noexcept {
 
 template <Codes kCodes>
 struct WordTables {
-  Bytes low, high;
-  WordTables() : low(repeat(bytes<0>(Places{}))), high(repeat(bytes<8>(Places{}))) {}
-
- private:
-  template <int... kCode>
-  struct Of {};
-  using Places = Of<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
-  template <int kShift, int... kCode>
-  static __m128i bytes(Of<kCode...>) {
-    return _mm_setr_epi8(static_cast<char>(word_of_code(kCodes, kCode) >> kShift & 0xFF)...);
-  }
+  static constexpr SixteenBytes kLow = bytes_of_words(kCodes, 0), kHigh = bytes_of_words(kCodes, 8);
+  Bytes low = repeat(kLow.of), high = repeat(kHigh.of);
 };
 
 template <Codes kCodes>
@@ -78,9 +58,8 @@ struct Words {
   Bytes even[2], odd[2];
   [[gnu::always_inline]] Words(Bytes pairs, const WordTables<kCodes>& tables) {
     static_assert(packing_of(kCodes) == Packing::high_first);
-    const Bytes low = spread_byte(15);
-    look_up_words(tables, right_in_words<4>(pairs) & low, even);
-    look_up_words(tables, pairs & low, odd);
+    look_up_words(tables, high_nibbles(pairs), even);
+    look_up_words(tables, low_nibbles(pairs), odd);
   }
   /// Sums over eight columns.
   [[gnu::always_inline]] F times(const WordsOfX& x) const {
