@@ -56,6 +56,9 @@ class MappedFile {
   void expect(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// Releases the pages that lie wholly inside the range; the next touch reads them again.
   void drop(std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  /// The page cache, too, releases those of the range that nothing maps, and what else the large
+  /// pages around it have: the next read comes from the disk.
+  void forget(std::uint64_t offset, std::uint64_t bytes) const noexcept;
 
  private:
   void close() noexcept;

@@ -120,4 +120,12 @@ void MappedFile::drop(std::uint64_t offset, std::uint64_t bytes) const noexcept 
   (void)::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
 }
 
+void MappedFile::forget(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  constexpr std::uint64_t kLarge = std::uint64_t{2} << 20;
+  const std::uint64_t begin = offset / kLarge * kLarge;
+  const std::uint64_t end = (offset + bytes + kLarge - 1) / kLarge * kLarge;
+  (void)::posix_fadvise(fd_, static_cast<off_t>(begin), static_cast<off_t>(end - begin),
+                        POSIX_FADV_DONTNEED);
+}
+
 }  // namespace stowage

@@ -10,6 +10,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -20,7 +22,7 @@ namespace {
 
 constexpr int kSamples = 512;  // leave an error of 0.013 at nine tenths
 
-bool is_told_all(const MappedFile& file) {
+bool is_told_all(const MappedFile& file) {  // by mincore
   struct stat status {};
   if (::fstat(file.descriptor(), &status) == 0 && status.st_uid == ::geteuid()) return true;
   const std::string name = "/proc/self/fd/" + std::to_string(file.descriptor());
@@ -64,6 +66,19 @@ double sampled(const MappedFile& file) {
 double cached_part(const MappedFile& file) {
   if (file.size() == 0) return 1;
   return is_told_all(file) ? counted(file) : sampled(file);
+}
+
+bool sees_cache(const MappedFile& file) { return is_told_all(file); }
+
+bool is_cached(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes) {
+  const std::uint64_t begin = offset / kPage * kPage, end = std::min(offset + bytes, file.size());
+  if (end <= begin || end - begin > kMostAsked + kPage) return false;
+  std::array<unsigned char, kMostAsked / kPage + 2> there{};
+  auto* const data = const_cast<std::byte*>(file.data() + begin);
+  if (::mincore(data, end - begin, there.data()) != 0) return false;
+  const auto pages = static_cast<std::ptrdiff_t>((end - begin + kPage - 1) / kPage);
+  return std::all_of(there.begin(), there.begin() + pages,
+                     [](unsigned char page) { return (page & 1u) != 0; });
 }
 
 }  // namespace stowage

@@ -375,7 +375,7 @@ void Core::release(Session& session, WeightId id, Hold hold, TraceTime begun) no
   if (hold == Hold::borrowed) {
     const bool goes = s.stage == Stage::absent;
     lock.unlock();
-    if (goes) link_->drop(unit(id));  // who reads it meanwhile maps its pages again
+    if (goes) link_->drop(id, unit(id));  // who reads it meanwhile maps its pages again
     return;
   }
   give_back(id);

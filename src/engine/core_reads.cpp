@@ -10,7 +10,8 @@
 namespace stowage::engine {
 namespace {
 
-constexpr std::uint64_t kMostRun = 1 << 20;  // bytes of small pieces that are read as one
+constexpr std::uint64_t kMostRun = 1 << 20;     // bytes of small pieces that are read as one
+constexpr std::uint64_t kMostMapped = 4 << 20;  // and of those that are only mapped
 
 using Errors = std::array<std::exception_ptr, kMostTransfers>;
 
@@ -49,13 +50,14 @@ std::size_t Core::claim_run(WeightId wanted, std::span<Claim> run) {
   std::size_t count = 0;
   run[count++] = claim(wanted);
   const Piece& first = *run[0].piece;
+  const std::uint64_t most = link_->moves() ? kMostRun : kMostMapped;
   std::uint64_t begin = first.offset, end = begin + first.bytes;
   for (const WeightId id : queue_) {
-    if (count == run.size() || end - begin >= kMostRun) break;
+    if (count == run.size() || end - begin >= most) break;
     const State& s = state(id);
     if (s.claimed == s.pieces) continue;
     const Piece& next = unit(id).pieces[s.claimed];
-    if (next.shard != first.shard || end - begin + next.bytes > kMostRun) continue;
+    if (next.shard != first.shard || end - begin + next.bytes > most) continue;
     if (next.offset == end) {
       end += next.bytes;
     } else if (next.offset + next.bytes == begin) {

@@ -61,7 +61,7 @@ void Core::evict(WeightId id) noexcept {
   if (s.unused) ++report_.unused, ++s.uses.unused;
   s.unused = false;
   give_scratch(id);
-  if (!arena_) link_->drop(unit(id));
+  if (!arena_) link_->drop(id, unit(id));
   if (s.kept) return;
   if (is_slice(id) && s.roomed) slice_bytes_ -= unit(id).bytes;
   s.roomed = false;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <ctime>
 #include <string>
 
 #include "base/file_error.h"
@@ -17,6 +18,27 @@ namespace stowage::engine {
 namespace {
 
 constexpr double kCached = 0.9;
+
+// Calls body(first, bytes) for pieces that follow each other in a shard.
+template <class Body>
+void for_each_stretch(const Unit& unit, Body body) {
+  for (std::size_t i = 0; i < unit.pieces.size();) {
+    const Piece& first = unit.pieces[i];
+    std::uint64_t end = first.offset;
+    for (; i < unit.pieces.size() && unit.pieces[i].shard == first.shard &&
+           unit.pieces[i].offset == end;
+         ++i)
+      end += unit.pieces[i].bytes;
+    body(first, end - first.offset);
+  }
+}
+
+// Processor time of this thread: others may run meanwhile.
+double own_seconds() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // What of the run lies from the byte `at` on, as a read takes it.
 std::span<const iovec> rest_of(std::span<const Transfer> run, std::uint64_t at,
@@ -37,9 +59,10 @@ DiskLink::DiskLink(const File& file, Reads reads, bool may_map, Reader& reader)
     : shards_(OpenShards::of(file)), reads_(reads), reader_(reader) {
   if (reads_ == Reads::automatic) {
     const Reads warm = may_map ? Reads::mapped : Reads::buffered;
-    reads_ = is_cached() ? warm : Reads::direct;
+    reads_ = are_cached() ? warm : Reads::direct;
   }
   if (reads_ == Reads::direct) open_direct();
+  sees_cache_ = std::ranges::all_of(shards_, [](const Shard& s) { return sees_cache(s.map); });
 }
 
 DiskLink::~DiskLink() {
@@ -87,11 +110,18 @@ void DiskLink::fill(std::span<const Transfer> run) {
 
 // Where the system cannot populate, the pages come when they are touched. Where it tried and a page
 // could not be had, a touch would only find zeros: reading says what is wrong, or fetches it.
-void DiskLink::populate(const Piece& first, std::uint64_t end) {
+void DiskLink::populate(const Transfer& transfer, std::uint64_t end) {
+  const Piece& first = *transfer.piece;
   const MappedFile& file = map(first);
+  const std::uint64_t bytes = end - first.offset;
+  if (small_pages_.is_away(transfer.id)) renew(transfer.id, *transfer.unit);
+  const bool noted = sees_cache_ && small_pages_.is_asked(transfer.id, transfer.unit->bytes) &&
+                     is_cached(file, first.offset, bytes);
+  const double begun = noted ? own_seconds() : 0;
   int result = 0;
-  do result = reader_.populate(file, first.offset, end - first.offset);
+  do result = reader_.populate(file, first.offset, bytes);
   while (result != 0 && errno == EINTR);
+  if (noted && result == 0) small_pages_.note(transfer.id, bytes, own_seconds() - begun);
   if (result == 0 || (errno != EFAULT && errno != EIO && errno != EHWPOISON)) return;
   std::array<std::byte, 2 * kPage> sink;
   const iovec to{sink.data(), sink.size()};
@@ -103,7 +133,7 @@ void DiskLink::fetch(std::span<const Transfer> run) {
   check_unchanged(map(*run.front().piece));
   if (reads_ != Reads::mapped) return fill(run);
   const Piece& last = *run.back().piece;
-  populate(*run.front().piece, last.offset + last.bytes);
+  populate(run.front(), last.offset + last.bytes);
 }
 
 void DiskLink::check(const Unit& unit) const {
@@ -112,11 +142,27 @@ void DiskLink::check(const Unit& unit) const {
       check_unchanged(map(unit.pieces[i]));
 }
 
-void DiskLink::drop(const Unit& unit) noexcept {
-  for (const Piece& piece : unit.pieces) map(piece).drop(piece.offset, piece.bytes);
+void DiskLink::drop(WeightId id, const Unit& unit) noexcept {
+  // At once: tables of pages go where all of a large page does, and the next one is mapped whole.
+  for_each_stretch(
+      unit, [&](const Piece& first, std::uint64_t bytes) { map(first).drop(first.offset, bytes); });
+  if (!small_pages_.leaves(id, unit.bytes)) return;
+  for_each_stretch(unit, [&](const Piece& first, std::uint64_t bytes) {
+    map(first).forget(first.offset, bytes);
+  });
 }
 
-bool DiskLink::is_cached() const {
+// By one thread: of two that fault in one large page, one finds it taken and reads small ones.
+void DiskLink::renew(WeightId id, const Unit& unit) {
+  const std::scoped_lock lock(renews_);
+  if (!small_pages_.is_away(id)) return;
+  for_each_stretch(unit, [&](const Piece& first, std::uint64_t bytes) {
+    (void)reader_.populate(map(first), first.offset, bytes);  // what fails is met again
+  });
+  small_pages_.is_back(id);
+}
+
+bool DiskLink::are_cached() const {
   double bytes = 0, cached = 0;
   for (const Shard& shard : shards_) {
     const auto size = static_cast<double>(shard.map.size());

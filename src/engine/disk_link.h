@@ -3,10 +3,12 @@
 #pragma once
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <span>
 #include <vector>
 
 #include "engine/reader.h"
+#include "engine/small_pages.h"
 #include "engine/units.h"
 #include "store/shard.h"
 
@@ -41,8 +43,9 @@ class DiskLink {
   void fetch(std::span<const Transfer> run);
   /// Throws bad_file where a file with pieces of the unit is not as it was when it was opened.
   void check(const Unit& unit) const;
-  /// Gives back the mapped pages that lie wholly in the unit.
-  void drop(const Unit& unit) noexcept;
+  /// Gives back the mapped pages that lie wholly in the unit; to the system, if it had better read
+  /// them anew (small_pages.h).
+  void drop(WeightId id, const Unit& unit) noexcept;
 
  private:
   const MappedFile& map(const Piece& piece) const noexcept {
@@ -50,14 +53,18 @@ class DiskLink {
   }
   std::uint64_t read(const Piece& first, std::span<const iovec> to, std::uint64_t at);
   void fill(std::span<const Transfer> run);
-  void populate(const Piece& first, std::uint64_t end);
-  bool is_cached() const;
+  void populate(const Transfer& first, std::uint64_t end);
+  void renew(WeightId id, const Unit& unit);
+  bool are_cached() const;
   void open_direct();
 
   std::span<const Shard> shards_;
   std::atomic<Reads> reads_;
   Reader& reader_;
   std::vector<int> direct_;  // descriptors, one for each shard, if reads are direct
+  bool sees_cache_ = false;  // whether the system tells which pages of all shards are cached
+  SmallPages small_pages_;
+  std::mutex renews_;
 };
 
 }  // namespace stowage::engine

@@ -4,21 +4,28 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 
 namespace stowage::door {
 namespace {
 
+// Each thread takes the next task that none has: torch gives all of them as many, and the others
+// would wait for one that the system interrupts.
 struct Job {
   Executor::Task task;
   void* context;
-  std::exception_ptr error;
+  std::int64_t count;
+  std::exception_ptr error = nullptr;
+  std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
 
-  void run(std::int64_t begin, std::int64_t end) noexcept {
+  void run() noexcept {
     try {
-      for (std::int64_t i = begin; i < end && !failed.load(std::memory_order_relaxed); ++i) {
+      while (!failed.load(std::memory_order_relaxed)) {
+        const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count) return;
         task(context, i);
       }
     } catch (...) {  // torch's C functions would drop its type and its text
@@ -35,17 +42,15 @@ class TorchExecutor final : public Executor {
     return static_cast<int>(count);
   }
   void run(std::int64_t count, Task task, void* context) override {
-    if (count <= 1 || threads() == 1) {
+    const std::int64_t takers = std::min<std::int64_t>(count, threads());
+    if (takers <= 1) {
       for (std::int64_t i = 0; i < count; ++i) task(context, i);
       return;
     }
-    Job job{task, context, nullptr};
+    Job job{task, context, count};
     TORCH_ERROR_CODE_CHECK(torch_parallel_for(
-        0, count, 1,
-        [](std::int64_t begin, std::int64_t end, void* c) {
-          static_cast<Job*>(c)->run(begin, end);
-        },
-        &job));
+        0, takers, 1,
+        [](std::int64_t, std::int64_t, void* taken) { static_cast<Job*>(taken)->run(); }, &job));
     if (job.error) std::rethrow_exception(job.error);
   }
 };

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Units that the page cache holds in small pages, which another program's reads have made: each
+// time such a unit is mapped and given back costs more than reading it, once, into large ones.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+#include "engine/units.h"
+
+namespace stowage::engine {
+
+class SmallPages {
+ public:
+  /// A mapping of so many bytes, all of which lay in the page cache, took so long.
+  void note(WeightId id, std::uint64_t bytes, double seconds) noexcept;
+  /// Whether there is something to note about a unit of so many bytes.
+  bool is_asked(WeightId id, std::uint64_t bytes) const noexcept;
+  /// A unit of so many bytes is given back. Whether it had better leave the page cache, so that its
+  /// next read brings large pages: true once, after some visits that were slow. One unit is tried,
+  /// and others follow when it has become quick; where it has not, none does.
+  bool leaves(WeightId id, std::uint64_t bytes) noexcept;
+  /// Whether it left and is not back yet.
+  bool is_away(WeightId id) const noexcept;
+  void is_back(WeightId id) noexcept;
+
+ private:
+  enum class Known : std::uint8_t { nothing, quick, away, renewed };
+  struct State {
+    std::uint64_t bytes = 0;  // since it was given back last
+    double seconds = 0;
+    int slow = 0;  // visits, one after the other
+    Known known = Known::nothing;
+  };
+  enum class Trial : std::uint8_t { none, runs, helps, fails };
+
+  mutable std::mutex mutex_;
+  std::unordered_map<WeightId, State> units_;
+  Trial trial_ = Trial::none;
+  WeightId tried_ = -1;
+  double tried_seconds_ = 0;  // of a page, before
+};
+
+}  // namespace stowage::engine
