@@ -6,22 +6,41 @@
 #include "kernel/drivers.h"
 #include "samples.h"
 
+#if defined(__SSE__) || defined(__aarch64__)
 #if defined(__SSE__)
 #include <xmmintrin.h>
+#endif
 
 namespace stowage::float_mode_test {
 namespace {
 
 using namespace stowage::samples;
-// Flush to zero, subnormals are zero, round down; and back again.
+
+#if defined(__SSE__)
+using Mode = unsigned;
+constexpr Mode kAsked = 0xE040, kSet = 0xA040;  // flush to zero, subnormals are zero, round down
+Mode mode() { return _mm_getcsr(); }
+void set_mode(Mode mode) { _mm_setcsr(mode); }
+#else
+using Mode = std::uint64_t;
+constexpr Mode kAsked = Mode{0x1C} << 20, kSet = Mode{0x18} << 20;  // flush to zero, round down
+Mode mode() {
+  Mode mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+void set_mode(Mode mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode)); }
+#endif
+
+// Another mode, and back again.
 class Disturbed {
  public:
-  Disturbed() : before_(_mm_getcsr()) { _mm_setcsr((before_ & ~0x6000u) | 0xA040u); }
-  ~Disturbed() { _mm_setcsr(before_); }
-  bool stands() const { return (_mm_getcsr() & 0xE040u) == 0xA040u; }
+  Disturbed() : before_(mode()) { set_mode((before_ & ~kAsked) | kSet); }
+  ~Disturbed() { set_mode(before_); }
+  bool stands() const { return (mode() & kAsked) == kSet; }
 
  private:
-  unsigned before_;
+  Mode before_;
 };
 
 // Executes on the calling thread, as one task or as many.
