@@ -12,6 +12,7 @@ import torch
 
 import stowage
 from stowage._ops.library import composite_forced
+from stowage._tensor import tables
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -27,7 +28,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 Trained = tuple[float, dict[str, torch.Tensor]]
 
 
-def mixture(folder: Path | None, storage: str) -> Any:
+def mixture(folder: Path | None, storage: str, way: str = "grouped_mm") -> Any:
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=256, hidden_size=128, moe_intermediate_size=96, num_hidden_layers=2,
@@ -35,6 +36,7 @@ def mixture(folder: Path | None, storage: str) -> Any:
         num_experts_per_tok=2, pad_token_id=0,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.set_experts_implementation(way)
     stowage.stow(model, "int8", rules={"*.experts.*_proj": storage}, measure=False)
     if folder is not None:
         stowage.offload(model, ram=RAM, folder=folder, reads="direct")
@@ -83,11 +85,36 @@ def test_gradients_are_those_of_weights_in_memory(
     assert report.peak <= RAM
     stacks = [u for n, u in uses.weights.items() if n.endswith("experts.gate_up_proj")]
     assert len(stacks) == 2 and all(u.acquired > 0 for u in stacks)
-    # peft adds to experts all at once: a stack that comes by its matrices is read where it is
-    # mapped, and one of nf4, whose matrices are too small for that here, comes as a whole.
+    # A stack of nf4, whose matrices are too small for it here, comes as a whole.
     assert all(bool(u.by_index) == (storage != "nf4") for u in stacks)
-    assert all((u.borrowed > 0) == (targets != "attention" and storage != "nf4") for u in stacks)
-    if targets == "attention" and storage != "nf4":
+    assert all(u.borrowed == 0 for u in stacks)
+    if storage != "nf4":
         every = 2 + checkpoints  # forward, again where that was forgotten, backward
         for uses_of, experts in zip(stacks, routed, strict=True):
             assert uses_of.by_index == tuple(every * (e in experts) for e in range(8))
+
+
+@pytest.mark.parametrize("way", ["eager", "batched_mm"])
+def test_other_ways_through_experts_read_those_that_are_used(way: str, tmp_path: Path) -> None:
+    targets = TARGETS["attention and experts"]
+    want, grads = trained(mixture(None, "int8:row2", way), targets, False)
+    model = mixture(tmp_path / "w", "int8:row2", way)
+    routed = [note_routing(layer.mlp.experts) for layer in model.model.layers]
+    got, ours = trained(model, targets, False)
+    assert got == want and set(ours) == set(grads)
+    assert all(torch.equal(ours[name], grad) for name, grad in grads.items())
+    uses = stowage.uses(model)
+    stacks = [u for n, u in uses.weights.items() if n.endswith("experts.gate_up_proj")]
+    assert all(u.borrowed == 0 for u in stacks)
+    for uses_of, experts in zip(stacks, routed, strict=True):
+        assert {e for e, times in enumerate(uses_of.by_index) if times} == experts
+
+
+def test_losses_are_those_of_the_plain_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = TARGETS["attention and experts"]
+    loss, grads = trained(mixture(None, "int8:row2"), targets, False)
+    monkeypatch.delitem(tables.FUNCTIONS, torch.baddbmm)
+    plain, others = trained(mixture(None, "int8:row2"), targets, False)
+    assert loss == pytest.approx(plain, rel=1e-5)
+    for name, grad in others.items():
+        assert (grads[name] - grad).abs().max() <= 1e-4 * grad.abs().max() + 1e-7, name

@@ -105,7 +105,7 @@ def _product(
     return torch.cat(pieces)
 
 
-def _experts(t: Any) -> tuple[StowedTensor, bool] | None:
+def stacked(t: Any) -> tuple[StowedTensor, bool] | None:
     """The stowed [E, O, K] that `t` is, or whose matrices it shows transposed, and which."""
     if type(t) not in (StowedTensor, StowedView) or t.dim() != 3:
         return None
@@ -123,7 +123,7 @@ def _found(
 ) -> tuple[StowedTensor, bool] | None:
     """The experts of a grouped product that goes group by group, and whether they are transposed;
     else None."""
-    found = _experts(right)
+    found = stacked(right)
     if found is None or offs is None or bias is not None:
         return None
     weight = found[0]
@@ -163,6 +163,19 @@ def _without_ends(x: Tensor, weight: StowedTensor) -> bool:
     if learns or not there:
         return False
     return grouped_kernels(x, weight._storage, weight.shape, weight._exact) is not None
+
+
+@function(torch.baddbmm, Tensor.baddbmm)
+def _baddbmm(
+    input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> Any:
+    """How PEFT adds low-rank factors to a stack: kept as a sum."""
+    if _compiling() or out is not None or beta != 1 or stacked(input) is None:
+        return NotImplemented
+    from stowage._tensor.products import folded  # not what an import of the package needs
+
+    kept = folded.folded(input, batch1, batch2, alpha)
+    return NotImplemented if kept is None else kept
 
 
 # --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stack of experts that rests, and low-rank factors beside it: what `torch.baddbmm` gives.
+
+PEFT adds LoRA to experts so, in each forward. The dense sum would be a stack in the compute dtype;
+here it stays a sum: a product with an expert is that with its resting matrix and those with its
+factors, and only experts that are used are read.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
+
+_compiling = torch.compiler.is_compiling
+_LAST_TWO = ({1, 2}, {0, 1})  # dims that a transpose of a stack, or of a matrix, may swap
+
+
+class Folded(Tensor):
+    """base + alpha lhs rhs, of a stack [E, O, K] or a matrix of one; nobody makes one by hand.
+
+    Products and indices of dim 0 take the terms one by one; whatever else is asked of it is asked
+    of a plain tensor of the sum.
+
+    Args:
+        base: a stack at rest, or a matrix or a transposed view of one.
+        lhs: [E, O, R], plain.
+        rhs: [E, R, K], plain.
+        alpha: multiplies their product.
+
+    Raises:
+        InvalidArgument: on use, where a factor was written since.
+    """
+
+    _resting: Tensor
+    _factors: tuple[Tensor, Tensor]
+    _alpha: float
+    _versions: tuple[int, int]
+
+    @staticmethod
+    def __new__(cls, base: Tensor, lhs: Tensor, rhs: Tensor, alpha: float) -> "Folded":
+        folded: Folded = _torch.make_wrapper_subclass(
+            cls, base.shape, strides=base.stride(), dtype=base.dtype, device=base.device
+        )
+        folded._resting, folded._factors, folded._alpha = base, (lhs, rhs), alpha
+        folded._versions = (_version(lhs), _version(rhs))
+        _torch.set_throw_on_mutable_data_ptr(folded)
+        return folded
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def terms(self) -> tuple[Tensor, Tensor, Tensor, float]:
+        """base, lhs, rhs, alpha."""
+        lhs, rhs = self._factors
+        if self._versions != (_version(lhs), _version(rhs)):
+            raise InvalidArgument(
+                "stowage: the factors of a sum with a resting stack must stay as they are until it "
+                "is used, one was written since torch.baddbmm"
+            )
+        return self._resting, lhs, rhs, self._alpha
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A plain tensor of the sum, as torch computes it."""
+        base, lhs, rhs, alpha = self.terms()
+        values: Any = base
+        add = torch.baddbmm if base.dim() == 3 else torch.addmm
+        made = add(values.dequantize(), lhs, rhs, alpha=alpha)
+        return made if dtype is None else made.to(dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _PLAIN:
+            with _torch.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None and not _compiling():
+            result = handler(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        args, kwargs = _torch.tree_map_only(Folded, Folded.dequantize, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise InvalidArgument(
+            f"stowage: {func} must be given a plain tensor, got a sum with a resting stack below "
+            "autograd, where its factors would lose their gradients; take .dequantize() first"
+        )
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _is_plain(t: Any) -> bool:
+    return type(t) in (Tensor, torch.nn.Parameter)
+
+
+def folded(input: Tensor, batch1: Tensor, batch2: Tensor, alpha: Any) -> Folded | None:
+    """The sum with a stack at rest, of factors that fit it; else None."""
+    if not _is_plain(batch1) or not _is_plain(batch2) or input.requires_grad:
+        return None
+    experts, rows, columns = input.shape
+    fits = batch1.shape[:2] == (experts, rows) and batch2.shape[::2] == (experts, columns)
+    same = {batch1.dtype, batch2.dtype} == {input.dtype} and batch1.device == batch2.device
+    if not fits or not same or batch1.shape[2] != batch2.shape[1] or batch1.device != input.device:
+        return None
+    return Folded(input, batch1, batch2, alpha)
+
+
+# --- what takes the terms one by one --------------------------------------------------------------
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {}
+_FACTS = "shape dtype device layout ndim itemsize nbytes is_cpu is_cuda is_xpu is_mps is_meta"
+_FACTS += " is_sparse is_sparse_csr is_mkldnn is_quantized is_nested"
+_PLAIN = frozenset(  # what the wrapper says by itself
+    {getattr(Tensor, name).__get__ for name in _FACTS.split()}
+    | {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride}
+    | {Tensor.storage_offset, Tensor.element_size, Tensor.get_device, Tensor.__len__}
+    | {Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_inference}
+)
+
+
+def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(handler: Callable[..., Any]) -> Callable[..., Any]:
+        _HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return enter
+
+
+@_handles(Tensor.requires_grad.__get__)  # type: ignore[attr-defined]
+def _requires_grad(self: Folded) -> bool:
+    return any(t.requires_grad for t in self._factors)
+
+
+@_handles(Tensor.data_ptr)
+def _data_ptr(self: Folded) -> int:
+    return 0
+
+
+@_handles(Tensor.__getitem__)
+def _getitem(self: Folded, index: Any) -> Any:
+    base, lhs, rhs, alpha = self.terms()
+    if base.dim() != 3 or type(index) is bool:
+        return NotImplemented
+    if isinstance(index, Tensor):
+        if index.dtype is not torch.int64 or index.dim() > 1:
+            return NotImplemented
+        if index.dim() == 1:  # an expert for each token
+            every = _values(base[index])
+            low = [t.index_select(0, index % len(t)) for t in (lhs, rhs)]  # sums in one order
+            return torch.baddbmm(every, *low, alpha=alpha)
+        index = int(index)
+    if type(index) is not int:
+        return NotImplemented
+    return Folded(base[index], lhs[index], rhs[index], alpha)
+
+
+def _values(t: Any) -> Tensor:
+    return t if _is_plain(t) else t.dequantize()
+
+
+@_handles(Tensor.select, torch.select)
+def _select(input: Folded, dim: int, index: Any) -> Any:
+    return _getitem(input, index) if dim % input.dim() == 0 else NotImplemented
+
+
+@_handles(Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes)
+def _transpose(input: Folded, dim0: int, dim1: int) -> Any:
+    base, lhs, rhs, alpha = input.terms()
+    dims = {dim0 % base.dim(), dim1 % base.dim()}
+    if dims != _LAST_TWO[3 - base.dim()]:
+        return NotImplemented
+    turned = (t.transpose(-2, -1) for t in (base, rhs, lhs))
+    return Folded(*turned, alpha)
+
+
+@_handles(Tensor.t, torch.t, Tensor.mT.__get__, Tensor.T.__get__)  # type: ignore[attr-defined]
+def _turned(input: Folded) -> Any:
+    return _transpose(input, -2, -1)
+
+
+@_handles(_torch.linear)
+def _linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
+    if type(weight) is not Folded or type(input) is Folded or weight.dim() != 2:
+        return NotImplemented
+    base, lhs, rhs, alpha = weight.terms()
+    low = F.linear(F.linear(input, rhs), lhs)
+    return F.linear(input, base, bias).add(low, alpha=alpha)
+
+
+@_handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def _matmul(input: Tensor, other: Any) -> Any:
+    if type(other) is not Folded or type(input) is Folded or other.dim() != 2:
+        return NotImplemented
+    base, lhs, rhs, alpha = other.terms()
+    return (input @ base).add(input @ lhs @ rhs, alpha=alpha)
+
+
+@_handles(_torch.grouped_mm)
+def _grouped_mm(
+    left: Tensor,
+    right: Any,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    if type(right) is not Folded or type(left) is Folded or offs is None or bias is not None:
+        return NotImplemented
+    base, lhs, rhs, alpha = right.terms()
+    if base.dim() != 3 or left.dim() != 2 or out_dtype not in (None, left.dtype):
+        return NotImplemented
+    y = F.grouped_mm(left, base, offs=offs)
+    return y.add(_by_groups(left, lhs, rhs, offs.tolist()), alpha=alpha)
+
+
+def _by_groups(x: Tensor, lhs: Tensor, rhs: Tensor, ends: Sequence[int]) -> Tensor:
+    """x lhs[e] rhs[e], rows by groups; zeros behind the last end."""
+    reached = list(accumulate(ends, max, initial=0))
+    pieces = [x[a:b] @ lhs[e] @ rhs[e] for e, (a, b) in enumerate(pairwise(reached)) if b > a]
+    if reached[-1] < len(x) or not pieces:
+        pieces.append(F.pad(x[reached[-1] :, :0], (0, rhs.shape[2])))
+    return torch.cat(pieces)
