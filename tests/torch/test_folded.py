@@ -145,7 +145,10 @@ def test_gradients_are_never_lost_below_autograd() -> None:
 def test_others_are_plain_sums() -> None:
     s = Sum()
     stack, lhs, rhs = s.stack, s.lhs, s.rhs
+    exact = stowage.quantize(s.stack.dequantize(), "int8:row2", exact=True)
+    assert torch.equal(torch.baddbmm(exact, lhs, rhs), torch.baddbmm(exact.dequantize(), lhs, rhs))
     for made in (
+        torch.baddbmm(exact, lhs, rhs),
         torch.baddbmm(stack, lhs, rhs, beta=0.5),
         torch.baddbmm(stack.dequantize(), lhs, rhs),
         torch.baddbmm(stack[:1], lhs, rhs),  # which is broadcast

@@ -170,7 +170,8 @@ def _baddbmm(
     input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> Any:
     """How PEFT adds low-rank factors to a stack: kept as a sum."""
-    if _compiling() or out is not None or beta != 1 or stacked(input) is None:
+    found = None if _compiling() or out is not None or beta != 1 else stacked(input)
+    if found is None or found[0]._exact:
         return NotImplemented
     from stowage._tensor.products import folded  # not what an import of the package needs
 
