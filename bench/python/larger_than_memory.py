@@ -7,6 +7,7 @@ the time of a token whose experts are all in memory.
     python bench/python/larger_than_memory.py qwen3 gpt-oss --folder /data
     python bench/python/larger_than_memory.py gpt-oss --peer mmap
     python bench/python/larger_than_memory.py mixtral --peer accelerate --tokens 2
+    python bench/python/larger_than_memory.py mixtral --peer llama.cpp  # with llama_cpp at hand
 
 Control groups ask for a user who may make them; `--free` goes without, so that the page cache may
 hold what the budget does not.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import resource
 import shutil
 import statistics
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import large_checkpoints
+import peer_llama
 import torch
 
 import stowage
@@ -97,6 +100,11 @@ def measured(
     peer: str,
 ) -> dict[str, Any]:
     """`peer` mmap: the mapped files, of which the page cache holds as much as it may."""
+    if peer == "llama.cpp":
+        other = peer_llama.Talk(folder, PROMPT)
+        row = {"load": other.load, "prompt": other.prompt}
+        row |= {"token": statistics.mean(other.tokens(tokens)), "held": math.nan}
+        return row | {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     how: dict[str, Any] = {"mmap": True} if peer == "mmap" else {"ram": ram, "route_ahead": ahead}
     start = time.perf_counter()
     make = functools.partial(large_checkpoints.build, family, layers, **smaller)
@@ -125,6 +133,8 @@ def run(options: argparse.Namespace, family: str, folder: Path) -> dict[str, Any
     layers = large_checkpoints.layers_for(family, options.bytes, **smaller)
     size = large_checkpoints.write(family, layers, folder, **smaller)
     limit = int(size * options.share)
+    if options.peer == "llama.cpp":
+        peer_llama.write(folder)
     ram = int(limit - options.beside)
     asked = ["--child", family, str(layers), options.smaller, str(folder), str(ram)]
     asked += [str(int(options.ahead)), str(options.tokens), options.peer]
@@ -177,10 +187,11 @@ def main() -> None:
     about.add_argument("--tokens", type=int, default=16)
     about.add_argument(
         "--peer",
-        choices=["mmap", "accelerate"],
+        choices=["mmap", "accelerate", "llama.cpp"],
         default="",
         help="instead: the mapped files, or transformers with a device map and a folder, which\n"
-        "makes files of its own beside the checkpoint where this has a tensor for each expert",
+        "makes files of its own beside the checkpoint where this has a tensor for each expert,\n"
+        "or llama.cpp (mixtral), for which one of bf16 is made",
     )
     about.add_argument("--ahead", action="store_true", help="with route_ahead=True")
     about.add_argument("--free", action="store_true", help="without a control group")
@@ -191,7 +202,7 @@ def main() -> None:
     for family in options.families:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             free = shutil.disk_usage(folder).free
-            if free < 1.4 * options.bytes:
+            if free < (2.4 if options.peer == "llama.cpp" else 1.4) * options.bytes:
                 raise SystemExit(f"{folder} has {free / 1e9:.0f} GB free")
             rows.append(run(options, family, Path(folder)))
         if not options.json:

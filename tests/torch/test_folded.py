@@ -133,6 +133,23 @@ def test_a_factor_that_was_written_since_is_an_error() -> None:
         grouped(s, s.folded)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.add_(1),
+        lambda w: w[1].mul_(2),
+        lambda w: w.__setitem__(0, 1.0),
+        lambda w: w.__iadd__(1),
+        lambda w: torch.add(torch.ones(1), 1, out=w),
+        lambda w: setattr(w, "data", torch.ones(1)),
+    ],
+)
+def test_writes_are_refused_and_not_lost(write: Any) -> None:
+    s = Sum()
+    with torch.no_grad(), pytest.raises(stowage.InvalidArgument, match="a plain tensor to write"):
+        write(s.folded)
+
+
 def test_gradients_are_never_lost_below_autograd() -> None:
     s = Sum()
     with (

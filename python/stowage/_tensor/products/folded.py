@@ -34,7 +34,7 @@ class Folded(Tensor):
         alpha: multiplies their product.
 
     Raises:
-        InvalidArgument: on use, where a factor was written since.
+        InvalidArgument: on use, where a factor was written since; where it is written to itself.
     """
 
     _resting: Tensor
@@ -86,6 +86,11 @@ class Folded(Tensor):
             result = handler(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if _writes(func, args, kwargs):
+            raise InvalidArgument(
+                f"stowage: {func} must be given a plain tensor to write to, got a sum with a stack "
+                "at rest; take .dequantize() first"
+            )
         args, kwargs = _torch.tree_map_only(Folded, Folded.dequantize, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -97,6 +102,13 @@ class Folded(Tensor):
             f"stowage: {func} must be given a plain tensor, got a sum with a resting stack below "
             "autograd, where its factors would lose their gradients; take .dequantize() first"
         )
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a sum is what the function writes to."""
+    name = getattr(func, "__name__", "")
+    inplace = (name.endswith("_") and not name.endswith("__")) or name in _WRITERS
+    return (inplace and type(args[0]) is Folded) or type(kwargs.get("out")) is Folded
 
 
 def _version(t: Tensor) -> int:
@@ -122,6 +134,8 @@ def folded(input: Tensor, batch1: Tensor, batch2: Tensor, alpha: Any) -> Folded 
 # --- what takes the terms one by one --------------------------------------------------------------
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
+_SIGNS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+_WRITERS = {"__set__", "__setitem__", *(f"__i{sign}__" for sign in _SIGNS)}
 _FACTS = "shape dtype device layout ndim itemsize nbytes is_cpu is_cuda is_xpu is_mps is_meta"
 _FACTS += " is_sparse is_sparse_csr is_mkldnn is_quantized is_nested"
 _PLAIN = frozenset(  # what the wrapper says by itself
