@@ -7,9 +7,10 @@
 //   w = scale unit (digit + least), digit from 0 on
 //   sum x w = scale unit 2^e (256 sum high digit + sum low digit + least sum X)
 //
-// The sum in brackets is exact. A register of codes is a block of 64 columns, or 128 in vectors of
-// 512 bits; byte i has columns 2 i and 2 i + 1. x is arranged block by block: high bytes of even
-// columns, of odd ones, low bytes likewise; then, for each eight columns, sum X and 2^e.
+// The sum in brackets is exact. A register of codes is a block of 64 columns, or of 128 in vectors
+// of 512 bits and 32 in those of 128; byte i has columns 2 i and 2 i + 1. x is arranged block by
+// block: high bytes of even columns, of odd ones, low bytes likewise; then, for each eight columns,
+// sum X and 2^e.
 #pragma once
 #include "kernel/cpu/bytes-inl.h"
 #include "kernel/cpu/fixed-inl.h"

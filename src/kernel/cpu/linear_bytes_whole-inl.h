@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same products of codes of a byte in groups of 16 or 32, where there is VNNI: fp32 sums would
-// wait for their scales. Digits are codes + 128, where they must not be negative.
+// wait for their scales; and in any groups by NEON. Digits are codes + 128, where they must not be
+// negative.
 //
-// A register of codes is a block of 32 columns, or 64; of a lane of 32 bits are four columns. x is
-// arranged as columns lie: high bytes, low ones, then, for each four columns, sum X and 2^e.
+// A register of codes is a block of 32 columns, 64, or 16; of a lane of 32 bits are four columns. x
+// is arranged as columns lie: high bytes, low ones, then, for each four columns, sum X and 2^e.
 #pragma once
 #include "kernel/cpu/linear_bytes-inl.h"
 
