@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/python/peer_llama.py: the GGUF file has the checkpoint's numbers under llama.cpp's names."""
+"""bench/python/peer_llama.py: the GGUF file has a checkpoint's numbers by llama.cpp's names."""
 
-import sys
 from pathlib import Path
 
 import pytest
