@@ -17,7 +17,7 @@ class SmallPages {
   /// Whether there is something to note about a unit of so many bytes.
   bool is_asked(WeightId id, std::uint64_t bytes) const noexcept;
   /// A unit of so many bytes is given back. Whether it had better leave the page cache, so that its
-  /// next read brings large pages: true once, after some visits that were slow. One unit is tried,
+  /// next read makes large pages: true once, after some visits that were slow. One unit is tried,
   /// and others follow when it has become quick; where it has not, none does.
   bool leaves(WeightId id, std::uint64_t bytes) noexcept;
   /// Whether it left and is not back yet.

@@ -112,7 +112,7 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+    return 0 if t.is_inference() else int(_torch.version(t))
 
 
 def _is_plain(t: Any) -> bool:
