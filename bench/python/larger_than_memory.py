@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import resource
 import shutil
 import statistics
@@ -103,7 +102,7 @@ def measured(
     if peer == "llama.cpp":
         other = peer_llama.Talk(folder, PROMPT)
         row = {"load": other.load, "prompt": other.prompt}
-        row |= {"token": statistics.mean(other.tokens(tokens)), "held": math.nan}
+        row |= {"token": statistics.mean(other.tokens(tokens))}
         return row | {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     how: dict[str, Any] = {"mmap": True} if peer == "mmap" else {"ram": ram, "route_ahead": ahead}
     start = time.perf_counter()
@@ -159,7 +158,9 @@ def line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return text + f"ended with {row['failed']} {row['why']}"
     text += f"{row['load']:.0f} s to load, {row['prompt']:.1f} s for {len(PROMPT)} tokens, "
-    text += f"then {row['token']:.2f} s each ({row['held']:.2f} where experts are held)"
+    text += f"then {row['token']:.2f} s each"
+    if "held" in row:
+        text += f" ({row['held']:.2f} where experts are held)"
     if "read" in row:
         text += f"; {row['read'] / 1e9:.2f} GB read a token, "
         text += f"{row['hits']:.0%} in memory, {row['in_vain']:.0%} of reads in vain, "
