@@ -83,7 +83,7 @@ class SlowPages final : public Reader {
     const auto after = whole.upper_bound(offset);
     const bool quick =
         helps_ && after != whole.begin() && offset < std::prev(after)->first + of_unit_;
-    const double until = now() + (quick ? 0 : 0.5e-6) * static_cast<double>(bytes / kPage);
+    const double until = now() + (quick ? 0 : 4e-6) * static_cast<double>(bytes / kPage);
     while (now() < until) {
     }
     return Reader::populate(file, offset, bytes);

@@ -131,6 +131,10 @@ def test_a_factor_that_was_written_since_is_an_error() -> None:
         s.lhs.mul_(2)
     with pytest.raises(stowage.InvalidArgument, match=r"one was written since torch\.baddbmm"):
         grouped(s, s.folded)
+    s = Sum()
+    s.stack.mul_(2)
+    with pytest.raises(stowage.InvalidArgument, match=r"one was written since torch\.baddbmm"):
+        s.folded.dequantize()
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ class Folded(Tensor):
         alpha: multiplies their product.
 
     Raises:
-        InvalidArgument: on use, where a factor was written since; where it is written to itself.
+        InvalidArgument: on use, where one of them was written since; where it is written to itself.
     """
 
     _resting: Tensor
     _factors: tuple[Tensor, Tensor]
     _alpha: float
-    _versions: tuple[int, int]
+    _versions: tuple[int, ...]
 
     @staticmethod
     def __new__(cls, base: Tensor, lhs: Tensor, rhs: Tensor, alpha: float) -> "Folded":
@@ -48,7 +48,7 @@ class Folded(Tensor):
             cls, base.shape, strides=base.stride(), dtype=base.dtype, device=base.device
         )
         folded._resting, folded._factors, folded._alpha = base, (lhs, rhs), alpha
-        folded._versions = (_version(lhs), _version(rhs))
+        folded._versions = tuple(map(_version, (base, lhs, rhs)))
         _torch.set_throw_on_mutable_data_ptr(folded)
         return folded
 
@@ -58,10 +58,10 @@ class Folded(Tensor):
     def terms(self) -> tuple[Tensor, Tensor, Tensor, float]:
         """base, lhs, rhs, alpha."""
         lhs, rhs = self._factors
-        if self._versions != (_version(lhs), _version(rhs)):
+        if self._versions != tuple(map(_version, (self._resting, lhs, rhs))):
             raise InvalidArgument(
-                "stowage: the factors of a sum with a resting stack must stay as they are until it "
-                "is used, one was written since torch.baddbmm"
+                "stowage: a stack at rest and its factors must stay as they are until their sum is "
+                "used, one was written since torch.baddbmm"
             )
         return self._resting, lhs, rhs, self._alpha
 
