@@ -114,6 +114,31 @@ def test_it_says_what_the_plain_sum_would() -> None:
     assert s.folded.dequantize(torch.float32).dtype == torch.float32
 
 
+def test_dims_that_it_lacks_are_errors_as_of_any_tensor() -> None:
+    s = Sum()
+    for wrong in (
+        lambda w: w.select(3, 0),
+        lambda w: w.transpose(4, 5),
+        lambda w: w.t(),
+        lambda w: w[4],
+        lambda w: torch.mm(torch.ones(2, 3, COLUMNS), w[0].T),
+    ):
+        for w in (s.folded, s.plain):
+            with pytest.raises((RuntimeError, IndexError)):
+                wrong(w)
+    assert torch.equal(s.folded.permute(2, 1, 0), s.plain.permute(2, 1, 0))
+
+
+def test_transforms_have_the_plain_sum() -> None:
+    s = Sum()
+
+    def loss(lhs: Tensor, stack: Any) -> Tensor:
+        return F.linear(s.x.detach(), torch.baddbmm(stack, lhs, s.rhs.detach())[1]).pow(2).sum()
+
+    got = torch.func.grad(loss)(s.lhs.detach(), s.stack)
+    assert torch.allclose(got, torch.func.grad(loss)(s.lhs.detach(), s.stack.dequantize()))
+
+
 def test_no_expert_but_those_used_is_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
     s = Sum()
 

@@ -7,7 +7,6 @@ factors, and only experts that are used are read.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from torch.nn import functional as F
 
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
+from stowage._tensor.products.grouped import by_groups
 
 _compiling = torch.compiler.is_compiling
-_LAST_TWO = ({1, 2}, {0, 1})  # dims that a transpose of a stack, or of a matrix, may swap
 
 
 class Folded(Tensor):
@@ -188,22 +187,25 @@ def _values(t: Any) -> Tensor:
 
 @_handles(Tensor.select, torch.select)
 def _select(input: Folded, dim: int, index: Any) -> Any:
-    return _getitem(input, index) if dim % input.dim() == 0 else NotImplemented
+    return _getitem(input, index) if dim in (0, -input.dim()) else NotImplemented
 
 
 @_handles(Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes)
 def _transpose(input: Folded, dim0: int, dim1: int) -> Any:
-    base, lhs, rhs, alpha = input.terms()
-    dims = {dim0 % base.dim(), dim1 % base.dim()}
-    if dims != _LAST_TWO[3 - base.dim()]:
-        return NotImplemented
-    turned = (t.transpose(-2, -1) for t in (base, rhs, lhs))
-    return Folded(*turned, alpha)
+    last = input.dim() - 1
+    dims = {dim + last + 1 if dim < 0 else dim for dim in (dim0, dim1)}
+    return _turned(input) if dims == {last - 1, last} else NotImplemented
 
 
-@_handles(Tensor.t, torch.t, Tensor.mT.__get__, Tensor.T.__get__)  # type: ignore[attr-defined]
+@_handles(Tensor.mT.__get__)  # type: ignore[attr-defined]
 def _turned(input: Folded) -> Any:
-    return _transpose(input, -2, -1)
+    base, lhs, rhs, alpha = input.terms()
+    return Folded(*(t.transpose(-2, -1) for t in (base, rhs, lhs)), alpha)
+
+
+@_handles(Tensor.t, torch.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+def _turned_matrix(input: Folded) -> Any:
+    return _turned(input) if input.dim() == 2 else NotImplemented
 
 
 @_handles(_torch.linear)
@@ -215,7 +217,12 @@ def _linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
     return F.linear(input, base, bias).add(low, alpha=alpha)
 
 
-@_handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@_handles(torch.mm, Tensor.mm)
+def _mm(input: Tensor, mat2: Any) -> Any:
+    return _matmul(input, mat2) if input.dim() == 2 else NotImplemented
+
+
+@_handles(torch.matmul, Tensor.matmul, Tensor.__matmul__)
 def _matmul(input: Tensor, other: Any) -> Any:
     if type(other) is not Folded or type(input) is Folded or other.dim() != 2:
         return NotImplemented
@@ -236,14 +243,6 @@ def _grouped_mm(
     base, lhs, rhs, alpha = right.terms()
     if base.dim() != 3 or left.dim() != 2 or out_dtype not in (None, left.dtype):
         return NotImplemented
-    y = F.grouped_mm(left, base, offs=offs)
-    return y.add(_by_groups(left, lhs, rhs, offs.tolist()), alpha=alpha)
-
-
-def _by_groups(x: Tensor, lhs: Tensor, rhs: Tensor, ends: Sequence[int]) -> Tensor:
-    """x lhs[e] rhs[e], rows by groups; zeros behind the last end."""
-    reached = list(accumulate(ends, max, initial=0))
-    pieces = [x[a:b] @ lhs[e] @ rhs[e] for e, (a, b) in enumerate(pairwise(reached)) if b > a]
-    if reached[-1] < len(x) or not pieces:
-        pieces.append(F.pad(x[reached[-1] :, :0], (0, rhs.shape[2])))
-    return torch.cat(pieces)
+    ends = offs.tolist()
+    low = by_groups(by_groups(left, lhs, ends, None, False), rhs, ends, None, False)
+    return F.grouped_mm(left, base, offs=offs).add(low, alpha=alpha)

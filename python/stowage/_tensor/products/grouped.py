@@ -75,10 +75,10 @@ def grouped_linear(
             f"{where}: offsets must be {len(weight)} ends that ascend from 0 to {len(x)}, "
             f"got {ends}"
         )
-    return _product(x, weight, ends, bias, transposed=True)
+    return by_groups(x, weight, ends, bias, transposed=True)
 
 
-def _product(
+def by_groups(
     x: Tensor, weight: Tensor, ends: Sequence[int], bias: Tensor | None, transposed: bool
 ) -> Tensor:
     """x W^T or x W by groups, for plain weights as well."""
@@ -153,7 +153,7 @@ def _grouped_mm(
         return grouped(
             left, codes, scales, weight._storage.key, weight.shape, offs, True, weight._exact
         )
-    return _product(left, weight, offs.tolist(), None, transposed)
+    return by_groups(left, weight, offs.tolist(), None, transposed)
 
 
 def _without_ends(x: Tensor, weight: StowedTensor) -> bool:
@@ -170,7 +170,8 @@ def _baddbmm(
     input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
 ) -> Any:
     """How PEFT adds low-rank factors to a stack: kept as a sum."""
-    found = None if _compiling() or out is not None or beta != 1 else stacked(input)
+    seen = _compiling() or _torch.transforming()
+    found = None if seen or out is not None or beta != 1 else stacked(input)
     if found is None or found[0]._exact:
         return NotImplemented
     from stowage._tensor.products import folded  # not what an import of the package needs
@@ -217,7 +218,7 @@ def _by_groups(
         fail("invalid_argument", f"{_WHERE}: offsets must ascend from 0 to {len(x)}, got {ends}")
     weight = wrap([codes, *scales], kind, tuple(shape), x.dtype, exact)
     with torch.no_grad():
-        return _product(x, weight, ends, None, transposed)
+        return by_groups(x, weight, ends, None, transposed)
 
 
 def _fake(
