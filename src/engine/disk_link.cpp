@@ -62,7 +62,8 @@ DiskLink::DiskLink(const File& file, Reads reads, bool may_map, Reader& reader)
     reads_ = are_cached() ? warm : Reads::direct;
   }
   if (reads_ == Reads::direct) open_direct();
-  sees_cache_ = std::ranges::all_of(shards_, [](const Shard& s) { return sees_cache(s.map); });
+  sees_cache_ = reads_ == Reads::mapped &&
+                std::ranges::all_of(shards_, [](const Shard& s) { return sees_cache(s.map); });
 }
 
 DiskLink::~DiskLink() {

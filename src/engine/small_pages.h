@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units that the page cache holds in small pages, which another program's reads have made: each
-// time such a unit is mapped and given back costs more than reading it, once, into large ones.
+// Units that the page cache holds in small pages, as whoever wrote or read the file first made
+// them: to map such a unit and give it back some times costs more than reading it, once, into large
+// ones.
 #pragma once
 #include <cstdint>
 #include <mutex>

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stowage._ops.library import composite_forced
-
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 SCRIPT = Path(__file__).resolve().parents[2] / "bench/python/experts_lora.py"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(composite_forced(), reason="one of the two ways is by kernels")
 def test_both_ways_take_a_step() -> None:
     small = ["--layers", "1", "--experts", "8", "--width", "256", "--inner", "128", "--rounds", "1"]
     command = [sys.executable, SCRIPT, *small, "--tokens", "5", "--json"]
