@@ -19,6 +19,7 @@ from stowage._ops import _torch, library
 from stowage._ops.errors import Unsupported, translated
 from stowage._tensor import autograd, writes
 from stowage._tensor.products import linear
+from stowage._tensor.products.grouped import stacked
 from stowage._tensor.products.linear import rounds_twice, strides_count
 from stowage._tensor.slices import matrix
 from stowage._tensor.stowed import MATRIX_DTYPES, Matrix, StowedTensor
@@ -135,6 +136,21 @@ def _matmul(input: Tensor, other: Tensor, **kwargs: Any) -> Any:
 @function(torch.mm, Tensor.mm)
 def _mm(input: Tensor, mat2: Tensor, **kwargs: Any) -> Any:
     return _matmul(input, mat2, **kwargs) if input.dim() == 2 else NotImplemented
+
+
+@function(torch.baddbmm, Tensor.baddbmm)
+def _baddbmm(
+    input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
+) -> Any:
+    """How PEFT adds low-rank factors to a stack: kept as a sum."""
+    seen = _compiling() or _torch.transforming()
+    found = None if seen or out is not None or beta != 1 else stacked(input)
+    if found is None or found[0]._exact:
+        return NotImplemented
+    from stowage._tensor.products import folded  # not what an import of the package needs
+
+    kept = folded.folded(input, batch1, batch2, alpha)
+    return NotImplemented if kept is None else kept
 
 
 @function(F.embedding)

@@ -165,21 +165,6 @@ def _without_ends(x: Tensor, weight: StowedTensor) -> bool:
     return grouped_kernels(x, weight._storage, weight.shape, weight._exact) is not None
 
 
-@function(torch.baddbmm, Tensor.baddbmm)
-def _baddbmm(
-    input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None
-) -> Any:
-    """How PEFT adds low-rank factors to a stack: kept as a sum."""
-    seen = _compiling() or _torch.transforming()
-    found = None if seen or out is not None or beta != 1 else stacked(input)
-    if found is None or found[0]._exact:
-        return NotImplemented
-    from stowage._tensor.products import folded  # not what an import of the package needs
-
-    kept = folded.folded(input, batch1, batch2, alpha)
-    return NotImplemented if kept is None else kept
-
-
 # --- in compiled graphs: below autograd, whose formula comes back here for the gradient ----------
 
 
