@@ -168,8 +168,8 @@ BenchMemory::BenchMemory(const BenchSizes& of)
   for (std::size_t i = 0; i < scales.size() / 4; ++i)
     scale[i] = 0.01f + 1e-5f * static_cast<float>(i % 1000);
   auto* other = static_cast<unsigned char*>(others.data());
-  for (std::size_t i = 0; i < others.size(); ++i)  // finite as numbers of 8 and of 16 bits
-    other[i] = static_cast<unsigned char>(0x70 + i * 7 % 12);
+  for (std::size_t i = 0; i < others.size(); ++i)  // as scales are: from 2^-71 (e8m0) up to 2
+    other[i] = static_cast<unsigned char>(0x38 + i * 7 % 8);
 }
 
 std::vector<BenchCase> dequantize_cases(BenchMemory& memory, Executor& executor) {

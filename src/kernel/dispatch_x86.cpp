@@ -98,12 +98,9 @@ const Kernels& with_bf16() {  // pairs for fp8 alone: of others integers and fp3
   static const Kernels table = [] {
     Kernels better = with_vbmi();
     better.isa = Isa::avx512bf16;
-    const auto to_bf16 = [&](Codes codes) -> DequantizeKernel& {
-      return better.dequantize.to[static_cast<int>(codes)][value_index(Dtype::bf16)];
-    };
-    to_bf16(Codes::int8) = kAvx512Bf16Pairs.int8;
-    to_bf16(Codes::f8_e4m3) = kAvx512Bf16Pairs.e4m3;
-    to_bf16(Codes::f4_e2m1) = kAvx512Bf16Pairs.f4_e2m1;
+    for (int codes = 0; codes < kCodesCount; ++codes)
+      if (DequantizeKernel to_bf16 = kAvx512Bf16Pairs.to_bf16[codes]; to_bf16 != nullptr)
+        better.dequantize.to[codes][value_index(Dtype::bf16)] = to_bf16;
     better.linear.bf16.e4m3 = kAvx512Bf16Pairs.rows.e4m3;
     better.linear.bf16.e5m2 = kAvx512Bf16Pairs.rows.e5m2;
     return better;

@@ -123,7 +123,7 @@ struct MatrixKernels {
 
 /// What one instruction set has for pairs of bf16.
 struct PairKernels {
-  DequantizeKernel int8, e4m3, f4_e2m1;  // to bf16
+  DequantizeKernel to_bf16[kCodesCount];  // by Codes; null: as without pairs
   Bf16Kernels rows;
   MatrixKernels matrices;
   bool (*are_quick)() noexcept;  // whether the CPU multiplies them as quickly as fp32

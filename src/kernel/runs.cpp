@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "format/legal.h"
 #include "format/torchao.h"
+#include "kernel/stream.h"
 #include "stowage/descriptor.h"
 
 namespace stowage {
@@ -150,8 +151,9 @@ Run Runs::next_unpacked(const Run& run, std::int64_t done, std::int8_t* room,
   if (one && run.named == nullptr) n = std::min(n, in_group);
   const std::int64_t from = one ? eight : g * run.group;
   if (!one) n = std::min(n, kUnpacked / run.group * run.group - (at - from));
-  unpack_(static_cast<const std::uint8_t*>(run.codes) + from * bits_ / 8, bits_, at + n - from,
-          room);
+  const auto* codes = static_cast<const std::uint8_t*>(run.codes);
+  unpack_(codes + from * bits_ / 8, bits_, at + n - from, room);
+  fetch_ahead(codes + (at + n) * bits_ / 8, n * bits_ / 8);  // on their way while these are read
   Run made{room, at - from, run.scales, one ? kUnpacked : run.group, n};
   if (run.named != nullptr) {
     named = *run.named;

@@ -14,7 +14,7 @@
 namespace stowage {
 
 /// How many numbers dense codes become at a time, in a near cache, and how far beyond they reach.
-inline constexpr std::int64_t kUnpacked = 8192, kUnpackedEnd = 8;
+inline constexpr std::int64_t kUnpacked = 2048, kUnpackedEnd = 8;
 
 /// A view of a weight, which must outlive it.
 class Runs {
@@ -37,7 +37,7 @@ class Runs {
   template <class Body>
   void cover(std::int64_t begin, std::int64_t end, Body&& body) const {
     if (unpack_ == nullptr) return cover_as_they_lie(begin, end, body);
-    std::int8_t room[kUnpacked + kUnpackedEnd];
+    alignas(64) std::int8_t room[kUnpacked + kUnpackedEnd];
     cover_as_they_lie(begin, end, [&](const Run& run) {
       NamedGroups named;
       for (std::int64_t done = 0; done < run.n;) {
@@ -74,7 +74,7 @@ class Runs {
     NamedGroups named;
   };
   union Expanded {
-    float scales[2 * kExpandedScales];  // and offsets
+    alignas(64) float scales[2 * kExpandedScales];  // and offsets
     double values[16];
   };
   /// Elements [first, first + n) of `codes`, whose scales begin with number `scale`: those of one

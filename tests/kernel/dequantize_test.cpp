@@ -101,6 +101,46 @@ STOWAGE_ON_EACH_ISA(Dequantize, SinglesRoundToNearestEvenAndOverflowToInfinity) 
         << disk_name(out);
 }
 
+// One in eight of special ones, the others powers of two, or near 1: a group is next to any other.
+std::vector<float> mixed_scales(std::mt19937& random, std::int64_t n, bool powers) {
+  std::vector<float> scales(static_cast<std::size_t>(n));
+  for (float& scale : scales) {
+    const auto drawn = static_cast<std::uint32_t>(random());
+    const int exponent = static_cast<int>(drawn % 60) - 30;
+    scale = drawn % 8 == 0 ? kScales[drawn / 8 % std::size(kScales)]
+            : powers       ? std::ldexp(1.0f, exponent)
+                           : std::ldexp(1.0f + static_cast<float>(drawn >> 9) * 0x1p-23f, exponent);
+  }
+  return scales;
+}
+
+STOWAGE_ON_EACH_ISA(Dequantize, ShortGroupsOfAnyScalesAreThoseInFp32Rounded) {
+  constexpr std::int64_t kCount = 128 * 40;
+  std::mt19937 random(11);
+  for (const FormatTrait& format : formats()) {
+    if (format.bits > 8 || table.dequantize.to[static_cast<int>(format.codes)][0] == nullptr)
+      continue;
+    Bytes all(kCount);
+    for (std::byte& b : all) b = static_cast<std::byte>(random() % (random() % 4 == 0 ? 256 : 120));
+    for (const std::int64_t group : {16, 32, 64, 96, 128})
+      for (const bool powers : {false, true})
+        for (const bool offsets : {false, format.codes == Codes::uint4}) {
+          const std::vector<float> scales = mixed_scales(random, kCount / group + 1, powers);
+          const std::vector<float> less = mixed_scales(random, kCount / group + 1, powers);
+          for (const std::int64_t first : {std::int64_t{0}, group, std::int64_t{5}}) {
+            Run run{all.data(), first, scales.data(), group, kCount - first};
+            if (offsets) run.offsets = less.data();
+            const Bytes in_fp32 = run_kernel(table, format.codes, run, Dtype::f32);
+            const Weight made({Codes::f32}, {run.n}, std::vector<const void*>{in_fp32.data()});
+            for (const Dtype out : {Dtype::bf16, Dtype::f16})
+              ASSERT_EQ(run_kernel(table, format.codes, run, out), reference_values(made, out))
+                  << format.name << " in groups of " << group << " from " << first
+                  << (powers ? ", powers of two" : "") << (offsets ? ", offsets" : "");
+          }
+        }
+  }
+}
+
 // Runs of every length from every start, against a fence on either side of both buffers.
 void check_lengths(const Kernels& table, Codes codes, Dtype out, std::int64_t group) {
   constexpr std::int64_t kLongest = 3 * 64 + 1, kStarts = 3;

@@ -3,6 +3,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include <array>
+
 namespace stowage {
 namespace {
 constexpr int kWidth = 16;
@@ -86,12 +88,33 @@ struct Lanes : PortableLanes {
     store_as(p, _mm256_mask_blend_epi16(nan, halves, _mm256_set1_epi16(0x7E00)));
   }
 
+  template <class Value>
+  static consteval std::array<std::uint8_t, 64> each_byte(Value value) {
+    std::array<std::uint8_t, 64> bytes{};
+    for (int i = 0; i < 64; ++i)
+      bytes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(value(i));
+    return bytes;
+  }
   static constexpr int kNibbleStep = 32;
   using WordTable = __m512i;  // twice the sixteen, so that the fifth bit of an index is free
   static WordTable word_table(const I (&words)[1]) {
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(to(words[0])));
   }
   /// A nibble in the low bits of each word, and others above it.
+#if defined(__AVX512VBMI__)
+  template <Packing kPacking>
+  static __m512i word_nibbles(const std::uint8_t* nibbles) {
+    // Two bytes to each lane of 64 bits, of which a word takes eight bits from where its own begin.
+    alignas(64) static constexpr auto kPlaces = each_byte([](int i) { return i / 8 * 2 + i % 2; });
+    alignas(64) static constexpr auto kShifts = each_byte([](int i) {
+      const int word = i % 8 / 2;
+      return 4 * (kPacking == Packing::low_first ? word : word ^ 1);
+    });
+    const __m512i pairs = _mm512_permutexvar_epi8(
+        load_as<__m512i>(kPlaces.data()), _mm512_castsi128_si512(load_as<__m128i>(nibbles)));
+    return _mm512_multishift_epi64_epi8(load_as<__m512i>(kShifts.data()), pairs);
+  }
+#else
   template <Packing kPacking>
   static __m512i word_nibbles(const std::uint8_t* nibbles) {
     const __m512i bytes = _mm512_cvtepu8_epi32(load_as<__m128i>(nibbles));
@@ -99,6 +122,7 @@ struct Lanes : PortableLanes {
       return _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
     return _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
   }
+#endif
   template <Packing kPacking>
   static void store_looked_up(void* p, WordTable table, const std::uint8_t* nibbles) {
     store_as(p, _mm512_permutexvar_epi16(word_nibbles<kPacking>(nibbles), table));
@@ -108,6 +132,11 @@ struct Lanes : PortableLanes {
   struct TwoTables {  // one behind the other
     __m512i both;
   };
+#if defined(__AVX512BF16__)
+  static TwoTables normal_two_tables(const F (&first)[1], const F (&second)[1]) {
+    return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second[0], first[0]))};
+  }
+#endif
   static TwoTables two_tables(const I (&first)[1], const I (&second)[1]) {
     const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(to(first[0])));
     return {_mm512_inserti64x4(low, _mm512_cvtepi32_epi16(to(second[0])), 1)};
@@ -131,6 +160,10 @@ struct Lanes : PortableLanes {
   /// The same of zeros and of normal numbers whose results are normal.
 #if defined(__AVX512BF16__)
   static constexpr bool kRoundsQuickly = true;
+  // Tables of the same.
+  static WordTable normal_word_table(const F (&values)[1]) {
+    return _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values[0])));
+  }
   static void store_normal_pair(void* p, F a, F b) { store_as(p, _mm512_cvtne2ps_pbh(b, a)); }
 #else
   static void store_normal_pair(void* p, F a, F b) { store_bf16_pair(p, a, b); }
@@ -193,10 +226,11 @@ struct Lanes : PortableLanes {
 
 #if defined(__AVX512VBMI__)
   static constexpr bool kHasByteTable = true;
-  /// 128 entries of 16 bits, as two tables of bytes.
+  /// 128 entries of 16 bits, as two tables of bytes, and of integers the bytes of -128.
   struct ByteTable {
-    __m512i low[2], high[2];
+    __m512i low[2], high[2], least[2];
   };
+  template <int kMantissa>
   static ByteTable load_byte_table(const std::uint16_t* entries) {
     // The even bytes of two registers: byte i of the result is byte 2 i of the 128.
     alignas(64) std::uint8_t even_bytes[64];
@@ -208,30 +242,39 @@ struct Lanes : PortableLanes {
                  b = load_as<__m512i>(entries + 64 * i + 32);
       table.low[i] = _mm512_permutex2var_epi8(a, even, b);
       table.high[i] = _mm512_permutex2var_epi8(a, _mm512_or_si512(even, _mm512_set1_epi8(1)), b);
+      if constexpr (kMantissa < 0)
+        table.least[i] = _mm512_set1_epi8(static_cast<char>(entries[128] >> 8 * i));
     }
     return table;
   }
   /// Results of 64 codes: the entry of the magnitude, and the sign. False, and nothing is written,
-  /// if that is not so for one of them: negative ones that are infinite or no number, and -128.
+  /// if that is not so for one of them: negative ones of fp8 that are infinite or no number.
   template <int kMantissa>
   static bool store_looked_up(void* p, const ByteTable& table, const std::uint8_t* codes) {
-    // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m512i code = _mm512_permutexvar_epi64(order, load_as<__m512i>(codes));
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    const __mmask64 odd =
-        kMantissa == 3   ? _mm512_cmpeq_epi8_mask(code, _mm512_set1_epi8(-1))
-        : kMantissa == 2 ? _mm512_cmpgt_epu8_mask(code, _mm512_set1_epi8(static_cast<char>(0xFB)))
-                         : _mm512_cmpeq_epi8_mask(code, sign);
-    if (odd != 0) [[unlikely]]
+    const __m512i code = in_turn(codes);
+    if constexpr (kMantissa >= 0)
+      if (_mm512_cmpgt_epu8_mask(code, _mm512_set1_epi8(kMantissa == 3 ? -2 : -5)) != 0)
+          [[unlikely]]
+        return false;
+    const Words<kMantissa> words(table, code);
+    for (int i = 0; i < 2; ++i) store_as(static_cast<char*>(p) + 64 * i, words.of[i]);
+    return true;
+  }
+  /// The same of fp8, where `moved` is added to entries that are not 0, for each half of the codes;
+  /// false if one is infinite or no number.
+  template <int kMantissa>
+  static bool store_moved(void* p, const ByteTable& table, const std::uint8_t* codes,
+                          const std::int16_t (&moved)[2]) {
+    const __m512i code = in_turn(codes), size = _mm512_and_si512(code, _mm512_set1_epi8(0x7F));
+    if (_mm512_cmpgt_epi8_mask(size, _mm512_set1_epi8(kMantissa == 3 ? 0x7E : 0x7B)) != 0)
+        [[unlikely]]
       return false;
-    const __m512i index = kMantissa < 0 ? _mm512_abs_epi8(code) : code;  // bit 6 picks of a pair
-    const __m512i low = _mm512_permutex2var_epi8(table.low[0], index, table.low[1]);
-    const __m512i above = _mm512_permutex2var_epi8(table.high[0], index, table.high[1]);
-    // 0x78: the first, turned where both others are set.
-    const __m512i high = _mm512_ternarylogic_epi64(above, code, sign, 0x78);
-    store_as(p, _mm512_unpacklo_epi8(low, high));
-    store_as(static_cast<char*>(p) + 64, _mm512_unpackhi_epi8(low, high));
+    const Words<kMantissa> words(table, code);
+    for (int i = 0; i < 2; ++i) {
+      const __m512i word = words.of[i], by = _mm512_set1_epi16(moved[i]);
+      const __mmask32 some = _mm512_test_epi16_mask(word, _mm512_set1_epi16(0x7FFF));
+      store_as(static_cast<char*>(p) + 64 * i, _mm512_mask_add_epi16(word, some, word, by));
+    }
     return true;
   }
 #endif
@@ -307,6 +350,31 @@ struct Lanes : PortableLanes {
   }
 
  private:
+#if defined(__AVX512VBMI__)
+  // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
+  static __m512i in_turn(const std::uint8_t* codes) {
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    return _mm512_permutexvar_epi64(order, load_as<__m512i>(codes));
+  }
+  template <int kMantissa>
+  struct Words {
+    __m512i of[2];
+    Words(const ByteTable& table, __m512i code) {
+      const __m512i index = kMantissa < 0 ? _mm512_abs_epi8(code) : code;  // bit 6 picks of a pair
+      __m512i low = _mm512_permutex2var_epi8(table.low[0], index, table.low[1]);
+      const __m512i above = _mm512_permutex2var_epi8(table.high[0], index, table.high[1]);
+      const __m512i sign = _mm512_set1_epi8(-128);
+      // 0x78: the first, turned where both others are set.
+      __m512i high = _mm512_ternarylogic_epi64(above, code, sign, 0x78);
+      if constexpr (kMantissa < 0) {
+        const __mmask64 least = _mm512_cmpeq_epi8_mask(code, sign);
+        low = _mm512_mask_mov_epi8(low, least, table.least[0]);
+        high = _mm512_mask_mov_epi8(high, least, table.least[1]);
+      }
+      of[0] = _mm512_unpacklo_epi8(low, high), of[1] = _mm512_unpackhi_epi8(low, high);
+    }
+  };
+#endif
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   static __m512i to(I x) { return reinterpret_cast<__m512i>(x); }
   static I from(__m512i x) { return reinterpret_cast<I>(x); }

@@ -7,13 +7,21 @@
 #include "kernel/cpu/linear_float8-inl.h"
 
 namespace stowage {
+namespace {
+constexpr PairKernels pair_kernels() {
+  PairKernels kernels{{},
+                      {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &dot_float8<Codes::f8_e4m3>,
+                       &dot_float8<Codes::f8_e5m2>, &add_pairs},
+                      {&begin_in_pairs, &end_in_pairs, &multiply_in_pairs, &pair_rows, &turn_sums},
+                      &are_pairs_quick};
+  for_all_codes([&]<Codes kCodes>() {
+    if constexpr (kCodes == Codes::int8 || kCodes == Codes::f8_e4m3 || is_four_bit(kCodes))
+      kernels.to_bf16[static_cast<int>(kCodes)] = &dequantize<kCodes, Dtype::bf16>;
+  });
+  return kernels;
+}
+}  // namespace
+
 extern const PairKernels kAvx512Bf16Pairs;  // the one symbol of this file
-constexpr PairKernels kAvx512Bf16Pairs = {
-    &dequantize<Codes::int8, Dtype::bf16>,
-    &dequantize<Codes::f8_e4m3, Dtype::bf16>,
-    &dequantize<Codes::f4_e2m1, Dtype::bf16>,
-    {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &dot_float8<Codes::f8_e4m3>,
-     &dot_float8<Codes::f8_e5m2>, &add_pairs},
-    {&begin_in_pairs, &end_in_pairs, &multiply_in_pairs, &pair_rows, &turn_sums},
-    &are_pairs_quick};
+constexpr PairKernels kAvx512Bf16Pairs = pair_kernels();
 }  // namespace stowage

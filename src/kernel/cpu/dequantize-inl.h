@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernel/cpu/dense-inl.h"
-#include "kernel/cpu/widen-inl.h"
+#include "kernel/cpu/widen_table-inl.h"
 #include "kernel/dequantize.h"
 
 namespace stowage {
@@ -88,6 +88,14 @@ void dequantize_bytes(const CodeValues<kCodes>& values, const Run& run, char* ou
   const bool is_half = 2 * run.group == Short::kStep;
   std::int64_t g = run.first / run.group, at = run.first;
   const std::int64_t end = run.first + run.n;
+  if constexpr (Lanes::kRoundsQuickly && is_integer(kCodes))
+    if (at == g * run.group && (is_half || run.group % Short::kStep == 0)) {
+      const std::int64_t groups = (end - at) / run.group & (is_half ? -2 : -1);
+      if (are_common(run.scales + g, groups)) {
+        Short::widen_common(codes + at, run.scales + g, groups, run.group, out);
+        g += groups, at += groups * run.group, out += 2 * groups * run.group;
+      }
+    }
   while (at < end) {
     if (is_half && at == g * run.group) {
       for (; at + Short::kStep <= end; at += Short::kStep, g += 2, out += 2 * Short::kStep)
@@ -105,6 +113,41 @@ void dequantize_bytes(const CodeValues<kCodes>& values, const Run& run, char* ou
   }
 }
 
+/// The same of fp8 in short groups whose scales are, most of them, powers of two.
+template <Codes kCodes>
+void dequantize_under_powers(const CodeValues<kCodes>& values, const Run& run, char* out) {
+  using Powers = WidenByPowers<kCodes>;
+  const Powers step;
+  const auto* codes = static_cast<const std::uint8_t*>(run.codes);
+  const std::int64_t groups = 2 * run.group == Powers::kStep ? 2 : 1;
+  const std::int64_t together = groups * run.group, end = run.first + run.n;
+  std::int64_t g = run.first / run.group, at = run.first;
+  const auto widen = [&] {  // some groups
+    if (at != g * run.group || end - at < together) return false;
+    const float first = run.scales[g], last = run.scales[g + groups - 1];
+    for (std::int64_t i = 0; i < together; i += Powers::kStep)
+      if (!step(codes + at + i, first, last, out + 2 * i)) return false;
+    return true;
+  };
+  for (std::int64_t n; at < end; at += n, out += 2 * n) {
+    if (widen()) {
+      n = together, g += groups;
+      continue;
+    }
+    const std::int64_t next = ++g * run.group;
+    n = (next < end ? next : end) - at;
+    dequantize_bytes<kCodes>(values, run.part(at - run.first, n), out);
+  }
+}
+/// Whether a run is of such groups.
+template <Codes kCodes>
+bool is_under_powers(const Run& run) {
+  using Powers = WidenByPowers<kCodes>;
+  const bool fits = 2 * run.group == Powers::kStep || run.group % Powers::kStep == 0;
+  return fits && run.group < WidenNumbers<kCodes>::kWorthwhile &&
+         Powers::is_power(run.scales[run.first / run.group]);
+}
+
 /// Codes of 4 bits by their groups, of which two may make one step.
 template <Codes kCodes, Dtype kOut, Zero kZero>
 void dequantize_nibbles(const CodeValues<kCodes>& values, const Run& run, char* out) {
@@ -120,10 +163,15 @@ void dequantize_nibbles(const CodeValues<kCodes>& values, const Run& run, char* 
     ++g, at += n, out += n * bytes_of(kOut);
   };
   if (at != g * run.group && at < end) one();
-  if constexpr (Lanes::kRoundsQuickly && kOut == Dtype::bf16 && kZero == Zero::none)
-    if (const WidenByValues<kCodes> two(values); run.group == kWidth)
-      for (; at + 2 * kWidth <= end; at += 2 * kWidth, g += 2, out += 4 * kWidth)
-        if (!two(codes + at / 2, run.scales + g, out)) break;
+  if constexpr (Lanes::kRoundsQuickly && kOut == Dtype::bf16 && kZero != Zero::rounded)
+    if (run.group % kStep == 0 || 2 * run.group == kStep) {
+      const std::int64_t groups = (end - at) / run.group & (run.group < kStep ? -2 : -1);
+      const WidenCommon<kCodes, kZero> common(values, run, g);
+      if (common.fits(groups)) {
+        common.widen(codes + at / 2, groups, run.group, out);
+        g += groups, at += groups * run.group, out += 2 * groups * run.group;
+      }
+    }
   if constexpr (kTwos)
     if (2 * run.group == kStep)
       for (; at + kStep <= end; at += kStep, g += 2, out += kStep * bytes_of(kOut))
@@ -230,6 +278,8 @@ void dequantize(const Run& run, void* to) noexcept {
           const WidenTwice<kCodes, kOut> step(values, run.scales[g], run.factor);
           sweep<kCodes, kOut>(step, codes, first, n, out + (first - run.first) * bytes_of(kOut));
         });
+    if constexpr (Lanes::kHasByteTable && is_float8(kCodes) && kOut == Dtype::bf16)
+      if (is_under_powers<kCodes>(run)) return dequantize_under_powers<kCodes>(values, run, out);
     if constexpr (Lanes::kHasNumbers && bits_of(kCodes) == 8 && kOut == Dtype::bf16)
       return dequantize_bytes<kCodes>(values, run, out);
     for_each_group(run, [&](std::int64_t g, std::int64_t first, std::int64_t n) {
