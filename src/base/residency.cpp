@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -70,15 +69,15 @@ double cached_part(const MappedFile& file) {
 
 bool sees_cache(const MappedFile& file) { return is_told_all(file); }
 
-bool is_cached(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes) {
-  const std::uint64_t begin = offset / kPage * kPage, end = std::min(offset + bytes, file.size());
-  if (end <= begin || end - begin > kMostAsked + kPage) return false;
-  std::array<unsigned char, kMostAsked / kPage + 2> there{};
-  auto* const data = const_cast<std::byte*>(file.data() + begin);
-  if (::mincore(data, end - begin, there.data()) != 0) return false;
-  const auto pages = static_cast<std::ptrdiff_t>((end - begin + kPage - 1) / kPage);
-  return std::all_of(there.begin(), there.begin() + pages,
-                     [](unsigned char page) { return (page & 1u) != 0; });
+bool seems_cached(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes) {
+  constexpr std::uint64_t kLarge = std::uint64_t{2} << 20;
+  const std::uint64_t end = std::min(offset + bytes, file.size());
+  auto* const data = const_cast<std::byte*>(file.data());
+  for (std::uint64_t at = offset / kPage * kPage; at < end; at = (at / kLarge + 1) * kLarge) {
+    unsigned char there = 0;
+    if (::mincore(data + at, 1, &there) != 0 || (there & 1u) == 0) return false;
+  }
+  return true;
 }
 
 }  // namespace stowage

@@ -118,9 +118,15 @@ void StagedFile::reserve(std::uint64_t bytes) {
   if (result != 0) throw_errno(target_, "must have " + std::to_string(bytes) + " bytes of space");
 }
 
+// Up to where a large page begins, and then the rest: the page cache of a file that was just
+// written is made of pages as large as the writes that begin where they do, and is mapped by these.
 void StagedFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  constexpr std::uint64_t kLarge = std::uint64_t{2} << 20;
   while (!bytes.empty()) {
-    const ssize_t put = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const std::uint64_t to_large = kLarge - offset % kLarge;
+    const bool whole = to_large == kLarge || bytes.size() < to_large + kLarge;
+    const std::uint64_t some = whole ? bytes.size() : to_large;
+    const ssize_t put = ::pwrite(fd_, bytes.data(), some, static_cast<off_t>(offset));
     if (put < 0 && (errno == EINTR || (errno == EFAULT && is_filled(bytes.data())))) continue;
     if (put == 0) errno = EIO;
     if (put <= 0) throw_errno(target_, "must take bytes at " + std::to_string(offset));

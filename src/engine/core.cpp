@@ -348,6 +348,7 @@ Lease Core::acquire(WeightId id) {
   ++own->leases;
   if (in_order) {
     prefetch(*own);
+    fetch_quick(lock);
   } else {
     ++own->wants.used;
     begin_wants(*own);

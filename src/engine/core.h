@@ -156,6 +156,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Claim claim(WeightId id);
   std::size_t claim_run(WeightId wanted, std::span<Claim> run);
   void read_run(WeightId id, Lock& lock);
+  void fetch_quick(Lock& lock);
   void read(std::span<const Claim> run, Lock& lock);
   bool finish(const Claim& claim, const std::exception_ptr& error);
   std::uint64_t put_in_order(const Unit& of, std::byte* to, const std::byte* from);

@@ -43,7 +43,6 @@ void Core::prefetch(Session& session) {
   if (window.size() == 0 || (window.size() + Window::kStride <= Window::kMost &&
                              room >= std::min(kByteStride, ahead_ / 4)))
     extend(window, room);
-  if (!queue_.empty()) work_.notify_one();  // who wakes the next
 }
 
 // So many uses of what is no slice are among about so many acquires.

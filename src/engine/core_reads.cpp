@@ -193,6 +193,31 @@ void Core::read_run(WeightId id, Lock& lock) {
   read(std::span(run).first(count), lock);
 }
 
+// Wakes who reads what is wanted; what takes less than that is done at once. Two threads that
+// multiply on two processors wait longer for a third one than large pages take to be mapped.
+void Core::fetch_quick(Lock& lock) {
+  while (!queue_.empty()) {
+    const WeightId id = queue_.front();
+    State& s = state(id);
+    if (!reads_for_itself() || s.claimed != 0 || !link_->is_quick(id, unit(id)))
+      return work_.notify_one();
+    queue_.erase(queue_.begin());
+    s.claimed = s.pieces;
+    lock.unlock();
+    const TraceTime begun = trace_time();
+    std::exception_ptr error;
+    try {
+      link_->map_whole(id, unit(id));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    trace(TraceKind::read, unit(id).name, unit(id).bytes, begun);
+    lock.lock();
+    for (const Piece& piece : unit(id).pieces) finish({id, &piece}, error);
+    tell();
+  }
+}
+
 void Core::work() {
   touch_stack();
   Lock lock(mutex_);

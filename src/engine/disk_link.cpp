@@ -117,7 +117,7 @@ void DiskLink::populate(const Transfer& transfer, std::uint64_t end) {
   const std::uint64_t bytes = end - first.offset;
   if (small_pages_.is_away(transfer.id)) renew(transfer.id, *transfer.unit);
   const bool noted = sees_cache_ && small_pages_.is_asked(transfer.id, transfer.unit->bytes) &&
-                     is_cached(file, first.offset, bytes);
+                     seems_cached(file, first.offset, bytes);
   const double begun = noted ? own_seconds() : 0;
   int result = 0;
   do result = reader_.populate(file, first.offset, bytes);
@@ -135,6 +135,24 @@ void DiskLink::fetch(std::span<const Transfer> run) {
   if (reads_ != Reads::mapped) return fill(run);
   const Piece& last = *run.back().piece;
   populate(run.front(), last.offset + last.bytes);
+}
+
+bool DiskLink::is_quick(WeightId id, const Unit& unit) const noexcept {
+  if (!sees_cache_ || !small_pages_.is_quick(id)) return false;
+  bool cached = true;
+  for_each_stretch(unit, [&](const Piece& first, std::uint64_t bytes) {
+    cached = cached && seems_cached(map(first), first.offset, bytes);
+  });
+  return cached;
+}
+
+void DiskLink::map_whole(WeightId id, const Unit& unit) {
+  const double begun = own_seconds();
+  for_each_stretch(unit, [&](const Piece& first, std::uint64_t bytes) {
+    check_unchanged(map(first));
+    populate({id, &unit, &first, nullptr}, first.offset + bytes);
+  });
+  small_pages_.note_quick(id, unit.bytes, own_seconds() - begun);
 }
 
 void DiskLink::check(const Unit& unit) const {

@@ -41,6 +41,10 @@ class DiskLink {
   /// pieces come into the page cache and this process. Throws io, bad_file (cut short, written
   /// since it was opened).
   void fetch(std::span<const Transfer> run);
+  /// Whether fetching the unit takes less than to have it done by another thread.
+  bool is_quick(WeightId id, const Unit& unit) const noexcept;
+  /// Fetches all of such a unit.
+  void map_whole(WeightId id, const Unit& unit);
   /// Throws bad_file where a file with pieces of the unit is not as it was when it was opened.
   void check(const Unit& unit) const;
   /// Gives back the mapped pages that lie wholly in the unit; to the system, if it had better read

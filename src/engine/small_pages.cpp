@@ -8,10 +8,15 @@
 namespace stowage::engine {
 namespace {
 
-// Of 4 KiB. Small ones take 0.2 to 0.6 us to come, those of some more 0.02, large ones 0.002.
-constexpr double kSlow = 0.08e-6;
-constexpr int kVisits = 4;  // of slow ones; reading 4 KiB takes as long as two to ten
+// Of 4 KiB. Small ones take 0.2 to 0.6 us to come, those of some more 0.02, large ones 0.003 to
+// 0.007, and reading one 1.6.
+constexpr double kQuick = 0.012e-6, kRead = 1.6e-6;
+constexpr int kVisits = 4;  // that a trial has
 constexpr std::uint64_t kLarge = std::uint64_t{2} << 20;
+
+double of_page(std::uint64_t bytes, double seconds) noexcept {
+  return seconds * static_cast<double>(kPage) / static_cast<double>(bytes);
+}
 
 }  // namespace
 
@@ -21,7 +26,22 @@ bool SmallPages::is_asked(WeightId id, std::uint64_t bytes) const noexcept {
   if (trial_ == Trial::fails) return false;
   const auto found = units_.find(id);
   if (found == units_.end()) return true;
-  return found->second.known == Known::nothing || (id == tried_ && trial_ == Trial::runs);
+  const Known known = found->second.known;
+  return known == Known::nothing || (known == Known::renewed && trial_ != Trial::none);
+}
+
+bool SmallPages::is_quick(WeightId id) const noexcept {
+  const std::scoped_lock lock(mutex_);
+  const auto found = units_.find(id);
+  if (found == units_.end()) return false;
+  return found->second.known == Known::quick;
+}
+
+void SmallPages::note_quick(WeightId id, std::uint64_t bytes, double seconds) noexcept {
+  if (of_page(bytes, seconds) <= 2 * kQuick) return;
+  const std::scoped_lock lock(mutex_);
+  const auto found = units_.find(id);  // it came again in other pages
+  if (found != units_.end() && found->second.known == Known::quick) found->second = {};
 }
 
 void SmallPages::note(WeightId id, std::uint64_t bytes, double seconds) noexcept {
@@ -40,21 +60,19 @@ bool SmallPages::leaves(WeightId id, std::uint64_t bytes) noexcept {
   if (found == units_.end()) return false;
   State& s = found->second;
   const bool whole = 8 * s.bytes >= 7 * bytes;  // or some of it came from the disk
-  const double seconds = s.seconds * static_cast<double>(kPage) / static_cast<double>(bytes);
+  const double seconds = of_page(bytes, s.seconds);
   s.bytes = 0, s.seconds = 0;
   if (!whole) return false;
-  if (id == tried_ && trial_ == Trial::runs) {  // pages that neighbors share stay as they were
-    if (seconds < tried_seconds_ / 2) trial_ = Trial::helps;
-    if (++s.slow == kVisits && trial_ == Trial::runs) trial_ = Trial::fails;
-    return false;
+  if (id == tried_ && trial_ == Trial::runs) {  // pages shared with a neighbor wait for that
+    if (seconds < 0.75 * tried_seconds_) trial_ = Trial::helps;
+    if (++visits_ == kVisits && trial_ == Trial::runs) trial_ = Trial::fails;
   }
+  if (seconds <= kQuick) s.known = Known::quick;
   if (s.known != Known::nothing) return false;
-  s.slow = seconds > kSlow ? s.slow + 1 : 0;
-  if (s.slow == 0) s.known = Known::quick;
-  if (s.slow < kVisits || trial_ == Trial::runs || trial_ == Trial::fails) return false;
+  s.lost += seconds;
+  if (s.lost < kRead || trial_ == Trial::runs || trial_ == Trial::fails) return false;
   if (trial_ == Trial::none) trial_ = Trial::runs, tried_ = id, tried_seconds_ = seconds;
   s.known = Known::away;
-  s.slow = 0;
   return true;
 }
 
