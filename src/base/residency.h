@@ -10,7 +10,7 @@ namespace stowage {
 double cached_part(const MappedFile& file);
 
 /// Whether the system tells this process which pages of the file lie there, and if so whether some
-/// bytes do: one page in each 2 MiB is asked for, a microsecond for 16 MiB of large pages.
+/// bytes do: one page of each 2 MiB is asked for, a microsecond for 16 MiB of large pages.
 bool sees_cache(const MappedFile& file);
 bool seems_cached(const MappedFile& file, std::uint64_t offset, std::uint64_t bytes);
 

@@ -34,7 +34,7 @@ class SmallPages {
   struct State {
     std::uint64_t bytes = 0;  // since it was given back last
     double seconds = 0;
-    double lost = 0;  // seconds of a page in all visits
+    double lost = 0;  // seconds of each page, of all visits
     Known known = Known::nothing;
   };
   enum class Trial : std::uint8_t { none, runs, helps, fails };
