@@ -77,6 +77,7 @@ bool comes_by_index(const PlanUnit& unit) {
 struct Experts {
   std::string layer;
   std::int64_t count = 0;
+  bool apart = false;  // those that nobody used may be left out of uses
 };
 
 // The last matrix of a stack that is one unit, which is what accelerators get: they fetch of it
@@ -93,6 +94,7 @@ std::map<std::string, Experts> experts_in(const std::vector<PlanUnit>& units) {
       Experts& experts = found[expert->of];
       experts.layer = expert->layer;
       experts.count = std::max(experts.count, expert->index + 1);
+      experts.apart |= expert->apart;
     }
   return found;
 }
@@ -133,11 +135,13 @@ std::map<std::string, std::vector<double>> by_layer(const PlanOptions& options,
     if (experts == nullptr)
       throw Error(Code::invalid_argument,
                   "plan: uses of experts must be of layers that the model has, got " + layer);
-    if (given.size() != static_cast<std::size_t>(experts->count))
+    const auto count = static_cast<std::size_t>(experts->count);
+    if (given.size() > count || (given.size() < count && !experts->apart))
       throw Error(Code::invalid_argument,
                   formatted("plan: uses of experts must be of all {} of {}, got {}", experts->count,
                             experts->layer, given.size()));
     counts[experts->layer] = given;
+    counts[experts->layer].resize(count);
   }
   return counts;
 }

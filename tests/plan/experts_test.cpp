@@ -213,6 +213,15 @@ TEST(PlanExperts, WhatWasUsedIsFoundByTheLayersNumberToo) {
   EXPECT_EQ(experts_of(plan)[0].experts[7].uses, experts_of(plan)[0].experts[6].uses);
 }
 
+TEST(PlanExperts, OfAListThoseThatNobodyUsedNeedNotBeSaid) {
+  PlanOptions options{.ram = 9 * kMiB, .routed = 2};
+  options.routing[layer_name(0)] = {0, 9, 3};
+  const Plan some = make_plan("m", mixture(2, 16), options, made_links());
+  options.routing[layer_name(0)].resize(16);
+  const Plan all = make_plan("m", mixture(2, 16), options, made_links());
+  EXPECT_EQ(to_json(some), to_json(all));
+}
+
 TEST(PlanExperts, RefusesUsesOfOthers) {
   const auto plan = [](const std::vector<PlanUnit>& units, std::int64_t routed,
                        const std::string& layer = "", std::size_t experts = 0) {
@@ -222,7 +231,9 @@ TEST(PlanExperts, RefusesUsesOfOthers) {
   };
   const std::vector<PlanUnit> units = mixture(1, 16), dense = test::language_model(1, 64, 64);
   const std::string first = layer_name(0);
-  EXPECT_STOWAGE_ERROR(plan(units, 2, first, 8), invalid_argument,
+  EXPECT_STOWAGE_ERROR(plan(units, 2, first, 17), invalid_argument,
+                       "all 16 of model.layers.0, got 17");
+  EXPECT_STOWAGE_ERROR(plan(mixture_of_stacks(1, 16), 2, first, 8), invalid_argument,
                        "all 16 of model.layers.0, got 8");
   EXPECT_STOWAGE_ERROR(plan(units, 2, layer_name(5), 16), invalid_argument, "got model.layers.5");
   EXPECT_STOWAGE_ERROR(plan(dense, 2), invalid_argument, "must be of a model that has some");
@@ -234,8 +245,12 @@ TEST(PlanExperts, UsesAreReadAsPythonWritesThem) {
   const auto read = routing_from_json(R"({"stowage_uses": 1, "weights": {
       "model.layers.3.mlp.experts.gate_up_proj": {"hits": 1, "by_index": [1, 2]},
       "model.layers.3.mlp.experts.down_proj": {"hits": 1, "by_index": [4, 2]},
-      "model.layers.3.self_attn.q_proj.weight": {"hits": 9, "by_index": []}}})");
-  EXPECT_EQ(read, (std::map<std::string, std::vector<double>>{{"model.layers.3", {4, 2}}}));
+      "model.layers.3.self_attn.q_proj.weight": {"hits": 9, "by_index": []},
+      "model.layers.4.mlp.experts.2.up_proj.weight": {"hits": 1, "by_index": [5]},
+      "model.layers.4.mlp.experts.2.down_proj.weight": {"hits": 1, "by_index": [4]},
+      "model.layers.4.mlp.experts.0.up_proj.weight": {"hits": 1, "by_index": [3]}}})");
+  EXPECT_EQ(read, (std::map<std::string, std::vector<double>>{{"model.layers.3", {4, 2}},
+                                                              {"model.layers.4", {3, 0, 5}}}));
   for (const char* broken :
        {"{", "{}", R"({"stowage_uses": 2, "weights": {}})", R"({"stowage_uses": 1})",
         R"({"stowage_uses": 1, "weights": {"a": {}}})",

@@ -97,9 +97,15 @@ class Entry:
         return found
 
     @property
+    def lies_whole(self) -> bool:
+        """Whether a model has of a tensor, or of a weight's, all bytes as they lie in the file."""
+        moved = self.is_converted or self.cut is not None or self.place is not None
+        return not moved and not any(self.forms)
+
+    @property
     def gives_indices(self) -> bool:
         """Whether each index of dim 0 has bytes of its own, where these lie in the file."""
-        if self.is_converted or self.cut is not None or self.place is not None or any(self.forms):
+        if not self.lies_whole:
             return False
         return self.storage is None or self.storage.gives_indices(self.shape)
 

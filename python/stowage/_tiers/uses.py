@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +37,18 @@ class Uses:
 
     @property
     def layers(self) -> dict[str, WeightUses]:
-        """The sums of each layer, which is what names have up to their last number: the uses by
-        index are those of the stack with the most of them."""
+        """The sums of each layer, which is what names have up to their last number but that of an
+        expert: the uses by index are those of the stack with the most of them, or of a list's
+        experts up to the last that was used."""
         found: dict[str, WeightUses] = {}
         for name, uses in self.weights.items():
-            layer = _layer_of(name)
+            expert = _OF_LIST.match(name)
+            layer = _layer_of(name if expert is None else expert[1])
             before = found.get(layer, WeightUses())
-            largest = max(before.by_index, uses.by_index, key=sum)
-            found[layer] = before._plus(uses)._replace(by_index=largest)
+            by_index = max(before.by_index, uses.by_index, key=sum)
+            if expert is not None and uses.by_index:
+                by_index = _at_least(before.by_index, int(expert[2]), uses.by_index[0])
+            found[layer] = before._plus(uses)._replace(by_index=by_index)
         return found
 
     def since(self, earlier: Uses) -> Uses:
@@ -125,6 +130,15 @@ def _weights_of(document: Any) -> dict[str, WeightUses]:
             raise ValueError
         found[name] = WeightUses(**counts, by_index=tuple(map(int, by_index)))
     return found
+
+
+_OF_LIST = re.compile(r"(.*experts)\.(?:expert_)?(\d+)\.")
+
+
+def _at_least(counts: tuple[int, ...], index: int, count: int) -> tuple[int, ...]:
+    every = [*counts, *[0] * (index + 1 - len(counts))]
+    every[index] = max(every[index], count)
+    return tuple(every)
 
 
 def _layer_of(name: str) -> str:

@@ -36,7 +36,12 @@ from stowage._tiers.disk.journal import (
     note_places,
     written_bytes,
 )
-from stowage._tiers.disk.routing import attach_routing, forget_following
+from stowage._tiers.disk.routing import (
+    attach_picks,
+    attach_routing,
+    forget_following,
+    is_listed,
+)
 from stowage._tiers.forks import Living
 
 WORKERS = 8
@@ -59,7 +64,7 @@ class EngineOptions:
     keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
     ring: int = 0  # bytes for the rest
     mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
-    by_index: tuple[str, ...] = ()  # names in the file of stacks whose matrices come by themselves
+    by_rows: tuple[tuple[str, int], ...] = ()  # names in the file of what comes by so many rows
 
     def problems(self) -> list[str]:
         """Why no engine can be made with these."""
@@ -123,7 +128,7 @@ class Engine:
                 given.timeout or 0.0,
                 given.lock,
                 json.dumps(given.mapped_only),
-                json.dumps(dict.fromkeys(given.by_index, 1)),
+                json.dumps(dict(given.by_rows)),
             )
         except RuntimeError as error:
             raise translated(error) from None
@@ -299,7 +304,7 @@ def suited(options: EngineOptions, source: FileSource, moved: Mapping[str, Held]
     return replace(
         options,
         mapped_only=_mapped_only(source.entries, moved, in_stacks),
-        by_index=_by_index(source, moved),
+        by_rows=_by_rows(source, moved),
     )
 
 
@@ -335,15 +340,22 @@ def _mapped_only(
     return tuple(name for name in every if name not in room and name not in in_stacks)
 
 
-def _by_index(source: FileSource, moved: Mapping[str, Held]) -> tuple[str, ...]:
-    """Of all names in a file, those of stacks each of whose matrices comes by itself."""
+def _by_rows(source: FileSource, moved: Mapping[str, Held]) -> tuple[tuple[str, int], ...]:
+    """Of all names in a file, those of stacks each of whose matrices comes by itself; and of the
+    weights of experts that are modules of a list, which come at once, but as those matrices do: as
+    a router says, and no order."""
 
-    def comes(name: str, entry: Entry) -> bool:
-        if name not in moved or not moved[name].is_stack or not entry.gives_indices:
-            return False
-        return source.size(entry) >= LEAST_SLICE * entry.shape[0] > LEAST_SLICE
+    def rows(name: str, entry: Entry) -> int:
+        if name not in moved or not entry.lies_whole:
+            return 0
+        if is_listed(moved[name]):
+            return entry.shape[0] if source.size(entry) >= LEAST_SLICE else 0
+        if not moved[name].is_stack or not entry.gives_indices:
+            return 0
+        return 1 if source.size(entry) >= LEAST_SLICE * entry.shape[0] > LEAST_SLICE else 0
 
-    return tuple(name for name, entry in source.entries.items() if comes(name, entry))
+    every = ((name, rows(name, entry)) for name, entry in source.entries.items())
+    return tuple((name, count) for name, count in every if count != 0)
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -400,7 +412,7 @@ def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
     stacks = (held for held in every if held.is_stack)
     routing = attach_routing(stacks, ahead=engine.routes_ahead)
     model.__dict__[_ATTRIBUTE] = engine
-    model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing]
+    model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing, *attach_picks(every)]
 
 
 def detach(model: nn.Module) -> None:

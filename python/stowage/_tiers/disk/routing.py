@@ -130,7 +130,11 @@ def _takes_experts_in_turn(module: nn.Module) -> bool:
 
 def _router_of(site: Site) -> nn.Module | None:
     """The router beside a module of experts, as models call theirs."""
-    children = dict(site.around[-1].named_children()) if site.around else {}
+    return _router_in(site.around[-1]) if site.around else None
+
+
+def _router_in(module: nn.Module) -> nn.Module | None:
+    children = dict(module.named_children())
     return next((children[name] for name in ROUTERS if name in children), None)
 
 
@@ -167,3 +171,74 @@ def _follow(
             "others, with a module %s beside them",
             " or ".join(ROUTERS),
         )
+
+
+# --- experts that are modules of a list -----------------------------------------------------------
+
+_COUNTS = ("top_k", "num_experts_per_tok", "experts_per_token", "moe_top_k", "k")
+
+
+def _list_of(held: Held) -> tuple[nn.Module, nn.ModuleList] | None:
+    """The list of experts that has the weight, and the module that has it beside a router."""
+    site = held.sites[0]
+    chain = (*site.around, site.module)
+    for outer, inner in pairwise(chain[:-1]):
+        if isinstance(inner, nn.ModuleList) and len(inner) > 1 and _router_in(outer) is not None:
+            names = [name for name, child in outer.named_children() if child is inner]
+            if any("expert" in name for name in names):
+                return outer, inner
+    return None
+
+
+def is_listed(held: Held) -> bool:
+    """Whether it is a matrix of one expert of a list, as models of Mixtral's kind have them."""
+    return held.tensor.dim() == 2 and len(held.sites) == 1 and _list_of(held) is not None
+
+
+class Picks:
+    """A forward hook of a router: the weights of the experts that it picks are used next. Pickles
+    of models name it."""
+
+    def __init__(self, experts: nn.ModuleList, count: int | None) -> None:
+        self._experts, self._count = experts, count
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> None:
+        if not torch.compiler.is_compiling():
+            eagerly(self._expect, found)
+
+    def _expect(self, found: Any) -> None:
+        every = found if isinstance(found, tuple | list) else (found,)
+        given = tuple(t for t in every if type(t) is torch.Tensor and t.is_cpu and t.dim() > 0)
+        says = any(t.dtype in _INTEGERS for t in given)
+        if not given or not (says or self._likely(given[0])):
+            return
+        numbers = _numbers(given, self._count or 1).unique().tolist()
+        picked = [self._experts[n] for n in numbers if 0 <= n < len(self._experts)]
+        expect([weight for expert in picked for weight in expert.parameters()], [0])
+
+    def _likely(self, scores: torch.Tensor) -> bool:
+        """Whether the largest of the last dim tell who is picked."""
+        many = scores.is_floating_point() and scores.shape[-1] == len(self._experts)
+        return self._count is not None and many and self._count <= len(self._experts)
+
+
+def attach_picks(weights: Iterable[Held]) -> list[Any]:
+    """The hooks of the routers beside lists that have these. To be removed with the engine."""
+    lists: dict[nn.ModuleList, nn.Module] = {}
+    for held in weights:
+        found = _list_of(held) if is_listed(held) else None
+        if found is not None:
+            lists[found[1]] = found[0]
+    hooks = []
+    for experts, outer in lists.items():
+        router = _router_in(outer)
+        assert router is not None
+        hooks.append(router.register_forward_hook(Picks(experts, _picked_by(outer, router))))
+    return hooks
+
+
+def _picked_by(*modules: nn.Module) -> int | None:
+    """How many experts a token takes, by what models call it."""
+    owners = [o for m in modules for o in (m, getattr(m, "config", None)) if o is not None]
+    every = (getattr(owner, name, None) for owner in owners for name in _COUNTS)
+    return next((n for n in every if type(n) is int and n > 0), None)
