@@ -230,8 +230,8 @@ def test_copies_and_pickles_have_their_own(tmp_path: Path) -> None:
     assert torch.equal(model(x), wanted)
 
 
-def test_a_router_that_says_nothing_costs_nothing(tmp_path: Path) -> None:
-    """Of scores without a number of experts for a token nothing is known ahead."""
+def test_of_scores_alone_an_order_is_learnt(tmp_path: Path) -> None:
+    """Where nobody says how many experts a token takes, they come as other weights do."""
 
     def unknown() -> Model:
         model = build()
@@ -242,10 +242,12 @@ def test_a_router_that_says_nothing_costs_nothing(tmp_path: Path) -> None:
 
     whole, _ = stored(tmp_path, "int8:row", False)
     model = stowage.load(unknown, tmp_path, ram=stowage.nbytes(whole) // 2, reads="buffered")
-    x = tokens(2)
-    assert torch.equal(model(x), whole(x))
+    for count in (2, 40, 40):
+        assert torch.equal(model(tokens(count)), whole(tokens(count)))
+    assert not any(layer.gate._forward_hooks for layer in model.layers)
     found = stowage.uses(model).weights
-    assert not any(uses.ahead for name, uses in found.items() if ".experts." in name)
+    assert not any(uses.by_index for uses in found.values())
+    assert any(uses.ahead for name, uses in found.items() if ".experts." in name)
 
 
 def _by_two(layer: Block):  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -175,24 +176,42 @@ def _follow(
 
 # --- experts that are modules of a list -----------------------------------------------------------
 
-_COUNTS = ("top_k", "num_experts_per_tok", "experts_per_token", "moe_top_k", "k")
+_COUNTS = (  # as models call how many experts a token takes
+    "top_k topk moe_top_k moe_topk k num_experts_per_tok num_experts_per_token experts_per_token "
+    "num_activated_experts n_activated_experts num_selected_experts"
+).split()
 
 
-def _list_of(held: Held) -> tuple[nn.Module, nn.ModuleList] | None:
-    """The list of experts that has the weight, and the module that has it beside a router."""
+@dataclass(frozen=True)
+class _Listed:
+    """A list of experts, its router, and how many of them a token takes, if that is known."""
+
+    experts: nn.ModuleList
+    router: nn.Module
+    count: int | None
+
+
+def _list_of(held: Held) -> _Listed | None:
+    """The list of experts that has the weight, beside a router whose answers tell what it picks: of
+    scores alone nothing is known where nobody says how many."""
     site = held.sites[0]
+    if held.tensor.dim() != 2 or len(held.sites) != 1:
+        return None
     chain = (*site.around, site.module)
     for outer, inner in pairwise(chain[:-1]):
-        if isinstance(inner, nn.ModuleList) and len(inner) > 1 and _router_in(outer) is not None:
+        if isinstance(inner, nn.ModuleList) and len(inner) > 1:
             names = [name for name, child in outer.named_children() if child is inner]
-            if any("expert" in name for name in names):
-                return outer, inner
+            router = _router_in(outer)
+            if router is not None and any("expert" in name for name in names):
+                count = _picked_by(outer, router)
+                if count is not None or not isinstance(router, nn.Linear):
+                    return _Listed(inner, router, count)
     return None
 
 
 def is_listed(held: Held) -> bool:
     """Whether it is a matrix of one expert of a list, as models of Mixtral's kind have them."""
-    return held.tensor.dim() == 2 and len(held.sites) == 1 and _list_of(held) is not None
+    return _list_of(held) is not None
 
 
 class Picks:
@@ -224,17 +243,12 @@ class Picks:
 
 def attach_picks(weights: Iterable[Held]) -> list[Any]:
     """The hooks of the routers beside lists that have these. To be removed with the engine."""
-    lists: dict[nn.ModuleList, nn.Module] = {}
-    for held in weights:
-        found = _list_of(held) if is_listed(held) else None
-        if found is not None:
-            lists[found[1]] = found[0]
-    hooks = []
-    for experts, outer in lists.items():
-        router = _router_in(outer)
-        assert router is not None
-        hooks.append(router.register_forward_hook(Picks(experts, _picked_by(outer, router))))
-    return hooks
+    every = (_list_of(held) for held in weights)
+    lists = {listed.experts: listed for listed in every if listed is not None}
+    return [
+        listed.router.register_forward_hook(Picks(listed.experts, listed.count))
+        for listed in lists.values()
+    ]
 
 
 def _picked_by(*modules: nn.Module) -> int | None:
