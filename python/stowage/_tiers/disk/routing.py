@@ -176,10 +176,19 @@ def _follow(
 
 # --- experts that are modules of a list -----------------------------------------------------------
 
-_COUNTS = (  # as models call how many experts a token takes
-    "top_k topk moe_top_k moe_topk k num_experts_per_tok num_experts_per_token experts_per_token "
-    "num_activated_experts n_activated_experts num_selected_experts"
-).split()
+_COUNTS = [
+    "top_k",
+    "topk",
+    "moe_top_k",
+    "moe_topk",
+    "k",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "num_activated_experts",
+    "n_activated_experts",
+    "num_selected_experts",
+]
 
 
 @dataclass(frozen=True)
