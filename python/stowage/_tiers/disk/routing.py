@@ -176,7 +176,7 @@ def _follow(
 
 # --- experts that are modules of a list -----------------------------------------------------------
 
-_COUNTS = [
+_COUNTS = [  # what models call the number of experts that a token takes
     "top_k",
     "topk",
     "moe_top_k",
