@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +144,30 @@ def test_all_of_a_layer_is_on_its_way_together(tmp_path: Path) -> None:
     assert sum(uses.misses for uses in experts) == 0
     assert sum(uses.ahead for uses in experts) > OF_EXPERT * PICKED * LAYERS
     assert sum(uses.unused for uses in experts) == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("says", [False, True])
+def test_the_next_layers_router_is_asked_ahead(tmp_path: Path, says: bool, ahead: bool) -> None:
+    whole, _ = stored(tmp_path, "int8:row", says)
+    model = stowage.load(
+        lambda: build(says), tmp_path, ram=stowage.nbytes(whole) // 2, route_ahead=ahead
+    )
+    asked: list[Tensor] = []
+    for layer in model.layers:
+        forward = layer.gate.forward
+
+        def counted(x: Tensor, forward: Callable[[Tensor], Any] = forward) -> Any:
+            asked.append(x)
+            return forward(x)
+
+        layer.gate.forward = counted  # type: ignore[method-assign]
+    for seed in range(4):
+        assert torch.equal(model(tokens(1, seed)), whole(tokens(1, seed)))
+    assert len(asked) == 4 * (2 * LAYERS - 1 if ahead else LAYERS)
+    asked.clear()
+    model(tokens(12))  # which reaches most: nobody guesses
+    assert len(asked) == LAYERS
 
 
 def test_what_is_picked_often_stays(tmp_path: Path) -> None:

@@ -36,12 +36,7 @@ from stowage._tiers.disk.journal import (
     note_places,
     written_bytes,
 )
-from stowage._tiers.disk.routing import (
-    attach_picks,
-    attach_routing,
-    forget_following,
-    is_listed,
-)
+from stowage._tiers.disk.routing import attach_routing, forget_following, is_listed
 from stowage._tiers.forks import Living
 
 WORKERS = 8
@@ -409,10 +404,9 @@ def attach(model: nn.Module, engine: Engine, moved: Iterable[Held]) -> None:
     sites = [held.sites[0] for held in every]
     engine.places(getattr(site.module, site.attribute) for site in sites)
     hook = model.register_forward_pre_hook(_Signature(engine), with_kwargs=True)
-    stacks = (held for held in every if held.is_stack)
-    routing = attach_routing(stacks, ahead=engine.routes_ahead)
+    routing = attach_routing(every, ahead=engine.routes_ahead)
     model.__dict__[_ATTRIBUTE] = engine
-    model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing, *attach_picks(every)]
+    model.__dict__[_ATTRIBUTE + "_hooks"] = [hook, *routing]
 
 
 def detach(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -60,6 +60,10 @@ class Routing:
         found = (matrices_here(stack) for stack in every if stack is not None)
         return [here for here in found if here is not None]
 
+    def here(self, module: nn.Module) -> int:
+        stacks = self.stacks(module)
+        return len(stacks[0][0]) if stacks else 0
+
     def expect(
         self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
     ) -> bool | None:
@@ -75,24 +79,36 @@ class Routing:
         )
 
 
+class _Experts(Protocol):
+    """Those of a layer, as the layer before knows them."""
+
+    idle: int  # as of Routing
+
+    def here(self, module: nn.Module) -> int:
+        """How many of them this process has."""
+
+    def expect(
+        self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
+    ) -> bool | None: ...
+
+
 class Following:
-    """The module whose stacks are used after those of another one, and its router, which is asked
+    """The module whose experts are used after those of another one, and its router, which is asked
     about the other's input: what layers add to that changes little of which experts it picks."""
 
-    def __init__(self, router: nn.Module, module: nn.Module, routing: Routing) -> None:
-        self._router, self._module, self._routing = router, module, routing
+    def __init__(self, router: nn.Module, module: nn.Module, experts: _Experts) -> None:
+        self._router, self._module, self._experts = router, module, experts
         self._refused = False
 
     def guess(self, picked: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
         """`picked`: the numbers of the module before, `given` its inputs on the CPU. Not for many
         tokens, which reach most experts anyway, nor where something follows the operations."""
-        hidden = next((t for t in given if t.is_floating_point() and t.dim() == 2), None)
-        if self._refused or hidden is None or self._routing.idle >= _PATIENCE:
+        hidden = next((t for t in given if t.is_floating_point() and t.dim() >= 2), None)
+        if self._refused or hidden is None or self._experts.idle >= _PATIENCE:
             return
         if _torch.functorch_active() or _torch.len_torch_dispatch_stack():
             return
-        stacks = self._routing.stacks(self._module)
-        if not stacks or 2 * picked.numel() > stacks[0][0].shape[0]:
+        if 2 * picked.numel() > self._experts.here(self._module):
             return
         try:
             with torch.no_grad():  # and without its hooks: nobody asked it
@@ -101,7 +117,7 @@ class Following:
             _LOG.info("stowage: %s is not asked ahead: %s", type(self._router).__name__, error)
             self._refused = True
             return
-        self._routing.expect(self._module, numbers, after=True)
+        self._experts.expect(self._module, numbers, after=True)
 
 
 # By the module before. Not part of modules, whose copies would have all that follow.
@@ -139,39 +155,50 @@ def _router_in(module: nn.Module) -> nn.Module | None:
     return next((children[name] for name in ROUTERS if name in children), None)
 
 
-def attach_routing(stacks: Iterable[Held], *, ahead: bool) -> list[Any]:
-    """The hooks of the modules that have these, in the order in which they are used. `ahead`:
-    routers are asked about the input of the module before, until `forget_following`. To be removed
-    with the engine."""
-    of_module: dict[nn.Module, list[str]] = {}
-    routers: dict[nn.Module, nn.Module | None] = {}
-    for held in stacks:
-        for site in held.sites:
-            of_module.setdefault(site.module, []).append(site.attribute)
-            routers[site.module] = _router_of(site)
-    hooks = {module: Routing(tuple(names)) for module, names in of_module.items()}
+def attach_routing(weights: Iterable[Held], *, ahead: bool) -> list[Any]:
+    """The hooks of the modules that have the experts among these, or pick them, in the order in
+    which they are used. `ahead`: routers are asked about the input of the one before, until
+    `forget_following`. To be removed with the engine."""
+    every = list(weights)
+    of_module, picks = _of_modules(every), _of_lists(every)
     if ahead:
-        _follow(hooks, routers)
+        routers = {module: _router_of(site) for module, (site, _) in of_module.items()}
+        hooks = {module: hook for module, (_, hook) in of_module.items()}
+        if not _follow(hooks, routers) + _follow(picks, {router: router for router in picks}):
+            _LOG.warning(
+                "stowage: route_ahead has no effect: no experts of which each comes by itself "
+                "follow others, with a module %s beside them",
+                " or ".join(ROUTERS),
+            )
     return [
-        module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks.items()
+        *(m.register_forward_pre_hook(h, with_kwargs=True) for m, (_, h) in of_module.items()),
+        *(router.register_forward_hook(hook) for router, hook in picks.items()),
     ]
 
 
+def _of_modules(weights: Iterable[Held]) -> dict[nn.Module, tuple[Site, Routing]]:
+    """The hooks of modules that have stacks, and a place of one."""
+    sites: dict[nn.Module, list[Site]] = {}
+    for held in weights:
+        for site in held.sites if held.is_stack else ():
+            sites.setdefault(site.module, []).append(site)
+    return {
+        module: (its[-1], Routing(tuple(site.attribute for site in its)))
+        for module, its in sites.items()
+    }
+
+
 def _follow(
-    hooks: Mapping[nn.Module, Routing], routers: Mapping[nn.Module, nn.Module | None]
-) -> None:
+    hooks: Mapping[nn.Module, _Experts], routers: Mapping[nn.Module, nn.Module | None]
+) -> int:
+    """How many are asked about the input of the one before."""
     asked = 0
     for one, following in pairwise(hooks):
         router = routers[following]
         if router is not None:
             _following[one] = Following(router, following, hooks[following])
             asked += 1
-    if not asked:
-        _LOG.warning(
-            "stowage: route_ahead has no effect: no experts of which each comes by itself follow "
-            "others, with a module %s beside them",
-            " or ".join(ROUTERS),
-        )
+    return asked
 
 
 # --- experts that are modules of a list -----------------------------------------------------------
@@ -227,37 +254,51 @@ class Picks:
     """A forward hook of a router: the weights of the experts that it picks are used next. Pickles
     of models name it."""
 
+    idle = 0  # as of Routing
+
     def __init__(self, experts: nn.ModuleList, count: int | None) -> None:
         self._experts, self._count = experts, count
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> None:
         if not torch.compiler.is_compiling():
-            eagerly(self._expect, found)
+            eagerly(self._use, module, args, found)
 
-    def _expect(self, found: Any) -> None:
+    def _use(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> None:
         every = found if isinstance(found, tuple | list) else (found,)
         given = tuple(t for t in every if type(t) is torch.Tensor and t.is_cpu and t.dim() > 0)
         says = any(t.dtype in _INTEGERS for t in given)
         if not given or not (says or self._likely(given[0])):
             return
-        numbers = _numbers(given, self._count or 1).unique().tolist()
-        picked = [self._experts[n] for n in numbers if 0 <= n < len(self._experts)]
-        expect([weight for expert in picked for weight in expert.parameters()], [0])
+        numbers = _numbers(given, self._count or 1)
+        comes = self.expect(module, numbers)
+        if comes is not None:
+            self.idle = 0 if comes else self.idle + 1
+        following = _following.get(module)
+        if following is not None and not module.training:
+            following.guess(numbers, [t for t in args if type(t) is torch.Tensor and t.is_cpu])
 
     def _likely(self, scores: torch.Tensor) -> bool:
         """Whether the largest of the last dim tell who is picked."""
         many = scores.is_floating_point() and scores.shape[-1] == len(self._experts)
         return self._count is not None and many and self._count <= len(self._experts)
 
+    def here(self, module: nn.Module) -> int:
+        return len(self._experts)
 
-def attach_picks(weights: Iterable[Held]) -> list[Any]:
-    """The hooks of the routers beside lists that have these. To be removed with the engine."""
+    def expect(
+        self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
+    ) -> bool | None:
+        """As `wants.expect`, of all matrices of each of these experts."""
+        picked = [n for n in numbers.unique().tolist() if 0 <= n < len(self._experts)]
+        weights = [weight for n in picked for weight in self._experts[n].parameters()]
+        return expect(weights, [0], after=after)
+
+
+def _of_lists(weights: Iterable[Held]) -> dict[nn.Module, Picks]:
+    """The hooks of the routers beside lists."""
     every = (_list_of(held) for held in weights)
     lists = {listed.experts: listed for listed in every if listed is not None}
-    return [
-        listed.router.register_forward_hook(Picks(listed.experts, listed.count))
-        for listed in lists.values()
-    ]
+    return {each.router: Picks(each.experts, each.count) for each in lists.values()}
 
 
 def _picked_by(*modules: nn.Module) -> int | None:
