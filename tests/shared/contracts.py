@@ -107,6 +107,18 @@ def _of_signatures(mine: Any, peer: Any) -> list[str]:
     return found
 
 
+def all_differences(facade: str) -> tuple[list[str], int]:
+    """Of all callables that both have, and how many these are."""
+    found: list[str] = []
+    compared: set[tuple[int, int]] = set()
+    for _, ours, theirs in facade_modules(facade):
+        for name, mine, peer in shared_callables(ours, theirs):
+            if (id(mine), id(peer)) not in compared:
+                compared.add((id(mine), id(peer)))
+                found += [name + text for text in differences(mine, peer)]
+    return found, len(compared)
+
+
 def _told(default: Any) -> Any:
     """Defaults compare by value, classes and functions of both sides by name."""
     return getattr(default, "__name__", None) or repr(default)
