@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/python/expert_lists.py in a short form: less is read, and next to nothing in vain, where the
+"""bench/python/expert_lists.py in a short form: less is read, and next to nothing in vain, where a
 router tells what it picks."""
 
 import json
