@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stowage
 from stowage._ops.library import composite_forced
@@ -168,6 +169,27 @@ def test_the_next_layers_router_is_asked_ahead(tmp_path: Path, says: bool, ahead
     asked.clear()
     model(tokens(12))  # which reaches most: nobody guesses
     assert len(asked) == LAYERS
+
+
+def test_nothing_of_ours_is_seen_by_who_follows_the_operations(tmp_path: Path) -> None:
+    whole, _ = stored(tmp_path, "int8:row", False)
+    model = stowage.load(build, tmp_path, ram=stowage.nbytes(whole) // 2)
+    seen = []
+    for one in (whole, model):
+        with Operations() as follows:
+            one(tokens(2))
+        seen.append([name for name in follows.names if name != "stowage.engine_signature.default"])
+    assert seen[0] == seen[1]
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_what_is_picked_often_stays(tmp_path: Path) -> None:

@@ -106,9 +106,7 @@ class Following:
         hidden = next((t for t in given if t.is_floating_point() and t.dim() >= 2), None)
         if self._refused or hidden is None or self._experts.idle >= _PATIENCE:
             return
-        if _torch.functorch_active() or _torch.len_torch_dispatch_stack():
-            return
-        if 2 * picked.numel() > self._experts.here(self._module):
+        if _is_followed() or 2 * picked.numel() > self._experts.here(self._module):
             return
         try:
             with torch.no_grad():  # and without its hooks: nobody asked it
@@ -118,6 +116,11 @@ class Following:
             self._refused = True
             return
         self._experts.expect(self._module, numbers, after=True)
+
+
+def _is_followed() -> bool:
+    """Whether something follows the operations, and would see ours."""
+    return bool(_torch.functorch_active() or _torch.len_torch_dispatch_stack())
 
 
 # By the module before. Not part of modules, whose copies would have all that follow.
@@ -260,7 +263,7 @@ class Picks:
         self._experts, self._count = experts, count
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not _is_followed():
             eagerly(self._use, module, args, found)
 
     def _use(self, module: nn.Module, args: tuple[Any, ...], found: Any) -> None:
