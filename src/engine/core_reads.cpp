@@ -15,9 +15,11 @@ constexpr std::uint64_t kMostMapped = 4 << 20;  // and of those that are only ma
 
 using Errors = std::array<std::exception_ptr, kMostTransfers>;
 
-std::exception_ptr attempt(DiskLink& link, std::span<const Transfer> run) {
+// What the body threw, for those who wait for the unit.
+template <class Body>
+std::exception_ptr attempt(Body body) {
   try {
-    link.fetch(run);
+    body();
     return nullptr;
   } catch (...) {
     return std::current_exception();
@@ -26,9 +28,10 @@ std::exception_ptr attempt(DiskLink& link, std::span<const Transfer> run) {
 
 // What fails together is tried one by one, so that each has an error of its own or none.
 void fetch(DiskLink& link, std::span<const Transfer> run, Errors& errors) {
-  errors[0] = attempt(link, run);
+  errors[0] = attempt([&] { link.fetch(run); });
   if (!errors[0] || run.size() == 1) return;
-  for (std::size_t i = 0; i < run.size(); ++i) errors[i] = attempt(link, run.subspan(i, 1));
+  for (std::size_t i = 0; i < run.size(); ++i)
+    errors[i] = attempt([&] { link.fetch(run.subspan(i, 1)); });
 }
 
 // A reader's first run would fault its stack's pages, in whichever pass that comes.
@@ -155,12 +158,7 @@ void Core::form(WeightId id, Lock& lock) {
   const auto begun = Clock::now();
   const TraceTime traced = trace_time();
   std::uint64_t bytes = 0;
-  std::exception_ptr error;
-  try {
-    bytes = put_in_order(of, to, from);
-  } catch (...) {
-    error = std::current_exception();
-  }
+  const std::exception_ptr error = attempt([&] { bytes = put_in_order(of, to, from); });
   trace(TraceKind::form, of.name, bytes, traced);
   lock.lock();
   report_.bytes_formed += bytes;
@@ -205,12 +203,7 @@ void Core::fetch_quick(Lock& lock) {
     s.claimed = s.pieces;
     lock.unlock();
     const TraceTime begun = trace_time();
-    std::exception_ptr error;
-    try {
-      link_->map_whole(id, unit(id));
-    } catch (...) {
-      error = std::current_exception();
-    }
+    const std::exception_ptr error = attempt([&] { link_->map_whole(id, unit(id)); });
     trace(TraceKind::read, unit(id).name, unit(id).bytes, begun);
     lock.lock();
     for (const Piece& piece : unit(id).pieces) finish({id, &piece}, error);

@@ -77,7 +77,8 @@ std::map<std::string, std::vector<double>> routing_from_json(std::string_view te
   for (const auto& [name, weight] : weights.all().items()) {
     std::vector<double> counts = planning::counts_of({weight, root.where() + ": " + name});
     if (counts.empty()) continue;
-    if (const auto expert = planning::expert_of(name); expert && expert->apart) {
+    if (const auto expert = planning::expert_of(name);
+        expert && expert->apart && counts.size() == 1) {
       std::vector<double>& each = found[expert->layer];
       each.resize(std::max(each.size(), static_cast<std::size_t>(expert->index) + 1));
       double& uses = each[static_cast<std::size_t>(expert->index)];

@@ -5,8 +5,10 @@ what a router picks comes together, and nothing else of the list does."""
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,51 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "saved tensors": lambda: torch.autograd.graph.save_on_cpu(),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes(tmp_path: Path, mode: str) -> None:
+    whole, _ = stored(tmp_path, "nf4", False)
+    model = stowage.load(
+        build, tmp_path, ram=stowage.nbytes(whole) // 2, reads="buffered", route_ahead=True
+    )
+    every = [tokens(1, seed) for seed in range(3)]
+    wanted = [whole(x) for x in every]
+    with MODES[mode]():
+        assert all(torch.equal(model(x), y) for x, y in zip(every, wanted, strict=True))
+    report = stowage.engine_report(model)
+    assert report.borrowed == 0 and report.ahead > 0
+
+
+def test_threads_share_them(tmp_path: Path) -> None:
+    whole, _ = stored(tmp_path, "int8:row", True)
+    model = stowage.load(lambda: build(True), tmp_path, ram=stowage.nbytes(whole) // 2)
+    every = [tokens(2, seed) for seed in range(24)]
+    wanted = [whole(x) for x in every]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(model, every))
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+
+
+def test_a_forked_child_reads_them_too(tmp_path: Path) -> None:
+    whole, _ = stored(tmp_path, "int8:row", False)
+    model = stowage.load(build, tmp_path, ram=stowage.nbytes(whole) // 2)
+    x = tokens(1)
+    wanted = whole(x)
+    model(x)
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        os._exit(0 if torch.equal(model(x), wanted) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_is_picked_often_stays(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Uses:
             layer = _layer_of(name if expert is None else expert[1])
             before = found.get(layer, WeightUses())
             by_index = max(before.by_index, uses.by_index, key=sum)
-            if expert is not None and uses.by_index:
+            if expert is not None and len(uses.by_index) == 1:
                 by_index = _at_least(before.by_index, int(expert[2]), uses.by_index[0])
             found[layer] = before._plus(uses)._replace(by_index=by_index)
         return found
