@@ -18,6 +18,7 @@ struct Crossover {
   std::int64_t words = 0;         // nf4 and fp4 in integers, up to 16
   std::int64_t float8 = 0;        // fp8 whose bits move to those of fp32, up to 16
   std::int64_t vectors = 0;       // bf16, before matrices of it multiply, up to 64
+  std::int64_t near = 0;          // 1: codes of one row are asked for into the L1 cache
   // By kernels of ours before torch's product of dequantized tiles; the torch ops read these.
   std::int64_t own = 0;           // fp32 and f16
   std::int64_t own_bf16 = 0;      // bf16 by any storage

@@ -25,14 +25,15 @@ Kernels with(const Kernels& kernels, const Crossover& crossover) {
   made.linear.bytes.most_words = crossover.words;
   made.linear.bytes.most_float8 = crossover.float8;
   made.linear.matrices.most_by_vectors = crossover.vectors;
+  made.linear.near = crossover.near != 0;
   return made;
 }
 
 Crossover built_in(const Kernels& kernels) {
   const LinearKernels& of = kernels.linear;
   Crossover made{
-      of.most_rows,        of.bytes.most_long,   of.bytes.most_short,        of.bytes.most_whole,
-      of.bytes.most_words, of.bytes.most_float8, of.matrices.most_by_vectors};
+      of.most_rows,        of.bytes.most_long,   of.bytes.most_short,         of.bytes.most_whole,
+      of.bytes.most_words, of.bytes.most_float8, of.matrices.most_by_vectors, of.near ? 1 : 0};
   // Measured on Zen 3, Zen 4 and a Xeon with AMX. Without AVX-512, torch's products of bf16 are
   // many times slower than those of fp32, and these slower than ours.
   const bool has_512 = kernels.isa >= Isa::avx512;
@@ -89,6 +90,22 @@ std::int64_t most_worth(const char* storage, Dtype dtype, Crossover now,
   return CrossoverProbe::most_worth({kTried.begin(), end}, by(tables[0]), by(tables[1]));
 }
 
+// Of weights in memory, as they are where that tells.
+bool near_is_worth_it(Crossover now) {
+  CrossoverProbe probe("int8:row", Dtype::bf16, 1);
+  now.near = 1;
+  const Kernels near = with(best_kernels(), now);
+  now.near = 0;
+  const Kernels far = with(best_kernels(), now);
+  const auto by = [&](const Kernels& kernels) {
+    return [&] {
+      linear_with(kernels, probe.x(), 1, Dtype::bf16, probe.weight(), nullptr, probe.y(),
+                  inline_executor());
+    };
+  };
+  return probe.is_quicker_from_memory(by(near), by(far)).value_or(best_kernels().linear.near);
+}
+
 }  // namespace
 
 Crossover built_in_crossover() { return built_in(best_kernels()); }
@@ -125,6 +142,7 @@ Crossover measure_crossover() {
   }
   if (best.linear.matrices.multiply != nullptr)
     made.vectors = most_worth("f8_e4m3:row", Dtype::bf16, made, &Crossover::vectors, kMostRows);
+  made.near = near_is_worth_it(made) ? 1 : 0;
   // In f16, which nothing but these two ways multiplies then; tiles take all that the other does.
   Crossover two = made;
   two.float8 = 0;

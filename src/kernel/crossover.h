@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "kernel/stream.h"
 #include "stowage/crossover.h"
 #include "stowage/quantize.h"
 
@@ -32,6 +34,7 @@ inline constexpr CrossoverField kCrossoverFields[]{
     {"words", &Crossover::words, kMostInIntegers, "nf4 and fp4 in integers"},
     {"float8", &Crossover::float8, kMostInIntegers, "fp8 whose bits move to those of fp32"},
     {"vectors", &Crossover::vectors, kMostWidened, "bf16 before matrices of it multiply"},
+    {"near", &Crossover::near, 1, "codes asked for into the L1 cache; more: the L2 cache"},
     {"own", &Crossover::own, kAnyRows, "kernels of ours before torch's, fp32 and f16"},
     {"own_bf16", &Crossover::own_bf16, kAnyRows, "kernels of ours before torch's, bf16"},
     {"own_matrices", &Crossover::own_matrices, kAnyRows,
@@ -90,6 +93,22 @@ class CrossoverProbe {
       if (lost == 2) break;
     }
     return found;
+  }
+
+  /// Whether way() takes less time than other(), each with the weight out of the caches; nothing
+  /// where no program can put it there.
+  template <class Way, class Other>
+  std::optional<bool> is_quicker_from_memory(Way&& way, Other&& other) const {
+    constexpr int kRuns = 15;
+    std::array<double, kRuns> took[2];
+    for (int run = 0; run < kRuns; ++run)
+      for (int i = 0; i < 2; ++i) {
+        for (const std::vector<std::byte>& part : parts_)
+          if (!put_out_of_caches(part.data(), std::ssize(part))) return std::nullopt;
+        took[i][run] = i == 0 ? seconds(way) : seconds(other);
+      }
+    for (auto& times : took) std::ranges::nth_element(times, times.begin() + kRuns / 2);
+    return took[0][kRuns / 2] < took[1][kRuns / 2];
   }
 
  private:

@@ -50,6 +50,7 @@ BytesKernels with_rest(const BytesKernels& bytes, const BytesKernels& other) {
 Kernels with(const Kernels& table, const BytesKernels& bytes) {
   Kernels better = table;
   better.linear.bytes = bytes;
+  better.linear.near = cpu_features().near;
   if (table.isa == Isa::avx2) {
     static const bool quick = are_subnormals_quick();
     if (!quick) better.linear.bytes.most_float8 = 0;

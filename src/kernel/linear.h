@@ -27,6 +27,7 @@ struct DotTask {
   std::int64_t x_stride, m;
   float* y;
   std::int64_t y_stride;
+  bool near = false;  // as in LinearKernels
 };
 using DotKernel = void (*)(const DotTask& task) noexcept;
 
@@ -41,6 +42,7 @@ struct Bf16DotTask {
   float* y;
   std::int64_t y_stride;
   bool one_line = false;  // fp8: all rows have the scales of the first
+  bool near = false;      // as in LinearKernels
 };
 using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
 inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;
@@ -144,6 +146,7 @@ struct BytesDotTask {
   std::int64_t y_stride;
   bool one_line = false;                    // fp8: all rows have the scales of the first
   const std::uint8_t* exponents = nullptr;  // fp8: of scales that are powers of two, and not in run
+  bool near = false;                        // as in LinearKernels
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
@@ -239,5 +242,7 @@ struct LinearKernels {
   Bf16Kernels bf16;
   MatrixKernels matrices;
   BytesKernels bytes;
+  /// Whether codes of one row of x are asked for into the L1 cache; else into the L2 cache.
+  bool near = false;
 };
 }  // namespace stowage

@@ -145,6 +145,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
                              : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group, kernels.linear.bytes.whole_in_long);
   lines_ = form.scale.group.kind == Group::Kind::block2 ? form.scale.group.m : 0;
+  near_ = kernels.linear.near;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
 }
 
@@ -284,7 +285,7 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
       const auto* values = static_cast<const float*>(run.values);
       const std::int64_t columns = some == 1 ? run.n : n;  // a long row may come in pieces
       dot_({run, some, columns_, columns, ahead, values, x, to.x_stride, to.m, to.y + done,
-            to.y_stride});
+            to.y_stride, near_});
       x += run.n;
     });
   }
@@ -322,7 +323,8 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
                             std::int64_t y_stride) const noexcept {
   for_each_run(row, count, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
     const auto* values = static_cast<const float*>(run.values);
-    dot_bf16_({run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride});
+    dot_bf16_({run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride,
+               false, near_});
   });
 }
 
@@ -330,7 +332,7 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
                               std::int64_t y_stride) const noexcept {
   const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
     dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
-                 y_stride, lines_ != 0});
+                 y_stride, lines_ != 0, near_});
   };
   lines_ == 0 ? for_each_run(row, count, dot_float8_rows_, rows) : for_each_line(row, count, rows);
 }
@@ -351,7 +353,7 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
     const bool rounds = run.rounds != Dtype::unknown;
     const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
     dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride, to.m,
-                y + done, y_stride, in_lines});
+                y + done, y_stride, in_lines, nullptr, near_});
   };
   if (dot_bytes_exponents_ != nullptr)
     return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
@@ -365,7 +367,8 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        y,
                        y_stride,
                        false,
-                       dot_bytes_exponents_});
+                       dot_bytes_exponents_,
+                       near_});
   in_lines ? for_each_line(row, count, rows) : for_each_run(row, count, dot_bytes_rows_, rows);
 }
 

@@ -150,6 +150,7 @@ class LinearWeight {
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
   const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
   std::int64_t lines_;  // rows of weight that share the scales of one; else 0
+  bool near_;           // codes go to the L1 cache at once
 };
 
 /// What all ways need to know of a call. x and y are row-major, [m, ...], of `dtype`.

@@ -26,11 +26,18 @@ void stream_copy(void* to, const void* from, std::int64_t bytes) noexcept {
   std::memcpy(out + i, in + i, static_cast<std::size_t>(bytes - i));
 }
 void stream_done() noexcept { _mm_sfence(); }
+bool put_out_of_caches(const void* from, std::int64_t bytes) noexcept {
+  for (std::int64_t i = 0; i < bytes; i += 64) _mm_clflush(static_cast<const char*>(from) + i);
+  if (bytes > 0) _mm_clflush(static_cast<const char*>(from) + bytes - 1);
+  _mm_mfence();
+  return true;
+}
 #else
 void stream_copy(void* to, const void* from, std::int64_t bytes) noexcept {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 void stream_done() noexcept {}
+bool put_out_of_caches(const void*, std::int64_t) noexcept { return false; }
 #endif
 
 void fetch_ahead(const void* from, std::int64_t bytes) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing results that are larger than the caches around them.
+// Writing results that are larger than the caches around them, and what is in these.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,6 +23,9 @@ void stream_done() noexcept;
 /// Asks for bytes that will be read soon, if there are any: computing between reads leaves the
 /// hardware's own prefetcher behind. Never reads, so `from` may lie past the end of an array.
 void fetch_ahead(const void* from, std::int64_t bytes) noexcept;
+
+/// Whether the bytes are in no cache now; false where a program cannot see to that.
+bool put_out_of_caches(const void* from, std::int64_t bytes) noexcept;
 
 /// n results of `width` bytes by way of a buffer: make(begin, count, buffer) makes some. After the
 /// first piece, pieces end where lines of `out` do.

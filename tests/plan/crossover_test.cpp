@@ -65,7 +65,7 @@ TEST_F(KeptCrossover, IsWithinBoundsWhateverAnotherHandWrote) {
     scratch.write("kept/links.json", R"({"stowage_links": 1, "machines": {")" + key +
                                          R"(": {"crossover": {")" + isa + R"(": {"rows": )" + rows +
                                          R"(, "long_groups": 1, "short_groups": 1, "bytes": 1,
-  "words": 1, "float8": 1, "vectors": 4, "own": 64, "own_bf16": 16, "own_matrices": 0, "own_gradient": 0}}}}})");
+  "words": 1, "float8": 1, "vectors": 4, "near": 0, "own": 64, "own_bf16": 16, "own_matrices": 0, "own_gradient": 0}}}}})");
     use_crossover(built_in_crossover());
     if (use_kept_crossover())
       EXPECT_LE(crossover().rows, kMostWidened);

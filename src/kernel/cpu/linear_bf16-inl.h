@@ -128,11 +128,9 @@ struct Bf16Rows {
     for (int r = 0; r < kRows; ++r)
       __builtin_prefetch(common[r] + (rows * task.row_stride + k) / 64, 0, 2);
   }
+  template <bool kNear = false>
   [[gnu::always_inline]] void fetch_codes(const std::uint8_t* from) const {
-    for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride, 0, 2);
-  }
-  [[gnu::always_inline]] void fetch_near(const std::uint8_t* from) const {
-    for (int r = 0; r < kRows; ++r) __builtin_prefetch(from + r * stride + kNearAhead, 0, 3);
+    for (int r = 0; r < kRows; ++r) ask_for_line<kNear>(from + r * stride);
   }
 };
 
@@ -214,11 +212,13 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
 /// One table for all blocks, whose sums are scaled: less work where there are up to three rows of
 /// x. The values are rounded to bf16 after a product with `stretch`, by which that loses least.
 /// False, and nothing is added, if a sum is not finite: then values decide what it is.
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kNear = false>
 bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, std::int64_t apart) {
   const __m512i table = table_of(_mm512_loadu_ps(task.values), stretch, stretch);
   const Bf16Rows<kRows> w(task, row, apart);
   const std::int64_t rows = apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2);
+  const std::int64_t ahead = apart == 1 ? kRows * task.row_stride / 2
+                                        : bytes_ahead<kNear>(row, apart, task.row_stride / 2);
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
@@ -245,8 +245,8 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, st
   };
   std::int64_t k = 0;
   for (; k + kBf16Pad <= task.columns; k += kBf16Pad) {
-    w.fetch_codes(w.codes + (rows * task.row_stride + k) / 2);
-    w.fetch_near(w.codes + k / 2);
+    w.template fetch_codes<kNear>(w.codes + k / 2 + ahead);
+    if constexpr (!kNear) w.template fetch_codes<true>(w.codes + k / 2 + kNearAhead);
     w.fetch_scales(k, rows);
     add(k, true);
   }
@@ -277,9 +277,13 @@ void dot_all(const Bf16DotTask& task, float stretch) {
   std::int64_t row = 0;
   if (task.m == 1 && stretch != 0) {  // each a quarter of all rows from the next
     const std::int64_t apart = task.rows / kStreams;
-    for (; row < apart; ++row)
-      if (!rows_by_scales<kStreams, 1>(task, stretch, row, apart))
-        for (int r = 0; r < kStreams; ++r) rows_by_tables<1>(task, row + r * apart);
+    const auto in_streams = [&]<bool kNear>() {
+      for (; row < apart; ++row)
+        if (!rows_by_scales<kStreams, 1, kNear>(task, stretch, row, apart))
+          for (int r = 0; r < kStreams; ++r) rows_by_tables<1>(task, row + r * apart);
+    };
+    if (task.near) in_streams.template operator()<true>();
+    in_streams.template operator()<false>();
     row *= kStreams;
   }
   for (; row + 4 <= task.rows; row += 4) dot_some<4>(task, stretch, row);

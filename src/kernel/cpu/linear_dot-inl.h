@@ -204,7 +204,7 @@ struct Beside<Zero::rounded> : Beside<Zero::offset> {
 
 /// A row of weight on its way: elements are added in the same order whether it is alone or not. All
 /// inlined, so that tables and sums stay in registers.
-template <Codes kCodes, Dtype kOwn, Zero kZero, int kM, int kChains>
+template <Codes kCodes, Dtype kOwn, Zero kZero, int kM, int kChains, bool kNear = false>
 struct DotRow {
   static constexpr std::int64_t kStep = 4 * kWidth;
   static constexpr float kOne = 1.0f;
@@ -258,11 +258,9 @@ struct DotRow {
     ++scales;
     if constexpr (kZero != Zero::none) ++beside.next;
   }
-  /// What is read soon goes to the L2 cache: there is room for many lines on their way, while few
-  /// can be on their way to the L1 cache.
   [[gnu::always_inline]] void ask(std::int64_t k) {
     for (std::int64_t b = 0; b < bytes_for<kCodes>(kStep); b += 64)
-      __builtin_prefetch(codes + bytes_for<kCodes>(k) + ahead + b, 0, 2);
+      ask_for_line<kNear>(codes + bytes_for<kCodes>(k) + ahead + b);
   }
   /// kStep elements from k on.
   [[gnu::always_inline]] void add4(std::int64_t k, const float* x) {
@@ -357,15 +355,19 @@ void dot_rows(const DotTask& task, std::int64_t j) {
                        task.run.group % task.row_stride == 0;
   if constexpr (kTogether<kCodes, kM> &&
                 (kAlways || (kWidth == 16 && bits_of(kCodes) == 8 && kZero == Zero::none))) {
-    using InStreams = DotRow<kCodes, kOwn, kZero, kM, chains_of(kM, true)>;
     const bool is_long = kAlways || task.run.scales == nullptr || task.run.group >= kLongGroup;
     const std::int64_t apart = aligned && is_long ? task.rows / kStreams : 0;
-    for (; i < apart; ++i) {
-      const std::int64_t ahead = bytes_for<kCodes>(
-          rows_ahead(i, apart, bytes_for<kCodes>(task.row_stride)) * task.row_stride);
-      const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, ahead); };
-      dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
-    }
+    const auto in_streams = [&]<bool kNear>() {
+      using InStreams = DotRow<kCodes, kOwn, kZero, kM, chains_of(kM, true), kNear>;
+      for (; i < apart; ++i) {
+        const std::int64_t ahead = bytes_ahead<kNear>(i, apart, bytes_for<kCodes>(task.row_stride));
+        const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, ahead); };
+        dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
+      }
+    };
+    if constexpr (kHasNear)
+      if (task.near) in_streams.template operator()<true>();
+    in_streams.template operator()<false>();
     i *= kStreams;
   }
   if constexpr (kTogether<kCodes, kM> && !kAlways) {

@@ -53,7 +53,7 @@ struct Float8Tables {
 };
 
 /// kRows rows of weight from `row` on, `apart` from one to the next, and sums with kVectors of x.
-template <Codes kCodes, int kRows, int kVectors>
+template <Codes kCodes, int kRows, int kVectors, bool kNear>
 struct Float8Rows {
   const Bf16DotTask& task;
   const Float8Tables<kCodes> tables;
@@ -68,7 +68,7 @@ struct Float8Rows {
         tables(some),
         row(from),
         apart(step),
-        ahead((step == 1 ? kRows : rows_ahead(from, step, of.row_stride)) * of.row_stride) {
+        ahead(step == 1 ? kRows * of.row_stride : bytes_ahead<kNear>(from, step, of.row_stride)) {
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
       codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + first;
@@ -84,8 +84,8 @@ struct Float8Rows {
   /// The numbers of kFloat8Step columns from k on, in two halves.
   [[gnu::always_inline]] void read(std::int64_t k, __m512bh (&w)[kRows][2]) const {
     for (int r = 0; r < kRows; ++r) {
-      __builtin_prefetch(codes[r] + k + ahead, 0, 2);
-      __builtin_prefetch(codes[r] + k + kNearAhead, 0, 3);
+      ask_for_line<kNear>(codes[r] + k + ahead);
+      if constexpr (!kNear) ask_for_line<true>(codes[r] + k + kNearAhead);
       tables.look_up(codes[r] + k, w[r][0], w[r][1]);
     }
   }
@@ -176,8 +176,9 @@ template <Codes kCodes, int kVectors, class Add>
 [[gnu::always_inline]] inline void float8_all(const Bf16DotTask& task, Add add) {
   const Float8Tables<kCodes> tables;
   std::int64_t row = 0;
-  const auto rows = [&]<int kRows>(std::int64_t apart) __attribute__((always_inline)) {
-    Float8Rows<kCodes, kRows, kVectors> some(task, tables, row, apart);
+  const auto rows = [&]<int kRows, bool kNear = false>(std::int64_t apart)
+      __attribute__((always_inline)) {
+    Float8Rows<kCodes, kRows, kVectors, kNear> some(task, tables, row, apart);
     add(some);
   };
   const bool together = task.run.scales == nullptr || task.one_line ||
@@ -185,6 +186,7 @@ template <Codes kCodes, int kVectors, class Add>
                         task.run.group >= task.rows * task.row_stride;
   if (kVectors == 1 && together) {
     const std::int64_t apart = task.rows / kStreams;
+    for (; task.near && row < apart; ++row) rows.template operator()<kStreams, true>(apart);
     for (; row < apart; ++row) rows.template operator()<kStreams>(apart);
     row *= kStreams;
   }

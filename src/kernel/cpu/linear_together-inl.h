@@ -51,16 +51,14 @@ struct PlaceInRows {
 /// kRows rows of weight from `row` on, `apart` from one to the next, with kM rows of x. A Way says
 /// what a block of x is, how many groups a block of codes has, or kSeveralBlocks, of how many bits
 /// codes are, by what sums are multiplied at the end, and adds the products of a block.
-template <class Way, int kRows, int kM>
+template <class Way, int kRows, int kM, bool kNear = false>
 [[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
                                                 std::int64_t apart) {
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
   constexpr std::int64_t kColumns = Way::kColumns;
   const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
   const std::int64_t ahead =
-      kRows == kStreams
-          ? bytes_for(rows_ahead(row, apart, bytes_for(task.row_stride)) * task.row_stride)
-          : task.ahead;
+      kRows == kStreams ? bytes_ahead<kNear>(row, apart, bytes_for(task.row_stride)) : task.ahead;
   const Way way;
   PlaceInRows<kRows> at{task, {}, {}, task.x};
   for (int r = 0; r < kRows; ++r) {
@@ -78,7 +76,7 @@ template <class Way, int kRows, int kM>
     std::int64_t count = most < left ? most : left;
     left -= count;
     do {
-      for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.codes[r] + ahead, 0, 2);
+      for (int r = 0; r < kRows; ++r) ask_for_line<kNear>(at.codes[r] + ahead);
       way.template add<true>(at, sums);
       for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kColumns);
       at.x += sizeof(typename Way::Block);
@@ -100,8 +98,11 @@ template <class Way, int kRows, int kM>
 template <class Way, int kTogether>
 [[gnu::noinline]] void add_rows_of_one(const BytesDotTask& task) {
   const std::int64_t apart = task.rows / kTogether;
-  for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kTogether, 1>(task, i, apart);
-  for (std::int64_t i = apart * kTogether; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, 0);
+  std::int64_t i = 0;
+  if constexpr (kHasNear && kTogether == kStreams)
+    for (; task.near && i < apart; ++i) add_together<Way, kTogether, 1, true>(task, i, apart);
+  for (; i < apart; ++i) add_together<Way, kTogether, 1>(task, i, apart);
+  for (i = apart * kTogether; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, 0);
 }
 
 /// Two rows of x at a time, with two neighbors of weight, where there are registers for them; what

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far ahead rows of weight are asked for that come together from far apart.
+// How far ahead rows of weight are asked for that come together from far apart, and where to.
 #pragma once
 #include "kernel/linear.h"
 
@@ -16,6 +16,23 @@ constexpr std::int64_t rows_ahead(std::int64_t i, std::int64_t apart, std::int64
   const std::int64_t far = row_bytes < 1 ? kStreamAhead : (kStreamAhead - 1) / row_bytes + 1;
   const std::int64_t some = far < apart ? far : apart;
   return i + some < apart ? some : some + (kStreams - 1) * apart;
+}
+
+/// The same in bytes, from a code of that row. Into the L1 cache no more than needs to be.
+template <bool kNear>
+constexpr std::int64_t bytes_ahead(std::int64_t i, std::int64_t apart, std::int64_t row_bytes) {
+  if (kNear && row_bytes > kStreamAhead && i + 1 < apart) return kStreamAhead;
+  return rows_ahead(i, apart, row_bytes) * row_bytes;
+}
+
+/// Whether tables have kernels that ask for codes into the L1 cache.
+constexpr bool kHasNear = kWidth == 16;
+
+/// Most CPUs have room for many lines on their way to the L2 cache and for few on their way to the
+/// L1 cache; on others the second way is the quicker one.
+template <bool kNear>
+[[gnu::always_inline]] inline void ask_for_line(const void* from) {
+  __builtin_prefetch(from, 0, kNear ? 3 : 2);
 }
 
 }  // namespace
