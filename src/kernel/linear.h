@@ -58,8 +58,6 @@ struct PairsTask {
   std::int64_t columns;  // a multiple of kPairsPad
   float* y;
   std::int64_t y_stride;
-  const char* next;  // so many bytes that are read next: they are on their way meanwhile
-  std::int64_t next_bytes;
 };
 inline constexpr std::int64_t kPairsPad = 32;
 

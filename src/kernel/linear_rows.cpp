@@ -212,11 +212,8 @@ bool some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t
         // No power of two, which would put all rows into the same few sets of a cache.
         const std::int64_t w_stride = columns + kPairsPad;
         weight.widen_pairs(row + i, some, c, n, w, w_stride, scales);
-        const std::int64_t next = row + i + some,
-                           ahead = std::min(kPairsRows, weight.rows() - next);
-        call.kernels->bf16.pairs({w, w_stride, some, scales, in_pairs + c, stride, m, columns,
-                                  sums + i, kBatch, weight.codes_at(next, c),
-                                  weight.bytes_of_codes(ahead * n)});
+        call.kernels->bf16.pairs(
+            {w, w_stride, some, scales, in_pairs + c, stride, m, columns, sums + i, kBatch});
       }
     if (!are_finite(sums, m, count)) finite = false;
     call.finish(sums, kBatch, first, m, row, count, weight.rows());
@@ -291,8 +288,14 @@ bool fits_bf16(const LinearCall& call) noexcept {
 
 void linear_bf16(const LinearCall& call) { by_parts_of_x(call, &some_bf16_rows); }
 
+// Rows of x up to which fp8 codes are decoded again for each few of them: in a near cache, since
+// some rows of weight at a time meet all. Where there are pairs, which would take them else.
+constexpr std::int64_t kMostAgainFloat8 = 8, kAgainRows = 8;
+
 bool fits_float8(const LinearCall& call) noexcept {
-  return call.dtype == Dtype::bf16 && call.m <= kMostFloat8Rows && call.weight->has_dot_float8();
+  const bool again = call.kernels->bf16.pairs != nullptr && call.weight->has_long_float8();
+  return call.dtype == Dtype::bf16 && call.m <= (again ? kMostAgainFloat8 : kMostFloat8Rows) &&
+         call.weight->has_dot_float8();
 }
 
 bool linear_float8(const LinearCall& call) {
@@ -301,9 +304,15 @@ bool linear_float8(const LinearCall& call) {
   with_room<std::uint16_t>(m * stride, [&](std::uint16_t* x) {
     copy_rows(call, 0, m, x, stride);
     for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[kMostFloat8Rows * kBatch];
+      alignas(64) float sums[kMostAgainFloat8 * kBatch];
       std::fill_n(sums, m * kBatch, 0.0f);
-      call.weight->dot_float8(row, count, {x, stride, m}, sums, kBatch);
+      const std::int64_t parts = ceil_div(m, kMostFloat8Rows);
+      const std::int64_t at_once = parts == 1 ? count : kAgainRows, each = ceil_div(m, parts);
+      for (std::int64_t i = 0; i < count; i += at_once)
+        for (std::int64_t j = 0; j < m; j += each)
+          call.weight->dot_float8(row + i, std::min(at_once, count - i),
+                                  {x + j * stride, stride, std::min(each, m - j)},
+                                  sums + j * kBatch + i, kBatch);
       if (!are_finite(sums, m, count)) finite = false;
       call.finish(sums, kBatch, 0, m, row, count, call.weight->rows());
     });

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "kernel/stream.h"
 
 namespace stowage {
 namespace {
@@ -137,6 +138,7 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
   dot_float8_ = float8_kernel(kernels.linear.bf16, form);
   dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
+  has_long_float8_ = form.scale.group.kind == Group::Kind::none || runs_.group() >= kBf16Block;
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
@@ -228,14 +230,27 @@ void LinearWeight::widen_bf16(std::int64_t row, std::int64_t k, std::int64_t n,
   });
 }
 
+// The codes `ahead` bytes further are on their way meanwhile, some at a time: a product that asked
+// for them would have them all come at once.
+void LinearWeight::widen_asking(const Run& run, std::int64_t ahead,
+                                std::uint16_t* out) const noexcept {
+  constexpr std::int64_t kPiece = 2048;
+  for (std::int64_t begin = 0; begin < run.n; begin += kPiece) {
+    const std::int64_t some = std::min(kPiece, run.n - begin);
+    const char* from = static_cast<const char*>(run.codes) + bytes_of_codes(run.first + begin);
+    fetch_ahead(from + ahead, bytes_of_codes(some));
+    to_bf16_(run.part(begin, some), out + begin);
+  }
+}
+
 template <class MayScale>
 void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k,
                                    std::int64_t n, std::uint16_t* out, std::int64_t stride,
-                                   std::int64_t length, std::int64_t ahead, float* scales,
+                                   std::int64_t length, const Asked& asked, float* scales,
                                    MayScale&& may_scale) const noexcept {
   for (std::int64_t i = 0; i < count; ++i, out += stride) {
     const std::int64_t begin = (row + i) * columns_ + k;
-    if (ahead != 0) ask_for(codes_at(row + i, k) + ahead, bytes_of_codes(n));
+    if (!asked.whole) ask_for(codes_at(row + i, k) + asked.ahead, bytes_of_codes(n));
     std::uint16_t* to = out;
     scales[i] = 1.0f;
     runs_.cover(begin, begin + n, [&](Run run) {
@@ -243,7 +258,10 @@ void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::in
         scales[i] = run.scales[run.first / run.group];
         run.scales = nullptr;
       }
-      to_bf16_(run, to);
+      if (asked.whole)
+        widen_asking(run, asked.ahead, to);
+      else
+        to_bf16_(run, to);
       to += run.n;
     });
     std::fill(out + n, out + length, std::uint16_t{0});
@@ -253,7 +271,8 @@ void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::in
 void LinearWeight::widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                                std::uint16_t* out, std::int64_t stride,
                                float* scales) const noexcept {
-  widen_some_bf16(row, count, k, n, out, stride, stride, 0, scales,
+  const Asked asked{bytes_of_codes(count * columns_), !runs_.unpacks()};
+  widen_some_bf16(row, count, k, n, out, stride, stride, asked, scales,
                   [&](const Run& run) { return in_pairs_ && run.n == n; });
 }
 
@@ -261,7 +280,8 @@ void LinearWeight::widen_matrix(std::int64_t row, std::int64_t count, std::int64
                                 std::int64_t n, std::uint16_t* out, std::int64_t stride,
                                 std::int64_t length, std::int64_t ahead,
                                 float* scales) const noexcept {
-  widen_some_bf16(row, count, k, n, out, stride, length, ahead, scales,
+  const Asked asked{ahead, near_ && !runs_.unpacks()};
+  widen_some_bf16(row, count, k, n, out, stride, length, asked, scales,
                   [&](const Run&) { return by_rows_; });
   for (std::int64_t i = count; i < ceil_div(count, kMatrixTile) * kMatrixTile; ++i)
     std::fill_n(out + i * stride, length, std::uint16_t{0});

@@ -47,7 +47,8 @@ class LinearWeight {
   /// Whether codes have so few bits that values may multiply x of bf16 as such numbers.
   bool fits_pairs() const noexcept { return bits_ <= 8; }
   /// The same in bf16: the values of dequantize; or, where a row has one scale, scales[i], what
-  /// codes stand for without it, if bf16 has that exactly. Else scales[i] is 1.
+  /// codes stand for without it, if bf16 has that exactly. Else scales[i] is 1. As many rows more
+  /// will be read soon.
   void widen_pairs(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                    std::uint16_t* out, std::int64_t stride, float* scales) const noexcept;
   /// Whether values of bf16 are what they are multiplied as, if it is by matrices.
@@ -94,6 +95,7 @@ class LinearWeight {
 
   /// The same for up to kMostFloat8Rows rows of x in bf16, which are not arranged.
   bool has_dot_float8() const noexcept { return dot_float8_rows_ != 0; }
+  bool has_long_float8() const noexcept { return has_long_float8_; }  // groups
   void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                   std::int64_t y_stride) const noexcept;
 
@@ -111,10 +113,17 @@ class LinearWeight {
                  std::int64_t y_stride) const noexcept;
 
  private:
+  /// Codes that are on their way while others become bf16: so many bytes further, all of them, or
+  /// the first ones of a row.
+  struct Asked {
+    std::int64_t ahead;
+    bool whole;
+  };
   template <class MayScale>
   void widen_some_bf16(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                        std::uint16_t* out, std::int64_t stride, std::int64_t length,
-                       std::int64_t ahead, float* scales, MayScale&& may_scale) const noexcept;
+                       const Asked& asked, float* scales, MayScale&& may_scale) const noexcept;
+  void widen_asking(const Run& run, std::int64_t ahead, std::uint16_t* out) const noexcept;
   /// Calls body(run, done, some, column, columns) for the runs of `count` rows, `most` of them at a
   /// time: of `some` rows from row + done on, or, of one that is long, of columns from `column` on.
   template <class Body>
@@ -144,6 +153,7 @@ class LinearWeight {
   std::int64_t dot_bf16_rows_;
   Bf16DotKernel dot_float8_;
   std::int64_t dot_float8_rows_;
+  bool has_long_float8_;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_block_;                  // columns of a block of x

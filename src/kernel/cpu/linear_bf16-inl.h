@@ -304,12 +304,7 @@ void add_pairs_of(const PairsTask& task, std::int64_t row, std::int64_t j) {
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
-  // Two lines for each step of the first vectors; the others find them there.
-  const std::int64_t each = j == 0 ? task.next_bytes * kPairsPad / task.columns : 0;
-  const char* next = task.next;
-  for (std::int64_t k = 0; k < task.columns; k += kPairsPad, next += each) {
-    __builtin_prefetch(next, 0, 2);
-    __builtin_prefetch(next + each / 2, 0, 2);
+  for (std::int64_t k = 0; k < task.columns; k += kPairsPad) {
     __m512bh values[kRows];
     for (int r = 0; r < kRows; ++r) values[r] = load(w + r * task.w_stride + k);
     for (int v = 0; v < kVectors; ++v) {
