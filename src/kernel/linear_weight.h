@@ -8,7 +8,7 @@
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
-//   float8  fp8 weights and up to four rows of x in bf16, likewise
+//   float8  fp8 weights and up to four rows of x in bf16, or eight, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
