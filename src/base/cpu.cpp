@@ -42,9 +42,9 @@ bool may_use_tiles() noexcept {
 #endif
 }
 
-// AMD's families from 1Ah (Zen 5) on (docs/decisions.md). Family: bits 11 to 8 of leaf 1, and,
+// AMD's family 1Ah and later ones. The family: bits 11 to 8 of leaf 1, and,
 // where they are 15, bits 27 to 20 more.
-bool is_near(std::uint32_t leaf1) noexcept {
+bool is_zen5(std::uint32_t leaf1) noexcept {
   std::uint32_t most = 0, b = 0, c = 0, d = 0;
   const bool amd = __get_cpuid(0, &most, &b, &c, &d) != 0 && b == signature_AMD_ebx;
   return amd && (leaf1 >> 8 & 15u) + (leaf1 >> 20 & 255u) >= 0x1A;
@@ -60,7 +60,7 @@ CpuFeatures detect() noexcept {
   const std::uint64_t registers = enabled_registers();
   if ((registers & 0x06) != 0x06) return found;
   found.fma = bit(c, 12);
-  found.near = is_near(a);
+  found.zen5 = is_zen5(a);
   found.f16c = bit(c, 29);
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
   found.avx2 = bit(b, 5);

@@ -11,7 +11,7 @@ struct CpuFeatures {
   bool avx512vbmi = false, avx512vnni = false, avx512bf16 = false;
   bool amx_bf16 = false;     // tiles of bf16
   bool may_use_amx = false;  // and the system lets this process use them
-  bool near = false;         // lines come as quickly to the L1 cache as to the L2 cache
+  bool zen5 = false;         // AMD, of family 1Ah or a later one
   bool dotprod = false;      // AArch64: sums of four products of bytes,
   bool bf16 = false;         // and products of matrices of bf16
 

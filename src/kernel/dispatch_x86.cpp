@@ -50,7 +50,7 @@ BytesKernels with_rest(const BytesKernels& bytes, const BytesKernels& other) {
 Kernels with(const Kernels& table, const BytesKernels& bytes) {
   Kernels better = table;
   better.linear.bytes = bytes;
-  better.linear.near = cpu_features().near;
+  better.linear.near = cpu_features().zen5;
   if (table.isa == Isa::avx2) {
     static const bool quick = are_subnormals_quick();
     if (!quick) better.linear.bytes.most_float8 = 0;
@@ -113,7 +113,7 @@ const Kernels& with_pairs() {
     Kernels better = with_bf16();
     better.linear.bf16 = kAvx512Bf16Pairs.rows;
     better.linear.matrices = kAvx512Bf16Pairs.matrices;
-    better.linear.matrices.most_by_vectors = 60;  // that pairs take at once
+    better.linear.matrices.most_by_vectors = cpu_features().zen5 ? 24 : 60;  // 60 at once
     few_rows_in_integers(better.linear.bytes);
     return better;
   }();

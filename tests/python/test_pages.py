@@ -319,7 +319,7 @@ CONSTANTS = [  # what a page says, and where the number is decided
     ("numbers", r"up to (\d+) rows of fp32", CROSSOVER, r"made.own = has_512 \? (\d+)"),
     ("numbers", r"up to (\d+) of bf16", CROSSOVER, r"own_bf16 = has_512 \? (\d+)"),
     ("numbers", r"`avx512bf16` up to (\d+), and", CROSSOVER, r"Isa::amx \? kAnyRows : (\d+)"),
-    ("numbers", r"`avx512bf16` more than (\d+), in", DISPATCH, r"most_by_vectors = (\d+);  //"),
+    ("numbers", r"`avx512bf16` more than (\d+), in", DISPATCH, r": (\d+);  //"),
     ("numbers", r"of more than (\d+) rows in pairs", MATRICES, r"kMostByTiles = (\d+)"),
     ("working", r"at most (\d+) MiB of one weight", GEMM, r"kTileBytes = \S+\{(\d+)\} << 20"),
     ("choosing", r"Up to (\d+) weights", BUDGET, r"_EXACT_UNITS = (\d+)"),
