@@ -7,6 +7,7 @@
 #include <atomic>
 #include <string>
 
+#include "base/cpu.h"
 #include "kernel/drivers.h"
 #include "kernel/kernels.h"
 
@@ -34,7 +35,7 @@ Crossover built_in(const Kernels& kernels) {
   Crossover made{
       of.most_rows,        of.bytes.most_long,   of.bytes.most_short,         of.bytes.most_whole,
       of.bytes.most_words, of.bytes.most_float8, of.matrices.most_by_vectors, of.near ? 1 : 0};
-  // Measured on Zen 3, Zen 4 and a Xeon with AMX. Without AVX-512, torch's products of bf16 are
+  // Measured on Zen 3, 4 and 5 and a Xeon with AMX. Without AVX-512, torch's products of bf16 are
   // many times slower than those of fp32, and these slower than ours.
   const bool has_512 = kernels.isa >= Isa::avx512;
   made.own = has_512 ? 64 : kAnyRows;
@@ -42,7 +43,8 @@ Crossover built_in(const Kernels& kernels) {
   // In pairs of bf16, not in tiles, torch's products of more rows gain what decoding costs.
   const std::int64_t most = kernels.isa == Isa::amx ? kAnyRows : 128;
   made.own_matrices = of.matrices.multiply != nullptr ? most : 0;
-  made.own_gradient = of.matrices.multiply != nullptr ? kAnyRows : 0;
+  const bool quicker = of.matrices.multiply != nullptr && !cpu_features().zen5;
+  made.own_gradient = quicker ? kAnyRows : 0;
   return made;
 }
 
