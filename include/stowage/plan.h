@@ -83,7 +83,7 @@ struct PlanUnit {
   double uses = 1;             // per pass
   bool rests = false;          // a weight that was put to rest: it moves, however small
   double share = 1;            // of the rows of x, that it meets when it is used
-  bool stack = false;          // [E, O, K]; without accelerators a unit for each, "w[0]", "w[1]"
+  bool stack = false;          // [E, O, K]: a unit, or one for each matrix, "w[0]", "w[1]"
   bool rows = false;           // only the rows that ids name are read
   bool stays = false;          // plain and small: in memory where it is used, always
   std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator

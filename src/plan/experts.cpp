@@ -80,8 +80,8 @@ struct Experts {
   bool apart = false;  // those that nobody used may be left out of uses
 };
 
-// The last matrix of a stack that is one unit, which is what accelerators get: they fetch of it
-// what tokens are routed to. Else whose weight a unit is.
+// The last matrix of a stack that is one unit, as where an accelerator is: it fetches of it what
+// tokens are routed to. Else whose weight a unit is.
 std::optional<ExpertName> last_expert_of(const PlanUnit& unit) {
   if (!comes_by_index(unit)) return expert_of(unit.name);
   return expert_of(formatted("{}[{}]", unit.name, unit.shape[0] - 1));
@@ -162,6 +162,8 @@ std::string_view stack_of(std::string_view name) {
   return slice ? name.substr(0, slice->first) : name;
 }
 
+bool is_slice(std::string_view name) { return slice_of(name).has_value(); }
+
 bool names_experts(std::string_view name) {
   bool found = false;
   for_parts(name, [&](std::size_t, std::string_view part) {
@@ -191,10 +193,10 @@ std::optional<ExpertName> expert_of(std::string_view name) {
   return found;
 }
 
-void split_stacks(std::vector<PlanUnit>& units) {
+void split_stacks(std::vector<PlanUnit>& units, const std::set<std::string, std::less<>>& whole) {
   std::vector<PlanUnit> all;
   for (PlanUnit& unit : units) {
-    if (!comes_by_index(unit)) {
+    if (!comes_by_index(unit) || whole.contains(unit.name)) {
       all.push_back(std::move(unit));
       continue;
     }

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,8 +29,13 @@ std::string_view stack_of(std::string_view name);
 /// Whether a weight of three dimensions is the matrices of experts, as far as its name tells.
 bool names_experts(std::string_view name);
 
-/// Puts a unit for each matrix in the place of stacks whose matrices can come one by one.
-void split_stacks(std::vector<PlanUnit>& units);
+/// Whether it names one matrix of a stack.
+bool is_slice(std::string_view name);
+
+/// Puts a unit for each matrix in the place of stacks whose matrices can come one by one, but for
+/// those of these names.
+void split_stacks(std::vector<PlanUnit>& units,
+                  const std::set<std::string, std::less<>>& whole = {});
 
 /// How many experts a token takes, by the text of a config.json; 0: it does not say. Throws
 /// bad_file.

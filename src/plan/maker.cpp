@@ -2,6 +2,7 @@
 #include "plan/maker.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/table.h"
 #include "engine/units.h"
@@ -38,10 +39,11 @@ struct Largest {
 };
 
 // Of what moves, together with what moves with it.
-Largest largest_of(const std::vector<PlanUnit>& units, const std::vector<std::size_t>& groups) {
+Largest largest_of(const std::vector<PlanUnit>& units, const std::vector<std::size_t>& groups,
+                   bool slices_alone) {
   Largest most, now;
   for (std::size_t i = 0; i < units.size(); ++i) {
-    if (units[i].stays || units[i].rows) continue;
+    if (units[i].stays || units[i].rows || (slices_alone && !is_slice(units[i].name))) continue;
     if (i == 0 || groups[i] != groups[i - 1]) now = {units[i].name, 0};
     now.bytes += units[i].bytes;
     if (now.bytes > most.bytes) most = now;
@@ -90,11 +92,14 @@ void PlanMaker::assign_accelerators() {
   for (const PlanUnit& unit : plan_.units) bytes += static_cast<double>(unit.bytes);
   for (const auto& [name, most] : all) limit += static_cast<double>(most);
   std::size_t now = 0;
+  std::map<std::string, std::int32_t> of_experts;  // all matrices of stacks work in one place
   for (std::size_t i = 0; i < plan_.units.size(); ++i) {
     const auto half = static_cast<double>(plan_.units[i].bytes) / 2;
     while (now + 1 < all.size() && (passed + half) * limit > reach * bytes)
       reach += static_cast<double>(all[++now].second);
     accelerators_[i] = static_cast<std::int32_t>(now);
+    if (const auto expert = expert_of(plan_.units[i].name); expert && !expert->apart)
+      accelerators_[i] = of_experts.try_emplace(expert->of, accelerators_[i]).first->second;
     passed += 2 * half;
   }
 }
@@ -118,6 +123,7 @@ Candidate PlanMaker::candidate_of(const PlanUnit& unit, std::int32_t accelerator
     made.fixed = accelerator >= 0 ? Assignment::resident : Assignment::ram_cpu;
   } else {
     made.bytes = unit.bytes;
+    made.is_slice = is_slice(unit.name);
   }
   return made;
 }
@@ -165,26 +171,29 @@ void PlanMaker::take_always() {
 }
 
 void PlanMaker::subtract_needs() {
-  const Largest most = largest_of(plan_.units, groups_);
+  const Largest of_all = largest_of(plan_.units, groups_, false),
+                of_slices = largest_of(plan_.units, groups_, true);
   const bool alone = plan_.accelerators.empty();
   std::string problems;
-  const auto left = [&](const std::string& tier, std::uint64_t limit, bool streams, bool works) {
+  // What must cross memory there, whatever is chosen.
+  const auto left = [&](const std::string& tier, std::uint64_t limit, const Largest& most,
+                        bool works) {
     Needs needs;
     needs.add("small tensors that stay", always_[tier]);
     needs.add("the tile that is widened at a time", plan_.tiles[tier]);
     if (works) needs.add("activations", plan_.activations);
-    if (streams && tier == "ram") needs.add("scratch for weights in another order", plan_.scratch);
+    if (tier == "ram") needs.add("scratch for weights in another order", plan_.scratch);
     const std::uint64_t fixed = needs.sum();
-    if (streams && most.bytes > 0) needs.add("the largest weight, " + most.name, most.bytes);
+    if (most.bytes > 0) needs.add("the largest weight, " + most.name, most.bytes);
     const std::string refusal = needs.refusal(tier, limit);
     if (!refusal.empty()) problems += (problems.empty() ? "" : "; ") + refusal;
     return limit - std::min(fixed, limit);
   };
   limits_.works_on_cpu = options_.works_on_cpu;
-  limits_.ram = left("ram", plan_.ram, true, alone);
+  limits_.ram = left("ram", plan_.ram, of_all, alone);
   for (std::size_t a = 0; a < plan_.accelerators.size(); ++a) {
     const auto& [tier, limit] = plan_.accelerators[a];
-    limits_.accelerators[a] = left(tier, limit, !options_.works_on_cpu, true);
+    limits_.accelerators[a] = left(tier, limit, options_.works_on_cpu ? of_slices : of_all, true);
   }
   if (!problems.empty()) throw Error(Code::invalid_argument, "plan: " + problems);
 }

@@ -31,6 +31,7 @@ std::vector<Step> steps_of(std::span<const Candidate> units,
 std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& limits,
                               std::span<const Assignment> assignments) {
   Rings held{}, most{}, moved{};  // bytes of residents, the largest that moves, all that move
+  std::uint64_t through = 0;      // RAM, once
   for (std::size_t i = 0; i < units.size(); ++i) {
     const std::uint64_t bytes = units[i].bytes;
     const Assignment assignment = assignments[i];
@@ -43,11 +44,14 @@ std::optional<Rings> rings_of(std::span<const Candidate> units, const Limits& li
     const auto a = static_cast<std::size_t>(units[i].accelerator);
     if (assignment == Assignment::resident) {
       held.accelerators[a] += bytes;
+      if (units[i].is_slice) through = std::max(through, bytes);
     } else {
       most.accelerators[a] = std::max(most.accelerators[a], bytes);
       moved.accelerators[a] += bytes;
     }
   }
+  most.ram = std::max(most.ram, through);
+  moved.ram = std::max(moved.ram, through);
   if (held.ram + most.ram > limits.ram) return std::nullopt;
   Rings rings{.ram = std::min(limits.ram - held.ram, moved.ram)};
   for (std::size_t a = 0; a < rings.accelerators.size(); ++a) {

@@ -38,6 +38,9 @@ struct Candidate {
   double on_cpu = 0, on_accelerator = 0;
   std::int32_t accelerator = -1;  // that its part of the order belongs to; -1: there is none
   Assignment fixed = Assignment::ram_cpu;  // of a unit without bytes
+  /// Of a stack whose others may rest elsewhere: it works where they do, on the accelerator if
+  /// there is one, and comes there through RAM though it stays.
+  bool is_slice = false;
 };
 
 /// Bytes that units and rings may take.
@@ -53,6 +56,12 @@ struct Placement {
   double seconds = 0;
   double cost = 0;  // seconds, and a little for what the links carry: less of it is better
 };
+
+/// Whether a unit that takes bytes may have it, as far as its kind tells.
+constexpr bool may_work(const Candidate& unit, bool on_cpu, Assignment assignment) {
+  if (unit.accelerator < 0) return works_on_cpu(assignment);
+  return (on_cpu && !unit.is_slice) || !works_on_cpu(assignment);
+}
 
 /// The steps of a pass in which units have these assignments.
 std::vector<Step> steps_of(std::span<const Candidate> units,

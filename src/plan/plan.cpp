@@ -2,6 +2,9 @@
 #include "stowage/plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "plan/experts.h"
@@ -34,6 +37,42 @@ std::string difference(const Plan& plan, const std::vector<PlanUnit>& units) {
   return "'" + std::string(first) + "' is not in the plan";
 }
 
+// By so much less of the time a plan of many more units is better.
+constexpr double kWorthSplitting = 0.98;
+
+// Without accelerators the matrices of all stacks are units of their own. With one, a stack may
+// work on the CPU as a whole, or its matrices rest in places of their own and work on the
+// accelerator: of plans with all stacks whole, with none, and with those that would work on the
+// CPU, the quickest.
+Plan best_of_forms(std::string_view model, const std::vector<PlanUnit>& units,
+                   const PlanOptions& options, const Links& links) {
+  std::set<std::string, std::less<>> stacks, on_cpu;
+  std::optional<Plan> best;
+  std::optional<Error> refused;
+  const auto try_with = [&](const std::set<std::string, std::less<>>& whole) {
+    std::vector<PlanUnit> some = units;
+    split_stacks(some, whole);
+    if (best && some.size() == best->units.size()) return;  // the same again
+    for (PlanUnit& unit : some) complete(unit);
+    try {
+      Plan plan = PlanMaker(model, std::move(some), options, links).make();
+      if (!best || plan.seconds < kWorthSplitting * best->seconds) best = std::move(plan);
+    } catch (const Error& error) {
+      refused = error;
+    }
+  };
+  for (const PlanUnit& unit : units)
+    if (unit.stack) stacks.insert(unit.name);
+  if (!options.accelerators.empty() && !stacks.empty()) try_with(stacks);
+  if (best)
+    for (const PlanUnit& unit : best->units)
+      if (unit.work == "cpu" && stacks.contains(unit.name)) on_cpu.insert(unit.name);
+  if (!on_cpu.empty() && on_cpu != stacks) try_with(on_cpu);
+  try_with({});
+  if (!best) throw Error(*refused);
+  return std::move(*best);
+}
+
 }  // namespace
 }  // namespace planning
 
@@ -42,9 +81,7 @@ inline namespace v0 {
 Plan make_plan(std::string_view model, std::vector<PlanUnit> units, const PlanOptions& options,
                const Links& links) {
   if (options.storage) planning::convert(units, *options.storage);
-  if (options.accelerators.empty()) planning::split_stacks(units);
-  for (PlanUnit& unit : units) planning::complete(unit);
-  return planning::PlanMaker(model, std::move(units), options, links).make();
+  return planning::best_of_forms(model, units, options, links);
 }
 
 Plan make_plan(const File& file, const PlanOptions& options, const Links& links) {
@@ -54,9 +91,10 @@ Plan make_plan(const File& file, const PlanOptions& options, const Links& links)
 }
 
 void check_plan(const Plan& plan, std::string_view model, const std::vector<PlanUnit>& units) {
-  // Without accelerators the matrices of stacks are units of their own.
+  std::set<std::string, std::less<>> whole;
+  for (const PlanUnit& unit : plan.units) whole.insert(unit.name);
   const auto as_planned = [&](std::vector<PlanUnit> all) {
-    if (plan.accelerators.empty()) planning::split_stacks(all);
+    planning::split_stacks(all, whole);
     return all;
   };
   const std::vector<PlanUnit> there = as_planned(units);

@@ -27,8 +27,7 @@ constexpr double kHeat = 0.3;  // of the cost: what annealing accepts at first
 
 bool may(const Candidate& unit, const Limits& limits, Assignment assignment) {
   if (unit.bytes == 0) return assignment == unit.fixed;
-  if (unit.accelerator < 0) return works_on_cpu(assignment);
-  return limits.works_on_cpu || !works_on_cpu(assignment);
+  return may_work(unit, limits.works_on_cpu, assignment);
 }
 
 /// A placement that is changed for as long as it gets better.
@@ -124,10 +123,9 @@ class Improvement {
   // disk meanwhile.
   std::optional<Placement> greedy() {
     std::vector<Assignment> assignments = best_.assignments;
-    const Assignment away =
-        limits_.works_on_cpu ? Assignment::disk_cpu : Assignment::disk_accelerator;
     for (const std::size_t i : free_)
-      assignments[i] = units_[i].accelerator < 0 ? Assignment::disk_cpu : away;
+      assignments[i] = may(units_[i], limits_, Assignment::disk_cpu) ? Assignment::disk_cpu
+                                                                     : Assignment::disk_accelerator;
     std::ranges::shuffle(free_, random_);
     for (const std::size_t i : free_) {
       const Assignment before = assignments[i];

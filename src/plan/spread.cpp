@@ -87,7 +87,8 @@ void Spread::fill_accelerators(const Setting& setting, std::vector<Assignment>& 
         continue;
       }
       const double slow = unit.on_cpu - unit.on_accelerator;
-      const double saved = limits_.works_on_cpu && slow < unit.copy ? slow : unit.copy;
+      const bool may = may_work(unit, limits_.works_on_cpu, Assignment::ram_cpu);
+      const double saved = may && slow < unit.copy ? slow : unit.copy;
       value[i] = saved / static_cast<double>(unit.bytes);
       all += unit.bytes;
       among.push_back(i);
@@ -105,7 +106,8 @@ void Spread::send_to_cpu(double part, std::vector<Assignment>& assignments) cons
   std::vector<double> value(units_.size());
   double all = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].bytes == 0 || assignments[i] != Assignment::ram_accelerator) continue;
+    if (units_[i].bytes == 0 || units_[i].is_slice || assignments[i] != Assignment::ram_accelerator)
+      continue;
     among.push_back(i);
     value[i] = units_[i].copy / std::max(units_[i].on_cpu, 1e-12);
     all += static_cast<double>(units_[i].bytes);
@@ -151,7 +153,7 @@ std::vector<Assignment> Spread::assignments_for(const Setting& setting) const {
   if (limits_.works_on_cpu) {
     for (std::size_t i = 0; i < units_.size(); ++i) {  // too large for any ring there
       const Candidate& unit = units_[i];
-      if (assignments[i] == Assignment::ram_accelerator && unit.bytes > 0 &&
+      if (assignments[i] == Assignment::ram_accelerator && unit.bytes > 0 && !unit.is_slice &&
           unit.bytes > limits_.accelerators[static_cast<std::size_t>(unit.accelerator)])
         assignments[i] = Assignment::ram_cpu;
     }

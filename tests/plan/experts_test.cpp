@@ -67,7 +67,8 @@ TEST(PlanExperts, OfStacksAreUnitsOfTheirOwn) {
   EXPECT_EQ(bytes, 2u * 2 * (kWidth * kWidth + 8 * 3 * kInner * kWidth));
   EXPECT_EQ(plan.units[0].name, "model.layers.0.mlp.experts.down_proj[0]");
   EXPECT_EQ(plan.units[1].name, "model.layers.0.mlp.experts.gate_up_proj[0]");
-  // Neither where they are too small, nor where their scales are shared, nor on an accelerator.
+  // Neither where they are too small, nor where their scales are shared, nor where an accelerator
+  // has room for all.
   std::vector<PlanUnit> small = {test::unit("experts.w", {8, 32, 32})};
   small[0].stack = true;
   EXPECT_EQ(make_plan("m", small, {.ram = kMiB}, made_links()).units.size(), 1u);
@@ -78,29 +79,89 @@ TEST(PlanExperts, OfStacksAreUnitsOfTheirOwn) {
   EXPECT_EQ(make_plan("m", mixture_of_stacks(2, 8), there, made_links()).units.size(), 6u);
 }
 
-// A device fetches of a stack what tokens are routed to.
-TEST(PlanExperts, OfAStackOnAnAcceleratorAPassUsesAPart) {
+// A device fetches of a stack what tokens are routed to, and keeps what they are routed to most.
+TEST(PlanExperts, OnAnAcceleratorMatricesHavePlacesOfTheirOwn) {
   for (const std::int64_t rows : {1, 512}) {
     PlanOptions options{.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .rows = rows};
     const Plan whole = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
     options.config = R"({"num_experts_per_tok": 2})";
     const Plan plan = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
-    int stacks = 0;
+    EXPECT_LE(plan.seconds, (rows == 1 ? 0.5 : 1) * whole.seconds);
+    EXPECT_LE(plan.peak.at("cuda:0"), 5 * kMiB);
+    EXPECT_LE(plan.peak.at("ram"), 64 * kMiB);
     for (const PlanUnit& unit : plan.units) {
       if (unit.shape.rank() != 3) continue;
-      ++stacks;
       EXPECT_NEAR(unit.uses, 1 - std::pow(1 - 2.0 / 16, rows), 1e-12);
       EXPECT_NEAR(unit.uses * unit.share, 2.0 / 16, 1e-12);
     }
-    EXPECT_EQ(stacks, 4);
-    EXPECT_LE(plan.seconds, (rows == 1 ? 0.5 : 1) * whole.seconds);
+    check_plan(plan, "m", mixture_of_stacks(2, 16));
+    EXPECT_THROW(check_plan(plan, "m", mixture_of_stacks(2, 17)), Error);
   }
-  PlanOptions uneven{.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .routed = 1};
-  std::vector<double> counts(16, 0);
-  counts[3] = 1;  // all tokens
-  uneven.routing["model.layers.0"] = counts;
-  for (const PlanUnit& unit : make_plan("m", mixture_of_stacks(2, 16), uneven, made_links()).units)
-    EXPECT_NEAR(unit.uses, unit.shape.rank() == 3 ? 1.0 / 16 : 1, 1e-3) << unit.name;
+  PlanOptions uneven{.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .routed = 2};
+  const Plan alike = make_plan("m", mixture_of_stacks(2, 16), uneven, made_links());
+  std::vector<double> counts(16, 1);
+  counts[3] = counts[11] = 1000;
+  uneven.routing["model.layers.0"] = uneven.routing["model.layers.1"] = counts;
+  const Plan plan = make_plan("m", mixture_of_stacks(2, 16), uneven, made_links());
+  EXPECT_LT(plan.seconds, alike.seconds);
+  const std::vector<PlanExperts> layers = experts_of(plan);
+  ASSERT_EQ(layers.size(), 2u);
+  for (const PlanExperts& layer : layers)
+    for (std::size_t e = 0; e < 16; ++e)
+      if (e == 3 || e == 11) {
+        EXPECT_EQ(layer.experts[e].tier, "cuda:0") << layer.name << " " << e;
+      }
+}
+
+TEST(PlanExperts, MatricesOfAStackWorkInOnePlace) {
+  for (const bool works_on_cpu : {false, true})
+    for (const std::uint64_t room : {4u, 6u, 12u, 30u}) {
+      PlanOptions options{.ram = 20 * kMiB,
+                          .accelerators = {{"cuda:0", room * kMiB}, {"cuda:1", room * kMiB}},
+                          .rows = 4,
+                          .works_on_cpu = works_on_cpu,
+                          .routed = 2};
+      const Plan plan = make_plan("m", mixture_of_stacks(3, 16), options, made_links());
+      std::map<std::string, std::set<std::string>> work;
+      bool slices = false;
+      for (const PlanUnit& unit : plan.units)
+        if (planning::is_slice(unit.name)) {
+          slices = true;
+          work[planning::expert_of(unit.name)->of].insert(unit.work);
+          EXPECT_NE(unit.work, "cpu") << unit.name;
+        }
+      for (const auto& [of, places] : work) EXPECT_EQ(places.size(), 1u) << of << " " << room;
+      EXPECT_EQ(slices, !work.empty());
+      for (const auto& [tier, bytes] : plan.peak)
+        EXPECT_LE(bytes, tier == "ram" ? 20 * kMiB : room * kMiB) << tier;
+    }
+}
+
+// What stays there came through RAM, which has room for one though nothing rests on the disk.
+TEST(PlanExperts, MatricesThatStayOnAnAcceleratorCameThroughRam) {
+  PlanOptions options{
+      .ram = 64 * kMiB, .accelerators = {{"cuda:0", 8 * kMiB}}, .works_on_cpu = false, .routed = 2};
+  const Plan plan = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
+  std::uint64_t largest = 0;
+  std::set<std::string> tiers;
+  for (const PlanUnit& unit : plan.units)
+    if (planning::is_slice(unit.name)) {
+      largest = std::max(largest, unit.bytes);
+      tiers.insert(unit.tier);
+    }
+  EXPECT_EQ(tiers, (std::set<std::string>{"cuda:0", "ram"}));
+  EXPECT_GE(plan.ring.at("ram"), largest);
+}
+
+// Where the link is slow and the CPU is not, experts work where they rest, as a whole.
+TEST(PlanExperts, StacksMayWorkOnTheCpu) {
+  Links links = made_links();
+  links.accelerators["cuda:0"].copy = 1e6;
+  const Plan plan =
+      make_plan("m", mixture_of_stacks(2, 16),
+                {.ram = 64 * kMiB, .accelerators = {{"cuda:0", 5 * kMiB}}, .routed = 2}, links);
+  for (const PlanUnit& unit : plan.units) EXPECT_FALSE(planning::is_slice(unit.name)) << unit.name;
+  check_plan(plan, "m", mixture_of_stacks(2, 16));
 }
 
 TEST(PlanExperts, MatricesOfOneGetOnePlace) {

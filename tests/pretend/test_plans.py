@@ -5,6 +5,7 @@ what moves as planned, and the limit holds."""
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,75 @@ def test_a_plan_of_a_mixture_is_kept(room: str, tmp_path: Path) -> None:
             assert told.device is not None and told.device.peak <= told.device.ring
             assert (told.device.ring == 0) == (room == "8MiB")
             assert told.peak <= plan.predicted.peak["ram"] + (1 << 16)
+
+
+def test_experts_that_are_used_most_stay_on_the_device(tmp_path: Path) -> None:
+    """Of every stack a few, as the plan says; whatever else is used is fetched, and nothing is
+    multiplied elsewhere."""
+    torch.manual_seed(0)
+    model = build("Qwen3Moe").float()
+    stowage.stow(model, "int8:row2")
+    model.set_experts_implementation("eager")
+    layers = {f"model.layers.{i}.mlp.experts.gate_up_proj": [500, 1, 500, 1] for i in range(2)}
+    facts = {name: {"hits": 1, "by_index": counts} for name, counts in layers.items()}
+    (tmp_path / "uses.json").write_text(json.dumps({"stowage_uses": 1, "weights": facts}))
+
+    def within(room: str, ram: str) -> stowage.Plan:
+        given = {"accelerator": {"pretend:0": room}, "rows": 1, "links": links()}
+        return stowage.plan(model, ram=ram, routed=2, uses=tmp_path / "uses.json", **given)
+
+    plan = within("1200KiB", "1300KiB")
+    experts = {unit.name: unit for unit in plan.units if "experts" in unit.name}
+    assert {unit.tier for unit in experts.values()} == {"disk", "ram", "pretend:0"}
+    assert {n[-3:] for n, unit in experts.items() if unit.tier != "disk"} == {"[0]", "[2]"}
+    assert {unit.work for unit in experts.values()} == {"pretend:0"}
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).to("pretend:0")(IDS.to("pretend:0")).logits.cpu()
+        for room in ("1300KiB", "16MiB"):
+            carried, moved = within("1200KiB", room), copy.deepcopy(model)
+            limit = carried.facts["limits"]["accelerators"]["pretend:0"]
+            with counted():
+                before = counters().held
+                stowage.offload(moved, plan=carried, folder=tmp_path / room)
+                for _ in range(3):
+                    assert torch.allclose(moved(IDS).logits.cpu(), wanted, atol=1e-5)
+                told = stowage.engine_report(moved)
+                assert told.device is not None and 0 < told.device.peak <= told.device.ring
+                assert counters().peak - before <= limit + (1 << 20)
+                assert told.peak <= carried.predicted.peak["ram"] + (1 << 16)
+                stowage.onload(moved)
+                del moved
+
+
+class Picked(nn.Module):
+    """Products with one matrix of a stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.w = nn.Parameter(torch.randn(8, 128, 384))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        return nn.functional.linear(x, self.experts.w[which])
+
+
+@pytest.mark.parametrize("ram", ["2MiB", "700KiB"])
+def test_matrices_that_stay_on_the_device_rest_below_it(ram: str, tmp_path: Path) -> None:
+    """In memory, where it has room for them beside the others; else in a file."""
+    torch.manual_seed(0)
+    model = Picked().requires_grad_(False)
+    given = {"accelerator": {"pretend:0": "700KiB"}, "works_on_cpu": False, "links": links()}
+    plan = stowage.plan(model, ram=ram, routed=1, **given)
+    tiers = {unit.tier for unit in plan.units}
+    assert tiers >= {"pretend:0", "ram"} and all(unit.name[-1] == "]" for unit in plan.units)
+    with torch.no_grad(), counted():
+        wanted = [model(X, i) for i in range(8)]
+        if ram == "700KiB":
+            with pytest.raises(stowage.InvalidArgument, match="folder must come with a plan"):
+                stowage.offload(model, plan=plan)
+        stowage.offload(model, plan=plan, **({} if ram == "2MiB" else {"folder": tmp_path}))
+        for _ in range(2):
+            for i in range(8):
+                assert torch.allclose(model(X, i).cpu(), wanted[i], atol=1e-3)
+        told = stowage.engine_report(model)
+        assert told.device is not None and told.device.peak <= 700 << 10

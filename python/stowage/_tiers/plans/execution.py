@@ -19,7 +19,7 @@ from stowage._ops.eager import eagerly
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.counts import EngineReport
 from stowage._tiers.disk.engine import Engine, EngineOptions, engine_of, signature_of
-from stowage._tiers.plans.plan import Plan, Unit
+from stowage._tiers.plans.plan import Plan, Unit, is_slice
 
 Planned = Plan | str | os.PathLike[str]
 _ATTRIBUTE = "_stowage_plan"
@@ -103,11 +103,16 @@ def carried(where: str, plan: Plan, inventory: Inventory) -> Carried:
     keep, ring = _kept(plan), plan.ring.get("ram", 0)
     streamed = any(unit.tier == "disk" and not unit.stays for unit in plan.units)
     places = _places(plan, inventory.modules, home)
+    # Matrices that the ring of the device keeps, as those that are used most, rest below it.
+    kept_there = [u for u in plan.units if u.tier == home and is_slice(u.name)]
+    below = sum(u.bytes for u in kept_there if not any(_inside(u.name, at) for at in places))
     # What the map names is beside the engine's memory.
     kept = [u for u in keep if not any(_inside(u.name, at) for at in places)]
     size = _room(plan, kept, ring)
     tile = plan.facts["tiles"].get(home, 0) + plan.facts["activations"]
     limit = plan.facts["limits"]["accelerators"][home] - tile
+    if plan.predicted.peak["ram"] + below > plan.facts["limits"]["ram"]:
+        streamed = True
     return Carried(size if streamed else None, home, limit, places, _names(kept), ring)
 
 

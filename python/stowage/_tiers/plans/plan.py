@@ -28,6 +28,10 @@ Size = int | str
 _SLICE = re.compile(r"\[\d+\]$")  # of a name: one matrix of a stack
 
 
+def is_slice(name: str) -> bool:
+    return _SLICE.search(name) is not None
+
+
 @dataclass(frozen=True)
 class Unit:
     """A weight with its scales, or a plain tensor, in a plan: an item of `Plan.units`.
