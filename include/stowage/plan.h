@@ -77,13 +77,16 @@ struct PlanUnit {
   std::string name;
   std::string storage;  // "nf4:block64"; of a tensor that is no weight its dtype, "I64"
   Shape shape{};
-  std::uint64_t rest = 0;      // bytes at rest
-  std::uint64_t bytes = 0;     // that it takes in memory, whole pages
-  std::uint64_t scratch = 0;   // that it comes through, where a file has it in another order
-  double uses = 1;             // per pass
-  bool rests = false;          // a weight that was put to rest: it moves, however small
-  double share = 1;            // of the rows of x, that it meets when it is used
-  bool stack = false;          // [E, O, K]: a unit, or one for each matrix, "w[0]", "w[1]"
+  std::uint64_t rest = 0;     // bytes at rest
+  std::uint64_t bytes = 0;    // that it takes in memory, whole pages
+  std::uint64_t scratch = 0;  // that it comes through, where a file has it in another order
+  double uses = 1;            // per pass
+  bool rests = false;         // a weight that was put to rest: it moves, however small
+  double share = 1;           // of the rows of x, that it meets when it is used
+  bool stack = false;         // [E, O, K]: a unit, or one for each matrix, "w[0]", "w[1]"
+  /// Of a stack of which other processes have a part: the number of the first matrix that is here,
+  /// and how many there are in all; 0: as many as here.
+  std::int64_t first = 0, total = 0;
   bool rows = false;           // only the rows that ids name are read
   bool stays = false;          // plain and small: in memory where it is used, always
   std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator

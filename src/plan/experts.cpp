@@ -57,7 +57,8 @@ void for_parts(std::string_view name, Each&& each) {
 
 // Of a stack in a file whose rows of one index have bytes of their own, but for what all share.
 bool comes_by_index(const PlanUnit& unit) {
-  if (!unit.stack || unit.shape.rank() != 3 || unit.shape[0] < 2 || unit.scratch != 0) return false;
+  if (!unit.stack || unit.shape.rank() != 3 || unit.scratch != 0) return false;
+  if (std::max(unit.shape[0], unit.total) < 2) return false;
   if (unit.rest < kLeastSlice * static_cast<std::uint64_t>(unit.shape[0])) return false;
   Storage storage;
   try {
@@ -84,7 +85,7 @@ struct Experts {
 // tokens are routed to. Else whose weight a unit is.
 std::optional<ExpertName> last_expert_of(const PlanUnit& unit) {
   if (!comes_by_index(unit)) return expert_of(unit.name);
-  return expert_of(formatted("{}[{}]", unit.name, unit.shape[0] - 1));
+  return expert_of(formatted("{}[{}]", unit.name, unit.first + unit.shape[0] - 1));
 }
 
 std::map<std::string, Experts> experts_in(const std::vector<PlanUnit>& units) {
@@ -93,7 +94,7 @@ std::map<std::string, Experts> experts_in(const std::vector<PlanUnit>& units) {
     if (const auto expert = last_expert_of(unit)) {
       Experts& experts = found[expert->of];
       experts.layer = expert->layer;
-      experts.count = std::max(experts.count, expert->index + 1);
+      experts.count = std::max({experts.count, expert->index + 1, unit.total});
       experts.apart |= expert->apart;
     }
   return found;
@@ -207,7 +208,7 @@ void split_stacks(std::vector<PlanUnit>& units, const std::set<std::string, std:
     one.rests = true;
     one.stack = false;
     for (std::int64_t i = 0; i < unit.shape[0]; ++i) {
-      one.name = formatted("{}[{}]", unit.name, i);
+      one.name = formatted("{}[{}]", unit.name, unit.first + i);
       all.push_back(one);
     }
   }
@@ -243,8 +244,9 @@ void apply_routing(const PlanOptions& options, std::vector<PlanUnit>& units) {
     if (!expert) continue;
     const std::span all_chances = chances.at(expert->of);
     const bool is_stack = comes_by_index(unit);
+    const auto count = static_cast<std::size_t>(is_stack ? unit.shape[0] : 1);
     const auto some =
-        is_stack ? all_chances : all_chances.subspan(static_cast<std::size_t>(expert->index), 1);
+        all_chances.subspan(static_cast<std::size_t>(expert->index) + 1 - count, count);
     double chance = 0, uses = 0;  // of a stack, the part of its matrices
     for (const double one : some) {
       chance += one / static_cast<double>(some.size());

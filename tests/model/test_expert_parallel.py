@@ -60,6 +60,12 @@ def test_ranks_have_budgets_of_their_own(tmp_path: Path) -> None:
     assert given == [[3 << 20], [4 << 20]]
 
 
+@pytest.mark.parametrize("form", ["packed", "published"])
+def test_ranks_keep_to_plans_of_their_own(tmp_path: Path, form: str) -> None:
+    folder = packed(tmp_path / "m", "nf4") if form == "packed" else published(tmp_path)[1]
+    on_ranks(2, expert_ranks.planned, 2, folder, str(tmp_path))
+
+
 def test_they_are_written_as_they_rest(tmp_path: Path) -> None:
     folder = packed(tmp_path / "m", "nf4")
     on_ranks(2, expert_ranks.written, 2, folder, str(tmp_path))

@@ -153,6 +153,36 @@ TEST(PlanExperts, MatricesThatStayOnAnAcceleratorCameThroughRam) {
   EXPECT_GE(plan.ring.at("ram"), largest);
 }
 
+// Of experts that are spread over processes each plans its own, by their numbers among all.
+TEST(PlanExperts, APartOfAStackIsAPartOfItsUses) {
+  std::vector<double> counts(16, 1);
+  counts[2] = counts[13] = 100;
+  PlanOptions options{.ram = 64 * kMiB, .routed = 2};
+  options.routing["model.layers.0"] = options.routing["model.layers.1"] = counts;
+  const Plan whole = make_plan("m", mixture_of_stacks(2, 16), options, made_links());
+  std::map<std::string, double> uses;
+  for (const PlanUnit& unit : whole.units) uses[unit.name] = unit.uses;
+  for (const std::int64_t each : {4, 1}) {
+    std::vector<PlanUnit> units = mixture_of_stacks(2, static_cast<int>(each));
+    for (PlanUnit& unit : units)
+      if (unit.stack) unit.first = 12, unit.total = 16;
+    const Plan part = make_plan("m", units, options, made_links());
+    std::size_t experts = 0;
+    for (const PlanUnit& unit : part.units) {
+      if (unit.shape.rank() != 3) continue;
+      ++experts;
+      const auto index = planning::expert_of(unit.name)->index;
+      EXPECT_GE(index, 12);
+      EXPECT_LT(index, 12 + each);
+      EXPECT_EQ(unit.uses, uses.at(unit.name)) << unit.name;
+    }
+    EXPECT_EQ(experts, static_cast<std::size_t>(2 * 2 * each));
+    check_plan(part, "m", units);
+    units.back().first = 3;
+    EXPECT_THROW(check_plan(part, "m", units), Error) << "other experts";
+  }
+}
+
 // Where the link is slow and the CPU is not, experts work where they rest, as a whole.
 TEST(PlanExperts, StacksMayWorkOnTheCpu) {
   Links links = made_links();

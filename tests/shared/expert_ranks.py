@@ -5,6 +5,7 @@ does of the tests."""
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import stowage
+from stowage._ops import library
+from stowage.planning import machine_key
 
 EXPERTS, PAGES = 8, 6 * 4096
 
@@ -163,7 +166,9 @@ def refusals(world: int, folder: str, checkpoint: str) -> None:
     resting = stowage.load(build, there, rules=rules, device="meta")
     spread(resting, mesh)
     _refused(lambda: stowage.sharding.load(resting, there, ram="4MiB"), "must rest in the file, to")
-    _refused(lambda: stowage.sharding.load(model, folder, reads="direct"), "must come with ram")
+    _refused(
+        lambda: stowage.sharding.load(model, folder, reads="direct"), "must come with ram or plan"
+    )
     _refused(lambda: stowage.sharding.load(model, checkpoint, ram="4MiB"), "must come with a file")
     assert all(stack.is_meta for stack in stacks(model).values())
     there = f"{checkpoint}/new"
@@ -196,6 +201,63 @@ def budgets(world: int, folder: str) -> list[int]:
     assert torch.equal(logits(copied, "eager"), logits(model, "eager"))
     assert stowage.engine_report(model).peak <= ram
     return [ram]
+
+
+def planned(world: int, folder: str, to: str) -> None:
+    """Each rank's plan is for its own experts, and keeps those that are used most."""
+    rank, each = dist.get_rank(), EXPERTS // world
+    here = range(rank * each, (rank + 1) * each)
+    whole, mesh = stowage.load(build, folder), init_device_mesh("cpu", (world,))
+    model = stowage.load(build, folder, device="meta")
+    spread(model, mesh)
+    counts = [500 if expert % each == 1 else 1 for expert in range(EXPERTS)]
+    weights = {name: {"hits": 1, "by_index": counts} for name in stacks(model)}
+    uses, where = Path(to) / f"uses{rank}.json", Path(to) / f"plan{rank}.json"
+    uses.write_text(json.dumps({"stowage_uses": 1, "weights": weights}))
+
+    def within(ram: int | str, of: nn.Module = model) -> stowage.Plan:
+        return stowage.plan(of, ram=ram, uses=uses, links=links())
+
+    every = within("1GiB")
+    experts = [unit for unit in every.units if unit.name.endswith("]")]
+    assert {unit.name for unit in experts} == {f"{n}[{i}]" for n in stacks(model) for i in here}
+    assert abs(sum(unit.uses for unit in experts) / len(stacks(model)) - 2 / world) < 1e-6
+    plan = within(every.predicted.peak["ram"] - 4 * experts[0].bytes)
+    kept = {f"{name}[{here[1]}]" for name in stacks(model)}
+    assert plan.names("disk") and kept <= set(plan.names("ram")), plan
+    plan.save(where)
+    found, keep = [], library.engine_keep
+    library.engine_keep = lambda *given: found.append(keep(*given))
+    stowage.sharding.load(model, folder, plan=where)
+    logits(model, "grouped_mm")
+    library.engine_keep = keep
+    # A file with a tensor for each expert needs scratch, which takes the place of one.
+    assert 0 <= len(plan.names("ram")) - found[0] <= 1, (found, plan)
+    for _ in range(3):
+        assert close(logits(model, "grouped_mm"), logits(whole, "grouped_mm"))
+    assert stowage.engine_report(model).peak <= plan.predicted.peak["ram"]
+    stowage.rebudget(model, plan.predicted.peak["ram"] + 2 * experts[0].bytes)
+    assert close(logits(model, "grouped_mm"), logits(whole, "grouped_mm"))
+    other = stowage.load(build, folder, device="meta")
+    spread(other, mesh)
+    for_all = within("1GiB", whole)
+    _refused(lambda: stowage.sharding.load(other, folder, plan=for_all), "must be made for the")
+    _refused(
+        lambda: stowage.sharding.load(other, folder, plan=plan, ram="1GiB"), "must come without"
+    )
+    assert all(stack.is_meta for stack in stacks(other).values())
+
+
+def links() -> dict[str, object]:
+    cpu = {"read": 8e9, "multiply": 2e11}
+    return {
+        "key": machine_key(),
+        "disk": 2e9,
+        "cached": 4e9,
+        "memcpy": 8e9,
+        "linear": {name: cpu for name in ("int8", "nf4", "bf16", "f32")},
+        "accelerators": {},
+    }
 
 
 def written(world: int, folder: str, to: str) -> None:

@@ -29,6 +29,17 @@ def is_spread(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "full_tensor")
 
 
+def first_row(tensor: Tensor) -> int:
+    """Which index of dim 0 the first row is that this process has."""
+    if not is_spread(tensor) or not tensor.dim():
+        return 0
+    spread: Any = tensor
+    _, offsets = _torch.compute_local_shape_and_global_offset(
+        spread.shape, spread.device_mesh, spread.placements
+    )
+    return int(offsets[0])
+
+
 def holds_matrices(spread: Any) -> bool:
     """Whether a DTensor has, as a weight of their own, some indices of dim 0 of a stack that rests,
     each with bytes of its own."""

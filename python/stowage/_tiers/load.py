@@ -242,15 +242,23 @@ def _filled(
 def load_spread(
     model: nn.Module,
     folder: str | os.PathLike[str],
-    ram: int | str,
+    ram: int | str | None,
+    plan: Planned | None,
     reads: str,
     rename: Rename | None,
     strict: bool,
     agree: Callable[[], None],
 ) -> None:
     """As `load` of a model that is spread over processes, whose compute dtypes stay. `agree` is
-    called before the first change."""
-    given = EngineOptions(byte_count(ram, "ram"), reads)
+    called before the first change. A plan is one for what is here of the model."""
+    check_alone("stowage.sharding.load", plan, {"ram": ram})
+    plan = None if plan is None else read_plan(plan)
+    if plan is None:
+        given = EngineOptions(byte_count(0 if ram is None else ram, "ram"), reads)
+    else:
+        plan.check(model)
+        given = carried_by_engine("stowage.sharding.load", plan)
+        given = replace(given, reads=reads, keep_by_model=True)
     options = Options(Making(), True, True, strict, rename, keep_dtypes=True)
     source = FileSource(folder)
     try:
@@ -258,6 +266,7 @@ def load_spread(
         remember_formed(_load(model, source, None, options, grain, given, agree), *source.formed)
     finally:
         source.close()
+    keep_to(model, plan)
 
 
 class RestingLoad:

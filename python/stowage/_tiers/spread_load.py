@@ -15,6 +15,7 @@ from stowage._model.files import sharded
 from stowage._model.files.spread import Wanted, in_step
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.load import load_spread
+from stowage._tiers.plans.execution import Planned
 
 
 def load(
@@ -25,6 +26,7 @@ def load(
     strict: bool = True,
     keep_nonfinite: bool = False,
     ram: int | str | None = None,
+    plan: Planned | None = None,
     reads: str = "automatic",
 ) -> None:
     """Fills `model` from what `save` wrote, with any number of processes, or from a file in any
@@ -44,7 +46,9 @@ def load(
         ram: bytes of weights ("2GiB") that this process has in memory at a time, of such a file.
             The others are read when they are used, as by `stowage.load(ram=)`: of what DTensor cuts
             along dim 0, such as the experts of this rank, its own alone. Not after `fully_shard`.
-        reads: with `ram`, as in `stowage.offload`.
+        plan: of `stowage.plan` for this model, or the path of one, instead of `ram`: it is one for
+            what this process has, and says which of its experts stay in memory.
+        reads: with `ram` or `plan`, as in `stowage.offload`.
 
     Raises:
         BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
@@ -59,19 +63,19 @@ def load(
         >>> stowage.sharding.save(model, "checkpoint")
         >>> stowage.sharding.load(model, "checkpoint")
     """
-    if ram is None and reads != "automatic":
+    if ram is None and plan is None and reads != "automatic":
         raise InvalidArgument(
-            f"stowage.sharding.load: reads must come with ram, got reads={reads!r} alone"
+            f"stowage.sharding.load: reads must come with ram or plan, got reads={reads!r} alone"
         )
-    if ram is None:
+    if ram is None and plan is None:
         sharded.load(model, folder, Wanted(rename, strict, keep_nonfinite))
         return
     with ExitStack() as step:  # which ends in all processes before the first change in any
         step.enter_context(in_step())
         if sharded.is_checkpoint(folder) or keep_nonfinite:
             raise InvalidArgument(
-                f"stowage.sharding.load: ram must come with a file that is left as it is, {folder} "
-                "is a checkpoint of stowage.sharding.save, or keep_nonfinite was given"
+                "stowage.sharding.load: ram and plan must come with a file that is left as it is, "
+                f"{folder} is a checkpoint of stowage.sharding.save, or keep_nonfinite was given"
             )
         with torch.device("cpu"):  # whatever the caller's default is
-            load_spread(model, folder, ram, reads, rename, strict, step.close)
+            load_spread(model, folder, ram, plan, reads, rename, strict, step.close)

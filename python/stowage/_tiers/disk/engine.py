@@ -57,6 +57,8 @@ class EngineOptions:
     lock: bool = False
     route_ahead: bool = False  # routers are asked about the input of the layer before
     keep: tuple[str, ...] = ()  # names in the file of what stays in memory, the most valuable first
+    keep_by_model: bool = False  # or names of the model
+    in_file: tuple[tuple[str, str], ...] = ()  # then those in the file, by these
     ring: int = 0  # bytes for the rest
     mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
     by_rows: tuple[tuple[str, int], ...] = ()  # names in the file of what comes by so many rows
@@ -132,7 +134,7 @@ class Engine:
         facts = self._described()
         self._reads: str = facts["reads"]
         self._least: int = facts["largest"]  # no budget may be below
-        keep = _matrices_of(self._options.keep, self._source.entries.values())
+        keep = _matrices_of(_named(self._options), self._source.entries.values())
         if keep:
             library.engine_keep(handle, json.dumps(keep), self._share, self._options.ring)
         if self._order:
@@ -296,11 +298,24 @@ def suited(options: EngineOptions, source: FileSource, moved: Mapping[str, Held]
     """The options for a file, of which `moved`, by name there, rests in it."""
     pieces = [e for e in source.entries.values() if e.place is not None and e.place.stack in moved]
     in_stacks = {entry.name for entry in pieces}
+    own = tuple((held.name, name) for name, held in moved.items())
     return replace(
         options,
+        in_file=own if options.keep_by_model else (),
         mapped_only=_mapped_only(source.entries, moved, in_stacks),
         by_rows=_by_rows(source, moved),
     )
+
+
+def _named(options: EngineOptions) -> tuple[str, ...]:
+    """What is kept, by names in the file."""
+    in_file = dict(options.in_file)
+
+    def named(name: str) -> str:
+        weight, bracket, index = name.partition("[")
+        return in_file.get(weight, weight) + bracket + index
+
+    return tuple(map(named, options.keep))
 
 
 def _matrices_of(names: Sequence[str], entries: Iterable[Entry]) -> tuple[str, ...]:

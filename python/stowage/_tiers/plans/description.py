@@ -12,7 +12,10 @@ from torch import nn
 from stowage._files.names import DISK_NAMES, FLOAT8
 from stowage._model.sizes import nbytes
 from stowage._model.weights import LAZY, Held, Inventory
+from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
+from stowage._shard.local_shards import first_row, is_spread
+from stowage._shard.rows import StowedRows
 from stowage._tensor.stowed import StowedTensor
 
 Source = nn.Module | str | os.PathLike[str]
@@ -45,11 +48,23 @@ def units_of(model: nn.Module) -> list[dict[str, Any]]:
             f"stowage.plan: every parameter must have a shape, {lazy[0]} has none until its module "
             "has run"
         )
-    return [_unit(held) for held in every]
+    return [_unit(held) for held in every if not is_spread(held.tensor) or _is_here(held)]
+
+
+def _is_here(held: Held) -> bool:
+    """Whether something of it is. Raises InvalidArgument for pieces of a weight."""
+    local = _torch.local_of(held.tensor)
+    if isinstance(local, StowedRows):
+        raise InvalidArgument(
+            f"stowage.plan: {held.name} must be whole, or matrices of a stack, got rows of it, as "
+            "fully_shard spreads them"
+        )
+    return bool(local.numel())
 
 
 def _unit(held: Held) -> dict[str, Any]:
-    tensor = held.tensor
+    """Of what is spread over processes what is here."""
+    tensor = _torch.local_of(held.tensor)
     return {
         "name": held.name,
         "storage": _storage(tensor),
@@ -58,6 +73,8 @@ def _unit(held: Held) -> dict[str, Any]:
         "rests": isinstance(tensor, StowedTensor),
         "rows": not held.is_buffer and held.gives_rows,
         "stack": held.is_stack,
+        "first": first_row(held.tensor),
+        "total": held.tensor.shape[0] if held.is_stack else 0,
     }
 
 
