@@ -217,8 +217,9 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, st
   const __m512i table = table_of(_mm512_loadu_ps(task.values), stretch, stretch);
   const Bf16Rows<kRows> w(task, row, apart);
   const std::int64_t rows = apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2);
-  const std::int64_t ahead = apart == 1 ? kRows * task.row_stride / 2
-                                        : bytes_ahead<kNear>(row, apart, task.row_stride / 2);
+  const std::int64_t ahead =
+      apart == 1 ? kRows * task.row_stride / 2
+                 : bytes_ahead<kNear>(row, apart, task.row_stride / 2, task.columns / 2);
   __m512 sums[kVectors][kRows];
   for (auto& of_vector : sums)
     for (__m512& sum : of_vector) sum = _mm512_setzero_ps();

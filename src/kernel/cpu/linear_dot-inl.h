@@ -360,7 +360,8 @@ void dot_rows(const DotTask& task, std::int64_t j) {
     const auto in_streams = [&]<bool kNear>() {
       using InStreams = DotRow<kCodes, kOwn, kZero, kM, chains_of(kM, true), kNear>;
       for (; i < apart; ++i) {
-        const std::int64_t ahead = bytes_ahead<kNear>(i, apart, bytes_for<kCodes>(task.row_stride));
+        const std::int64_t ahead = bytes_ahead<kNear>(i, apart, bytes_for<kCodes>(task.row_stride),
+                                                      bytes_for<kCodes>(task.columns));
         const auto row = [&](std::int64_t n) { return InStreams(task, i + n * apart, ahead); };
         dot_together(task, x, y, row(0).first_group(), row(0), row(1), row(2), row(3));
       }

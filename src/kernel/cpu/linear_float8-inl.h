@@ -68,7 +68,8 @@ struct Float8Rows {
         tables(some),
         row(from),
         apart(step),
-        ahead(step == 1 ? kRows * of.row_stride : bytes_ahead<kNear>(from, step, of.row_stride)) {
+        ahead(step == 1 ? kRows * of.row_stride
+                        : bytes_ahead<kNear>(from, step, of.row_stride, of.columns)) {
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
       codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + first;

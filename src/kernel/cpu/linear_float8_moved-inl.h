@@ -106,7 +106,8 @@ struct MovedRows {
 
   MovedRows(const BytesDotTask& of, std::int64_t row, std::int64_t apart)
       : task(of),
-        ahead(kRows == kStreams ? bytes_ahead<false>(row, apart, of.row_stride) : of.ahead) {
+        ahead(kRows == kStreams ? bytes_ahead<false>(row, apart, of.row_stride, of.columns)
+                                : of.ahead) {
     static constexpr float kOne = 1.0f;
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t begin = (row + r * apart) * task.row_stride;

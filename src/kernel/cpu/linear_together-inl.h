@@ -58,7 +58,9 @@ template <class Way, int kRows, int kM, bool kNear = false>
   constexpr std::int64_t kColumns = Way::kColumns;
   const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
   const std::int64_t ahead =
-      kRows == kStreams ? bytes_ahead<kNear>(row, apart, bytes_for(task.row_stride)) : task.ahead;
+      kRows == kStreams
+          ? bytes_ahead<kNear>(row, apart, bytes_for(task.row_stride), bytes_for(task.columns))
+          : task.ahead;
   const Way way;
   PlaceInRows<kRows> at{task, {}, {}, task.x};
   for (int r = 0; r < kRows; ++r) {

@@ -18,10 +18,13 @@ constexpr std::int64_t rows_ahead(std::int64_t i, std::int64_t apart, std::int64
   return i + some < apart ? some : some + (kStreams - 1) * apart;
 }
 
-/// The same in bytes, from a code of that row. Into the L1 cache no more than needs to be.
+/// The same in bytes, from a code of that row, of which so many are read. Into the L1 cache no more
+/// than needs to be, where what follows a row is the next one.
 template <bool kNear>
-constexpr std::int64_t bytes_ahead(std::int64_t i, std::int64_t apart, std::int64_t row_bytes) {
-  if (kNear && row_bytes > kStreamAhead && i + 1 < apart) return kStreamAhead;
+constexpr std::int64_t bytes_ahead(std::int64_t i, std::int64_t apart, std::int64_t row_bytes,
+                                   std::int64_t read_bytes) {
+  const bool follow = read_bytes == row_bytes && i + 1 < apart;
+  if (kNear && follow && row_bytes > kStreamAhead) return kStreamAhead;
   return rows_ahead(i, apart, row_bytes) * row_bytes;
 }
 
