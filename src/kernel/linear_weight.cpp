@@ -8,7 +8,6 @@
 #include <string>
 
 #include "base/checked.h"
-#include "kernel/stream.h"
 
 namespace stowage {
 namespace {
@@ -96,12 +95,17 @@ bool fits_words(const Descriptor& form, std::int64_t group) noexcept {
   return group >= kBytesBlock / 2 && !rounds && form.factor == 1.0f && form.zero == Zero::none;
 }
 
-// The first of so many bytes are on their way, from where the processor goes on by itself; more
-// would hold up what is read now. Those that are not there are harmless.
+constexpr std::int64_t kLine = 64;
+
+// So many bytes are on their way to the L2 cache. Those that are not there are harmless.
 void ask_for(const char* from, std::int64_t bytes) noexcept {
-  constexpr std::int64_t kLine = 64, kLines = 8;
-  for (std::int64_t at = 0; at < std::min(bytes, kLines * kLine); at += kLine)
-    __builtin_prefetch(from + at, 0, 2);
+  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
+// The first of so many are, from where the processor goes on by itself; more would hold up what is
+// read now.
+void ask_for_first(const char* from, std::int64_t bytes) noexcept {
+  constexpr std::int64_t kLines = 8;
+  ask_for(from, std::min(bytes, kLines * kLine));
 }
 
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
@@ -238,7 +242,7 @@ void LinearWeight::widen_asking(const Run& run, std::int64_t ahead,
   for (std::int64_t begin = 0; begin < run.n; begin += kPiece) {
     const std::int64_t some = std::min(kPiece, run.n - begin);
     const char* from = static_cast<const char*>(run.codes) + bytes_of_codes(run.first + begin);
-    fetch_ahead(from + ahead, bytes_of_codes(some));
+    ask_for(from + ahead, bytes_of_codes(some));
     to_bf16_(run.part(begin, some), out + begin);
   }
 }
@@ -250,7 +254,7 @@ void LinearWeight::widen_some_bf16(std::int64_t row, std::int64_t count, std::in
                                    MayScale&& may_scale) const noexcept {
   for (std::int64_t i = 0; i < count; ++i, out += stride) {
     const std::int64_t begin = (row + i) * columns_ + k;
-    if (!asked.whole) ask_for(codes_at(row + i, k) + asked.ahead, bytes_of_codes(n));
+    if (!asked.whole) ask_for_first(codes_at(row + i, k) + asked.ahead, bytes_of_codes(n));
     std::uint16_t* to = out;
     scales[i] = 1.0f;
     runs_.cover(begin, begin + n, [&](Run run) {

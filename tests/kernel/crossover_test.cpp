@@ -64,6 +64,28 @@ TEST_F(CrossoverTest, IsMeasuredAndChangesNothing) {
   use_crossover(made);  // and all of it may be put in force
 }
 
+// Where codes are asked for to: neither at the ends of streams, nor of arrays, nor anywhere else
+// does it change a byte.
+TEST_F(CrossoverTest, WhatIsFetchedWhereChangesNoByte) {
+  for (const char* storage : {"f8_e4m3:row", "f8_e4m3:block128x128", "int8:row", "int8:block32:f16",
+                              "nf4", "int4:block64:bf16", "mxfp4", "q6_k", "int3:block128:bf16"})
+    for (const std::int64_t k : {std::int64_t{256}, std::int64_t{2560}, std::int64_t{4608}})
+      for (const std::int64_t m : {1, 6, 70}) {
+        const Weight weight = make_weight(storage, {75, k}, Data::normal);
+        const Values& x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+        Values y[2];
+        for (int near = 0; near < 2; ++near) {
+          Crossover some = before_;
+          some.near = near;
+          use_crossover(some);
+          y[near] = {Dtype::bf16, std::vector<std::byte>(bytes_of(Dtype::bf16, m * 75))};
+          linear(x.data(), m, Dtype::bf16, weight, nullptr, y[near].bytes.data(),
+                 &inline_executor());
+        }
+        EXPECT_EQ(y[0].bytes, y[1].bytes) << storage << " " << k << " " << m;
+      }
+}
+
 TEST_F(CrossoverTest, MayChangeWhileProductsRun) {
   const Values wanted[] = {product("nf4", 3), product("nf4", 40)};
   const auto pool = make_pool(3);

@@ -327,7 +327,8 @@ def plan(
     Nothing is read but sizes; the model may be on the meta device.
 
     Args:
-        model_or_path: a model, or the path of its files.
+        model_or_path: a model, or the path of its files. Of one that is spread over processes what
+            this one has: `rows` are then the tokens of all.
         ram: bytes of memory, or a text such as "4GiB".
         accelerator: bytes on the first accelerator, or a mapping of accelerators to bytes.
         storage: plans as if what `stowage pack` takes rested so; of a `stowage.Policy` the storage,
@@ -340,8 +341,7 @@ def plan(
             experts also how often each was used in another run: what `stowage.uses` gives, or the
             file that `Uses.save` wrote.
         routed: experts of a layer that a token takes; without, as the model's config says, else
-            all. Without an accelerator each comes by itself, and those of a layer are taken to be
-            used alike where `uses` does not say otherwise.
+            all. Those of a layer are taken to be used alike where `uses` does not say otherwise.
         works_on_cpu: whether the CPU may multiply too.
         links: rates as `measured_links` gives them; without, those of this machine, measured once.
         folder: on the disk that a model's weights will rest on; it may be new.
