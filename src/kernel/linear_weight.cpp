@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "kernel/stream.h"
 
 namespace stowage {
 namespace {
@@ -242,7 +243,10 @@ void LinearWeight::widen_asking(const Run& run, std::int64_t ahead,
   for (std::int64_t begin = 0; begin < run.n; begin += kPiece) {
     const std::int64_t some = std::min(kPiece, run.n - begin);
     const char* from = static_cast<const char*>(run.codes) + bytes_of_codes(run.first + begin);
-    ask_for(from + ahead, bytes_of_codes(some));
+    if (near_)
+      fetch_ahead(from + ahead, bytes_of_codes(some));
+    else
+      ask_for(from + ahead, bytes_of_codes(some));
     to_bf16_(run.part(begin, some), out + begin);
   }
 }
