@@ -144,7 +144,7 @@ Crossover measure_crossover() {
   }
   if (best.linear.matrices.multiply != nullptr)
     made.vectors = most_worth("f8_e4m3:row", Dtype::bf16, made, &Crossover::vectors, kMostRows);
-  made.near = near_is_worth_it(made) ? 1 : 0;
+  if (best.isa >= Isa::avx512) made.near = near_is_worth_it(made) ? 1 : 0;  // others have one way
   // In f16, which nothing but these two ways multiplies then; tiles take all that the other does.
   Crossover two = made;
   two.float8 = 0;

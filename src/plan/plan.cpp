@@ -2,7 +2,6 @@
 #include "stowage/plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <set>
 #include <unordered_map>
