@@ -129,10 +129,11 @@ std::optional<Crossover> KeptLinks::crossover(const std::string& key) {
   const std::string isa = instruction_set();
   return if_legible([&] {
     const JsonFields numbers = JsonFields(sets, "links.json").fields(isa.c_str());
-    Crossover made;
+    Crossover made = built_in_crossover();  // of what an earlier release did not measure
     for (const CrossoverField& field : kCrossoverFields)
-      made.*field.value = std::clamp(static_cast<std::int64_t>(numbers.whole(field.name)),
-                                     std::int64_t{0}, field.most);
+      if (numbers.all().contains(field.name))
+        made.*field.value = std::clamp(static_cast<std::int64_t>(numbers.whole(field.name)),
+                                       std::int64_t{0}, field.most);
     return made;
   });
 }

@@ -59,6 +59,17 @@ TEST_F(KeptCrossover, IsUsedWhereItIsKept) {
   }
 }
 
+// A release that measures more takes what an earlier one kept, and its own for the rest.
+TEST_F(KeptCrossover, HasWhatIsBuiltInForWhatWasNotMeasured) {
+  Crossover some = built_in_crossover();
+  some.rows = 5;
+  scratch.write("kept/links.json", R"({"stowage_links": 1, "machines": {")" + machine_key() +
+                                       R"(": {"crossover": {")" + instruction_set() +
+                                       R"(": {"rows": 5}}}}})");
+  EXPECT_TRUE(use_kept_crossover());
+  EXPECT_EQ(crossover(), some);
+}
+
 TEST_F(KeptCrossover, IsWithinBoundsWhateverAnotherHandWrote) {
   const std::string key = machine_key(), isa = instruction_set();
   for (const char* rows : {"1000", "-3", "1.5", "null", "\"8\""}) {
