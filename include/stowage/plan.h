@@ -88,7 +88,9 @@ struct PlanUnit {
   /// and how many there are in all; 0: as many as here.
   std::int64_t first = 0, total = 0;
   bool rows = false;           // only the rows that ids name are read
-  bool stays = false;          // plain and small: in memory where it is used, always
+  /// In memory where it is used, always: plain and small, or spread over processes that gather or
+  /// multiply it together.
+  bool stays = false;
   std::string tier{}, work{};  // "disk", "ram" or an accelerator; "cpu" or an accelerator
   double seconds = 0;          // of work, per pass
   std::string why{};

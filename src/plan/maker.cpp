@@ -204,7 +204,8 @@ void PlanMaker::describe(PlanUnit& unit, const Candidate& c, Assignment assignme
   unit.seconds = works_on_cpu(assignment) ? c.on_cpu : c.on_accelerator;
   const std::string read = time_text(c.read), copy = time_text(c.copy);
   if (unit.stays) {
-    unit.why = "plain and small: stays in memory";
+    unit.why = may_move(unit) ? "spread over processes: stays in memory"
+                              : "plain and small: stays in memory";
   } else if (unit.rows) {
     unit.why = "only the rows that are asked for are read";
   } else if (assignment == Assignment::resident) {

@@ -136,12 +136,15 @@ void convert(std::vector<PlanUnit>& units, const Storage& storage) {
   }
 }
 
+bool may_move(const PlanUnit& unit) {
+  const bool floating = unit.storage == "f32" || unit.storage == "bf16" || unit.storage == "f16";
+  return is_widened(unit) || unit.rests ||
+         (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);
+}
+
 void complete(PlanUnit& unit) {
   check_uses(unit.name, unit.uses);
-  const bool floating = unit.storage == "f32" || unit.storage == "bf16" || unit.storage == "f16";
-  const bool moves =
-      is_widened(unit) || unit.rests || (floating && unit.shape.rank() >= 2 && unit.rest >= kSmall);
-  unit.stays = !moves;
+  unit.stays |= !may_move(unit);
   if (unit.bytes == 0) unit.bytes = most_in_memory(unit);
   if (unit.stays) unit.rows = false;
 }

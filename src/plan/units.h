@@ -18,6 +18,9 @@ void convert(std::vector<PlanUnit>& units, const Storage& storage);
 /// whether the unit stays.
 void complete(PlanUnit& unit);
 
+/// Whether it is a weight, or plain and large enough, that one may have out of memory.
+bool may_move(const PlanUnit& unit);
+
 /// Uses by the globs of `options`, then the order of use. Throws invalid_argument for names and
 /// globs that no unit has.
 void apply(const PlanOptions& options, std::vector<PlanUnit>& units);

@@ -32,6 +32,7 @@ std::vector<PlanUnit> units_of(const json& list) {
     unit.uses = given.value("uses", 1.0);
     unit.share = given.value("share", 1.0);
     unit.stack = given.value("stack", false);
+    unit.stays = given.value("stays", false);
     unit.first = given.value("first", std::int64_t{0});
     unit.total = given.value("total", std::int64_t{0});
     units.push_back(std::move(unit));

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import expert_ranks
+import mixed_ranks
 import pytest
 from ranks import on_ranks
 
@@ -92,3 +93,33 @@ def test_experts_that_ranks_do_not_divide(tmp_path: Path) -> None:
     stowage.stow(model, rules={"*": "int8:row2"})
     stowage.save(model, tmp_path / "m")
     on_ranks(3, expert_ranks.uneven, str(tmp_path / "m"), str(tmp_path / "flat"))
+
+
+# As transformers' `distributed_config` says: dense weights by FSDP2, by tensor parallelism, both.
+SIZES = {
+    "fsdp": {"fsdp_size": 2, "ep_size": 2},
+    "tp": {"tp_size": 2, "ep_size": 2},
+    "both": {"fsdp_size": 2, "tp_size": 2, "ep_size": 4},
+}
+
+
+@pytest.mark.parametrize("how", SIZES)
+def test_other_weights_are_spread_beside_them(how: str, tmp_path: Path) -> None:
+    sizes = SIZES[how]
+    ranks = sizes.get("fsdp_size", 1) * sizes.get("tp_size", 1)
+    on_ranks(ranks, mixed_ranks.in_files, packed(tmp_path / "m", "nf4"), sizes)
+    if how != "both":
+        on_ranks(ranks, mixed_ranks.in_files, published(tmp_path)[1], sizes)
+
+
+def test_weights_that_are_gathered_train_beside_them(tmp_path: Path) -> None:
+    on_ranks(2, mixed_ranks.trained, packed(tmp_path / "m", "int8:row2"), SIZES["fsdp"])
+
+
+def test_fully_shard_of_all_but_experts(tmp_path: Path) -> None:
+    on_ranks(2, mixed_ranks.ignored, packed(tmp_path / "m", "nf4"), str(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["fsdp", "tp"])
+def test_plans_count_what_is_spread_beside_them(how: str, tmp_path: Path) -> None:
+    on_ranks(2, mixed_ranks.planned, packed(tmp_path / "m", "nf4"), SIZES[how], str(tmp_path))

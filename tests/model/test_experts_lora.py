@@ -4,6 +4,8 @@ are those of all in memory, with checkpointing too."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from stowage._tensor import tables
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
+stowed_peft = pytest.importorskip("stowage.integrations.peft")
+Delta = pytest.importorskip("stowage.integrations.peft.deltas").Delta
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
 
 RAM = 600 << 10  # of 1 MiB
@@ -118,3 +122,87 @@ def test_losses_are_those_of_the_plain_sum(monkeypatch: pytest.MonkeyPatch) -> N
     assert loss == pytest.approx(plain, rel=1e-5)
     for name, grad in others.items():
         assert (grads[name] - grad).abs().max() <= 1e-4 * grad.abs().max() + 1e-7, name
+
+
+def several(model: Any, names: tuple[str, ...], keeps_apart: bool) -> Any:
+    """Adapters of several ranks and scales, all active."""
+    ranks = {"one": (4, 8), "two": (2, 6), "three": (4, 8)}
+    torch.manual_seed(1)
+    adapted = None
+    for name in names:
+        r, alpha = ranks[name]
+        config = peft.LoraConfig(
+            r=r, lora_alpha=alpha, init_lora_weights=False, **TARGETS["attention and experts"]
+        )
+        if adapted is None:
+            adapted = peft.get_peft_model(model, config, adapter_name=name)
+        else:
+            adapted.add_adapter(name, config)
+    assert adapted is not None
+    adapted.base_model.set_adapter(list(names))
+    if keeps_apart:
+        assert len(stowed_peft.apart(adapted)) == 4
+    return adapted
+
+
+@pytest.mark.parametrize("names", [("one", "three"), ("one", "two", "three")])
+def test_several_active_adapters_read_those_that_are_used(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    def stepped(adapted: Any) -> Trained:
+        adapted.train()
+        loss = adapted(input_ids=IDS, labels=IDS, use_cache=False).loss
+        loss.backward()
+        grads = {n: p.grad for n, p in adapted.named_parameters() if p.grad is not None}
+        return loss.item(), grads
+
+    formed, whole = stepped(several(mixture(None, "int8:row2"), names, False))
+    want, grads = stepped(several(mixture(None, "int8:row2"), names, True))
+    assert want == pytest.approx(formed, rel=1e-5) and set(grads) == set(whole)
+    assert len(grads) == 12 * len(names)
+    for name, grad in whole.items():  # the sums are of other roundings
+        assert (grads[name] - grad).abs().max() <= 1e-4 * grad.abs().max() + 1e-7, name
+    model = mixture(tmp_path / "w", "int8:row2")
+    routed = [note_routing(layer.mlp.experts) for layer in model.model.layers]
+    loss, ours = stepped(several(model, names, True))
+    assert loss == want and all(torch.equal(ours[n], grad) for n, grad in grads.items())
+    uses = stowage.uses(model)
+    stacks = [u for n, u in uses.weights.items() if n.endswith("experts.gate_up_proj")]
+    for uses_of, experts in zip(stacks, routed, strict=True):
+        assert uses_of.borrowed == 0
+        assert {e for e, times in enumerate(uses_of.by_index) if times} == experts
+    assert stowage.engine_report(model).peak <= RAM
+
+
+def test_what_keeps_several_apart_changes_nothing_else() -> None:
+    """Merging, one adapter, none, copies and pickles."""
+    names = ("one", "two")
+    plain = several(mixture(None, "int8:row2"), names, False)
+    ours = several(mixture(None, "int8:row2"), names, True)
+    with torch.no_grad():
+        for adapted in (plain, ours):
+            adapted.eval()
+        given = ours(input_ids=IDS).logits
+        assert torch.allclose(given, plain(input_ids=IDS).logits, atol=1e-4)
+        for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+            assert torch.equal(copied(input_ids=IDS).logits, given)
+            layers = [m for m in copied.modules() if "get_delta_weight" in m.__dict__]
+            assert len(layers) == 4
+            assert all(m.__dict__["forward"].__self__._layer is m for m in layers)
+        for adapted in (plain, ours):
+            adapted.set_adapter("two")
+        assert torch.equal(ours(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+        with ours.disable_adapter(), plain.disable_adapter():
+            assert torch.equal(ours(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+        for adapted in (plain, ours):
+            adapted.base_model.set_adapter(list(names))
+            stowed_peft.merge(adapted)
+        assert torch.equal(ours(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+        stowed_peft.unmerge(ours)
+        assert torch.equal(ours(input_ids=IDS).logits, given)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.allclose(ours(input_ids=IDS).logits.float(), given, atol=0.1)
+    delta = Delta([(torch.randn(3, 4, 2), torch.randn(3, 2, 5), 2.0)])
+    lhs, rhs, alpha = delta.factors()
+    assert torch.allclose(delta * 3, alpha * lhs @ rhs * 3) and delta.shape == (3, 4, 5)
+    assert torch.allclose(torch.randn(3, 4, 5).zero_() + delta, alpha * lhs @ rhs)

@@ -183,6 +183,37 @@ TEST(PlanExperts, APartOfAStackIsAPartOfItsUses) {
   }
 }
 
+// What is spread over processes otherwise is in memory in each of them, and counts.
+TEST(PlanExperts, WhatIsSpreadOtherwiseStays) {
+  std::vector<PlanUnit> units = mixture_of_stacks(2, 16);
+  std::uint64_t staying = 0;
+  for (PlanUnit& unit : units)
+    if (!unit.stack) unit.stays = true, staying += (unit.rest + 4095) / 4096 * 4096;
+  ASSERT_GT(staying, 0u);
+  const auto planned = [&](std::uint64_t ram) {
+    return make_plan("m", units, {.ram = ram, .routed = 2}, made_links());
+  };
+  const Plan all = planned(64 * kMiB);
+  const Plan plan = planned(all.peak.at("ram") - 2 * kMiB);
+  bool named = false, on_disk = false;
+  for (const PlanUnit& unit : plan.units) {
+    on_disk |= unit.tier == "disk";
+    if (planning::is_slice(unit.name)) {
+      EXPECT_FALSE(unit.stays) << unit.name;
+      continue;
+    }
+    EXPECT_TRUE(unit.stays && unit.tier == "ram") << unit.name;
+    named |= unit.why == "spread over processes: stays in memory";
+  }
+  EXPECT_TRUE(named && on_disk);
+  EXPECT_GE(plan.peak.at("ram"), staying);
+  EXPECT_THROW((void)planned(staying), Error);
+  check_plan(plan, "m", units);
+  const Plan again = plan_from_json(to_json(plan));
+  for (std::size_t i = 0; i < plan.units.size(); ++i)
+    EXPECT_EQ(again.units[i].stays, plan.units[i].stays);
+}
+
 // Where the link is slow and the CPU is not, experts work where they rest, as a whole.
 TEST(PlanExperts, StacksMayWorkOnTheCpu) {
   Links links = made_links();

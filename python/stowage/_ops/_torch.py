@@ -7,7 +7,7 @@ no private names: torch keeps their schemas.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from importlib import import_module
 from typing import Any
 
@@ -176,6 +176,7 @@ pre_backward = _reader("_pre_backward", "compiled graphs gather")
 pre_forward_handle = _reader("_pre_forward_hook_handle", "graphs are not ended by FSDP2's hooks")
 post_forward_handle = _reader("_post_forward_hook_handle", "graphs are not ended by FSDP2's hooks")
 _param_groups = _reader("_fsdp_param_groups", "the parameters are known that FSDP2 gathers")
+fsdp_mesh_info = _reader("mesh_info", "it is known over how many processes FSDP2 spreads")
 
 
 def local_of(tensor: Any) -> Any:
@@ -204,6 +205,17 @@ def fsdp_groups(state: Any) -> list[Any]:
     if not hasattr(state, "_fsdp_param_groups") and hasattr(state, "_fsdp_param_group"):
         return [state._fsdp_param_group] if state._fsdp_param_group else []
     return list(_param_groups(state))
+
+
+def let_go(state: Any, ids: Container[int]) -> None:
+    """FSDP2 gathers the sharded parameters with these ids no more."""
+    for group in fsdp_groups(state):
+        group.fsdp_params[:] = [p for p in group.fsdp_params if id(p.sharded_param) not in ids]
+        if not group.fsdp_params:  # torch 2.11 has one group, or none
+            if hasattr(state, "_fsdp_param_groups"):
+                state._fsdp_param_groups.remove(group)
+            else:
+                state._fsdp_param_group = None
 
 
 def is_replica(module: nn.Module) -> bool:

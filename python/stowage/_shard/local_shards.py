@@ -86,6 +86,9 @@ def piece_of(tensor: Tensor, dtypes: dict[int, torch.dtype]) -> Piece:
         return Piece(local, text, inner.resting, whole)
     dtype = dtypes.get(id(tensor), local.dtype)
     wire = getattr(inner, "travels", str(dtype).removeprefix("torch."))
+    if holds_matrices(spread):  # of which DTensor would send values
+        layout = inner._storage.layout(spread.shape)
+        return Piece(local, text, wire, sum(math.prod(s) * d.itemsize for _, d, s in layout))
     return Piece(local, text, wire, math.prod(tensor.shape) * local.dtype.itemsize)
 
 

@@ -19,23 +19,49 @@ from stowage._tensor.slices import rows_of_parts
 from stowage._tensor.stowed import StowedTensor
 
 
-def fully_sharded(model: nn.Module) -> frozenset[int]:
-    """The ids of the parameters that FSDP2 gathers."""
+def gathered(model: nn.Module) -> frozenset[int]:
+    """The ids of the parameters that FSDP2 gathers from several processes."""
     states = (_torch.fsdp_state(module) for module in model.modules())
     groups = (group for state in states for group in _torch.fsdp_groups(state))
-    return frozenset(id(held.sharded_param) for group in groups for held in group.fsdp_params)
+    every = (held for group in groups for held in group.fsdp_params)
+    return frozenset(id(held.sharded_param) for held in every if _is_gathered(held))
 
 
-def obstacle_to_file(spread: Any, rests_there: bool, gathered: frozenset[int]) -> str:
-    """Why a DTensor cannot have its rows in a file; "" if it can. `rests_there`: whether the file
-    has it at rest. `gathered`: `fully_sharded`."""
+def _is_gathered(held: Any) -> bool:
+    """Not where it has but one process to gather from, as experts of whole expert parallelism."""
+    return bool(getattr(_torch.fsdp_mesh_info(held), "shard_mesh_size", 1) > 1)
+
+
+def let_go(model: nn.Module, ids: frozenset[int]) -> None:
+    """Takes parameters that FSDP2 does not gather, by their ids, out of what it copies before each
+    forward: the modules hold what is put into their places."""
+    for module in model.modules():
+        _torch.let_go(_torch.fsdp_state(module), ids)
+
+
+def left_in_file(spread: Any, gathered: frozenset[int]) -> bool:
+    """Whether a DTensor may have its rows in a file: matrices of a stack, cut along dim 0 alone.
+    Others are gathered, cut or multiplied by torch, which has to have them in memory. `gathered`:
+    the ids of what FSDP2 gathers."""
+    dims = [dim for place in _cuts(spread) if (dim := shard_dim(place)) is not None]
+    return id(spread) not in gathered and spread.dim() > 2 and not any(dims) and len(dims) < 2
+
+
+def _cuts(spread: Any) -> list[Any]:
+    """Its placements, where a dimension of its mesh with one process cuts nothing."""
+    from torch.distributed.tensor import Replicate  # takes a second, and is there if `spread` is
+
+    mesh = spread.device_mesh
+    return [p if mesh.size(i) > 1 else Replicate() for i, p in enumerate(spread.placements)]
+
+
+def obstacle_to_file(spread: Any, rests_there: bool) -> str:
+    """Why such a DTensor cannot have its rows in this file; "" if it can. `rests_there`: whether
+    the file has it at rest."""
+    if spread.device_mesh.device_type != "cpu":
+        return f"must be on the CPU, to rest in a file with ram, is on {spread.device_mesh}"
     if rests(spread) and not rests_there:
         return "must rest in the file, to stay there with ram (stowage pack writes such a file)"
-    if id(spread) in gathered or spread.device_mesh.device_type != "cpu":
-        return "must be on the CPU and spread by no fully_shard, to rest in a file with ram"
-    dims = [dim for place in spread.placements if (dim := shard_dim(place)) is not None]
-    if any(dims) or len(dims) > 1:
-        return f"must be cut along dim 0 alone, to rest in a file with ram, got {spread.placements}"
     return ""
 
 
@@ -50,12 +76,12 @@ def rows_here(spread: Any) -> StowedRows:
 
 def like_spread(spread: Any, local: Tensor, requires_grad: bool) -> nn.Parameter:
     """A parameter that is spread as `spread` is, of which `local` is here."""
-    from torch.distributed.tensor import DTensor  # takes a second, and is there if `spread` is
+    from torch.distributed.tensor import DTensor  # as above
 
     made = DTensor.from_local(
         local,
         spread.device_mesh,
-        spread.placements,
+        _cuts(spread),
         run_check=False,
         shape=spread.shape,
         stride=spread.stride(),
@@ -73,7 +99,7 @@ def own_matrices(whole: Tensor, spread: Tensor) -> Tensor:
         return whole
     of: Any = spread
     sizes, offsets = _torch.compute_local_shape_and_global_offset(
-        of.shape, of.device_mesh, of.placements
+        of.shape, of.device_mesh, _cuts(of)
     )
     first, last = (offsets[0], offsets[0] + sizes[0]) if sizes else (0, 0)
     detached = whole.detach()

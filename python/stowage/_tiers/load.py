@@ -200,12 +200,13 @@ def _load(
     grain: Granularity,
     given: EngineOptions | None,
     agree: Callable[[], None] = lambda: None,
+    kind: type[Filling] = Filling,
 ) -> nn.Module:
     """`agree` is called before the first change, when nothing can fail any more."""
     target = model if isinstance(model, nn.Module) else build(model)
     adopted = adopt(source, target, options.rename, options.strict)
     options = replace(options, rename=adopted.rename, then=adopted.then)
-    filling = _filled(target, source, selection, options, grain, given, agree)
+    filling = _filled(target, source, selection, options, grain, given, agree, kind)
     if adopted.dialect:
         remember_template(target, Template.of(source, filling.taken(), adopted.dialect))
     return target
@@ -219,6 +220,7 @@ def _filled(
     grain: Granularity,
     given: EngineOptions | None,
     agree: Callable[[], None] = lambda: None,
+    kind: type[Filling] = Filling,
 ) -> Filling:
     engine: list[Engine] = []
 
@@ -228,10 +230,13 @@ def _filled(
                 raise InvalidArgument(
                     "stowage.load: the model must not be offloaded, onload it first"
                 )
-            engine.append(Engine(source, suited(given, source, filling.moved())))
+            how = suited(given, source, filling.moved())
+            if not how.keep_by_model:  # a plan has counted them
+                how = replace(how, beside=filling.bytes_beside())
+            engine.append(Engine(source, how))
         agree()
 
-    filling = _fill(target, source, selection, options, "load", grain, open_engine)
+    filling = _fill(target, source, selection, options, "load", grain, open_engine, kind)
     if engine:
         moved = filling.moved()
         engine[0].expect(filling.expected())
@@ -248,6 +253,7 @@ def load_spread(
     rename: Rename | None,
     strict: bool,
     agree: Callable[[], None],
+    kind: type[Filling],
 ) -> None:
     """As `load` of a model that is spread over processes, whose compute dtypes stay. `agree` is
     called before the first change. A plan is one for what is here of the model."""
@@ -263,7 +269,8 @@ def load_spread(
     source = FileSource(folder)
     try:
         grain = Granularity.parse(None, None, None, False)
-        remember_formed(_load(model, source, None, options, grain, given, agree), *source.formed)
+        made = _load(model, source, None, options, grain, given, agree, kind)
+        remember_formed(made, *source.formed)
     finally:
         source.close()
     keep_to(model, plan)
@@ -365,9 +372,10 @@ def _fill(
     where: str,
     grain: Granularity | None = None,
     before_change: Callable[[Filling], None] = lambda filling: None,
+    kind: type[Filling] = Filling,
 ) -> Filling:
     with torch.inference_mode(False), torch.no_grad():
-        filling = Filling(model, source, selection, options)
+        filling = kind(model, source, selection, options)
         commit = filling.execute()
         source.check()  # before the problems: values that were lost make some of their own
         if grain is not None:

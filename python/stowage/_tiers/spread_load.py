@@ -12,7 +12,9 @@ from torch import nn
 
 from stowage._files.renames import Rename
 from stowage._model.files import sharded
+from stowage._model.files.save import reshard
 from stowage._model.files.spread import Wanted, in_step
+from stowage._model.files.spread_in_file import SpreadInFile
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.load import load_spread
 from stowage._tiers.plans.execution import Planned
@@ -77,5 +79,6 @@ def load(
                 "stowage.sharding.load: ram and plan must come with a file that is left as it is, "
                 f"{folder} is a checkpoint of stowage.sharding.save, or keep_nonfinite was given"
             )
+        reshard(model)
         with torch.device("cpu"):  # whatever the caller's default is
-            load_spread(model, folder, ram, plan, reads, rename, strict, step.close)
+            load_spread(model, folder, ram, plan, reads, rename, strict, step.close, SpreadInFile)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ from stowage._ops.memory import new_copy, octets
 from stowage._ops.storage import Storage
 from stowage._shard.fragments import stand_alone
 from stowage._shard.local_shards import is_spread
-from stowage._shard.own_matrices import fully_sharded, is_exact, obstacle_to_file, own_matrices
+from stowage._shard.own_matrices import is_exact
 from stowage._tensor.casts import cast_storage, stands_for_plain
 from stowage._tensor.stowed import VALUE_DTYPES, StowedTensor
 
@@ -263,13 +263,8 @@ class Filling:
             return
         self._steps.append(Assignment(held, entry, wanted, reason, as_it_is=has is not None))
 
-    @cached_property
-    def _gathered(self) -> frozenset[int]:
-        return fully_sharded(self.inventory.model)
-
     def _bound(self, tensor: torch.Tensor, entry: Entry, rests: bool) -> str:
-        if self._options.cast and self._options.mmap and is_spread(tensor):
-            return obstacle_to_file(tensor, entry.storage is not None, self._gathered)
+        """As `bound`."""
         return bound(tensor, rests)
 
     def _casts(self, held: Held) -> bool:
@@ -328,6 +323,10 @@ class Filling:
         rest = (s for s in self._steps if s.storage is not None and not stays(s.held))
         return list(dict.fromkeys(step.entry.whole.name for step in rest))
 
+    def bytes_beside(self) -> int:
+        """Of weights that count in a budget of memory, and are not left in the file."""
+        return 0
+
     def taken(self, resting: bool = False) -> dict[str, str]:
         """The model's name for each entry of the source that it takes, and has when it is saved.
         `resting`: of those that rest."""
@@ -342,7 +341,7 @@ class Filling:
         swap = Swap()
         memories: list[tuple[Held, torch.Tensor, str, Loss | None]] = []
         made: dict[str, torch.Tensor] = {}
-        steps = [s for s in self._steps if s.storage is not None or not self._options.rests_only]
+        steps = self._to_execute()
         self._gather(steps)
         read = [step for step in steps if not self._stays_in_file(step)]
         left = {  # each once, of which all cuts are read
@@ -357,7 +356,7 @@ class Filling:
                     continue  # only checking values from here on
                 try:
                     tensor, loss = self._make(step, owned)
-                    tensor = own_matrices(tensor, step.held.tensor)
+                    tensor = self._placed(tensor, step)
                 except StowageError as error:
                     self.problems.append(f"{step.held.name}: {error}")
                     swap, memories, made = Swap(), [], {}
@@ -387,6 +386,13 @@ class Filling:
                 remember(*memory)
 
         return commit
+
+    def _to_execute(self) -> list[Assignment]:
+        return [s for s in self._steps if s.storage is not None or not self._options.rests_only]
+
+    def _placed(self, tensor: torch.Tensor, step: Assignment) -> torch.Tensor:
+        """What the model gets for a tensor that was made of a step."""
+        return tensor
 
     def _gather(self, steps: Iterable[Assignment]) -> None:
         """Stacks that the file has in pieces, and that are left there."""

@@ -19,6 +19,7 @@ from stowage._files.names import Entry
 from stowage._files.own_rows import OwnRows, rounded_out, rows_together
 from stowage._files.renames import Rename
 from stowage._files.sources import FileSource
+from stowage._model.choice.selection import Selection
 from stowage._model.files.adoption import Adopted, adopt
 from stowage._model.files.fill import Assignment, Filling, Options, misfit
 from stowage._model.files.template import Template, remember_template
@@ -52,13 +53,13 @@ def fill_spread(model: nn.Module, folder: str | os.PathLike[str], wanted: Wanted
             source = FileSource(folder)
             stack.callback(source.close)
             adopted = adopt(source, model, wanted.rename, wanted.strict)
-            filling = _Spread(model, source, adopted, wanted)
+            filling = Spread(model, source, None, _options(adopted, wanted))
             raise_problems(where, filling.problems)
         with in_step():
             made = filling.filled(wanted.keep_nonfinite)
             source.check()  # before the problems: values that were lost make some of their own
             raise_problems(where, filling.problems)
-        _give(filling.inventory, made)
+        give(filling.inventory, made)
         remember_formed(model, *source.formed)
         if adopted.dialect:
             remember_template(model, Template.of(source, filling.taken(), adopted.dialect))
@@ -157,24 +158,31 @@ class _Reader:
             raise translated(error) from None
 
 
-class _Spread(Filling):
+def _options(adopted: Adopted, wanted: Wanted) -> Options:
+    return Options(
+        Making(),
+        strict=wanted.strict,
+        rename=adopted.rename,
+        then=adopted.then,
+        keep_dtypes=True,
+    )
+
+
+class Spread(Filling):
     """The plan of such a load: how the model's weights rest is settled."""
 
     def __init__(
-        self, model: nn.Module, source: FileSource, adopted: Adopted, wanted: Wanted
+        self, model: nn.Module, source: FileSource, selection: Selection | None, options: Options
     ) -> None:
-        options = Options(
-            Making(),
-            strict=wanted.strict,
-            rename=adopted.rename,
-            then=adopted.then,
-            keep_dtypes=True,
-        )
         self._rows = OwnRows(source)
-        super().__init__(model, source, None, options)
+        super().__init__(model, source, selection, options)
         for held, name in self._ties:  # one in the file that are two here
-            if name in self._entries:
+            if name in self._entries and self._fits_alone(held, name):
                 self._fit(held, self._entries[name], None)
+
+    def _fits_alone(self, held: Held, name: str) -> bool:
+        """Whether a tensor takes the entry `name` for itself, and not what it is tied to."""
+        return True
 
     def _to_compare(self, held: Held, entry: Entry) -> list[Tensor]:
         """What is here; another process has the rest."""
@@ -204,16 +212,20 @@ class _Spread(Filling):
         """Reads what is here of each tensor into it; of those on the meta device, into new ones,
         which are given by the ids of the old. Values that cannot rest add to `problems`."""
         memory = _memory_of(self.inventory.model)
-        reader = _Reader(self._rows, keep_nonfinite)
+        reader, steps = _Reader(self._rows, keep_nonfinite), self._by_rows()
         # All first: what is read meanwhile lies behind them and goes, and leaves no holes.
-        held = [step.held.tensor for step in self._steps]
+        held = [step.held.tensor for step in steps]
         made = [memory(tensor) if tensor.is_meta else tensor for tensor in held]
-        for step, tensor in zip(self._steps, made, strict=True):
+        for step, tensor in zip(steps, made, strict=True):
             try:
                 reader.read(tensor.detach(), step.entry, step.storage)
             except StowageError as error:
                 self.problems.append(f"{step.held.name}: {error}")
         return {id(old): new for old, new in zip(held, made, strict=True) if old is not new}
+
+    def _by_rows(self) -> list[Assignment]:
+        """What `filled` reads."""
+        return self._steps
 
 
 def _storage_of(local: Any) -> Storage | None:
@@ -260,11 +272,11 @@ def give_memory(model: nn.Module) -> bool:
     """To all that is on the meta device; whether there was any."""
     inventory, memory = Inventory(model), _memory_of(model)
     bare = [held.tensor for held in inventory.every if held.tensor.is_meta]
-    _give(inventory, {id(tensor): memory(tensor) for tensor in bare})
+    give(inventory, {id(tensor): memory(tensor) for tensor in bare})
     return bool(bare)
 
 
-def _give(inventory: Inventory, made: dict[int, Tensor]) -> None:
+def give(inventory: Inventory, made: dict[int, Tensor]) -> None:
     """Puts new tensors into the places of those with these ids: those that are spread as
     `module.to` does, which FSDP2 follows, and others into all of their places."""
     swap, are_spread = Swap(), False

@@ -17,6 +17,7 @@ from stowage._model.rest.masters import state_of
 from stowage._model.sizes import Seen, memory, new_bytes
 from stowage._model.stamps import stamp
 from stowage._model.weights import Held, Inventory
+from stowage._ops import _torch
 from stowage._shard.local_shards import piece_of, wire_dtypes
 from stowage._shard.rows import RESTING, rests
 from stowage._tensor.operators import fallbacks
@@ -104,8 +105,9 @@ def _tier(tensor: torch.Tensor) -> str:
         return "none"
     if tensor.device.type != "cpu":
         return "accelerator"
-    if isinstance(tensor, StowedTensor):
-        memory = tensor.parts["codes"].untyped_storage()
+    local = _torch.local_of(tensor)
+    if isinstance(local, StowedTensor):
+        memory = local.parts["codes"].untyped_storage()
         if not (memory.resizable() or memory.is_shared()):
             return "disk"  # borrowed: mapped from a file, paged in on use
     return "ram"
@@ -122,7 +124,7 @@ def remember(
     """Keeps, with the modules that hold it, why a parameter is as it is, and its error. A
     `temporary` memory is of codes that will go again: what was known of those before stays."""
     made = None
-    if isinstance(weight, StowedTensor):
+    if isinstance(_torch.local_of(weight), StowedTensor):
         made = () if loss is None else stamp(memory(weight))
     for site in held.sites:
         known = site.module.__dict__.setdefault(_MEMORIES, {})

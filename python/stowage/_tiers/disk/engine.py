@@ -60,6 +60,7 @@ class EngineOptions:
     keep_by_model: bool = False  # or names of the model
     in_file: tuple[tuple[str, str], ...] = ()  # then those in the file, by these
     ring: int = 0  # bytes for the rest
+    beside: int = 0  # bytes of ram that others of the model's weights take, always
     mapped_only: tuple[str, ...] = ()  # names in the file of what never comes into memory
     by_rows: tuple[tuple[str, int], ...] = ()  # names in the file of what comes by so many rows
 
@@ -92,8 +93,14 @@ class Engine:
     def __init__(self, source: FileSource, options: EngineOptions) -> None:
         raise_problems("stowage", options.problems())
         self.path, self.ram, self._options = source.where, options.ram, options
+        if options.beside and options.beside >= options.ram:
+            raise InvalidArgument(
+                f"stowage: ram must hold {options.beside} bytes of weights that stay in memory, "
+                f"and the largest that rests in the file, got {options.ram}"
+            )
         self._opened: list[int] = []  # the one handle in use: close() must see the latest
-        self._source, self._share = source, self.ram
+        self._written = Written()
+        self._source, self._share = source, self._room()
         self._began = time.perf_counter()
         self._counted: EngineReport | None = None  # by the handles before
         self._order: list[str] = []
@@ -101,11 +108,10 @@ class Engine:
         self._used: dict[str, WeightUses] = {}  # by the handles before
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._written = Written()
         self._open(options.reads)
         self._places: set[int] = set()  # addresses of parts in the file
         self._journal, self._copied = Journal(Path(self.path), Path(tempfile.gettempdir())), 0
-        self._most_written = min(self.ram // 2, self.ram - self._least)
+        self._most_written = self._most_for_writes()
         _engines.add(self)
         source.share()
         weakref.finalize(self, _close, self._opened, self._source)
@@ -128,7 +134,12 @@ class Engine:
                 json.dumps(dict(given.by_rows)),
             )
         except RuntimeError as error:
-            raise translated(error) from None
+            problem = translated(error)
+            if given.beside:
+                problem = type(problem)(
+                    f"{problem}, beside {given.beside} bytes of weights that stay in memory"
+                )
+            raise problem from None
         self._opened.append(handle)
         self._is_here = True
         facts = self._described()
@@ -141,6 +152,14 @@ class Engine:
             self.expect(self._order)
         if self._foreseen:
             library.engine_foresee(handle, self._foreseen)
+
+    def _room(self) -> int:
+        """Bytes of memory for what lies in the file."""
+        written = self._written.total
+        return self.ram - self._options.beside - written
+
+    def _most_for_writes(self) -> int:
+        return min(self.ram // 2, self.ram - self._options.beside - self._least)
 
     def _described(self) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(
@@ -206,7 +225,7 @@ class Engine:
             most = self._most_written - self._written.beside(model)
             move_written(model, most, self._journal.copy)
             self._written.put(model, written_bytes(model))
-            share = self.ram - self._written.total
+            share = self._room()
             if share != self._share and self._is_here:
                 self._reopen(share)
 
@@ -241,21 +260,22 @@ class Engine:
         gone."""
         if self._seen.get(model) != copies_made():
             return False
-        return not self._is_here or self._share == self.ram - self._written.total
+        return not self._is_here or self._share == self._room()
 
     def rebudget(self, ram: int, keep: tuple[str, ...], ring: int) -> None:
         """Another budget from now on; leases that are held end in the old one. Raises
         InvalidArgument where it is below the largest weight, and nothing has changed."""
         with self._lock:
-            written = self._written.total
-            if ram - written < self._least:
+            written, beside = self._written.total, self._options.beside
+            if ram - written - beside < self._least:
+                spread = f", those that stay in memory, {beside}" if beside else ""
                 raise InvalidArgument(
-                    f"stowage: ram must hold the largest weight, {self._least} bytes, and those "
-                    f"that were written to, {written}, got {ram}"
+                    f"stowage: ram must hold the largest weight, {self._least} bytes{spread}, and "
+                    f"those that were written to, {written}, got {ram}"
                 )
             self.ram, self._options = ram, replace(self._options, ram=ram, keep=keep, ring=ring)
-            self._most_written = min(ram // 2, ram - self._least)
-            self._reopen(ram - written)
+            self._most_written = self._most_for_writes()
+            self._reopen(self._room())
 
     def _reopen(self, share: int) -> None:
         reads = self._reads if self._is_here else self._options.reads

@@ -15,8 +15,8 @@ from stowage._model.weights import LAZY, Held, Inventory
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.local_shards import first_row, is_spread
-from stowage._shard.rows import StowedRows
-from stowage._tensor.stowed import StowedTensor
+from stowage._shard.own_matrices import gathered, left_in_file
+from stowage._shard.rows import RESTING
 
 Source = nn.Module | str | os.PathLike[str]
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
@@ -48,37 +48,34 @@ def units_of(model: nn.Module) -> list[dict[str, Any]]:
             f"stowage.plan: every parameter must have a shape, {lazy[0]} has none until its module "
             "has run"
         )
-    return [_unit(held) for held in every if not is_spread(held.tensor) or _is_here(held)]
+    taken = gathered(model)
+    return [_unit(held, taken) for held in every if not is_spread(held.tensor) or _is_here(held)]
 
 
 def _is_here(held: Held) -> bool:
-    """Whether something of it is. Raises InvalidArgument for pieces of a weight."""
-    local = _torch.local_of(held.tensor)
-    if isinstance(local, StowedRows):
-        raise InvalidArgument(
-            f"stowage.plan: {held.name} must be whole, or matrices of a stack, got rows of it, as "
-            "fully_shard spreads them"
-        )
-    return bool(local.numel())
+    """Whether something of it is."""
+    return bool(_torch.local_of(held.tensor).numel())
 
 
-def _unit(held: Held) -> dict[str, Any]:
-    """Of what is spread over processes what is here."""
+def _unit(held: Held, taken: frozenset[int]) -> dict[str, Any]:
+    """Of what is spread over processes what is here. `taken`: the ids of what FSDP2 gathers."""
     tensor = _torch.local_of(held.tensor)
+    stays = is_spread(held.tensor) and not left_in_file(held.tensor, taken)
     return {
         "name": held.name,
         "storage": _storage(tensor),
         "shape": list(tensor.shape),
         "rest": nbytes(tensor),
-        "rests": isinstance(tensor, StowedTensor),
+        "rests": isinstance(tensor, RESTING),
         "rows": not held.is_buffer and held.gives_rows,
-        "stack": held.is_stack,
+        "stack": held.is_stack and not stays,
+        "stays": stays,
         "first": first_row(held.tensor),
         "total": held.tensor.shape[0] if held.is_stack else 0,
     }
 
 
 def _storage(tensor: torch.Tensor) -> str:
-    if isinstance(tensor, StowedTensor):
+    if isinstance(tensor, RESTING):
         return tensor.resting
     return _PLAIN.get(tensor.dtype) or DISK_NAMES.get(tensor.dtype, str(tensor.dtype))

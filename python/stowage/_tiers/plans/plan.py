@@ -49,7 +49,7 @@ class Unit:
     work: str  # "cpu" or an accelerator
     uses: float  # per pass
     rows: bool  # only rows of it are read
-    stays: bool  # plain and small
+    stays: bool  # plain and small, or spread over processes
     seconds: float  # of work, per pass
     why: str  # why it rests there
 

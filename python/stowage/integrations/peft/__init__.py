@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -30,9 +31,10 @@ from stowage.integrations.peft.base import (
     restore,
     set_record,
 )
+from stowage.integrations.peft.deltas import install
 from stowage.integrations.peft.merger import How, merge_layer
 
-__all__ = ["adapting", "merge", "merge_and_unload", "merging", "unmerge"]
+__all__ = ["adapting", "apart", "merge", "merge_and_unload", "merging", "unmerge"]
 
 Folder = str | os.PathLike[str] | None
 
@@ -67,6 +69,34 @@ def adapting() -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def apart(model: nn.Module) -> list[str]:
+    """Lets several active adapters of experts (`target_parameters`) work as one does: expert by
+    expert, with no stack dequantized.
+
+    PEFT adds up the deltas of several adapters, each as large as the stack; here sums of products
+    stay products. Merging is as before. Adapters that are added later are taken too.
+
+    Args:
+        model: a model with adapters.
+
+    Returns:
+        The names of the layers that wrap experts.
+
+    Raises:
+        InvalidArgument: the model has no adapters.
+
+    Example:
+        >>> from stowage.integrations.peft import apart
+        >>> stowage.stow(base, "nf4")
+        >>> apart(peft.get_peft_model(base, config))  # no experts here
+        []
+    """
+    wrappers = {n: m for n, m in _layers(model).items() if isinstance(m, ParamWrapper)}
+    for layer in wrappers.values():
+        install(layer)
+    return list(wrappers)
 
 
 def _layers(model: nn.Module) -> dict[str, BaseTunerLayer]:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank deltas of experts that are not formed: of several active adapters PEFT adds them up and
+gives the sum to the stack. Sums of products are products of longer factors, which a resting stack
+takes as it takes those of one adapter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import ParamWrapper
+from torch import Tensor
+
+from stowage._ops import _torch
+from stowage._ops.errors import InvalidArgument
+from stowage._shard.rows import rests
+from stowage._tensor.tables import function
+
+
+class Delta(Tensor):
+    """alpha lhs rhs, [E, O, K], summed over terms; nobody makes one by hand. A stack that rests
+    takes the factors, another Delta adds its own; all else is asked of a plain tensor.
+
+    Args:
+        terms: for each adapter lhs, [E, O, R], rhs, [E, R, K], and alpha.
+    """
+
+    _terms: tuple[tuple[Tensor, Tensor, float], ...]
+
+    @staticmethod
+    def __new__(cls, terms: Sequence[tuple[Tensor, Tensor, float]]) -> Delta:
+        lhs, rhs, _ = terms[0]
+        shape = (*lhs.shape[:2], rhs.shape[2])
+        delta: Delta = _torch.make_wrapper_subclass(cls, shape, dtype=lhs.dtype, device=lhs.device)
+        delta._terms = tuple(terms)
+        return delta
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def factors(self) -> tuple[Tensor, Tensor, float]:
+        """lhs, rhs and alpha of the whole sum."""
+        alphas = {alpha for _, _, alpha in self._terms}
+        alpha = alphas.pop() if len(alphas) == 1 else 1.0
+        lhs = [one if scale == alpha else one * scale for one, _, scale in self._terms]
+        return torch.cat(lhs, -1), torch.cat([one for _, one, _ in self._terms], -2), alpha
+
+    def dequantize(self) -> Tensor:
+        """The sum."""
+        lhs, rhs, alpha = self.factors()
+        return torch.bmm(lhs, rhs) * alpha
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _SUMS and not kwargs and len(args) == 2 and all(type(t) is Delta for t in args):
+            return Delta([*args[0]._terms, *args[1]._terms])
+        args, kwargs = _torch.tree_map_only(Delta, Delta.dequantize, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise InvalidArgument(
+            f"stowage: {func} must be given a plain tensor, got factors of adapters below "
+            "autograd, where they would lose their gradients; take .dequantize() first"
+        )
+
+
+_SUMS = (torch.add, Tensor.add, Tensor.__add__)
+
+
+@function(*_SUMS)
+def _add(input: Any, other: Any, **kwargs: Any) -> Any:
+    """Of a stack that rests."""
+    if type(other) is not Delta or kwargs:
+        return NotImplemented
+    lhs, rhs, alpha = other.factors()
+    with torch.autocast(input.device.type, enabled=False):  # the sum has the stack's dtype
+        return torch.baddbmm(input, lhs, rhs, alpha=alpha)
+
+
+_running = threading.local()  # `forward`: whether a wrapper's is
+
+
+class Apart:
+    """Stands in for `forward` and `get_delta_weight` of one wrapper of experts: in a forward a
+    delta for a stack that rests is not formed."""
+
+    def __init__(self, layer: ParamWrapper) -> None:
+        self._layer: Any = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        before, _running.forward = getattr(_running, "forward", False), True
+        try:
+            return type(self._layer).forward(self._layer, *args, **kwargs)
+        finally:
+            _running.forward = before
+
+    def get_delta_weight(self, adapter_name: str, *args: Any, **kwargs: Any) -> Tensor:
+        layer = self._layer
+        inside = getattr(_running, "forward", False) and not torch.compiler.is_compiling()
+        if inside and layer.num_experts > 1 and rests(layer.get_param()):
+            return Delta([layer.get_delta_factors(adapter_name)])
+        formed: Tensor = type(layer).get_delta_weight(layer, adapter_name, *args, **kwargs)
+        return formed
+
+
+def install(layer: ParamWrapper) -> None:
+    stand_in = Apart(layer)
+    for method in ("forward", "get_delta_weight"):
+        layer.__dict__[method] = getattr(stand_in, method)
