@@ -87,7 +87,8 @@ struct PlanUnit {
   /// Of a stack of which other processes have a part: the number of the first matrix that is here,
   /// and how many there are in all; 0: as many as here.
   std::int64_t first = 0, total = 0;
-  bool rows = false;           // only the rows that ids name are read
+  std::uint64_t index_scratch = 0;  // of a stack: that one of its matrices comes through
+  bool rows = false;                // only the rows that ids name are read
   /// In memory where it is used, always: plain and small, or spread over processes that gather or
   /// multiply it together.
   bool stays = false;

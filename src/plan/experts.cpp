@@ -204,7 +204,8 @@ void split_stacks(std::vector<PlanUnit>& units, const std::set<std::string, std:
     PlanUnit one = unit;
     one.shape = Shape({1, unit.shape[1], unit.shape[2]});
     one.rest = static_cast<std::uint64_t>(layout(parse_storage(unit.storage), one.shape).bytes());
-    one.bytes = 0;
+    one.bytes = one.index_scratch = 0;
+    one.scratch = unit.index_scratch;
     one.rests = true;
     one.stack = false;
     for (std::int64_t i = 0; i < unit.shape[0]; ++i) {

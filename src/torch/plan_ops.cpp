@@ -29,6 +29,7 @@ std::vector<PlanUnit> units_of(const json& list) {
     unit.rows = given.at("rows");
     unit.rests = given.value("rests", false);
     unit.scratch = given.value("scratch", std::uint64_t{0});
+    unit.index_scratch = given.value("index_scratch", std::uint64_t{0});
     unit.uses = given.value("uses", 1.0);
     unit.share = given.value("share", 1.0);
     unit.stack = given.value("stack", false);

@@ -178,6 +178,11 @@ TEST(PlanExperts, APartOfAStackIsAPartOfItsUses) {
     }
     EXPECT_EQ(experts, static_cast<std::size_t>(2 * 2 * each));
     check_plan(part, "m", units);
+    EXPECT_EQ(part.scratch, 0u);
+    for (PlanUnit& unit : units) unit.index_scratch = unit.stack ? 5000 : 0;
+    const Plan in_pieces = make_plan("m", units, options, made_links());
+    EXPECT_GE(in_pieces.scratch, 5000u);
+    EXPECT_EQ(in_pieces.units.size(), part.units.size());
     units.back().first = 3;
     EXPECT_THROW(check_plan(part, "m", units), Error) << "other experts";
   }

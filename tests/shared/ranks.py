@@ -23,7 +23,9 @@ import torch.distributed as dist
 COLLECTIVE_SECONDS = 60
 PRELOADED = ["torch.distributed.fsdp", "torch.utils.checkpoint"]
 PRELOADED += ["stowage.training", "stowage.sharding"]
-PRELOADED += ["transformers.models.qwen3_moe.modeling_qwen3_moe"]  # takes seconds, where there is one
+PRELOADED += [
+    "transformers.models.qwen3_moe.modeling_qwen3_moe"
+]  # takes seconds, where there is one
 
 
 def _rank(

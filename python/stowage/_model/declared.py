@@ -30,6 +30,12 @@ def _declared(module: nn.Module, attribute: str) -> list[str]:
     return [part for part in found if part] if isinstance(found, list | tuple | set) else []
 
 
+def may_differ(model: nn.Module, attribute: str, name: str) -> bool:
+    """Whether the model itself (transformers) says that this name may be in it alone, or in a file
+    alone."""
+    return any(re.search(pattern, name) for pattern in getattr(model, attribute, None) or ())
+
+
 class WidePlaces:
     """The places that a model wants in fp32: `_keep_in_fp32_modules` of transformers and
     diffusers, wherever in the model it is declared."""

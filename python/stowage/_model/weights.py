@@ -230,6 +230,23 @@ def is_fetched_whole(held: Held) -> bool:
 Candidates = tuple[Storage | None, ...]
 
 
+_TENSORS = "_stowage_tensors"  # attribute of a module: of stacks in pieces their tensors
+
+
+def note_tensors(held: Held, count: int) -> None:
+    """Of how many tensors the file makes a stack that a model on the meta device has of it."""
+    for site in held.sites:
+        site.module.__dict__.setdefault(_TENSORS, {})[site.attribute] = count
+
+
+def tensors_of_index(held: Held) -> int:
+    """Of how many an index of dim 0 is made, which come through scratch; 0 of a stack that lies
+    whole."""
+    site = held.sites[0]
+    count = site.module.__dict__.get(_TENSORS, {}).get(site.attribute, 0)
+    return int(count // max(1, held.tensor.shape[0]))
+
+
 @dataclass(frozen=True)
 class Choice:
     """What a policy says about one tensor: a storage, or the reason why it stays plain.

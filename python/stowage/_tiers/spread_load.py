@@ -46,8 +46,9 @@ def load(
         strict: refuses missing and unexpected names, of such a file.
         keep_nonfinite: as in `stowage.stow`, of its plain values that come to rest.
         ram: bytes of weights ("2GiB") that this process has in memory at a time, of such a file.
-            The others are read when they are used, as by `stowage.load(ram=)`: of what DTensor cuts
-            along dim 0, such as the experts of this rank, its own alone. Not after `fully_shard`.
+            The others are read when they are used, as by `stowage.load(ram=)`: of stacks that
+            DTensor cuts along dim 0, such as the experts of this rank, its own alone. What else is
+            spread stays in memory, and counts.
         plan: of `stowage.plan` for this model, or the path of one, instead of `ram`: it is one for
             what this process has, and says which of its experts stay in memory.
         reads: with `ram` or `plan`, as in `stowage.offload`.

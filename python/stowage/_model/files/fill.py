@@ -6,7 +6,6 @@ tensor; then changes the model in one step."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,7 @@ from stowage._files.renames import Rename, Renaming
 from stowage._files.sources import FileSource, Source, Wholes, is_aligned, reading
 from stowage._files.stacks import put
 from stowage._model.choice.selection import Selection
-from stowage._model.declared import WidePlaces
+from stowage._model.declared import WidePlaces, may_differ
 from stowage._model.reports.report import remember
 from stowage._model.rest.formation import (
     Loss,
@@ -37,6 +36,7 @@ from stowage._model.weights import (
     Inventory,
     Swap,
     is_persistent,
+    note_tensors,
     worth_offloading,
 )
 from stowage._ops.errors import StowageError
@@ -264,7 +264,6 @@ class Filling:
         self._steps.append(Assignment(held, entry, wanted, reason, as_it_is=has is not None))
 
     def _bound(self, tensor: torch.Tensor, entry: Entry, rests: bool) -> str:
-        """As `bound`."""
         return bound(tensor, rests)
 
     def _casts(self, held: Held) -> bool:
@@ -300,10 +299,10 @@ class Filling:
                 self.problems.append(f"{name}: must be in the model, is only in the file")
 
     def _may_lack(self, name: str) -> bool:
-        return declared(self.inventory.model, "_keys_to_ignore_on_load_missing", name)
+        return may_differ(self.inventory.model, "_keys_to_ignore_on_load_missing", name)
 
     def _may_have(self, name: str) -> bool:
-        return declared(self.inventory.model, "_keys_to_ignore_on_load_unexpected", name)
+        return may_differ(self.inventory.model, "_keys_to_ignore_on_load_unexpected", name)
 
     def resting(self) -> Iterator[nn.Module]:
         """The modules that hold a resting weight after the load."""
@@ -384,6 +383,8 @@ class Filling:
             swap.commit()
             for memory in memories:
                 remember(*memory)
+            for step in steps if self._options.meta else ():
+                note_tensors(step.held, len(step.entry.pieces))
 
         return commit
 
@@ -391,8 +392,7 @@ class Filling:
         return [s for s in self._steps if s.storage is not None or not self._options.rests_only]
 
     def _placed(self, tensor: torch.Tensor, step: Assignment) -> torch.Tensor:
-        """What the model gets for a tensor that was made of a step."""
-        return tensor
+        return tensor  # the model gets it as it is
 
     def _gather(self, steps: Iterable[Assignment]) -> None:
         """Stacks that the file has in pieces, and that are left there."""
@@ -485,11 +485,6 @@ def misfit(entry: Entry, wanted: torch.dtype) -> str:
         f"must be {str(wanted).removeprefix('torch.')} values, the file has {has} that stowage "
         f"cannot read as such{why}"
     )
-
-
-def declared(model: nn.Module, attribute: str, name: str) -> bool:
-    """Whether the model itself (transformers) says that this name may differ."""
-    return any(re.search(pattern, name) for pattern in getattr(model, attribute, None) or ())
 
 
 def bound(tensor: torch.Tensor, rests: bool) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from stowage._files.names import DISK_NAMES, FLOAT8
 from stowage._model.sizes import nbytes
-from stowage._model.weights import LAZY, Held, Inventory
+from stowage._model.weights import LAZY, Held, Inventory, tensors_of_index
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.local_shards import first_row, is_spread
@@ -19,6 +19,7 @@ from stowage._shard.own_matrices import gathered, left_in_file
 from stowage._shard.rows import RESTING
 
 Source = nn.Module | str | os.PathLike[str]
+_PAGES = 2 * 4096  # bytes at the ends of a tensor in a file
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", **FLOAT8}
 
 
@@ -70,9 +71,16 @@ def _unit(held: Held, taken: frozenset[int]) -> dict[str, Any]:
         "rows": not held.is_buffer and held.gives_rows,
         "stack": held.is_stack and not stays,
         "stays": stays,
+        "index_scratch": 0 if stays else _scratch(held, tensor),
         "first": first_row(held.tensor),
         "total": held.tensor.shape[0] if held.is_stack else 0,
     }
+
+
+def _scratch(held: Held, tensor: torch.Tensor) -> int:
+    """Bytes that an index of a stack comes through, in whole pages wherever its tensors begin."""
+    tensors = tensors_of_index(held)
+    return nbytes(tensor) // len(tensor) + tensors * _PAGES if tensors else 0
 
 
 def _storage(tensor: torch.Tensor) -> str:
