@@ -221,15 +221,38 @@ bool some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t
   return finite;
 }
 
+/// Rows [first, first + m) of x, copied to memory that has room for kMostEights more.
+bool some_rows_of_eights(const LinearCall& call, std::int64_t first, std::int64_t m,
+                         std::uint16_t* x, std::int64_t stride) {
+  const LinearWeight& weight = *call.weight;
+  const std::int64_t k = weight.columns(), step = call.kernels->bf16.eights_columns;
+  const std::int64_t each = ceil_div(m, ceil_div(m, kMostEights));
+  copy_rows(call, first, m, x, stride);
+  std::fill_n(x + m * stride, kMostEights * stride, std::uint16_t{0});
+  std::atomic<bool> finite = true;
+  for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
+    alignas(64) float sums[kMostBf16Rows * kBatch];
+    std::fill_n(sums, m * kBatch, 0.0f);
+    for (std::int64_t c = 0; c < k; c += step)
+      for (std::int64_t j = 0; j < m; j += each)
+        weight.dot_eights(row, count, c, std::min(step, k - c),
+                          {x + j * stride + c, stride, std::min(each, m - j)}, sums + j * kBatch,
+                          kBatch);
+    if (!are_finite(sums, m, count)) finite = false;
+    call.finish(sums, kBatch, first, m, row, count, weight.rows());
+  });
+  return finite;
+}
+
 /// Whether some_rows(call, first, m, x, stride) is true for parts of the rows of x that are alike,
-/// with room for each.
+/// with room for each and so many rows more.
 template <class Some>
-bool by_parts_of_x(const LinearCall& call, const Some& some_rows) {
+bool by_parts_of_x(const LinearCall& call, std::int64_t more, const Some& some_rows) {
   const std::int64_t stride = bf16_stride(call);
   const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
   const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));
   bool held = true;
-  with_room<std::uint16_t>(some * stride, [&](std::uint16_t* x) {
+  with_room<std::uint16_t>((some + more) * stride, [&](std::uint16_t* x) {
     for (std::int64_t j = 0; j < call.m && held; j += some)
       held = some_rows(call, j, std::min(some, call.m - j), x, stride);
   });
@@ -243,7 +266,7 @@ auto bytes_arrange(const LinearCall& call) noexcept {
 }  // namespace
 
 bool fits_bytes(const LinearCall& call) noexcept {
-  if (fits_bf16(call)) return false;  // which is quicker
+  if (fits_bf16(call) || fits_eights(call)) return false;  // which are quicker
   return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }
@@ -286,16 +309,10 @@ bool fits_bf16(const LinearCall& call) noexcept {
   return call.dtype == Dtype::bf16 && call.weight->has_dot_bf16();
 }
 
-void linear_bf16(const LinearCall& call) { by_parts_of_x(call, &some_bf16_rows); }
-
-// Rows of x up to which fp8 codes are decoded again for each few of them: in a near cache, since
-// some rows of weight at a time meet all. Where there are pairs, which would take them else.
-constexpr std::int64_t kMostAgainFloat8 = 8, kAgainRows = 8;
+void linear_bf16(const LinearCall& call) { by_parts_of_x(call, 0, &some_bf16_rows); }
 
 bool fits_float8(const LinearCall& call) noexcept {
-  const bool again = call.kernels->bf16.pairs != nullptr && call.weight->has_long_float8();
-  return call.dtype == Dtype::bf16 && call.m <= (again ? kMostAgainFloat8 : kMostFloat8Rows) &&
-         call.weight->has_dot_float8();
+  return call.dtype == Dtype::bf16 && call.m <= kMostFloat8Rows && call.weight->has_dot_float8();
 }
 
 bool linear_float8(const LinearCall& call) {
@@ -304,15 +321,9 @@ bool linear_float8(const LinearCall& call) {
   with_room<std::uint16_t>(m * stride, [&](std::uint16_t* x) {
     copy_rows(call, 0, m, x, stride);
     for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[kMostAgainFloat8 * kBatch];
+      alignas(64) float sums[kMostFloat8Rows * kBatch];
       std::fill_n(sums, m * kBatch, 0.0f);
-      const std::int64_t parts = ceil_div(m, kMostFloat8Rows);
-      const std::int64_t at_once = parts == 1 ? count : kAgainRows, each = ceil_div(m, parts);
-      for (std::int64_t i = 0; i < count; i += at_once)
-        for (std::int64_t j = 0; j < m; j += each)
-          call.weight->dot_float8(row + i, std::min(at_once, count - i),
-                                  {x + j * stride, stride, std::min(each, m - j)},
-                                  sums + j * kBatch + i, kBatch);
+      call.weight->dot_float8(row, count, {x, stride, m}, sums, kBatch);
       if (!are_finite(sums, m, count)) finite = false;
       call.finish(sums, kBatch, 0, m, row, count, call.weight->rows());
     });
@@ -320,11 +331,20 @@ bool linear_float8(const LinearCall& call) {
   return finite;
 }
 
+bool fits_eights(const LinearCall& call) noexcept {
+  const std::int64_t fewest = call.weight->has_dot_float8() ? kMostFloat8Rows + 1 : kFewestPairs;
+  return call.dtype == Dtype::bf16 && call.m >= fewest && call.weight->has_dot_eights();
+}
+
+bool linear_eights(const LinearCall& call) {
+  return by_parts_of_x(call, kMostEights, &some_rows_of_eights);
+}
+
 bool fits_pairs(const LinearCall& call) noexcept {
   return call.dtype == Dtype::bf16 && call.kernels->bf16.pairs != nullptr &&
          call.m >= kFewestPairs && call.weight->fits_pairs();
 }
 
-bool linear_pairs(const LinearCall& call) { return by_parts_of_x(call, &some_rows_of_pairs); }
+bool linear_pairs(const LinearCall& call) { return by_parts_of_x(call, 0, &some_rows_of_pairs); }
 
 }  // namespace stowage

@@ -43,6 +43,16 @@ Bf16DotKernel float8_kernel(const Bf16Kernels& kernels, const Descriptor& form) 
                                         : nullptr;
 }
 
+// The same, of more rows of x.
+Bf16DotKernel eights_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
+  if (form.zero != Zero::none || form.factor != 1.0f) return nullptr;
+  if (form.codes == Codes::int8)
+    return form.rounds_to == Dtype::unknown ? kernels.eights_int8 : nullptr;
+  return form.codes == Codes::f8_e4m3   ? kernels.eights_e4m3
+         : form.codes == Codes::f8_e5m2 ? kernels.eights_e5m2
+                                        : nullptr;
+}
+
 // Scales that are no fp32 numbers are expanded so many at a time; rows may cut the first and the
 // last of them, where they are no number of groups. An even number, since kernels take rows in
 // twos; in fours, if possible.
@@ -142,8 +152,9 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
   dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
   dot_float8_ = float8_kernel(kernels.linear.bf16, form);
-  dot_float8_rows_ = most_dot_float8_rows(form.scale.group);
-  has_long_float8_ = form.scale.group.kind == Group::Kind::none || runs_.group() >= kBf16Block;
+  dot_float8_rows_ = dot_float8_ == nullptr ? 0 : most_dot_float8_rows(form.scale.group);
+  dot_eights_ = eights_kernel(kernels.linear.bf16, form);
+  if (dot_eights_ != nullptr) dot_eights_rows_ = most_dot_eights_rows(form.scale.group);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
@@ -175,12 +186,20 @@ std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept
 
 std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexcept {
   const std::int64_t of = runs_.group();
-  if (dot_float8_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
+  if (columns_ == 0 || columns_ % kBf16Block != 0) return 0;
   const bool one = group.kind == Group::Kind::none || of % columns_ == 0;  // scale of a row
   if (!side_by_side(group) || (!one && of != 16 && of != 32 && of % kBf16Block != 0)) return 0;
   if (!one && !restarts(group, columns_) && columns_ % of != 0) return 0;
   const std::int64_t most = runs_.expands() ? expanded_rows(of, columns_) : rows_;
   return restarts(group, columns_) ? std::min<std::int64_t>(most, 1) : most;
+}
+
+std::int64_t LinearWeight::most_dot_eights_rows(const Group& group) const noexcept {
+  if (columns_ == 0) return 0;
+  const std::int64_t of = runs_.group();
+  const bool one = group.kind == Group::Kind::none || of % columns_ == 0;
+  const bool begin = of % kBf16Block == 0 && columns_ % of == 0;
+  return one || begin ? most_dot_float8_rows(group) : 0;
 }
 
 // Rows must begin with a group, or lie in one.
@@ -320,26 +339,27 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
 }
 
 template <class Body>
-void LinearWeight::for_each_run(std::int64_t row, std::int64_t count, std::int64_t most,
-                                Body&& body) const noexcept {
-  for (std::int64_t done = 0; done < count; done += most) {
-    const std::int64_t some = std::min(most, count - done);
-    const std::int64_t begin = (row + done) * columns_;
+void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body) const noexcept {
+  for (std::int64_t done = 0; done < rows.count; done += most) {
+    const std::int64_t some = std::min(most, rows.count - done);
+    const std::int64_t begin = (rows.first + done) * columns_ + rows.k;
+    const std::int64_t end = begin + (some - 1) * columns_ + rows.n;
     std::int64_t column = 0;
-    runs_.cover_as_they_lie(begin, begin + some * columns_, [&](const Run& run) {
-      body(run, done, some, column, some == 1 ? run.n : columns_);
+    runs_.cover_as_they_lie(begin, end, [&](const Run& run) {
+      body(run, done, some, column, some == 1 ? run.n : rows.n);
       column += run.n;
     });
   }
 }
 
 template <class Body>
-void LinearWeight::for_each_line(std::int64_t row, std::int64_t count, Body&& body) const noexcept {
-  for (std::int64_t done = 0; done < count;) {
-    const std::int64_t left = lines_ - (row + done) % lines_;
-    const std::int64_t some = std::min(count - done, left), begin = (row + done) * columns_;
+void LinearWeight::for_each_line(const Rows& rows, Body&& body) const noexcept {
+  for (std::int64_t done = 0; done < rows.count;) {
+    const std::int64_t left = lines_ - (rows.first + done) % lines_;
+    const std::int64_t some = std::min(rows.count - done, left);
+    const std::int64_t begin = (rows.first + done) * columns_ + rows.k;
     std::int64_t column = 0;
-    runs_.cover_as_they_lie(begin, begin + columns_, [&](const Run& run) {  // its first row
+    runs_.cover_as_they_lie(begin, begin + rows.n, [&](const Run& run) {  // its first row
       body(run, done, some, column, run.n);
       column += run.n;
     });
@@ -349,7 +369,8 @@ void LinearWeight::for_each_line(std::int64_t row, std::int64_t count, Body&& bo
 
 void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                             std::int64_t y_stride) const noexcept {
-  for_each_run(row, count, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
+  const Rows all{row, count, 0, columns_};
+  for_each_run(all, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
     const auto* values = static_cast<const float*>(run.values);
     dot_bf16_({run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride,
                false, near_});
@@ -362,7 +383,19 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
     dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
                  y_stride, lines_ != 0, near_});
   };
-  lines_ == 0 ? for_each_run(row, count, dot_float8_rows_, rows) : for_each_line(row, count, rows);
+  const Rows all{row, count, 0, columns_};
+  lines_ == 0 ? for_each_run(all, dot_float8_rows_, rows) : for_each_line(all, rows);
+}
+
+void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                              const Bf16Vectors& to, float* y,
+                              std::int64_t y_stride) const noexcept {
+  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
+    dot_eights_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
+                 y_stride, lines_ != 0, near_});
+  };
+  const Rows some{row, count, k, n};
+  lines_ == 0 ? for_each_run(some, dot_eights_rows_, rows) : for_each_line(some, rows);
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {
@@ -397,7 +430,8 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        false,
                        dot_bytes_exponents_,
                        near_});
-  in_lines ? for_each_line(row, count, rows) : for_each_run(row, count, dot_bytes_rows_, rows);
+  const Rows all{row, count, 0, columns_};
+  in_lines ? for_each_line(all, rows) : for_each_run(all, dot_bytes_rows_, rows);
 }
 
 }  // namespace stowage

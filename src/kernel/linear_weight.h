@@ -8,7 +8,8 @@
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
-//   float8  fp8 weights and up to four rows of x in bf16, or eight, likewise
+//   float8  fp8 weights and up to four rows of x in bf16, likewise
+//   eights  codes of a byte and more rows of x in bf16, likewise, eight at a time
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
@@ -95,9 +96,14 @@ class LinearWeight {
 
   /// The same for up to kMostFloat8Rows rows of x in bf16, which are not arranged.
   bool has_dot_float8() const noexcept { return dot_float8_rows_ != 0; }
-  bool has_long_float8() const noexcept { return has_long_float8_; }  // groups
   void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                   std::int64_t y_stride) const noexcept;
+
+  /// The same of codes of a byte, of columns [k, k + n), multiples of kBf16Block, and for up to
+  /// kMostEights rows of x, which begins with column k and has rows of zeros up to so many.
+  bool has_dot_eights() const noexcept { return dot_eights_rows_ != 0; }
+  void dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                  const Bf16Vectors& to, float* y, std::int64_t y_stride) const noexcept;
 
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
@@ -124,18 +130,22 @@ class LinearWeight {
                        std::uint16_t* out, std::int64_t stride, std::int64_t length,
                        const Asked& asked, float* scales, MayScale&& may_scale) const noexcept;
   void widen_asking(const Run& run, std::int64_t ahead, std::uint16_t* out) const noexcept;
-  /// Calls body(run, done, some, column, columns) for the runs of `count` rows, `most` of them at a
-  /// time: of `some` rows from row + done on, or, of one that is long, of columns from `column` on.
+  /// `count` rows from `first` on, columns [k, k + n) of each.
+  struct Rows {
+    std::int64_t first, count, k, n;
+  };
+  /// Calls body(run, done, some, column, columns) for the runs of rows, `most` of them at a time:
+  /// of `some` rows from first + done on, or, of one that is long, of columns from k + column on.
   template <class Body>
-  void for_each_run(std::int64_t row, std::int64_t count, std::int64_t most,
-                    Body&& body) const noexcept;
+  void for_each_run(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
   /// The same for lines of blocks, each with the run of its first row.
   template <class Body>
-  void for_each_line(std::int64_t row, std::int64_t count, Body&& body) const noexcept;
+  void for_each_line(const Rows& rows, Body&& body) const noexcept;
   std::int64_t most_dot_bytes_rows(const Group& group, bool whole_in_long) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
   std::int64_t most_dot_float8_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_eights_rows(const Group& group) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
@@ -153,7 +163,8 @@ class LinearWeight {
   std::int64_t dot_bf16_rows_;
   Bf16DotKernel dot_float8_;
   std::int64_t dot_float8_rows_;
-  bool has_long_float8_;
+  Bf16DotKernel dot_eights_;
+  std::int64_t dot_eights_rows_ = 0;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_block_;                  // columns of a block of x
@@ -202,6 +213,8 @@ bool fits_float8(const LinearCall& call) noexcept;
 /// Whether all sums are finite, as those that a scale multiplies must be: else what values are
 /// after it decides.
 bool linear_float8(const LinearCall& call);
+bool fits_eights(const LinearCall& call) noexcept;
+bool linear_eights(const LinearCall& call);  // likewise
 bool fits_pairs(const LinearCall& call) noexcept;
 bool linear_pairs(const LinearCall& call);  // likewise
 bool fits_bytes(const LinearCall& call) noexcept;

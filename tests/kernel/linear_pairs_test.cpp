@@ -51,6 +51,19 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, FewRowsByFloat8) {
         check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
 }
 
+// More rows by codes of a byte, eight at a time: parts of four rows of x to eight, rows of weight
+// that no two share, columns that come in several stretches, and groups that end in them.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, MoreRowsByCodesOfAByte) {
+  for (const char* storage :
+       {"f8_e4m3", "f8_e5m2:row", "int8:row", "int8:tensor", "int8:row:bf16", "int8:block64",
+        "f8_e4m3:block128x128", "int8:block192:f16", "f8_e5m2:block64x192", "int8:row2"})
+    for (const std::int64_t k : {64, 192, 1152, 4224, 16512})
+      for (const std::int64_t m : {3, 5, 6, 8, 9, 15, 22}) {
+        if (!samples::holds(parse_storage(storage), {67, k})) continue;
+        check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
+      }
+}
+
 // Nothing is left of the bound but the fp32 sum and the rounding of the result.
 void expect_close(const Weight& weight, const Values& y, const std::vector<double>& truth,
                   const std::vector<double>& magnitude) {
@@ -80,10 +93,28 @@ TEST(LinearPairs, Float8IsReadWhereGroupsAreHalvesOrBlocks) {
   }
 }
 
+TEST(LinearPairs, CodesOfAByteAreReadWhereRowsBeginWithGroups) {
+  for (const NamedKernels& level : runnable_kernels()) {
+    const bool has = level.kernels->linear.bf16.pairs != nullptr;
+    EXPECT_EQ(has, level.kernels->linear.bf16.eights_int8 != nullptr) << level.name;
+    const auto reads = [&](const char* storage, std::int64_t columns) {
+      const Weight weight = make_weight(storage, {6, columns}, Data::normal);
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_eights();
+    };
+    for (const char* storage : {"f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row:bf16", "int8:row",
+                                "int8:tensor", "f8_e4m3:block128x128", "int8:block192"})
+      EXPECT_EQ(reads(storage, 384), has) << storage;
+    for (const char* storage : {"int8:block32", "f8_e4m3:block16", "f8_e4m3:block48", "mxint8",
+                                "f8_e4m3:block256", "int8:block64:zero", "nf4"})
+      EXPECT_FALSE(reads(storage, 384)) << storage;
+    EXPECT_FALSE(reads("int8:row", 100));
+  }
+}
+
 TEST(LinearPairs, ValuesAreThoseOfDequantize) {
   if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
-  const std::int64_t m = 9, n = 9, k = 512;  // more than those of which fp8 is decoded again
-  for (const char* storage : {"f8_e4m3:block128x128", "int4:block32:bf16", "mxfp4", "nvfp4", "q4_k",
+  const std::int64_t m = 9, n = 9, k = 512;
+  for (const char* storage : {"f8_e4m3:block16:bf16", "int4:block32:bf16", "mxfp4", "nvfp4", "q4_k",
                               "int8:block32:zero", "q6_k", "int3:block64"}) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
     const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);

@@ -140,9 +140,11 @@ template <int kRows, int kVectors>
 void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from,
               std::int64_t columns, std::int64_t ahead, const std::uint16_t* x,
               std::int64_t x_stride, float* y, std::int64_t y_stride) {
-  __m512 sums[kVectors][kRows];
-  for (auto& of_vector : sums)
-    for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
+  __m512 sums[kVectors][kRows];  // in registers, once all loops over them are unrolled
+#pragma GCC unroll 6
+  for (int j = 0; j < kVectors; ++j)
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[j][r] = _mm512_setzero_ps();
   const std::uint8_t* codes = w.codes + from / 2;
   const std::int64_t stride = w.stride;
   const auto add = [&](bool whole) __attribute__((always_inline)) {
@@ -151,14 +153,17 @@ void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from
       const std::uint8_t* again = codes;  // read again rather than kept: sums take the registers
       __asm__ volatile("" : "+r"(again));
       __m512bh values[kRows];
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const __m512i words = load_codes(again + r * stride, whole);
         values[r] = look_up_half(
             kShifts[s] == 0 ? words : _mm512_srli_epi16(words, static_cast<unsigned>(kShifts[s])),
             tables[r]);
       }
+#pragma GCC unroll 6
       for (int j = 0; j < kVectors; ++j) {
         const __m512bh vector = load(x + j * x_stride + 32 * s);
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
           sums[j][r] = _mm512_dpbf16_ps(sums[j][r], values[r], vector);
       }
@@ -170,6 +175,7 @@ void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from
     codes += kBf16Pad / 2;
   }
   if (columns > 0) add(false);
+#pragma GCC unroll 6
   for (int j = 0; j < kVectors; ++j) add_totals<kRows>(sums[j], y + j * y_stride);
 }
 
@@ -302,21 +308,29 @@ void dot_own(const Bf16DotTask& task) noexcept { dot_all(task, 0); }
 template <int kRows, int kVectors>
 void add_pairs_of(const PairsTask& task, std::int64_t row, std::int64_t j) {
   const std::uint16_t *w = task.w + row * task.w_stride, *x = task.x + j * task.x_stride;
-  __m512 sums[kVectors][kRows];
-  for (auto& of_vector : sums)
-    for (__m512& sum : of_vector) sum = _mm512_setzero_ps();
+  __m512 sums[kVectors][kRows];  // in registers, once all loops over them are unrolled
+#pragma GCC unroll 6
+  for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[v][r] = _mm512_setzero_ps();
   for (std::int64_t k = 0; k < task.columns; k += kPairsPad) {
     __m512bh values[kRows];
+#pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) values[r] = load(w + r * task.w_stride + k);
+#pragma GCC unroll 6
     for (int v = 0; v < kVectors; ++v) {
       const __m512bh vector = load(x + v * task.x_stride + k);
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sums[v][r] = _mm512_dpbf16_ps(sums[v][r], values[r], vector);
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     const __m512 scale = _mm512_set1_ps(task.scales[row + r]);
+#pragma GCC unroll 6
     for (int v = 0; v < kVectors; ++v) sums[v][r] = _mm512_mul_ps(sums[v][r], scale);
   }
+#pragma GCC unroll 6
   for (int v = 0; v < kVectors; ++v)
     add_totals<kRows>(sums[v], task.y + (j + v) * task.y_stride + row);
 }
