@@ -78,6 +78,11 @@ struct Bf16Kernels {
   /// Of a scale for each row, or of groups of multiples of kBf16Block that rows begin with, and up
   /// to kMostEights rows of x.
   Bf16DotKernel eights_e4m3, eights_e5m2, eights_int8;
+  /// Of codes of four bits, two in a byte, in groups of 16, 32 or multiples of kBf16Block that rows
+  /// begin with, and x arranged so.
+  Bf16DotKernel nibbles;
+  void (*arrange_nibbles)(const void* x, std::int64_t n, bool odd_first,
+                          std::uint16_t* out) noexcept;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
   std::int64_t eights_columns = 1024;  // so many of kMostEights rows of x stay in the L1 cache
 };

@@ -340,6 +340,30 @@ bool linear_eights(const LinearCall& call) {
   return by_parts_of_x(call, kMostEights, &some_rows_of_eights);
 }
 
+// More would be decoded again, in longer than it takes to widen them once.
+bool fits_nibbles(const LinearCall& call) noexcept {
+  return call.dtype == Dtype::bf16 && call.m > kMostFloat8Rows && call.m <= kMostEights &&
+         call.weight->has_dot_nibbles();
+}
+
+void linear_nibbles(const LinearCall& call) {
+  const LinearWeight& weight = *call.weight;
+  const std::int64_t stride = bf16_stride(call), k = weight.columns(), m = call.m;
+  const auto& kernels = call.kernels->bf16;
+  with_room<std::uint16_t>(kMostEights * stride, [&](std::uint16_t* x) {
+    std::fill_n(x + m * stride, (kMostEights - m) * stride, std::uint16_t{0});
+    for_each_row_of_x(call, m, [&](std::int64_t j) {
+      kernels.arrange_nibbles(call.x_at(j * k), k, weight.is_high_first(), x + j * stride);
+    });
+    for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
+      alignas(64) float sums[kMostEights * kBatch];
+      std::fill_n(sums, m * kBatch, 0.0f);
+      weight.dot_nibbles(row, count, kernels.eights_columns, {x, stride, m}, sums, kBatch);
+      call.finish(sums, kBatch, 0, m, row, count, weight.rows());
+    });
+  });
+}
+
 bool fits_pairs(const LinearCall& call) noexcept {
   return call.dtype == Dtype::bf16 && call.kernels->bf16.pairs != nullptr &&
          call.m >= kFewestPairs && call.weight->fits_pairs();

@@ -2,6 +2,7 @@
 // Rows of a weight as Runs. Where groups are flat over the matrix, rows may begin in the middle of
 // a group, or of a byte.
 #include "kernel/linear_weight.h"
+#include "kernel/tables.h"
 
 #include <algorithm>
 #include <cmath>
@@ -155,6 +156,8 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_float8_rows_ = dot_float8_ == nullptr ? 0 : most_dot_float8_rows(form.scale.group);
   dot_eights_ = eights_kernel(kernels.linear.bf16, form);
   if (dot_eights_ != nullptr) dot_eights_rows_ = most_dot_eights_rows(form.scale.group);
+  dot_nibbles_ = kernels.linear.bf16.nibbles;
+  dot_nibbles_rows_ = most_dot_nibbles_rows(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
@@ -200,6 +203,19 @@ std::int64_t LinearWeight::most_dot_eights_rows(const Group& group) const noexce
   const bool one = group.kind == Group::Kind::none || of % columns_ == 0;
   const bool begin = of % kBf16Block == 0 && columns_ % of == 0;
   return one || begin ? most_dot_float8_rows(group) : 0;
+}
+
+std::int64_t LinearWeight::most_dot_nibbles_rows(const Descriptor& form) const noexcept {
+  if (dot_nibbles_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
+  if (form.packing != Packing::high_first && form.packing != Packing::low_first) return 0;
+  if (form.factor != 1.0f || form.zero == Zero::rounded || form.rounds_to != Dtype::unknown)
+    return 0;
+  const Group& group = form.scale.group;
+  const std::int64_t of = runs_.group();
+  if (group.kind == Group::Kind::none || !side_by_side(group) || restarts(group, columns_))
+    return 0;
+  if ((of != 16 && of != 32 && of % kBf16Block != 0) || columns_ % of != 0) return 0;
+  return runs_.expands() ? expanded_rows(of, columns_) : rows_;
 }
 
 // Rows must begin with a group, or lie in one.
@@ -396,6 +412,19 @@ void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t
   };
   const Rows some{row, count, k, n};
   lines_ == 0 ? for_each_run(some, dot_eights_rows_, rows) : for_each_line(some, rows);
+}
+
+void LinearWeight::dot_nibbles(std::int64_t row, std::int64_t count, std::int64_t step,
+                               const Bf16Vectors& to, float* y,
+                               std::int64_t y_stride) const noexcept {
+  const float* const table = four_bit_tables(runs_.form().codes).values;
+  const Rows all{row, count, 0, columns_};
+  for_each_run(all, dot_nibbles_rows_, [&](Run run, auto done, auto some, auto column, auto n) {
+    const auto* values = run.values == nullptr ? table : static_cast<const float*>(run.values);
+    for (std::int64_t c = 0; c < n; c += step, run.first += step)
+      dot_nibbles_({run, some, columns_, std::min<std::int64_t>(step, n - c), values,
+                    to.x + column + c, to.x_stride, to.m, y + done, y_stride, false, near_});
+  });
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {

@@ -10,6 +10,7 @@
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
 //   eights  codes of a byte and more rows of x in bf16, likewise, eight at a time
+//   nibbles other codes of four bits and five to eight rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
@@ -105,6 +106,12 @@ class LinearWeight {
   void dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                   const Bf16Vectors& to, float* y, std::int64_t y_stride) const noexcept;
 
+  /// The same of codes of four bits, of whole rows, `step` columns at a time; x is arranged.
+  bool has_dot_nibbles() const noexcept { return dot_nibbles_rows_ != 0; }
+  bool is_high_first() const noexcept { return runs_.form().packing == Packing::high_first; }
+  void dot_nibbles(std::int64_t row, std::int64_t count, std::int64_t step, const Bf16Vectors& to,
+                   float* y, std::int64_t y_stride) const noexcept;
+
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
   KindOfX dot_bytes_kind() const noexcept { return dot_bytes_kind_; }  // of arranged x
@@ -146,6 +153,7 @@ class LinearWeight {
   std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
   std::int64_t most_dot_float8_rows(const Group& group) const noexcept;
   std::int64_t most_dot_eights_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_nibbles_rows(const Descriptor& form) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
@@ -165,6 +173,8 @@ class LinearWeight {
   std::int64_t dot_float8_rows_;
   Bf16DotKernel dot_eights_;
   std::int64_t dot_eights_rows_ = 0;
+  Bf16DotKernel dot_nibbles_;
+  std::int64_t dot_nibbles_rows_;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_block_;                  // columns of a block of x
@@ -215,6 +225,8 @@ bool fits_float8(const LinearCall& call) noexcept;
 bool linear_float8(const LinearCall& call);
 bool fits_eights(const LinearCall& call) noexcept;
 bool linear_eights(const LinearCall& call);  // likewise
+bool fits_nibbles(const LinearCall& call) noexcept;
+void linear_nibbles(const LinearCall& call);
 bool fits_pairs(const LinearCall& call) noexcept;
 bool linear_pairs(const LinearCall& call);  // likewise
 bool fits_bytes(const LinearCall& call) noexcept;

@@ -64,6 +64,36 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, MoreRowsByCodesOfAByte) {
       }
 }
 
+// Five rows of x to eight by codes of four bits: two codes in either order, groups of each kind of
+// length, zeros and offsets beside scales, scales that are expanded.
+STOWAGE_ON_EACH_ISA(LinearPairsOn, SomeRowsByCodesOfFourBits) {
+  for (const char* storage :
+       {"int4:block64", "int4:block32:bf16", "int4:block192", "int4:block128:f16:zero", "mxfp4",
+        "nvfp4", "nf4:block32", "fp4:block256", "q4_k", "int4:block64:f16:zero_sum",
+        "f4_e2m1:block64"})
+    for (const std::int64_t k : {64, 192, 768, 2304, 4608})
+      for (const std::int64_t m : {5, 6, 7, 8}) {
+        if (!samples::holds(parse_storage(storage), {67, k})) continue;
+        check_bound(table, storage, {m, k > 4000 ? 5 : 67, k});
+      }
+}
+
+TEST(LinearPairs, CodesOfFourBitsAreReadWhereRowsBeginWithGroups) {
+  for (const NamedKernels& level : runnable_kernels()) {
+    const bool has = level.kernels->linear.bf16.pairs != nullptr;
+    EXPECT_EQ(has, level.kernels->linear.bf16.nibbles != nullptr) << level.name;
+    const auto reads = [&](const char* storage, std::int64_t columns) {
+      const Weight weight = make_weight(storage, {6, columns}, Data::normal);
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_nibbles();
+    };
+    for (const char* storage : {"int4:block64", "int4:block384", "mxfp4", "nvfp4", "nf4:block32"})
+      EXPECT_EQ(reads(storage, 384), has) << storage;
+    for (const char* storage : {"int8:row", "int4:block48", "int4:tensor", "int3:block64"})
+      EXPECT_FALSE(reads(storage, 384)) << storage;
+    EXPECT_FALSE(reads("int4:block32", 96));
+  }
+}
+
 // Nothing is left of the bound but the fp32 sum and the rounding of the result.
 void expect_close(const Weight& weight, const Values& y, const std::vector<double>& truth,
                   const std::vector<double>& magnitude) {
@@ -113,16 +143,17 @@ TEST(LinearPairs, CodesOfAByteAreReadWhereRowsBeginWithGroups) {
 
 TEST(LinearPairs, ValuesAreThoseOfDequantize) {
   if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
-  const std::int64_t m = 9, n = 9, k = 512;
+  const std::int64_t n = 9, k = 512;
   for (const char* storage : {"f8_e4m3:block16:bf16", "int4:block32:bf16", "mxfp4", "nvfp4", "q4_k",
-                              "int8:block32:zero", "q6_k", "int3:block64"}) {
-    const Weight weight = make_weight(storage, {n, k}, Data::normal);
-    const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
-    const Exact truth = exact(x, m, weight, nullptr);
-    const Values y =
-        run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr, inline_executor());
-    expect_close(weight, y, truth.y, truth.magnitude);
-  }
+                              "int8:block32:zero", "q6_k", "int3:block64"})
+    for (const std::int64_t m : {6, 9}) {
+      const Weight weight = make_weight(storage, {n, k}, Data::normal);
+      const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
+      const Exact truth = exact(x, m, weight, nullptr);
+      const Values y = run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr,
+                                  inline_executor());
+      expect_close(weight, y, truth.y, truth.magnitude);
+    }
 }
 
 TEST(LinearPairs, OneScaleOfARowMultipliesItsSum) {
