@@ -43,8 +43,9 @@ template <int kVectors>
 /// Up to two rows of weight, the second one again the first where `count` is 1, and kVectors of x,
 /// of which task.m count.
 template <class Numbers, int kVectors>
-void add_eights(const Bf16DotTask& task, const Numbers& numbers, std::int64_t row,
+void add_eights(const Bf16DotTask& task, const Numbers& of_format, std::int64_t row,
                 std::int64_t count) {
+  const Numbers numbers = of_format;  // in registers, which nothing else refers to
   const std::uint8_t* codes[kRowsOfEights];
   const float* scales[kRowsOfEights];
   const bool scaled = task.run.scales != nullptr;
@@ -101,13 +102,20 @@ void add_eights(const Bf16DotTask& task, const Numbers& numbers, std::int64_t ro
 }
 
 template <class Numbers>
-void dot_eights(const Bf16DotTask& task) noexcept {
-  const Numbers numbers;
+void dot_by_eights(const Bf16DotTask& task, const Numbers& numbers) {
   const auto add = task.m <= 4   ? &add_eights<Numbers, 4>
                    : task.m <= 6 ? &add_eights<Numbers, 6>
                                  : &add_eights<Numbers, kMostEights>;
   for (std::int64_t row = 0; row < task.rows; row += kRowsOfEights)
     add(task, numbers, row, row + 1 < task.rows ? 2 : 1);
+}
+
+template <Codes kCodes>
+void dot_eights(const Bf16DotTask& task) noexcept {
+  if constexpr (kCodes == Codes::int8)
+    dot_by_eights(task, Int8Numbers());
+  else
+    dot_by_eights(task, Float8Tables(kFloat8Bytes<kCodes>));
 }
 
 }  // namespace

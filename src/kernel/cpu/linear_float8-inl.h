@@ -16,14 +16,29 @@ namespace {
 
 constexpr std::int64_t kFloat8Step = 64;  // columns
 
+/// Bytes of what the magnitudes of a format are in bf16.
+struct alignas(64) Float8Bytes {
+  std::array<std::uint8_t, 128> low, high;
+};
 template <Codes kCodes>
+constexpr Float8Bytes kFloat8Bytes = [] {
+  const auto& values = table::kFormats[static_cast<std::size_t>(kCodes)].values;
+  Float8Bytes made{};
+  for (std::size_t i = 0; i < made.low.size(); ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+    made.low[i] = static_cast<std::uint8_t>(bits >> 16);
+    made.high[i] = static_cast<std::uint8_t>(bits >> 24);
+  }
+  return made;
+}();
+
+/// One for all formats: what they differ in is data.
 struct Float8Tables {
   __m512i low[2], high[2];
-  Float8Tables() {
-    alignas(64) static constexpr auto kLow = bytes<16>(), kHigh = bytes<24>();
+  explicit Float8Tables(const Float8Bytes& bytes) {
     for (int i = 0; i < 2; ++i) {
-      low[i] = _mm512_load_si512(kLow.data() + 64 * i);
-      high[i] = _mm512_load_si512(kHigh.data() + 64 * i);
+      low[i] = _mm512_load_si512(bytes.low.data() + 64 * i);
+      high[i] = _mm512_load_si512(bytes.high.data() + 64 * i);
     }
   }
   /// The numbers of 64 codes, the first 32 and the last. The sign of NaN is that of its code.
@@ -40,30 +55,19 @@ struct Float8Tables {
     first = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi8(lower, upper));
     last = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi8(lower, upper));
   }
-
- private:
-  template <int kShift>
-  static consteval std::array<std::uint8_t, 128> bytes() {
-    const auto& values = table::kFormats[static_cast<std::size_t>(kCodes)].values;
-    std::array<std::uint8_t, 128> made{};
-    for (std::size_t i = 0; i < made.size(); ++i)
-      made[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(values[i]) >> kShift);
-    return made;
-  }
 };
 
 /// kRows rows of weight from `row` on, `apart` from one to the next, and sums with kVectors of x.
-template <Codes kCodes, int kRows, int kVectors, bool kNear>
+template <int kRows, int kVectors, bool kNear>
 struct Float8Rows {
   const Bf16DotTask& task;
-  const Float8Tables<kCodes> tables;
+  const Float8Tables tables;
   const std::int64_t row, apart, ahead;
   const std::uint8_t* codes[kRows];
   std::int64_t group[kRows];
   using Totals = __m512[kVectors][kRows];
 
-  Float8Rows(const Bf16DotTask& of, const Float8Tables<kCodes>& some, std::int64_t from,
-             std::int64_t step)
+  Float8Rows(const Bf16DotTask& of, const Float8Tables& some, std::int64_t from, std::int64_t step)
       : task(of),
         tables(some),
         row(from),
@@ -78,12 +82,15 @@ struct Float8Rows {
                      : (task.one_line ? task.run.first : first) / task.run.group;
     }
   }
-  static void clear(Totals& totals) {
-    for (auto& of_vector : totals)
-      for (__m512& total : of_vector) total = _mm512_setzero_ps();
+  [[gnu::always_inline]] static void clear(Totals& totals) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) totals[v][r] = _mm512_setzero_ps();
   }
   /// The numbers of kFloat8Step columns from k on, in two halves.
   [[gnu::always_inline]] void read(std::int64_t k, __m512bh (&w)[kRows][2]) const {
+#pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       ask_for_line<kNear>(codes[r] + k + ahead);
       if constexpr (!kNear) ask_for_line<true>(codes[r] + k + kNearAhead);
@@ -107,22 +114,28 @@ struct Float8Rows {
           task.run.scales == nullptr ? left : task.run.group - begin % task.run.group;
       const std::int64_t end = k + (in_group < left ? in_group : left);
       Totals sums[kChains];
-      for (Totals& chain : sums) clear(chain);
+#pragma GCC unroll 2
+      for (int chain = 0; chain < kChains; ++chain) clear(sums[chain]);
       for (; k < end; k += kFloat8Step) {
         __m512bh w[kRows][2];
         read(k, w);
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 2
           for (int half = 0; half < 2; ++half) {
             const __m512bh of_x = x(v, k + 32 * half);
+#pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
               __m512& sum = sums[half % kChains][v][r];
               sum = _mm512_dpbf16_ps(sum, w[r][half], of_x);
             }
           }
       }
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const __m512 scale =
             _mm512_set1_ps(task.run.scales == nullptr ? 1.0f : task.run.scales[at[r]++]);
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           const __m512 sum =
               kChains == 1 ? sums[0][v][r] : _mm512_add_ps(sums[0][v][r], sums[kChains - 1][v][r]);
@@ -173,13 +186,14 @@ struct Float8Rows {
 
 /// Of rows whose groups end at the same columns, each a quarter of all rows from the next if there
 /// is one row of x.
-template <Codes kCodes, int kVectors, class Add>
-[[gnu::always_inline]] inline void float8_all(const Bf16DotTask& task, Add add) {
-  const Float8Tables<kCodes> tables;
+template <int kVectors, class Add>
+[[gnu::always_inline]] inline void float8_all(const Bf16DotTask& task, const Float8Bytes& bytes,
+                                              Add add) {
+  const Float8Tables tables(bytes);
   std::int64_t row = 0;
   const auto rows = [&]<int kRows, bool kNear = false>(std::int64_t apart)
       __attribute__((always_inline)) {
-    Float8Rows<kCodes, kRows, kVectors, kNear> some(task, tables, row, apart);
+    Float8Rows<kRows, kVectors, kNear> some(task, tables, row, apart);
     add(some);
   };
   const bool together = task.run.scales == nullptr || task.one_line ||
@@ -196,20 +210,20 @@ template <Codes kCodes, int kVectors, class Add>
   for (; row < task.rows; ++row) rows.template operator()<1>(1);
 }
 
-template <Codes kCodes, int kVectors>
-void float8_long(const Bf16DotTask& task) {
-  float8_all<kCodes, kVectors>(
-      task, [](auto& rows) __attribute__((always_inline)) { rows.add_long(); });
+template <int kVectors>
+void float8_long(const Bf16DotTask& task, const Float8Bytes& bytes) {
+  float8_all<kVectors>(
+      task, bytes, [](auto& rows) __attribute__((always_inline)) { rows.add_long(); });
 }
 /// Up to two rows of x at a time.
-template <Codes kCodes, int kGroup>
-void float8_short(Bf16DotTask task) {
+template <int kGroup>
+void float8_short(Bf16DotTask task, const Float8Bytes& bytes) {
   const auto add = [](auto& rows) __attribute__((always_inline)) {
     rows.template add_short<kGroup>();
   };
   for (std::int64_t left = task.m; left > 0; left -= 2) {
-    if (left == 1) float8_all<kCodes, 1>(task, add);
-    if (left >= 2) float8_all<kCodes, 2>(task, add);
+    if (left == 1) float8_all<1>(task, bytes, add);
+    if (left >= 2) float8_all<2>(task, bytes, add);
     task.x += 2 * task.x_stride;
     task.y += 2 * task.y_stride;
   }
@@ -217,12 +231,13 @@ void float8_short(Bf16DotTask task) {
 
 template <Codes kCodes>
 void dot_float8(const Bf16DotTask& task) noexcept {
-  if (task.run.scales != nullptr && task.run.group == 16) return float8_short<kCodes, 16>(task);
-  if (task.run.scales != nullptr && task.run.group == 32) return float8_short<kCodes, 32>(task);
-  if (task.m == 1) return float8_long<kCodes, 1>(task);
-  if (task.m == 2) return float8_long<kCodes, 2>(task);
-  if (task.m == 3) return float8_long<kCodes, 3>(task);
-  float8_long<kCodes, 4>(task);
+  const Float8Bytes& bytes = kFloat8Bytes<kCodes>;
+  if (task.run.scales != nullptr && task.run.group == 16) return float8_short<16>(task, bytes);
+  if (task.run.scales != nullptr && task.run.group == 32) return float8_short<32>(task, bytes);
+  if (task.m == 1) return float8_long<1>(task, bytes);
+  if (task.m == 2) return float8_long<2>(task, bytes);
+  if (task.m == 3) return float8_long<3>(task, bytes);
+  float8_long<4>(task, bytes);
 }
 
 }  // namespace
