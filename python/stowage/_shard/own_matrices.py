@@ -58,8 +58,6 @@ def _cuts(spread: Any) -> list[Any]:
 def obstacle_to_file(spread: Any, rests_there: bool) -> str:
     """Why such a DTensor cannot have its rows in this file; "" if it can. `rests_there`: whether
     the file has it at rest."""
-    if spread.device_mesh.device_type != "cpu":
-        return f"must be on the CPU, to rest in a file with ram, is on {spread.device_mesh}"
     if rests(spread) and not rests_there:
         return "must rest in the file, to stay there with ram (stowage pack writes such a file)"
     return ""

@@ -50,6 +50,10 @@ class SpreadInFile(Spread):
         return [step for step in self._steps if not self._is_by_rows(step.held)]
 
     def _decide(self, held: Held, entry: Entry, choice: Choice | None) -> None:
+        mesh = getattr(held.tensor, "device_mesh", None)
+        if mesh is not None and mesh.device_type != "cpu":
+            self.problems.append(f"{held.name}: must be on the CPU beside a file, is on {mesh}")
+            return
         kind = Spread if self._is_by_rows(held) else Filling
         kind._decide(self, held, entry, choice)
 

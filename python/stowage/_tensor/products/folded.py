@@ -77,7 +77,7 @@ class Folded(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _PLAIN:
+        if func in OF_WRAPPERS:
             with _torch.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
@@ -137,7 +137,7 @@ _SIGNS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or",
 _WRITERS = {"__set__", "__setitem__", *(f"__i{sign}__" for sign in _SIGNS)}
 _FACTS = "shape dtype device layout ndim itemsize nbytes is_cpu is_cuda is_xpu is_mps is_meta"
 _FACTS += " is_sparse is_sparse_csr is_mkldnn is_quantized is_nested"
-_PLAIN = frozenset(  # what the wrapper says by itself
+OF_WRAPPERS = frozenset(  # what the wrapper says by itself
     {getattr(Tensor, name).__get__ for name in _FACTS.split()}
     | {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride}
     | {Tensor.storage_offset, Tensor.element_size, Tensor.get_device, Tensor.__len__}

@@ -16,6 +16,7 @@ from torch import Tensor
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.rows import rests
+from stowage._tensor.products.folded import OF_WRAPPERS
 from stowage._tensor.tables import function
 
 
@@ -56,6 +57,9 @@ class Delta(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func in OF_WRAPPERS:
+            with _torch.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         if func in _SUMS and not kwargs and len(args) == 2 and all(type(t) is Delta for t in args):
             return Delta([*args[0]._terms, *args[1]._terms])
         args, kwargs = _torch.tree_map_only(Delta, Delta.dequantize, (args, kwargs or {}))
