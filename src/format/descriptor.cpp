@@ -140,11 +140,7 @@ void add_record(Descriptor& made) noexcept {
   made.parts = kPackedParts;
 }
 
-}  // namespace
-
-inline namespace v0 {
-
-Descriptor describe(const Storage& storage) {
+Descriptor described(const Storage& storage) {
   const FormRow* const found = form_row(storage.codes, storage.dialect);
   if (found == nullptr) check_legal(storage, "describe");  // which throws
   const FormRow& row = *found;
@@ -200,6 +196,22 @@ Descriptor describe(const Storage& storage) {
   }
   if (scaling.type == ScaleType::super) add_record(made);
   return made;
+}
+
+}  // namespace
+
+inline namespace v0 {
+
+// Who goes through elements asks for each of them, of one storage.
+Descriptor describe(const Storage& storage) {
+  struct Asked {
+    Storage storage;
+    Descriptor form;
+    bool known = false;
+  };
+  thread_local Asked last;
+  if (!last.known || last.storage != storage) last = {storage, described(storage), true};
+  return last.form;
 }
 
 Storage lying(const Storage& storage) noexcept {
