@@ -27,11 +27,39 @@ constexpr int kRowsOfEights = 2;  // of weight
 constexpr float kUnscaled = 1.0f;
 constexpr std::int64_t kRowsAhead = 4;  // codes that are asked for lie so many rows further
 
+/// Of rows of x and of weight: in registers, once all loops over them are unrolled.
+template <int kVectors>
+using Sums = __m512[kVectors][kRowsOfEights];
+
+template <int kVectors>
+[[gnu::always_inline]] inline void clear(Sums<kVectors>& sums) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 2
+    for (int r = 0; r < kRowsOfEights; ++r) sums[v][r] = _mm512_setzero_ps();
+}
+
+/// Of 64 columns from k on, whose numbers come in two halves.
+template <int kVectors>
+[[gnu::always_inline]] inline void add_products(Sums<kVectors>& sums,
+                                                const __m512bh (&w)[kRowsOfEights][2],
+                                                const Bf16DotTask& task, std::int64_t k) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512bh x = load(task.x + v * task.x_stride + k + 32 * half);
+#pragma GCC unroll 2
+      for (int r = 0; r < kRowsOfEights; ++r)
+        sums[v][r] = _mm512_dpbf16_ps(sums[v][r], w[r][half], x);
+    }
+}
+
 /// y[v, row + r] += the lanes of sums[v][r], for v < m and r < count.
 template <int kVectors>
-[[gnu::always_inline]] inline void add_totals_of_eights(
-    const __m512 (&sums)[kVectors][kRowsOfEights], const Bf16DotTask& task, std::int64_t row,
-    std::int64_t count) {
+[[gnu::always_inline]] inline void add_totals_of_eights(const Sums<kVectors>& sums,
+                                                        const Bf16DotTask& task, std::int64_t row,
+                                                        std::int64_t count) {
   alignas(16) float totals[kVectors][kRowsOfEights] = {};
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; v += 2)
@@ -57,16 +85,13 @@ void add_eights(const Bf16DotTask& task, const Numbers& of_format, std::int64_t 
         scaled ? task.run.scales + (task.one_line ? begin : first) / task.run.group : &kUnscaled;
   }
   const std::int64_t ahead = kRowsAhead * task.row_stride;
-  __m512 totals[kVectors][kRowsOfEights];  // of the groups before
+  Sums<kVectors> totals;  // of the groups before
   std::int64_t in_group = scaled ? task.run.group - begin % task.run.group : task.columns;
   for (std::int64_t k = 0;; in_group = task.run.group) {
     const bool is_first = k == 0, is_last = in_group >= task.columns - k;
     const std::int64_t end = is_last ? task.columns : k + in_group;
-    __m512 sums[kVectors][kRowsOfEights];  // in registers, once all loops over them are unrolled
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 2
-      for (int r = 0; r < kRowsOfEights; ++r) sums[v][r] = _mm512_setzero_ps();
+    Sums<kVectors> sums;
+    clear<kVectors>(sums);
     for (; k < end; k += kFloat8Step) {
       __m512bh w[kRowsOfEights][2];
 #pragma GCC unroll 2
@@ -74,15 +99,7 @@ void add_eights(const Bf16DotTask& task, const Numbers& of_format, std::int64_t 
         ask_for_line<true>(codes[r] + k + ahead);
         numbers.look_up(codes[r] + k, w[r][0], w[r][1]);
       }
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half)
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          const __m512bh x = load(task.x + v * task.x_stride + k + 32 * half);
-#pragma GCC unroll 2
-          for (int r = 0; r < kRowsOfEights; ++r)
-            sums[v][r] = _mm512_dpbf16_ps(sums[v][r], w[r][half], x);
-        }
+      add_products<kVectors>(sums, w, task, k);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < kRowsOfEights; ++r) {
@@ -93,7 +110,7 @@ void add_eights(const Bf16DotTask& task, const Numbers& of_format, std::int64_t 
         sums[v][r] = is_first ? _mm512_mul_ps(sums[v][r], scale)
                               : _mm512_fmadd_ps(sums[v][r], scale, totals[v][r]);
     }
-    if (is_last) return add_totals_of_eights(sums, task, row, count);
+    if (is_last) return add_totals_of_eights<kVectors>(sums, task, row, count);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 2

@@ -91,26 +91,15 @@ void add_nibbles(const Bf16DotTask& task, std::int64_t row, std::int64_t count) 
   NibbleRow<kFour> rows[] = {{task, row * task.row_stride},
                              {task, (row + count - 1) * task.row_stride}};
   const std::int64_t ahead = kRowsAhead * task.row_stride / 2;
-  __m512 sums[kVectors][kRowsOfEights];  // in registers, once all loops over them are unrolled
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 2
-    for (int r = 0; r < kRowsOfEights; ++r) sums[v][r] = _mm512_setzero_ps();
+  Sums<kVectors> sums;
+  clear<kVectors>(sums);
   for (std::int64_t k = 0; k < task.columns; k += kBf16Block) {
     __m512bh w[kRowsOfEights][2];
 #pragma GCC unroll 2
     for (int r = 0; r < kRowsOfEights; ++r) rows[r].next(ahead, w[r][0], w[r][1]);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half)
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const __m512bh x = load(task.x + v * task.x_stride + k + 32 * half);
-#pragma GCC unroll 2
-        for (int r = 0; r < kRowsOfEights; ++r)
-          sums[v][r] = _mm512_dpbf16_ps(sums[v][r], w[r][half], x);
-      }
+    add_products<kVectors>(sums, w, task, k);
   }
-  add_totals_of_eights(sums, task, row, count);
+  add_totals_of_eights<kVectors>(sums, task, row, count);
 }
 
 void dot_nibbles(const Bf16DotTask& task) noexcept {
