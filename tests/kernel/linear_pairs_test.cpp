@@ -183,9 +183,10 @@ TEST(LinearPairs, OneScaleOfARowMultipliesItsSum) {
 
 STOWAGE_ON_EACH_ISA(LinearPairsOn, IsTheSameOnAnyNumberOfThreads) {
   const std::int64_t n = 515, k = 1280;
-  for (const char* storage : {"f8_e4m3:row", "int4:block32:bf16", "q4_k", "int8:block32"}) {
+  for (const char* storage :
+       {"f8_e4m3:row", "int4:block32:bf16", "q4_k", "int8:block32", "int8:row", "nvfp4"}) {
     const Weight weight = make_weight(storage, {n, k}, Data::normal);
-    for (const std::int64_t m : {1, 2, 3, 4, 16, 33, 70}) {
+    for (const std::int64_t m : {1, 2, 3, 4, 7, 16, 33, 70}) {
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 5);
       expect_same_on_threads(table, x, m, weight);
     }

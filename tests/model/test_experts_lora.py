@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from stowage._tensor import tables
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-stowed_peft = pytest.importorskip("stowage.integrations.peft")
-Delta = pytest.importorskip("stowage.integrations.peft.deltas").Delta
+stowed_peft = import_module("stowage.integrations.peft")  # after it is known that there is a peft
+Delta = import_module("stowage.integrations.peft.deltas").Delta
 pytestmark = pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
 
 RAM = 600 << 10  # of 1 MiB
@@ -207,3 +208,34 @@ def test_what_keeps_several_apart_changes_nothing_else() -> None:
     lhs, rhs, alpha = delta.factors()
     assert torch.allclose(delta * 3, alpha * lhs @ rhs * 3) and delta.shape == (3, 4, 5)
     assert torch.allclose(torch.randn(3, 4, 5).zero_() + delta, alpha * lhs @ rhs)
+
+
+def test_it_works_in_the_modes_that_one_adapter_does() -> None:
+    names = ("one", "two")
+    plain = several(mixture(None, "int8:row2"), names, False).eval()
+    ours = several(mixture(None, "int8:row2"), names, True).eval()
+    with torch.no_grad():
+        want = plain(input_ids=IDS).logits
+    with torch.inference_mode(), torch.device("meta"):
+        assert torch.allclose(ours(input_ids=IDS).logits, want, atol=1e-4)
+    layer = next(m for m in ours.modules() if "get_delta_weight" in m.__dict__)
+    with pytest.raises(TypeError), torch.no_grad():
+        layer()  # a forward that fails
+    assert type(layer.get_delta_weight("one")) is not Delta  # outside of a forward
+    stack = stowage.quantize(torch.ones(2, 3, 64), "int8:row2")
+    delta = Delta([(torch.ones(2, 3, 1), torch.ones(2, 1, 64), 1.0)])
+    with pytest.raises(stowage.StowageError, match="below autograd"):
+        stack * delta
+    assert torch.allclose(delta * 2, torch.full((2, 3, 64), 2.0))
+
+
+@pytest.mark.parametrize("keeps_apart", [False, True])
+def test_what_is_beside_experts_may_be_compiled(keeps_apart: bool) -> None:
+    """The experts themselves may not: torch's parametrizations swap tensors that graphs refer to,
+    and say so."""
+    names = ("one", "two") if keeps_apart else ("one",)
+    plain, ours = (several(mixture(None, "int8:row2"), names, keeps_apart) for _ in range(2))
+    for layer in ours.base_model.model.model.layers:
+        layer.self_attn.compile(backend="eager")
+    with torch.no_grad():
+        assert torch.equal(ours(input_ids=IDS).logits, plain(input_ids=IDS).logits)

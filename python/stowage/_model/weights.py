@@ -236,7 +236,8 @@ _TENSORS = "_stowage_tensors"  # attribute of a module: of stacks in pieces thei
 def note_tensors(held: Held, count: int) -> None:
     """Of how many tensors the file makes a stack that a model on the meta device has of it."""
     for site in held.sites:
-        site.module.__dict__.setdefault(_TENSORS, {})[site.attribute] = count
+        if count or _TENSORS in site.module.__dict__:
+            site.module.__dict__.setdefault(_TENSORS, {})[site.attribute] = count
 
 
 def tensors_of_index(held: Held) -> int:

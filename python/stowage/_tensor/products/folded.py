@@ -20,7 +20,20 @@ from stowage._tensor.products.grouped import by_groups
 _compiling = torch.compiler.is_compiling
 
 
-class Folded(Tensor):
+class Unformed(Tensor):
+    """A sum that has its terms, and no values of its own."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise InvalidArgument(
+            f"stowage: {func} must be given a plain tensor, got a sum with a resting stack below "
+            "autograd, where its factors would lose their gradients; take .dequantize() first"
+        )
+
+
+class Folded(Unformed):
     """base + alpha lhs rhs, of a stack [E, O, K] or a matrix of one; nobody makes one by hand.
 
     Products and indices of dim 0 take the terms one by one; whatever else is asked of it is asked
@@ -92,15 +105,6 @@ class Folded(Tensor):
             )
         args, kwargs = _torch.tree_map_only(Folded, Folded.dequantize, (args, kwargs))
         return func(*args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise InvalidArgument(
-            f"stowage: {func} must be given a plain tensor, got a sum with a resting stack below "
-            "autograd, where its factors would lose their gradients; take .dequantize() first"
-        )
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

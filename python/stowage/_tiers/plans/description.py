@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from stowage._files.names import DISK_NAMES, FLOAT8
+from stowage._model.files.save import in_rows
 from stowage._model.sizes import nbytes
-from stowage._model.weights import LAZY, Held, Inventory, tensors_of_index
+from stowage._model.weights import LAZY, Held, tensors_of_index
 from stowage._ops import _torch
 from stowage._ops.errors import InvalidArgument
 from stowage._shard.local_shards import first_row, is_spread
@@ -42,7 +43,7 @@ def config_of(source: Source) -> str:
 def units_of(model: nn.Module) -> list[dict[str, Any]]:
     """One unit for each parameter and persistent buffer, ties once, in the model's order. No value
     is read: the model may be on the meta device. Raises InvalidArgument for lazy modules."""
-    every = Inventory(model).written
+    every = in_rows(model).written
     lazy = [held.name for held in every if isinstance(held.tensor, LAZY)]
     if lazy:
         raise InvalidArgument(

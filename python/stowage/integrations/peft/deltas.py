@@ -14,13 +14,12 @@ from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor
 
 from stowage._ops import _torch
-from stowage._ops.errors import InvalidArgument
 from stowage._shard.rows import rests
-from stowage._tensor.products.folded import OF_WRAPPERS
+from stowage._tensor.products.folded import OF_WRAPPERS, Unformed
 from stowage._tensor.tables import function
 
 
-class Delta(Tensor):
+class Delta(Unformed):
     """alpha lhs rhs, [E, O, K], summed over terms; nobody makes one by hand. A stack that rests
     takes the factors, another Delta adds its own; all else is asked of a plain tensor.
 
@@ -65,15 +64,6 @@ class Delta(Tensor):
         args, kwargs = _torch.tree_map_only(Delta, Delta.dequantize, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise InvalidArgument(
-            f"stowage: {func} must be given a plain tensor, got factors of adapters below "
-            "autograd, where they would lose their gradients; take .dequantize() first"
-        )
-
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__)
 
@@ -99,6 +89,8 @@ class Apart:
         self._layer: Any = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph has the whole sum
+            return type(self._layer).forward(self._layer, *args, **kwargs)
         before, _running.forward = getattr(_running, "forward", False), True
         try:
             return type(self._layer).forward(self._layer, *args, **kwargs)
