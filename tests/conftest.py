@@ -35,6 +35,16 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imports_stay() -> Iterator[None]:
+    """So does what tests import as they run, compilers above all: between the tests of two files
+    nothing else is alive."""
+    if len(gc.get_objects()) > 50_000:
+        gc.collect()
+        gc.freeze()
+    yield
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--device"))

@@ -181,58 +181,52 @@ STOWAGE_ON_EACH_ISA(Dequantize, TouchesNothingOutsideItsRun) {
   }
 }
 
-STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRangeOfRows) {
-  for (const std::string& name : every_storage()) {
-    const Storage storage = parse_storage(name);
-    for (const Shape& shape : shapes()) {
-      if (!holds(storage, shape)) continue;
-      const Bytes values =
-          as_type(numbers(Kind::wide, static_cast<std::size_t>(shape.elements())), Dtype::f32);
-      const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
-      const Weight weight = parts.weight(storage, shape);
-      for (const Dtype out : kValueTypes) {
-        const Bytes expected = reference_values(weight, out);
-        const auto row = static_cast<std::size_t>(shape.row_elements()) * width(out);
-        for (const Range rows : {Range{0, shape.rows()}, Range{shape.rows() / 3, shape.rows()},
-                                 Range{0, shape.rows() / 2}, Range{shape.rows(), shape.rows()}}) {
-          Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
-          dequantize_with(table, weight, rows, got.data(), out, inline_executor());
-          const auto first = expected.begin() + rows.begin * static_cast<std::ptrdiff_t>(row);
-          EXPECT_TRUE(std::equal(got.begin(), got.end() - 1, first))
-              << name << to_string(shape) << " to " << disk_name(out);
-          EXPECT_EQ(got.back(), std::byte{0x5A});
-        }
-      }
-    }
+// Ranges of rows, and ranges of columns in the rows from a third on, with a byte behind each
+// result.
+void check_rows(const Kernels& table, const Weight& weight, Dtype out, const Bytes& all) {
+  const std::int64_t n = weight.rows();
+  const auto row = static_cast<std::size_t>(weight.row_elements()) * width(out);
+  for (const Range rows : {Range{0, n}, Range{n / 3, n}, Range{0, n / 2}, Range{n, n}}) {
+    Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * row + 1, std::byte{0x5A});
+    dequantize_with(table, weight, rows, got.data(), out, inline_executor());
+    const std::byte* expected = all.data() + static_cast<std::size_t>(rows.begin) * row;
+    EXPECT_TRUE(std::memcmp(got.data(), expected, got.size() - 1) == 0 &&
+                got.back() == std::byte{0x5A})
+        << "rows " << rows.begin << " to " << rows.end;
+  }
+}
+void check_columns(const Kernels& table, const Weight& weight, Dtype out, const Bytes& all,
+                   Executor& pool) {
+  const Range rows{weight.rows() / 3, weight.rows()};
+  const std::int64_t row = weight.row_elements();
+  const auto bytes = static_cast<std::int64_t>(width(out));
+  for (const Range columns : {Range{0, row}, Range{row / 3, row}, Range{0, row / 2},
+                              Range{row / 2, row - row / 4}, Range{row, row}}) {
+    const auto some = static_cast<std::size_t>(bytes * (columns.end - columns.begin));
+    Bytes got(static_cast<std::size_t>(rows.end - rows.begin) * some + 1, std::byte{0x5A});
+    dequantize_with(table, weight, rows, columns, got.data(), out, pool);
+    bool same = got.back() == std::byte{0x5A};
+    for (std::int64_t i = rows.begin; i < rows.end; ++i)
+      same &= std::memcmp(got.data() + static_cast<std::size_t>(i - rows.begin) * some,
+                          all.data() + bytes * (i * row + columns.begin), some) == 0;
+    EXPECT_TRUE(same) << "columns " << columns.begin << " to " << columns.end;
   }
 }
 
-STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRangeOfColumns) {
+STOWAGE_ON_EACH_ISA(Dequantize, EveryStorageAndShapeAndRange) {
+  const auto pool = make_pool(2);
   for (const std::string& name : every_storage()) {
     const Storage storage = parse_storage(name);
     for (const Shape& shape : shapes()) {
       if (!holds(storage, shape)) continue;
-      const Bytes values =
-          as_type(numbers(Kind::wide, static_cast<std::size_t>(shape.elements())), Dtype::f32);
-      const Parts parts = reference_parts(values, Dtype::f32, shape, storage);
+      const Parts& parts =
+          reference_parts(numbers_as(Dtype::f32, Kind::wide, shape), Dtype::f32, shape, storage);
       const Weight weight = parts.weight(storage, shape);
-      const Range rows{shape.rows() / 3, shape.rows()};
-      const std::int64_t row = shape.row_elements();
       for (const Dtype out : kValueTypes) {
-        const Bytes all = reference_values(weight, out);
-        const auto bytes = static_cast<std::int64_t>(width(out));
-        for (const Range columns : {Range{0, row}, Range{row / 3, row}, Range{0, row / 2},
-                                    Range{row / 2, row - row / 4}, Range{row, row}}) {
-          Bytes expected;
-          for (std::int64_t i = rows.begin; i < rows.end; ++i)
-            expected.insert(expected.end(), all.begin() + bytes * (i * row + columns.begin),
-                            all.begin() + bytes * (i * row + columns.end));
-          expected.push_back(std::byte{0x5A});
-          Bytes got(expected.size(), std::byte{0x5A});
-          dequantize_with(table, weight, rows, columns, got.data(), out, *make_pool(2));
-          EXPECT_TRUE(got == expected) << name << to_string(shape) << " to " << disk_name(out)
-                                       << " columns " << columns.begin << " to " << columns.end;
-        }
+        SCOPED_TRACE(name + to_string(shape) + " to " + std::string(disk_name(out)));
+        const Bytes& all = reference_values(weight, out);
+        check_rows(table, weight, out, all);
+        check_columns(table, weight, out, all, *pool);
       }
     }
   }

@@ -110,10 +110,9 @@ STOWAGE_ON_EACH_ISA(Quantize, EveryStorageShapeAndTypeOfInput) {
       for (const Dtype in : kValueTypes) {
         for (const Kind kind : kKinds) {
           if (shape.elements() > 10000 && kind != Kind::normal) continue;  // the reference is slow
-          const Bytes values =
-              as_type(numbers(kind, static_cast<std::size_t>(shape.elements())), in);
+          const Bytes& values = numbers_as(in, kind, shape);
           const Parts got = quantized(table, values, in, shape, storage);
-          const Parts expected = reference_parts(values, in, shape, storage);
+          const Parts& expected = reference_parts(values, in, shape, storage);
           for (std::size_t part = 0; part < got.bytes.size(); ++part)
             EXPECT_TRUE(got.bytes[part] == expected.bytes[part])
                 << name << to_string(shape) << " from " << disk_name(in) << ", kind "

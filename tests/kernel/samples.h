@@ -95,6 +95,14 @@ inline const std::vector<double>& numbers(Kind kind, std::size_t n, unsigned see
   return kept(key, [&] { return made_numbers(kind, n, seed); });
 }
 
+/// Those numbers as an array of `dtype`.
+inline const Bytes& numbers_as(Dtype dtype, Kind kind, const Shape& shape) {
+  const auto n = static_cast<std::size_t>(shape.elements());
+  const std::string key = std::string(disk_name(dtype)) + std::to_string(static_cast<int>(kind)) +
+                          ":" + std::to_string(n);
+  return kept(key, [&] { return as_type(numbers(kind, n), dtype); });
+}
+
 /// The parts of a weight in memory of their own.
 struct Parts {
   Layout layout;
@@ -118,8 +126,8 @@ struct Parts {
   }
 };
 
-inline Parts reference_parts(const Bytes& values, Dtype dtype, const Shape& shape,
-                             const Storage& storage, bool keep_nonfinite = false) {
+inline const Parts& reference_parts(const Bytes& values, Dtype dtype, const Shape& shape,
+                                    const Storage& storage, bool keep_nonfinite = false) {
   const std::string key = to_string(storage) + to_string(shape) + std::string(disk_name(dtype)) +
                           (keep_nonfinite ? "+" : "-") + key_of(values.data(), values.size());
   return kept(key, [&] {
@@ -129,7 +137,7 @@ inline Parts reference_parts(const Bytes& values, Dtype dtype, const Shape& shap
   });
 }
 
-inline Bytes reference_values(const Weight& weight, Dtype dtype) {
+inline const Bytes& reference_values(const Weight& weight, Dtype dtype) {
   return kept(key_of(weight) + std::string(disk_name(dtype)), [&] {
     Bytes values(static_cast<std::size_t>(weight.shape().elements()) * width(dtype));
     reference::dequantize(weight, values.data(), dtype);
@@ -152,13 +160,23 @@ inline const std::vector<std::string>& every_form() {
   static const auto all = covering(form_features, is_any);
   return all;
 }
-/// Shapes with whole and ragged rows and blocks, odd and even, and without elements.
+inline std::vector<Shape> few_large(std::vector<Shape> all) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  std::erase_if(all, [](const Shape& shape) {
+    return shape.elements() > 10'000 && shape != Shape{40, 600};
+  });
+#endif
+  return all;
+}
+/// Shapes with whole and ragged rows and blocks, odd and even, and without elements. Under a
+/// sanitizer, where a test of all takes most of a minute, one alone is so large that several tasks
+/// share it.
 inline const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> all{
-      {1, 1},     {3, 5},     {4, 64},      {7, 67},    {33, 129},    {2, 3, 50},  {150, 211},
-      {5, 0},     {0, 5},     {3, 2, 3, 3}, {1, 4097},  {64},         {6, 48},     {3, 192},
-      {128, 129}, {33, 130},  {3, 2, 70},   {2, 96, 5}, {3, 64, 290}, {3, 33, 70}, {5, 8},
-      {3, 4104},  {2, 3, 88}, {2, 33000},   {40, 600},  {24, 130}};
+  static const std::vector<Shape> all = few_large(
+      {{1, 1},     {3, 5},     {4, 64},      {7, 67},    {33, 129},    {2, 3, 50},  {150, 211},
+       {5, 0},     {0, 5},     {3, 2, 3, 3}, {1, 4097},  {64},         {6, 48},     {3, 192},
+       {128, 129}, {33, 130},  {3, 2, 70},   {2, 96, 5}, {3, 64, 290}, {3, 33, 70}, {5, 8},
+       {3, 4104},  {2, 3, 88}, {2, 33000},   {40, 600},  {24, 130}});
   return all;
 }
 /// Whether a weight of this storage can have this shape.

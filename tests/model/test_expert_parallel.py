@@ -112,6 +112,12 @@ def test_other_weights_are_spread_beside_them(how: str, tmp_path: Path) -> None:
         on_ranks(ranks, mixed_ranks.in_files, published(tmp_path)[1], sizes)
 
 
+@pytest.mark.parametrize("how", ["fsdp", "tp"])
+def test_what_one_rank_refuses_changes_none(how: str, tmp_path: Path) -> None:
+    folder = packed(tmp_path / "m", "int8:row2")
+    on_ranks(2, mixed_ranks.refused_before_a_change, folder, SIZES[how])
+
+
 def test_weights_that_are_gathered_train_beside_them(tmp_path: Path) -> None:
     on_ranks(2, mixed_ranks.trained, packed(tmp_path / "m", "int8:row2"), SIZES["fsdp"])
 

@@ -231,11 +231,34 @@ def test_it_works_in_the_modes_that_one_adapter_does() -> None:
 
 @pytest.mark.parametrize("keeps_apart", [False, True])
 def test_what_is_beside_experts_may_be_compiled(keeps_apart: bool) -> None:
-    """The experts themselves may not: torch's parametrizations swap tensors that graphs refer to,
-    and say so."""
+    """Of experts that are not kept apart no more: torch's parametrizations swap tensors that graphs
+    refer to, and say so."""
     names = ("one", "two") if keeps_apart else ("one",)
     plain, ours = (several(mixture(None, "int8:row2"), names, keeps_apart) for _ in range(2))
     for layer in ours.base_model.model.model.layers:
         layer.self_attn.compile(backend="eager")
     with torch.no_grad():
         assert torch.equal(ours(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("names", [("one",), ("one", "two")])
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_whole_model_with_adapters_of_experts_may_be_compiled(
+    backend: str, on_disk: bool, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Kept apart: else torch's parametrizations swap tensors that graphs refer to."""
+    plain = several(mixture(None, "int8:row2"), names, True)
+    ours = several(mixture(tmp_path / "w" if on_disk else None, "int8:row2"), names, True)
+    compiled = torch.compile(ours, backend=backend)
+    losses, grads = [], []
+    for adapted, run in ((plain, plain), (ours, compiled)):
+        for _ in range(2):  # the second in the graphs of the first
+            loss = run(input_ids=IDS, labels=IDS, use_cache=False).loss
+        loss.backward()
+        losses.append(loss.item())
+        grads.append({n: p.grad for n, p in adapted.named_parameters() if p.grad is not None})
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert len(grads[0]) == 12 * len(names) and set(grads[0]) == set(grads[1])
+    for name, grad in grads[0].items():
+        assert torch.allclose(grads[1][name], grad, rtol=1e-4, atol=1e-7), name

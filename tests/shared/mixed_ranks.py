@@ -19,6 +19,7 @@ from torch import nn
 import stowage
 from stowage._ops import _torch
 from stowage._shard.own_matrices import gathered
+from stowage._shard.rows import RESTING
 
 
 def on_meta(folder: str, sizes: dict[str, int], family: str = "Qwen3Moe") -> Any:
@@ -70,6 +71,28 @@ def in_files(folder: str, sizes: dict[str, int], family: str = "Qwen3Moe") -> No
     again = logits(model, "grouped_mm")
     stowage.onload(model)
     assert torch.equal(logits(model, "grouped_mm"), again)
+
+
+def refused_before_a_change(folder: str, sizes: dict[str, int]) -> None:
+    """Of a model that has values: what one rank refuses changes them in none."""
+    model, first = on_meta(folder, sizes), dist.get_rank() == 0
+    stowage.sharding.load(model, folder)
+
+    def values() -> list[torch.Tensor]:
+        found = (_torch.local_of(p) for p in model.parameters())
+        return [p for p in found if not isinstance(p, RESTING) and p.numel()]
+
+    with torch.no_grad():
+        for value in values():
+            value.fill_(3.0)
+    small, enough = "1KiB", "64MiB"
+    load = partial(stowage.sharding.load, model, folder)
+    _refused(lambda: load(ram=small if first else enough), f"{beside(model)} bytes of")
+    _refused(lambda: load(**({"ram": enough} if first else {})), "in every process or in none")
+    assert len(values()) > 5 and all(bool((value == 3).all()) for value in values())
+    assert not any(stack.is_meta for stack in stacks(model).values())
+    load(ram=enough)
+    assert not any(bool((value == 3).all()) for value in values())
 
 
 def _ranks(stack: Any) -> int:

@@ -202,7 +202,7 @@ def _load(
     agree: Callable[[], None] = lambda: None,
     kind: type[Filling] = Filling,
 ) -> nn.Module:
-    """`agree` is called before the first change, when nothing can fail any more."""
+    """`agree` is called before the first change, when only reading can still fail."""
     target = model if isinstance(model, nn.Module) else build(model)
     adopted = adopt(source, target, options.rename, options.strict)
     options = replace(options, rename=adopted.rename, then=adopted.then)

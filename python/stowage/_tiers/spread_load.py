@@ -13,7 +13,7 @@ from torch import nn
 from stowage._files.renames import Rename
 from stowage._model.files import sharded
 from stowage._model.files.save import reshard
-from stowage._model.files.spread import Wanted, in_step
+from stowage._model.files.spread import Wanted, check_alike, in_step
 from stowage._model.files.spread_in_file import SpreadInFile
 from stowage._ops.errors import InvalidArgument
 from stowage._tiers.load import load_spread
@@ -57,7 +57,8 @@ def load(
         BadFile: names each tensor of a checkpoint whose storage, shape or dtype differs; nothing is
             changed then. Or the file is damaged.
         InvalidArgument: lists the same of a file, in every process; what was on the meta device
-            stays there. Or a weight is spread so that it cannot rest in a file.
+            stays there. Or a weight is spread so that it cannot rest in a file, or the budget is
+            too small, or not every process was given one; nothing is changed then.
         FileError: the file cannot be read.
 
     Example:
@@ -66,11 +67,13 @@ def load(
         >>> stowage.sharding.save(model, "checkpoint")
         >>> stowage.sharding.load(model, "checkpoint")
     """
-    if ram is None and plan is None and reads != "automatic":
+    in_file = ram is not None or plan is not None
+    check_alike("stowage.sharding.load: ram or plan must be given", in_file)
+    if not in_file and reads != "automatic":
         raise InvalidArgument(
             f"stowage.sharding.load: reads must come with ram or plan, got reads={reads!r} alone"
         )
-    if ram is None and plan is None:
+    if not in_file:
         sharded.load(model, folder, Wanted(rename, strict, keep_nonfinite))
         return
     with ExitStack() as step:  # which ends in all processes before the first change in any

@@ -84,6 +84,17 @@ def in_step() -> Iterator[None]:
         raise InvalidArgument(text)
 
 
+def check_alike(where: str, has: bool) -> None:
+    """What some processes were given and others were not, all refuse."""
+    every = [has]
+    if dist.is_initialized():
+        every = [has] * dist.get_world_size()
+        dist.all_gather_object(every, has)
+    if any(every) and not all(every):
+        without = ", ".join(str(rank) for rank, given in enumerate(every) if not given)
+        raise InvalidArgument(f"{where} in every process or in none, not in {without}")
+
+
 @dataclass(frozen=True)
 class _Own:
     """What is here of a tensor [rows, ...]: rows [first, last), and of those some of each other

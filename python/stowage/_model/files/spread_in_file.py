@@ -14,10 +14,11 @@ from stowage._files.names import Entry
 from stowage._files.sources import FileSource
 from stowage._model.choice.selection import Selection
 from stowage._model.files.fill import Assignment, Filling, Options
-from stowage._model.files.spread import Spread, give
+from stowage._model.files.spread import Spread, give, in_step
 from stowage._model.sizes import nbytes
 from stowage._model.weights import Choice, Held
 from stowage._ops import _torch
+from stowage._ops.errors import raise_problems
 from stowage._shard.local_shards import is_spread
 from stowage._shard.own_matrices import (
     gathered,
@@ -69,13 +70,16 @@ class SpreadInFile(Spread):
         return sum(nbytes(_torch.local_of(step.held.tensor)) for step in self._by_rows())
 
     def execute(self) -> Callable[[], None]:
-        """As Filling's."""
+        """As Filling's. What torch gathers is read when all processes have come so far, since it
+        takes the place of what is there."""
         in_file = super().execute()
-        made = {} if self.problems else self.filled(keep_nonfinite=False)
-
         left = frozenset(id(step.held.tensor) for step in self._to_execute())
 
         def commit() -> None:
+            with in_step():
+                made = self.filled(keep_nonfinite=False)
+                self._source.check()  # before the problems: values that were lost make their own
+                raise_problems(f"stowage.sharding.load: {self._source.where}", self.problems)
             let_go(self.inventory.model, left)
             give(self.inventory, made)
             in_file()

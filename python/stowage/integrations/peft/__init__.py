@@ -73,7 +73,8 @@ def adapting() -> Iterator[None]:
 
 def apart(model: nn.Module) -> list[str]:
     """Lets several active adapters of experts (`target_parameters`) work as one does: expert by
-    expert, with no stack dequantized.
+    expert, with no stack dequantized; and `torch.compile` run a model that has such adapters, with
+    those layers eager.
 
     PEFT adds up the deltas of several adapters, each as large as the stack; here sums of products
     stay products. Merging is as before. Adapters that are added later are taken too.

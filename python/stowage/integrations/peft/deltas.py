@@ -6,7 +6,10 @@ takes as it takes those of one adapter."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -82,31 +85,55 @@ _running = threading.local()  # `forward`: whether a wrapper's is
 
 
 class Apart:
-    """Stands in for `forward` and `get_delta_weight` of one wrapper of experts: in a forward a
-    delta for a stack that rests is not formed."""
+    """Stands in for methods of one wrapper of experts: in a forward of a stack that rests, sums
+    with it are not formed, and stand in its place without a parametrization, whose swap of tensors
+    torch refuses where a graph refers to one."""
 
     def __init__(self, layer: ParamWrapper) -> None:
         self._layer: Any = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a graph has the whole sum
+        if not rests(self._layer.get_param()):
             return type(self._layer).forward(self._layer, *args, **kwargs)
+        return self._resting(*args, **kwargs)
+
+    @torch.compiler.disable  # a graph would have the sum whole
+    def _resting(self, *args: Any, **kwargs: Any) -> Any:
         before, _running.forward = getattr(_running, "forward", False), True
         try:
             return type(self._layer).forward(self._layer, *args, **kwargs)
         finally:
             _running.forward = before
 
+    def _is_inside(self) -> bool:
+        return getattr(_running, "forward", False) and rests(self._layer.get_param())
+
     def get_delta_weight(self, adapter_name: str, *args: Any, **kwargs: Any) -> Tensor:
         layer = self._layer
-        inside = getattr(_running, "forward", False) and not torch.compiler.is_compiling()
-        if inside and layer.num_experts > 1 and rests(layer.get_param()):
+        if self._is_inside() and layer.num_experts > 1:
             return Delta([layer.get_delta_factors(adapter_name)])
         formed: Tensor = type(layer).get_delta_weight(layer, adapter_name, *args, **kwargs)
         return formed
 
+    @contextmanager
+    def activate(self, active_adapters: Sequence[str]) -> Iterator[None]:
+        layer = self._layer
+        adapters = [adapter for adapter in active_adapters if adapter in layer.lora_A]
+        if not adapters or not self._is_inside():
+            with type(layer)._activate_lora(layer, active_adapters):
+                yield
+            return
+        deltas = map(layer.get_delta_weight, adapters)
+        attributes, name = layer.get_base_layer().__dict__, layer.parameter_name
+        attributes[name] = layer.get_param() + reduce(add, deltas)  # before the parameter's place
+        try:
+            yield
+        finally:
+            attributes.pop(name, None)
+
 
 def install(layer: ParamWrapper) -> None:
     stand_in = Apart(layer)
-    for method in ("forward", "get_delta_weight"):
-        layer.__dict__[method] = getattr(stand_in, method)
+    layer.__dict__["forward"] = stand_in.forward
+    layer.__dict__["get_delta_weight"] = stand_in.get_delta_weight
+    layer.__dict__["_activate_lora"] = stand_in.activate
