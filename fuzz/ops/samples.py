@@ -82,6 +82,14 @@ def _grouped(s: Scene) -> tuple[Any, ...]:
     return torch.randn(6, 64), *weight, torch.tensor([2, 2, 5]), True, False
 
 
+def _grouped_rows(s: Scene) -> tuple[Any, ...]:
+    shape = [3, 16, 64]
+    kinds = [Storage(name) for name in STORAGES if "torchao" not in name]
+    kind = s.random.choice([k for k in kinds if library.storage_has_matrices(k.key, shape)])
+    x = torch.randn(6, 64).to(s.random.choice(COMPUTE))
+    return x, *s.weight(kind, *shape), kind.key, shape, [2, 2, 5], True
+
+
 def _trace_start(s: Scene) -> tuple[Any, ...]:
     s.closers.append(library.trace_stop)
     return (64,)
@@ -129,8 +137,10 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "_convolution": _convolution,
     "_convolution_grad_input": _convolution_grad,
     "_grouped_linear": _grouped,
+    "_grouped_rows": _grouped_rows,
     "storage_key": lambda s: (s.storage().name,),
     "storage_describe": lambda s: (s.storage().key,),
+    "storage_has_matrices": lambda s: (Storage("int8:row2").key, [3, 16, 64]),
     "storage_on_disk": lambda s: ("w", s.storage().key, [4, 64]),
     "dialect_files": lambda s: (
         "fp8",

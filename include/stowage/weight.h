@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "stowage/storage.h"
@@ -26,6 +27,11 @@ class STOWAGE_API Weight {
   std::int64_t rows() const noexcept { return shape_.rows(); }
   std::int64_t row_elements() const noexcept { return shape_.row_elements(); }
   const void* part(int i) const noexcept { return parts_[static_cast<std::size_t>(i)]; }
+  /// Matrix `index` of a stack [E, O, K]: a weight [O, K] on the same memory, whose rows have the
+  /// scales that pairs of indices had (row2), and which has one scale where they were by rows.
+  /// Nothing where blocks or bytes of codes run across matrices, or matrices lie transposed
+  /// (lying() is the stack of what lies there). Throws out_of_range for an index that none has.
+  std::optional<Weight> matrix(std::int64_t index) const;
   /// Bytes at rest, all parts.
   std::int64_t bytes() const { return layout(storage_, shape_).bytes(); }
 

@@ -9,6 +9,7 @@
 #include "stowage/quantize.h"
 #include "torch/arguments.h"
 #include "torch/executor.h"
+#include "torch/slices.h"
 
 namespace stowage::door {
 namespace {
@@ -84,25 +85,13 @@ bool embed_slices(const Weight& stack, std::span<const std::int64_t> ids, void* 
   std::ranges::sort(used);
   used.erase(std::unique(used.begin(), used.end()), used.end());
   if (!Engine::want_at(std::array{stack.part(0)}, used)) return false;
-  const Layout parts = layout(stack.storage(), stack.shape());
-  const auto codes = static_cast<std::uint64_t>(parts.parts[0].bytes / count);
   const auto bytes = static_cast<std::size_t>(stack.row_elements() * (bits(dtype) / 8));
   auto* const to = static_cast<std::byte*>(out);
   for (const std::int64_t id : used) {
-    const auto* const at =
-        static_cast<const std::byte*>(stack.part(0)) + static_cast<std::uint64_t>(id) * codes;
-    const auto lease = Engine::lease_at(at, false, codes);
+    const Slice slice(stack, id);
     const auto first = std::ranges::find(ids, id);
     std::byte* const made = to + static_cast<std::size_t>(first - ids.begin()) * bytes;
-    if (lease) {
-      const Weight slice = lease->weight();
-      const auto before = static_cast<const std::byte*>(lease->at(at)) -
-                          static_cast<const std::byte*>(slice.part(0));
-      const std::int64_t row = before / static_cast<std::int64_t>(codes);
-      dequantize(slice, {row, row + 1}, made, dtype, &torch_executor());
-    } else {  // the engine has ended: the mapping has the bytes
-      dequantize(stack, {id, id + 1}, made, dtype, &torch_executor());
-    }
+    dequantize(slice.weight(), {slice.row(), slice.row() + 1}, made, dtype, &torch_executor());
     for (auto next = std::find(first + 1, ids.end(), id); next != ids.end();
          next = std::find(next + 1, ids.end(), id))
       std::copy_n(made, bytes, to + static_cast<std::size_t>(next - ids.begin()) * bytes);

@@ -22,6 +22,9 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       "linear_grad_input(Tensor g, Tensor codes, Tensor[] scales, int storage, SymInt columns,"
       " bool exact=False) -> Tensor");
   m.def(
+      "_grouped_rows(Tensor x, Tensor codes, Tensor[] scales, int storage, int[] shape, int[] ends,"
+      " bool transposed) -> Tensor");
+  m.def(
       "embedding(Tensor ids, Tensor codes, Tensor[] scales, int storage, SymInt[] shape,"
       " ScalarType out, bool tile=False) -> Tensor");
   m.def("amax(Tensor[] values) -> Tensor");
@@ -29,6 +32,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
   // On descriptions: what is structured crosses as JSON.
   m.def("storage_key(str text) -> int");
   m.def("storage_describe(int storage) -> str");
+  m.def("storage_has_matrices(int storage, int[] shape) -> bool");
   m.def(
       "storage_on_disk(str name, int storage, int[] shape, str compute='BF16',"
       " float nested_offset=0.0) -> Tensor");

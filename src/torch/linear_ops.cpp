@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that multiply: linear and its gradient to the input. Few rows go to our kernels, many to
 // torch's own product on tiles of dequantized weight.
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "stowage/descriptor.h"
 #include "stowage/quantize.h"
 #include "torch/arguments.h"
 #include "torch/executor.h"
 #include "torch/gemm.h"
+#include "torch/slices.h"
 
 namespace stowage::door {
 namespace {
@@ -158,6 +161,80 @@ Owned linear_grad_input_op(StableIValue* stack) {
   return gx;
 }
 
+// --- matrices of a stack, each by rows of its own ---
+
+void multiply_rows(const Product& product, bool transposed) {
+  if (!transposed && !own_grad_is_faster(product)) return tiled_grad_input(product);
+  if (transposed && !own_linear_is_faster(product)) return tiled_linear(product);
+  if (transposed) {
+    linear(product.x, product.m, product.dtype, product.weight, nullptr, product.y,
+           &torch_executor());
+  } else {
+    linear_grad_input(product.x, product.m, product.dtype, product.weight, product.y,
+                      &torch_executor());
+  }
+}
+
+// Those that have rows. Throws unless ends ascend, and no further than to `rows`.
+std::vector<std::int64_t> used(const char* where, std::span<const std::int64_t> ends,
+                               std::int64_t rows) {
+  std::vector<std::int64_t> found;
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    if (ends[i] < before || ends[i] > rows) {
+      fail(Code::invalid_argument, std::string(where) + ": ends must ascend from 0 to " +
+                                       std::to_string(rows) + ", got " + sizes_text(ends));
+    }
+    if (ends[i] > before) found.push_back(static_cast<std::int64_t>(i));
+    before = ends[i];
+  }
+  return found;
+}
+
+// x W^T or x W: rows up to ends[0] times the first matrix, those up to ends[1] times the next; what
+// is behind the last end is zeros.
+Tensor grouped_rows_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
+                       std::int64_t key, const std::vector<std::int64_t>& sizes,
+                       const std::vector<std::int64_t>& ends, bool transposed) {
+  constexpr const char* kWhere = "stowage::_grouped_rows";
+  const Argument x = factor(kWhere, "x", given.get());
+  const Shape shape(sizes);
+  const auto from = x.sizes();
+  if (from.size() != 2 || shape.rank() != 3 || from[1] != shape[transposed ? 2 : 1] ||
+      static_cast<std::int64_t>(ends.size()) != shape[0]) {
+    fail(Code::invalid_argument,
+         std::string(kWhere) +
+             ": x [S, K], ends [E] and a weight [E, O, K] or [E, K, O] must fit, " + "got " +
+             sizes_text(from) + ", " + std::to_string(ends.size()) + " ends and " +
+             sizes_text(sizes));
+  }
+  const std::vector<std::int64_t> experts = used(kWhere, ends, from[0]);
+  const Held stack(kWhere, codes, scales, key, shape, Reach::slices);
+  const std::array to{from[0], shape[transposed ? 1 : 2]};
+  const Tensor y = boxed(empty(to, x.dtype()));
+  const auto* const in = static_cast<const std::byte*>(x.data());
+  auto* const out = static_cast<std::byte*>(y.mutable_data_ptr());
+  const std::int64_t width = bits(x.dtype()) / 8, each = from[1] * width, made = to[1] * width;
+  if (experts.size() > 1) Engine::want_at(std::array{stack.weight().part(0)}, experts);
+  for (const std::int64_t expert : experts) {
+    const auto at = static_cast<std::size_t>(expert);
+    const std::int64_t first = at == 0 ? 0 : ends[at - 1];
+    const Slice slice(stack.weight(), expert);
+    const std::optional<Weight> matrix = slice.weight().matrix(slice.row());
+    if (!matrix) {
+      fail(Code::invalid_argument, std::string(kWhere) + ": matrices of " +
+                                       to_string(stack.weight().storage()) + " " +
+                                       sizes_text(sizes) + " do not rest by themselves");
+    }
+    multiply_rows(
+        {in + first * each, ends[at] - first, x.dtype(), *matrix, nullptr, out + first * made},
+        transposed);
+  }
+  const std::int64_t last = ends.empty() ? 0 : ends.back();
+  std::fill_n(out + last * made, (from[0] - last) * made, std::byte{0});
+  return y;
+}
+
 // As Door, for an op that takes its arguments off the stack by itself.
 template <auto op>
 void by_hand(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -170,5 +247,6 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
   m.impl("linear", &by_hand<&linear_op>);
   m.impl("_linear", &by_hand<&linear_direct_op>);
   m.impl("linear_grad_input", &by_hand<&linear_grad_input_op>);
+  m.impl("_grouped_rows", TORCH_BOX(&Door<&grouped_rows_op>::call));
 }
 }  // namespace stowage::door

@@ -63,6 +63,17 @@ const char* outer_kind(const Scaling& scaling) {
   return kKinds[static_cast<int>(kind)];
 }
 
+// Whether matrices of such a stack [E, O, K] rest by themselves.
+bool has_matrices_op(std::int64_t key, const std::vector<std::int64_t>& sizes) {
+  const Storage storage = storage_from_key(key);
+  const Shape shape(sizes);
+  if (shape.rank() != 3 || shape[0] == 0) return false;
+  std::array<const void*, kMaxParts> parts;
+  parts.fill(&key);  // nobody reads them
+  const auto count = static_cast<std::size_t>(layout(storage, shape).count);
+  return Weight(storage, shape, std::span(parts).first(count)).matrix(0).has_value();
+}
+
 std::int64_t storage_key_op(const std::string& text) { return storage_key(parse_storage(text)); }
 
 // A string, whose memory torch keeps: once for each storage, since Python remembers them. A tensor
@@ -124,5 +135,6 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("storage_key", TORCH_BOX(&Door<&storage_key_op>::call));
   m.impl("info", TORCH_BOX(&Door<&info>::call));
   m.impl("storage_describe", TORCH_BOX(&Door<&storage_describe>::call));
+  m.impl("storage_has_matrices", TORCH_BOX(&Door<&has_matrices_op>::call));
 }
 }  // namespace stowage::door

@@ -14,6 +14,7 @@ import stowage
 from stowage._ops import composite, library
 from stowage._ops.storage import Storage
 from stowage._tensor.products import convolution, grouped
+from stowage._tensor.slices import lying_matrix
 
 TORCHAO = [f"nf4:torchao:block16:scaler2:{t}" for t in ("f32", "bf16")]
 TORCHAO += [f"nf4:torchao:block32:scaler2:{t}" for t in ("f16", "f64")]
@@ -158,6 +159,43 @@ def test_convolutions(name: str) -> None:
             (gx,) = torch.autograd.grad(dense, x, g)
             got = convolution.grad_input(g, x.detach(), *given, *options)
             torch.testing.assert_close(got, gx)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in TORCHAO])
+def test_rows_of_each_matrix(name: str, kernels: None) -> None:
+    """By one op what each matrix, which rests by itself, gives for its rows, bit for bit."""
+    kind = Storage(name)
+    for shape in ((4, 12, 64), (4, 6, 1024)):
+        if kind.misfit(shape):
+            continue
+        codes, scales = weight(kind, *shape)
+        stack = stowage.StowedTensor([codes, *scales], kind, shape, torch.float32)
+        each = [lying_matrix(stack, e) for e in range(4)]
+        if not library.storage_has_matrices(kind.key, shape):
+            assert kind.block or None in each
+            continue
+        for transposed in (True, False):
+            for dtype in COMPUTE:
+                x = torch.randn(76, shape[2 if transposed else 1]).to(dtype)
+                ends = [1, 1, 4, 73]
+                y = library.grouped_rows(x, codes, scales, kind.key, shape, ends, transposed)
+                assert not y[73:].any()
+                for first, last, one in zip([0, *ends], ends, each, strict=False):
+                    assert one is not None
+                    parts, rows = (one._parts()[0], one._parts()[1:]), x[first:last]
+                    if transposed:
+                        found = library.linear(rows, *parts, one._storage.key, shape[1], None)
+                    else:
+                        found = library.linear_grad_input(rows, *parts, one._storage.key, shape[2])
+                    assert torch.equal(y[first:last], found), (shape, transposed, dtype)
+
+
+@pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2, 7], [1, 2], [-1, 0, 2]])
+def test_rows_that_are_not_there(ends: list[int]) -> None:
+    codes, *scales = library.quantize(torch.randn(3, 4, 64), Storage("int8:row2").key)
+    key, x = Storage("int8:row2").key, torch.randn(6, 64)
+    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] stowage::_grouped_rows: "):
+        library.grouped_rows(x, codes, scales, key, (3, 4, 64), ends, True)
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in TORCHAO])

@@ -81,6 +81,14 @@ def test_grouped_linear(kind, device) -> None:
             opcheck(grouped.grouped, (*args, offsets, transposed, exact))
 
 
+def test_grouped_rows(kind) -> None:
+    for shape, transposed in (((3, 16, 64), True), ((3, 64, 16), False)):
+        codes, *scales = library.quantize(torch.randn(shape), kind.key)
+        if library.storage_has_matrices(kind.key, shape):
+            args = (torch.randn(6, 64), codes, scales, kind.key, shape, [2, 2, 5], transposed)
+            opcheck(library.grouped_rows, args, test_utils=("test_schema",))
+
+
 def test_amax(device) -> None:
     values = [torch.randn(16, 64, device=device), torch.zeros(0, 3, device=device).bfloat16()]
     opcheck(library.amax, (values,))
@@ -106,6 +114,7 @@ def test_the_direct_spelling(device) -> None:
     [
         (library.storage_key, ("nf4",)),
         (library.storage_describe, (Storage("nf4").key,)),
+        (library.storage_has_matrices, (Storage("nf4").key, [2, 16, 64])),
         (library.storage_on_disk, ("w", Storage("nf4").key, [4, 4])),
         (library.storage_label, ("w", Storage("int8").key, [4, 4])),
         (library.state_describe, ("the state", "[]", [])),
@@ -189,6 +198,7 @@ _OPS = (
     "_convolution",
     "_convolution_grad_input",
     "_grouped_linear",
+    "_grouped_rows",
     "_linear",
     "amax",
     "dequantize",
@@ -250,6 +260,7 @@ _OPS = (
     "report_html",
     "state_describe",
     "storage_describe",
+    "storage_has_matrices",
     "storage_key",
     "storage_label",
     "storage_on_disk",

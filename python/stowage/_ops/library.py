@@ -78,12 +78,14 @@ quantize = _ops.quantize.default
 dequantize = _ops.dequantize.default
 linear = _ops.linear.default
 linear_grad_input = _ops.linear_grad_input.default
+grouped_rows = _ops._grouped_rows.default
 embedding = _ops.embedding.default
 amax = _ops.amax.default
 measure = _ops.measure.default
 
 storage_key = _ops.storage_key.default
 storage_describe = _ops.storage_describe.default
+storage_has_matrices = _ops.storage_has_matrices.default
 storage_on_disk = _ops.storage_on_disk.default
 quantization_config = _ops.quantization_config.default
 dialect_files = _ops.dialect_files.default

@@ -19,7 +19,7 @@ from stowage._ops import _torch, library
 from stowage._ops.errors import Unsupported, translated
 from stowage._tensor import autograd, writes
 from stowage._tensor.products import linear
-from stowage._tensor.products.grouped import stacked
+from stowage._tensor.products.grouped import by_index, stacked
 from stowage._tensor.products.linear import rounds_twice, strides_count
 from stowage._tensor.slices import matrix
 from stowage._tensor.stowed import MATRIX_DTYPES, Matrix, StowedTensor
@@ -50,7 +50,9 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 
 @function(_torch.linear)
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if type(weight) is not StowedTensor or (matrix := weight._matrix) is None:
+    if type(weight) is not StowedTensor:
+        return by_index(input, weight) if bias is None else NotImplemented
+    if (matrix := weight._matrix) is None:
         return NotImplemented
     codes, scales, key, rows, exact, dtype, only = matrix
     if bias is not None:

@@ -7,6 +7,7 @@ their nn.Parameter. What functions and operators do with it: functions.py, opera
 """
 
 import copy
+import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +27,15 @@ from stowage._tensor import tables, trails
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # what linear computes in
 VALUE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OWN = frozenset(
-    {"_storage", "_dt", "_exact", "_matrix", "_root", "_trail", "_of", "_carried", "_origin"}
-    | {"_prepared", "_given"}
+    {"_storage", "_dt", "_exact", "_matrix", "_stack", "_root", "_trail", "_of", "_carried"}
+    | {"_origin", "_prepared", "_given"}
 )
 # Of a matrix, what products take: codes, scales, storage key, rows, exact, compute dtype, and last
 # the scales where they are one tensor and exact is False, which has an op of its own.
 Matrix = tuple[Tensor, list[Tensor], int, int, bool, torch.dtype, Tensor | None]
+# Of a stack on the CPU whose matrices rest by themselves, what products with them take: codes,
+# scales, storage key, shape.
+Stack = tuple[Tensor, list[Tensor], int, tuple[int, ...]]
 _handler_of = tables.FUNCTIONS.get
 # A kernel that is handed the empty memory of a wrapper must raise, not write to address 0.
 _guard_memory = _torch.set_throw_on_mutable_data_ptr
@@ -62,6 +66,11 @@ def wrap(
     w._set_parts(parts, shape)
     _guard_memory(w)
     return w
+
+
+@functools.cache
+def _has_matrices(storage: int, shape: tuple[int, ...]) -> bool:
+    return bool(library.storage_has_matrices(storage, shape))
 
 
 def lying(w: "StowedTensor") -> "StowedTensor":
@@ -96,6 +105,7 @@ class StowedTensor(Tensor):
     _dt: torch.dtype
     _exact: bool
     _matrix: Matrix | None
+    _stack: Stack | None
     _stays: bool = False
     _plain: bool = False  # was a plain parameter, and is pickled as one
     _root: "StowedTensor | None" = None  # of a slice: the weight that it is a slice of ...
@@ -140,6 +150,11 @@ class StowedTensor(Tensor):
             only = scales[0] if len(scales) == 1 and not self._exact else None
             facts = (self._storage.key, shape[0], self._exact, self._dt)
             self._matrix = (codes, scales, *facts, only)
+        self._stack = None
+        if len(shape) == 3 and self._dt in MATRIX_DTYPES and not self._exact:
+            here = all(type(part) is Tensor and part.is_cpu for part in parts)
+            if here and _has_matrices(self._storage.key, tuple(shape)):
+                self._stack = (parts[0], list(parts[1:]), self._storage.key, tuple(shape))
 
     def stay(self) -> None:
         """Marks a module's buffer, so that `module.to(dtype)` leaves it stowed.

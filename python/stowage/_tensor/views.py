@@ -7,6 +7,7 @@ dequantizes the weight and replays the chain, so it sees later writes; a write g
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -218,8 +219,10 @@ def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         weight = alias(weight)  # module.to() puts another weight into a Parameter's place
     with torch.inference_mode(False):
-        like = _meta(weight)
-        seen = op(replay(chain, like), *args, **kwargs)
+        if not kwargs and _is_common(weight, (*chain, Step(op, args))):
+            seen = _seen(tuple(weight.shape), weight._dt, (*chain, Step(op, args)))
+            return _view(weight, (*chain, Step(op, args)), seen, t)
+        seen = op(replay(chain, _meta(weight)), *args, **kwargs)
         items = tuple(kwargs.items())
         if isinstance(seen, Tensor):
             return _view(weight, (*chain, Step(op, args, items)), seen, t)
@@ -255,10 +258,26 @@ def _meta(weight: StowedTensor) -> Tensor:
     return start.as_strided(weight.shape, weight.stride(), offset)
 
 
+def _is_common(weight: StowedTensor, chain: Chain) -> bool:
+    """Whether a view of a whole weight is as models ask for it, again and again, and nothing else
+    sees the tensors that tell its strides."""
+    if _torch.len_torch_dispatch_stack() or weight.storage_offset():
+        return False
+    return all(
+        s.op in _COMMON and not s.kwargs and all(type(a) is int for a in s.args) for s in chain
+    )
+
+
+@functools.lru_cache(4096)
+def _seen(shape: tuple[int, ...], dtype: torch.dtype, chain: Chain) -> Tensor:
+    return replay(chain, torch.empty(shape, dtype=dtype, device="meta"))
+
+
 def _view(weight: StowedTensor, chain: Chain, like: Tensor, of: Tensor) -> Tensor:
     return share(StowedView(weight, chain, like), of)
 
 
+_COMMON = (aten.select.int, aten.t.default, aten.transpose.int)
 _TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 
 

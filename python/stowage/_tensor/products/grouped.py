@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stowage._ops import _torch
+from stowage._ops import _torch, library
 from stowage._ops.composite import grouped_kernels
 from stowage._ops.errors import InvalidArgument, fail
 from stowage._ops.lenders import fetched, stays_on
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
 from stowage._tensor.products.wants import expect, fetch_to, in_file
-from stowage._tensor.stowed import StowedTensor, lying, wrap
+from stowage._tensor.stowed import StowedTensor, initialising, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
+_COMPOSITE = library.composite_forced()
 _NAMES = ("offs", "bias", "out_dtype")  # of aten::_grouped_mm
 
 
@@ -82,6 +83,9 @@ def by_groups(
     x: Tensor, weight: Tensor, ends: Sequence[int], bias: Tensor | None, transposed: bool
 ) -> Tensor:
     """x W^T or x W by groups, for plain weights as well."""
+    stack = weight._stack if bias is None and type(weight) is StowedTensor else None
+    if stack is not None and _is_seen_whole(x, weight):
+        return library.grouped_rows(x, *stack, list(ends), transposed)
     reached = list(accumulate(ends, max, initial=0))
     spans = {e: slice(a, b) for e, (a, b) in enumerate(pairwise(reached)) if b > a}
     used: Sequence[int] = list(spans)
@@ -103,6 +107,30 @@ def by_groups(
         # Zeros that depend on x, so that its gradient is zeros too and not missing.
         pieces.append(F.pad(x[start:, :0], (0, columns)).to(dtype))
     return torch.cat(pieces)
+
+
+def by_index(x: Tensor, view: Any) -> Any:
+    """x W^T where W is one matrix of a stack by its number, as loops over experts ask for it."""
+    if type(view) is not StowedView or (stack := view._weight._stack) is None:
+        return NotImplemented
+    step, count = view._chain[0], stack[3][0]
+    if len(view._chain) != 1 or step.op is not aten.select.int or step.args[0] not in (0, -3):
+        return NotImplemented
+    learns = torch.is_grad_enabled() and view.requires_grad
+    if learns or x.shape[-1:] != view.shape[1:] or not _is_seen_whole(x, view._weight):
+        return NotImplemented
+    expert, rows = step.args[1] % count, x.numel() // max(x.shape[-1], 1)
+    ends = [0] * expert + [rows] * (count - expert)
+    y: Tensor = library.grouped_rows(x.reshape(rows, x.shape[-1]), *stack, ends, True)
+    return y.view(*x.shape[:-1], y.shape[1])
+
+
+def _is_seen_whole(x: Tensor, weight: StowedTensor) -> bool:
+    """Whether nobody sees the products one by one."""
+    if not _torch.unseen(x) or x.dtype is not weight._dt or initialising(weight) or _COMPOSITE:
+        return False
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return not learns and not torch.is_autocast_enabled("cpu")
 
 
 def stacked(t: Any) -> tuple[StowedTensor, bool] | None:

