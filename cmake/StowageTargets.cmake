@@ -80,7 +80,7 @@ function(stowage_layer name)
   if(NOT name STREQUAL kernel)  # whose files have names in common
     stowage_join(stowage_${name} 12)
   endif()
-  if(name MATCHES "^(format|kernel|store)$")
+  if(name MATCHES "^(kernel|store)$")
     target_compile_options(stowage_${name} PRIVATE $<$<CONFIG:Release>:-O3>)
   endif()
   stowage_optimise_loops(stowage_${name} ${name})

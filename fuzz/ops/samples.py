@@ -82,7 +82,7 @@ def _grouped(s: Scene) -> tuple[Any, ...]:
     return torch.randn(6, 64), *weight, torch.tensor([2, 2, 5]), True, False
 
 
-def _grouped_rows(s: Scene) -> tuple[Any, ...]:
+def _rows_of_groups(s: Scene) -> tuple[Any, ...]:
     shape = [3, 16, 64]
     kinds = [Storage(name) for name in STORAGES if "torchao" not in name]
     kind = s.random.choice([k for k in kinds if library.storage_has_matrices(k.key, shape)])
@@ -137,7 +137,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "_convolution": _convolution,
     "_convolution_grad_input": _convolution_grad,
     "_grouped_linear": _grouped,
-    "_grouped_rows": _grouped_rows,
+    "grouped_rows": _rows_of_groups,
     "storage_key": lambda s: (s.storage().name,),
     "storage_describe": lambda s: (s.storage().key,),
     "storage_has_matrices": lambda s: (Storage("int8:row2").key, [3, 16, 64]),

@@ -22,7 +22,7 @@ STABLE_TORCH_LIBRARY(stowage, m) {
       "linear_grad_input(Tensor g, Tensor codes, Tensor[] scales, int storage, SymInt columns,"
       " bool exact=False) -> Tensor");
   m.def(
-      "_grouped_rows(Tensor x, Tensor codes, Tensor[] scales, int storage, int[] shape, int[] ends,"
+      "grouped_rows(Tensor x, Tensor codes, Tensor[] scales, int storage, int[] shape, int[] ends,"
       " bool transposed) -> Tensor");
   m.def(
       "embedding(Tensor ids, Tensor codes, Tensor[] scales, int storage, SymInt[] shape,"

@@ -196,7 +196,7 @@ std::vector<std::int64_t> used(const char* where, std::span<const std::int64_t> 
 Tensor grouped_rows_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
                        std::int64_t key, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::int64_t>& ends, bool transposed) {
-  constexpr const char* kWhere = "stowage::_grouped_rows";
+  constexpr const char* kWhere = "stowage::grouped_rows";
   const Argument x = factor(kWhere, "x", given.get());
   const Shape shape(sizes);
   const auto from = x.sizes();
@@ -247,6 +247,6 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CPU, m) {
   m.impl("linear", &by_hand<&linear_op>);
   m.impl("_linear", &by_hand<&linear_direct_op>);
   m.impl("linear_grad_input", &by_hand<&linear_grad_input_op>);
-  m.impl("_grouped_rows", TORCH_BOX(&Door<&grouped_rows_op>::call));
+  m.impl("grouped_rows", TORCH_BOX(&Door<&grouped_rows_op>::call));
 }
 }  // namespace stowage::door

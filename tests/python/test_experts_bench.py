@@ -48,3 +48,12 @@ def test_the_bench_runs_in_a_short_form() -> None:
         predicted, was = row["planned"]["hits"]
         assert 0 < predicted <= 1 and was > predicted - 0.3
         assert all(0 <= reads <= 10 * 2 * 4 for reads in row["first_reads"])
+
+
+@pytest.mark.skipif(composite_forced(), reason="engines belong to the kernels")
+def test_what_a_budget_costs_runs_in_a_short_form() -> None:
+    small = ["--layers", "2", "--experts", "8", "--ways", "grouped_mm", "--rounds", "2", "--json"]
+    ran = fresh.script(SCRIPT.with_name("experts_overhead.py"), *small)
+    assert ran.returncode == 0, ran.stderr
+    (row,) = json.loads(ran.stdout)
+    assert row["memory"] > 0 and row["more"] == row["within"] - row["memory"]

@@ -194,7 +194,7 @@ def test_rows_of_each_matrix(name: str, kernels: None) -> None:
 def test_rows_that_are_not_there(ends: list[int]) -> None:
     codes, *scales = library.quantize(torch.randn(3, 4, 64), Storage("int8:row2").key)
     key, x = Storage("int8:row2").key, torch.randn(6, 64)
-    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] stowage::_grouped_rows: "):
+    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] stowage::grouped_rows: "):
         library.grouped_rows(x, codes, scales, key, (3, 4, 64), ends, True)
 
 

@@ -198,7 +198,7 @@ _OPS = (
     "_convolution",
     "_convolution_grad_input",
     "_grouped_linear",
-    "_grouped_rows",
+    "grouped_rows",
     "_linear",
     "amax",
     "dequantize",

@@ -56,7 +56,7 @@ def _convolution_grad_input(
     return int(conv_flop_count(list(g), turned, list(out_shape), transposed=not rest[3]))
 
 
-@register_flop_formula([_ops._grouped_linear, _ops._grouped_rows])
+@register_flop_formula([_ops._grouped_linear, _ops.grouped_rows])
 def _grouped_linear(
     x: Shape, codes: Shape, scales: Any, storage: int, shape: Shape, *_: Any, **__: Any
 ) -> int:

@@ -125,7 +125,7 @@ def by_index(x: Tensor, view: Any) -> Any:
     return y.view(*x.shape[:-1], y.shape[1])
 
 
-def _is_seen_whole(x: Tensor, weight: StowedTensor) -> bool:
+def _is_seen_whole(x: Tensor, weight: Any) -> bool:
     """Whether nobody sees the products one by one."""
     if not _torch.unseen(x) or x.dtype is not weight._dt or initialising(weight) or _COMPOSITE:
         return False
