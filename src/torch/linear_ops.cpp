@@ -175,19 +175,12 @@ void multiply_rows(const Product& product, bool transposed) {
   }
 }
 
-// Those that have rows. Throws unless ends ascend, and no further than to `rows`.
-std::vector<std::int64_t> used(const char* where, std::span<const std::int64_t> ends,
-                               std::int64_t rows) {
+// Where rows of each end, as slices of them do: ends that do not ascend are no rows.
+std::vector<std::int64_t> reached(std::span<const std::int64_t> ends, std::int64_t rows) {
   std::vector<std::int64_t> found;
+  found.reserve(ends.size());
   std::int64_t before = 0;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    if (ends[i] < before || ends[i] > rows) {
-      fail(Code::invalid_argument, std::string(where) + ": ends must ascend from 0 to " +
-                                       std::to_string(rows) + ", got " + sizes_text(ends));
-    }
-    if (ends[i] > before) found.push_back(static_cast<std::int64_t>(i));
-    before = ends[i];
-  }
+  for (const std::int64_t end : ends) found.push_back(before = std::clamp(end, before, rows));
   return found;
 }
 
@@ -195,20 +188,24 @@ std::vector<std::int64_t> used(const char* where, std::span<const std::int64_t> 
 // is behind the last end is zeros.
 Tensor grouped_rows_op(const Tensor& given, const Tensor& codes, const std::vector<Tensor>& scales,
                        std::int64_t key, const std::vector<std::int64_t>& sizes,
-                       const std::vector<std::int64_t>& ends, bool transposed) {
+                       const std::vector<std::int64_t>& given_ends, bool transposed) {
   constexpr const char* kWhere = "stowage::grouped_rows";
   const Argument x = factor(kWhere, "x", given.get());
   const Shape shape(sizes);
   const auto from = x.sizes();
   if (from.size() != 2 || shape.rank() != 3 || from[1] != shape[transposed ? 2 : 1] ||
-      static_cast<std::int64_t>(ends.size()) != shape[0]) {
+      static_cast<std::int64_t>(given_ends.size()) != shape[0]) {
     fail(Code::invalid_argument,
          std::string(kWhere) +
              ": x [S, K], ends [E] and a weight [E, O, K] or [E, K, O] must fit, " + "got " +
-             sizes_text(from) + ", " + std::to_string(ends.size()) + " ends and " +
+             sizes_text(from) + ", " + std::to_string(given_ends.size()) + " ends and " +
              sizes_text(sizes));
   }
-  const std::vector<std::int64_t> experts = used(kWhere, ends, from[0]);
+  const std::vector<std::int64_t> ends = reached(given_ends, from[0]);
+  const auto begin = [&](std::size_t i) { return i == 0 ? 0 : ends[i - 1]; };
+  std::vector<std::int64_t> experts;
+  for (std::size_t i = 0; i < ends.size(); ++i)
+    if (begin(i) < ends[i]) experts.push_back(static_cast<std::int64_t>(i));
   const Held stack(kWhere, codes, scales, key, shape, Reach::slices);
   const std::array to{from[0], shape[transposed ? 1 : 2]};
   const Tensor y = boxed(empty(to, x.dtype()));
@@ -218,7 +215,7 @@ Tensor grouped_rows_op(const Tensor& given, const Tensor& codes, const std::vect
   if (experts.size() > 1) Engine::want_at(std::array{stack.weight().part(0)}, experts);
   for (const std::int64_t expert : experts) {
     const auto at = static_cast<std::size_t>(expert);
-    const std::int64_t first = at == 0 ? 0 : ends[at - 1];
+    const std::int64_t first = begin(at);
     const Slice slice(stack.weight(), expert);
     const std::optional<Weight> matrix = slice.weight().matrix(slice.row());
     if (!matrix) {

@@ -190,12 +190,28 @@ def test_rows_of_each_matrix(name: str, kernels: None) -> None:
                     assert torch.equal(y[first:last], found), (shape, transposed, dtype)
 
 
-@pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2, 7], [1, 2], [-1, 0, 2]])
-def test_rows_that_are_not_there(ends: list[int]) -> None:
-    codes, *scales = library.quantize(torch.randn(3, 4, 64), Storage("int8:row2").key)
-    key, x = Storage("int8:row2").key, torch.randn(6, 64)
-    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] stowage::grouped_rows: "):
-        library.grouped_rows(x, codes, scales, key, (3, 4, 64), ends, True)
+@pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2, 7], [-1, 0, 2], [0, 0, 0], [9, 9, 9]])
+def test_ends_are_those_of_slices(ends: list[int]) -> None:
+    """As `x[a:b]` for each, where none begins before the one before it ends."""
+    stack = stowage.quantize(torch.randn(3, 4, 64), "int8:row2")
+    codes, *scales = stack._parts()
+    x, wanted, last = torch.randn(6, 64), torch.zeros(6, 4), 0
+    for expert, end in enumerate(ends):
+        rows = slice(last, last := max(last, end))
+        wanted[rows] = F.linear(x[rows], stack[expert])
+    key = stack._storage.key
+    assert torch.equal(library.grouped_rows(x, codes, scales, key, (3, 4, 64), ends, True), wanted)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "ends"), [(6, (3, 4, 32), [1, 2, 3]), (6, (3, 4, 64), [1, 2])]
+)
+def test_rows_that_do_not_fit(rows: int, shape: tuple[int, ...], ends: list[int]) -> None:
+    stack = stowage.quantize(torch.randn(3, 4, 64), "int8:row2")
+    codes, *scales = stack._parts()
+    with pytest.raises(RuntimeError, match=r"^\[invalid_argument\] stowage::grouped_rows: x \[S"):
+        key = stack._storage.key
+        library.grouped_rows(torch.randn(rows, 64), codes, scales, key, shape, ends, True)
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in TORCHAO])

@@ -261,7 +261,8 @@ def _meta(weight: StowedTensor) -> Tensor:
 def _is_common(weight: StowedTensor, chain: Chain) -> bool:
     """Whether a view of a whole weight is as models ask for it, again and again, and nothing else
     sees the tensors that tell its strides."""
-    if _torch.len_torch_dispatch_stack() or weight.storage_offset():
+    seen = _torch.len_torch_dispatch_stack() or _torch.functorch_active()
+    if seen or weight.storage_offset():
         return False
     return all(
         s.op in _COMMON and not s.kwargs and all(type(a) is int for a in s.args) for s in chain

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import stowage
 
@@ -99,3 +100,33 @@ def test_a_file_that_is_cut_short_is_an_error_not_the_end(reads: str, tmp_path: 
         for _ in range(2):
             with pytest.raises(stowage.BadFile, match="size_changed"):
                 model(x)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["grouped", "loop"])
+def test_so_it_is_of_experts(at_once: bool, tmp_path: Path) -> None:
+    """Products with all groups in one op, and with one expert by its number."""
+    model = nn.Module()
+    model.experts = nn.Parameter(torch.randn(8, 64, 256), requires_grad=False)
+    stowage.stow(model, rules={"experts": "int8:row2"})
+    x = torch.randn(4, 256)
+    wanted = [F.linear(x, model.experts[e]) for e in range(8)]
+    stowage.offload(model, ram="80KiB", folder=tmp_path, reads="direct")
+
+    def use() -> None:
+        ends = [0, 0, 0, 4, 4, 4, 4, 4]
+        y = (
+            stowage.grouped_linear(x, model.experts, ends)
+            if at_once
+            else F.linear(x[None], model.experts[3 - 8])[0]
+        )
+        assert torch.equal(y, wanted[3])
+
+    with torch.inference_mode():
+        use()
+        assert torch.equal(F.linear(x[:0], model.experts[1]), wanted[1][:0])
+        for _ in range(2):  # others take its place
+            stowage.grouped_linear(x, model.experts, [0, 1, 2, 2, 2, 3, 4, 4])
+        os.truncate(tmp_path / "model.safetensors", 9000)
+        for _ in range(2):
+            with pytest.raises(stowage.BadFile, match="size_changed"):
+                use()

@@ -4,6 +4,7 @@ stowed. No other expert is read, and no graph keeps a dequantized one. Compiled 
 must not depend on values, have one op of ours for all groups; so have devices with kernels that
 read the ends themselves, where no gradient is wanted and rows are few."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,12 +15,12 @@ from torch.nn import functional as F
 
 from stowage._ops import _torch, library
 from stowage._ops.composite import grouped_kernels
-from stowage._ops.errors import InvalidArgument, fail
+from stowage._ops.errors import InvalidArgument, fail, translated
 from stowage._ops.lenders import fetched, stays_on
 from stowage._ops.shapes import check_weight
 from stowage._ops.storage import Storage
 from stowage._tensor.products.wants import expect, fetch_to, in_file
-from stowage._tensor.stowed import StowedTensor, initialising, lying, wrap
+from stowage._tensor.stowed import Stack, StowedTensor, initialising, lying, wrap
 from stowage._tensor.tables import function, op
 from stowage._tensor.views import StowedView
 
@@ -85,7 +86,7 @@ def by_groups(
     """x W^T or x W by groups, for plain weights as well."""
     stack = weight._stack if bias is None and type(weight) is StowedTensor else None
     if stack is not None and _is_seen_whole(x, weight):
-        return library.grouped_rows(x, *stack, list(ends), transposed)
+        return _in_one_op(x, stack, ends, transposed)
     reached = list(accumulate(ends, max, initial=0))
     spans = {e: slice(a, b) for e, (a, b) in enumerate(pairwise(reached)) if b > a}
     used: Sequence[int] = list(spans)
@@ -117,12 +118,20 @@ def by_index(x: Tensor, view: Any) -> Any:
     if len(view._chain) != 1 or step.op is not aten.select.int or step.args[0] not in (0, -3):
         return NotImplemented
     learns = torch.is_grad_enabled() and view.requires_grad
-    if learns or x.shape[-1:] != view.shape[1:] or not _is_seen_whole(x, view._weight):
+    if learns or not _is_seen_whole(x, view._weight) or x.shape[-1:] != view.shape[1:]:
         return NotImplemented
-    expert, rows = step.args[1] % count, x.numel() // max(x.shape[-1], 1)
+    expert, rows = step.args[1] % count, math.prod(x.shape[:-1])
     ends = [0] * expert + [rows] * (count - expert)
-    y: Tensor = library.grouped_rows(x.reshape(rows, x.shape[-1]), *stack, ends, True)
+    y = _in_one_op(x.reshape(rows, x.shape[-1]), stack, ends, True)
     return y.view(*x.shape[:-1], y.shape[1])
+
+
+def _in_one_op(x: Tensor, stack: Stack, ends: Sequence[int], transposed: bool) -> Tensor:
+    try:
+        y: Tensor = library.grouped_rows(x, *stack, list(ends), transposed)
+    except RuntimeError as error:
+        raise translated(error) from None
+    return y
 
 
 def _is_seen_whole(x: Tensor, weight: Any) -> bool:
