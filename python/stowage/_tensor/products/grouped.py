@@ -117,6 +117,8 @@ def by_index(x: Tensor, view: Any) -> Any:
     step, count = view._chain[0], stack[3][0]
     if len(view._chain) != 1 or step.op is not aten.select.int or step.args[0] not in (0, -3):
         return NotImplemented
+    if type(step.args[1]) is not int:
+        return NotImplemented
     learns = torch.is_grad_enabled() and view.requires_grad
     if learns or not _is_seen_whole(x, view._weight) or x.shape[-1:] != view.shape[1:]:
         return NotImplemented
