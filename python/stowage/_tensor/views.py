@@ -219,15 +219,15 @@ def view_of(op: Any, t: Packed, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         weight = alias(weight)  # module.to() puts another weight into a Parameter's place
     with torch.inference_mode(False):
-        if not kwargs and _is_common(weight, (*chain, Step(op, args))):
-            seen = _seen(tuple(weight.shape), weight._dt, (*chain, Step(op, args)))
-            return _view(weight, (*chain, Step(op, args)), seen, t)
+        steps = (*chain, Step(op, args))
+        if not kwargs and _is_common(weight, steps):
+            return _view(weight, steps, _seen(tuple(weight.shape), weight._dt, steps), t)
         seen = op(replay(chain, _meta(weight)), *args, **kwargs)
         items = tuple(kwargs.items())
         if isinstance(seen, Tensor):
             return _view(weight, (*chain, Step(op, args, items)), seen, t)
-        steps = (Step(op, args, items, i) for i in range(len(seen)))
-        views = [_view(weight, (*chain, s), v, t) for s, v in zip(steps, seen, strict=True)]
+        each = (Step(op, args, items, i) for i in range(len(seen)))
+        views = [_view(weight, (*chain, s), v, t) for s, v in zip(each, seen, strict=True)]
     return views
 
 
