@@ -188,6 +188,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "file_header": lambda s: (s.file(), 0),
     "file_populate": lambda s: (s.file(), "m0.weight", 0, 64, s.random.random() < 0.5),
     "file_drop": lambda s: (s.file(), "m0.weight"),
+    "file_drop_behind": lambda s: (s.file(), s.random.choice(("m0.weight", ""))),
     "file_verify": lambda s: (s.file(),),
     "file_check": lambda s: (s.file(),),
     "file_close": lambda s: (s.file(),),

@@ -7,9 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <utility>
 
 namespace stowage::door {
 namespace {
+
+thread_local AfterTask behind;
 
 // Each thread takes the next task that none has: torch gives all of them as many, and the others
 // would wait for one that the system interrupts.
@@ -17,6 +20,7 @@ struct Job {
   Executor::Task task;
   void* context;
   std::int64_t count;
+  const AfterTask& after;
   std::exception_ptr error = nullptr;
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
@@ -27,6 +31,7 @@ struct Job {
         const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
         if (i >= count) return;
         task(context, i);
+        if (after) after(1.0 / static_cast<double>(count));
       }
     } catch (...) {  // torch's C functions would drop its type and its text
       if (!failed.exchange(true)) error = std::current_exception();
@@ -43,14 +48,14 @@ class TorchExecutor final : public Executor {
   }
   void run(std::int64_t count, Task task, void* context) override {
     const std::int64_t takers = std::min<std::int64_t>(count, threads());
+    Job job{task, context, count, behind};
     if (takers <= 1) {
-      for (std::int64_t i = 0; i < count; ++i) task(context, i);
-      return;
+      job.run();
+    } else {
+      TORCH_ERROR_CODE_CHECK(torch_parallel_for(
+          0, takers, 1,
+          [](std::int64_t, std::int64_t, void* taken) { static_cast<Job*>(taken)->run(); }, &job));
     }
-    Job job{task, context, count};
-    TORCH_ERROR_CODE_CHECK(torch_parallel_for(
-        0, takers, 1,
-        [](std::int64_t, std::int64_t, void* taken) { static_cast<Job*>(taken)->run(); }, &job));
     if (job.error) std::rethrow_exception(job.error);
   }
 };
@@ -61,5 +66,7 @@ Executor& torch_executor() noexcept {
   static TorchExecutor executor;
   return executor;
 }
+
+void after_each_task(AfterTask what) { behind = std::move(what); }
 
 }  // namespace stowage::door

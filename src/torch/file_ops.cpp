@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <atomic>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "stowage/private_map.h"
 #include "torch/arguments.h"
+#include "torch/executor.h"
 #include "torch/files.h"
 #include "torch/handles.h"
 
@@ -342,6 +344,23 @@ void file_drop(std::int64_t handle, const std::string& name) {
   file->drop(tensor_of(kWhere, *file, name));
 }
 
+// The pages of a tensor that the ops of this thread read go as they are read, each some of them:
+// an empty name ends that.
+void file_drop_behind(std::int64_t handle, const std::string& name) {
+  constexpr const char* kWhere = "stowage::file_drop_behind";
+  if (name.empty()) return after_each_task({});
+  const auto file = files().get(kWhere, handle);
+  const TensorInfo& tensor = tensor_of(kWhere, *file, name);
+  const auto read = std::make_shared<std::atomic<std::int64_t>>(0);
+  after_each_task([file, &tensor, read](double part) {
+    constexpr std::int64_t kSome = std::int64_t{2} << 20;
+    const auto bytes = static_cast<std::int64_t>(part * static_cast<double>(tensor.bytes));
+    if (read->fetch_add(bytes) + bytes < kSome) return;
+    read->store(0);
+    file->drop(tensor);
+  });
+}
+
 std::int64_t file_verify(std::int64_t handle) {
   return files().get("stowage::file_verify", handle)->verify();
 }
@@ -372,6 +391,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("file_header", TORCH_BOX(&Door<&file_header>::call));
   m.impl("file_populate", TORCH_BOX(&Door<&file_populate>::call));
   m.impl("file_drop", TORCH_BOX(&Door<&file_drop>::call));
+  m.impl("file_drop_behind", TORCH_BOX(&Door<&file_drop_behind>::call));
   m.impl("file_verify", TORCH_BOX(&Door<&file_verify>::call));
   m.impl("file_check", TORCH_BOX(&Door<&file_check>::call));
   m.impl("file_close", TORCH_BOX(&Door<&file_close>::call));

@@ -59,6 +59,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
   m.def("file_header(int file, int shard) -> Tensor");
   m.def("file_populate(int file, str name, int begin, int bytes, bool mapped=True) -> ()");
   m.def("file_drop(int file, str name) -> ()");
+  m.def("file_drop_behind(int file, str name) -> ()");
   m.def("file_verify(int file) -> int");
   m.def("file_check(int file) -> ()");
   m.def("file_close(int file) -> ()");

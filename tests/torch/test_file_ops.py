@@ -47,6 +47,27 @@ def test_round_trip(tmp_path: Path) -> None:
     library.file_close(file)
 
 
+def test_pages_go_as_ops_read_them(tmp_path: Path) -> None:
+    write(tmp_path / "m.safetensors", {"a": torch.zeros(4096, 4096)})
+    file = library.file_open(str(tmp_path / "m.safetensors"))
+    raw = library.file_read(file, "a").view(torch.float32).view(4096, 4096)
+
+    def mapped() -> int:  # of all files, as far as this process sees them
+        library.quantize(raw, Storage("f8_e4m3").key)
+        found = int(Path("/proc/self/status").read_text().split("RssFile:")[1].split()[0]) << 10
+        library.file_drop(file, "a")
+        return found
+
+    stay = mapped()
+    library.file_drop_behind(file, "a")
+    with pytest.raises(RuntimeError, match="must hold the tensor, got 'b'"):
+        library.file_drop_behind(file, "b")
+    assert stay - mapped() > (64 << 20) - (6 << 20)
+    library.file_drop_behind(file, "")
+    assert abs(stay - mapped()) < 6 << 20
+    library.file_close(file)
+
+
 def test_a_tensor_keeps_its_mapping(tmp_path: Path) -> None:
     write(tmp_path / "m.safetensors", {"a": torch.arange(64.0)})
     file = library.file_open(str(tmp_path / "m.safetensors"))

@@ -44,7 +44,7 @@ from stowage._tensor.stowed import StowedTensor
 
 WINDOW = 256 << 20  # bytes asked for and not yet used: page cache, which the system may take back
 _PIECE = 2 << 20
-_SWEEP = 0.002  # seconds after which the pages of the tensor that is being read go
+_SWEEP = 0.002  # seconds after which the pages of a large tensor that torch reads go
 _SOON = 1.0  # seconds: a bar for less would only flicker
 
 
@@ -401,13 +401,15 @@ class Prefetch:
     """Advice only: what cannot be had is an error of whoever reads it. As a context, it ends with
     the block; the files must be open until then."""
 
-    extents: Iterable[Extent]
+    extents: Sequence[Extent]
     _used: int = 0
     _stopped: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> Prefetch:
+        self._ends: list[int] = list(accumulate(extent.bytes for extent in self.extents))
+        self._drop_behind()
         self._thread = threading.Thread(target=self._run, name="stowage-ahead", daemon=True)
         self._thread.start()
         return self
@@ -418,39 +420,51 @@ class Prefetch:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
+        library.file_drop_behind(-1, "")
 
     def use(self, count: int) -> None:
-        """So many bytes more have been read."""
+        """So many bytes more have been read, by this thread."""
         with self._changed:
             self._used += count
             self._changed.notify()
+        self._drop_behind()
+
+    def _large(self) -> Extent | None:
+        """What is being read, where pages of it must not wait until it has been."""
+        current = bisect.bisect_right(self._ends, self._used)
+        extent = self.extents[current] if current < len(self.extents) else None
+        return extent if extent is not None and extent.mapped and extent.bytes > _PIECE else None
+
+    def _drop_behind(self) -> None:
+        extent = self._large()  # our ops drop it as they read, torch's know nothing of it
+        if extent is None:
+            library.file_drop_behind(-1, "")
+        else:
+            library.file_drop_behind(extent.file, extent.name)
 
     def _run(self) -> None:
         asked = 0
-        extents = list(self.extents)
-        ends = list(accumulate(extent.bytes for extent in extents))
-        for extent in extents:
+        for extent in self.extents:
             for begin in range(0, extent.bytes, _PIECE):
                 size = min(_PIECE, extent.bytes - begin)
-                if not self._wait(asked + size, extents, ends):
+                if not self._wait(asked + size):
                     return
                 asked += size
                 library.file_populate(extent.file, extent.name, begin, size, extent.mapped)
                 if extent.mapped:
                     library.file_drop(extent.file, extent.name)
-        self._wait(math.inf, extents, ends)
+        self._wait(math.inf)
 
-    def _wait(self, asked: float, extents: list[Extent], ends: list[int]) -> bool:
+    def _wait(self, asked: float) -> bool:
         """Until `asked` bytes lie within the window; False when all is over."""
         while True:
             with self._changed:
                 if self._stopped or asked - self._used <= WINDOW:
                     return not self._stopped
                 self._changed.wait(_SWEEP)
-                current = bisect.bisect_right(ends, self._used)
-            is_large = current < len(extents) and extents[current].bytes > _PIECE
-            if is_large and extents[current].mapped:
-                library.file_drop(extents[current].file, extents[current].name)
+                extent = self._large()
+            if extent is not None:
+                library.file_drop(extent.file, extent.name)
 
 
 @contextmanager

@@ -118,6 +118,7 @@ tensor_of_part = _ops.tensor_of_part.default
 file_header = _ops.file_header.default
 file_populate = _ops.file_populate.default
 file_drop = _ops.file_drop.default
+file_drop_behind = _ops.file_drop_behind.default
 file_verify = _ops.file_verify.default
 file_check = _ops.file_check.default
 file_close = _ops.file_close.default

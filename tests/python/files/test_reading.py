@@ -48,7 +48,9 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
             swept.set()
 
     monkeypatch.setattr(library, "file_populate", populate)
+    behind: list[tuple[int, str]] = []
     monkeypatch.setattr(library, "file_drop", drop)
+    monkeypatch.setattr(library, "file_drop_behind", lambda *of: behind.append(of))
     monkeypatch.setattr(sources, "WINDOW", (7 << 20) - 1)
     reach = [5 << 20]  # a piece more would be beyond the window
     extents = [Extent(1, "a", 5 << 20), Extent(2, "b", 9 << 20, mapped=False)]
@@ -63,6 +65,7 @@ def test_it_asks_for_all_shards_in_order_within_the_window(
     assert asked[0] == (1, "a", 0, 2 << 20) and asked[-1] == (2, "b", 8 << 20, 1 << 20)
     # Pages wait in the page cache, not in the process; of what is read past it none are there.
     assert set(dropped) == {(1, "a")} and len(dropped) >= 3
+    assert behind == [(1, "a"), (-1, ""), (-1, "")]  # at first, of what is read past it, at the end
     assert "stowage-ahead" not in names()
 
 
