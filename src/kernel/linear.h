@@ -14,6 +14,18 @@ inline constexpr std::int64_t kLinearPad = 16;
 /// Rows of weight that come quicker together, each from a quarter of its own of all rows of a task,
 /// than one after the other; and how many bytes ahead each asks at least.
 inline constexpr std::int64_t kStreams = 4, kStreamAhead = 2048;
+/// Rows [begin, end) of each of kStreams streams, which are `apart` rows of weight from one to the
+/// next. What a row of stream r has in a run's scales, zeros and offsets is that of elements
+/// lag + r more_lag before its own, a number of groups: scales of several rows of each stream were
+/// expanded, one after the other.
+struct Streams {
+  std::int64_t begin = 0, end = 0, apart = 0, lag = 0, more_lag = 0;
+  constexpr std::int64_t lag_of(std::int64_t r) const { return lag + r * more_lag; }
+  /// What rows of stream r have, alone.
+  constexpr Streams only(std::int64_t r) const { return {begin, end, 1, lag_of(r), 0}; }
+};
+/// Those of a task that does not say: quarters of its rows.
+constexpr Streams quarters(std::int64_t rows) { return {0, rows / kStreams, rows / kStreams}; }
 
 /// y[j, i] += sum_k w[i, k] x[j, k]: rows of codes are multiplied while they are decoded.
 struct DotTask {
@@ -43,6 +55,7 @@ struct Bf16DotTask {
   std::int64_t y_stride;
   bool one_line = false;  // fp8: all rows have the scales of the first
   bool near = false;      // as in LinearKernels
+  Streams streams{};      // all of its rows, if it has any; of one row of x
 };
 using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
 inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;
@@ -156,6 +169,7 @@ struct BytesDotTask {
   bool one_line = false;                    // fp8: all rows have the scales of the first
   const std::uint8_t* exponents = nullptr;  // fp8: of scales that are powers of two, and not in run
   bool near = false;                        // as in LinearKernels
+  Streams streams{};                        // all of its rows, if it has any; of one row of x
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;

@@ -15,7 +15,15 @@ namespace {
 constexpr std::int64_t kStackX = 1 << 15;  // bytes of x; more come from the pool
 constexpr std::int64_t kMostX = 1 << 18;   // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;        // rows of weight whose results are rounded together
-constexpr std::int64_t kLeast = 16;        // of a part, where threads are many
+// And of one row of x, which takes them in streams: long ones, so that a processor reads ahead by
+// itself, and an odd number of rows apart, since rows are often a power of two long: streams at
+// equal places of pages get in each other's way, in caches and in memory. A few rows more are no
+// streams of their own.
+constexpr std::int64_t kBatchOfOne = 252, kMoreOfOne = 64;
+constexpr std::int64_t sums_of(std::int64_t most) {  // rows of x
+  return std::max(most * kBatch, kBatchOfOne + kMoreOfOne);
+}
+constexpr std::int64_t kLeast = 16;  // of a part, where threads are many
 
 constexpr std::int64_t kCachedX = 8192;                    // floats of x that stay in the L1 cache
 constexpr std::int64_t kWidenedRows = 4, kColumns = 4096;  // of weight, widened at a time
@@ -44,9 +52,19 @@ void with_room(std::int64_t numbers, Body&& body) {
 template <class Batch>
 void for_each_batch(const LinearCall& call, std::int64_t m, std::int64_t worth, Batch&& batch) {
   const std::int64_t n = call.weight->rows(), threads = call.executor->threads();
+  const std::int64_t lines = call.weight->lines();
+  const std::int64_t of_one =
+      lines == 0 || lines > kBatchOfOne ? kBatchOfOne : kBatchOfOne / lines * lines;
+  const auto next = [&](std::int64_t left) {
+    if (call.m != 1) return std::min(kBatch, left);
+    return left <= of_one + kMoreOfOne ? left : of_one;
+  };
   const auto rows = [&](std::int64_t begin, std::int64_t end) {
     const ExactFloats exact;
-    for (; begin < end; begin += kBatch) batch(begin, std::min(kBatch, end - begin));
+    for (std::int64_t count = 0; begin < end; begin += count) {
+      count = next(end - begin);
+      batch(begin, count);
+    }
   };
   const std::int64_t products = n * call.weight->columns() * std::max<std::int64_t>(1, m / 4);
   if (threads == 1 || products < worth) return rows(0, n);
@@ -63,6 +81,9 @@ void for_each_row_of_x(const LinearCall& call, std::int64_t m, Body&& body) {
   (few ? inline_executor() : *call.executor).for_each(m, body);
 }
 
+void clear(float* sums, std::int64_t m, std::int64_t count) noexcept {
+  std::fill_n(sums, (m - 1) * kBatch + count, 0.0f);
+}
 bool are_finite(const float* sums, std::int64_t m, std::int64_t count) noexcept {
   bool all = true;
   for (std::int64_t j = 0; j < m; ++j)
@@ -120,8 +141,8 @@ class RowsCall {
 
  private:
   bool batch(std::int64_t row, std::int64_t count) const noexcept {
-    alignas(64) float sums[kMostRows * kBatch];
-    std::fill_n(sums, call_.m * kBatch, 0.0f);
+    alignas(64) float sums[sums_of(kMostRows)];
+    clear(sums, call_.m, count);
     for (std::int64_t c = 0; c < k_; c += step_) {
       const LinearWeight::Vectors vectors{x_ + c * call_.m, step_, call_.m, sums, kBatch};
       const std::int64_t n = std::min(step_, k_ - c);
@@ -172,8 +193,8 @@ bool some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
   });
   const LinearWeight::Bf16Vectors x{arranged, stride, m};
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-    alignas(64) float sums[kMostBf16Rows * kBatch];
-    std::fill_n(sums, m * kBatch, 0.0f);
+    alignas(64) float sums[sums_of(kMostBf16Rows)];
+    clear(sums, m, count);
     call.weight->dot_bf16(row, count, x, sums, kBatch);
     call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
   });
@@ -200,10 +221,10 @@ bool some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t
   copy_rows(call, first, m, in_pairs, stride);
   std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-    alignas(64) float sums[kMostBf16Rows * kBatch];
+    alignas(64) float sums[sums_of(kMostBf16Rows)];
     alignas(64) std::uint16_t w[kPairsRows * (kPairsColumns + kPairsPad)];
     float scales[kPairsRows];
-    std::fill_n(sums, m * kBatch, 0.0f);
+    clear(sums, m, count);
     for (std::int64_t i = 0; i < count; i += kPairsRows)
       for (std::int64_t c = 0; c < k; c += kPairsColumns) {
         const std::int64_t some = std::min(kPairsRows, count - i);
@@ -231,8 +252,8 @@ bool some_rows_of_eights(const LinearCall& call, std::int64_t first, std::int64_
   std::fill_n(x + m * stride, kMostEights * stride, std::uint16_t{0});
   std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-    alignas(64) float sums[kMostBf16Rows * kBatch];
-    std::fill_n(sums, m * kBatch, 0.0f);
+    alignas(64) float sums[sums_of(kMostBf16Rows)];
+    clear(sums, m, count);
     for (std::int64_t c = 0; c < k; c += step)
       for (std::int64_t j = 0; j < m; j += each)
         weight.dot_eights(row, count, c, std::min(step, k - c),
@@ -282,8 +303,8 @@ bool linear_bytes(const LinearCall& call) {
     });
     if (!held) return;
     for_each_batch(call, call.m, kParallelProducts, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[kMostBytesRows * kBatch];
-      std::fill_n(sums, call.m * kBatch, 0.0f);
+      alignas(64) float sums[sums_of(kMostBytesRows)];
+      clear(sums, call.m, count);
       call.weight->dot_bytes(row, count, {x, stride, call.m}, sums, kBatch);
       if (!are_finite(sums, call.m, count)) held = false;
       call.finish(sums, kBatch, 0, call.m, row, count, call.weight->rows());
@@ -323,8 +344,8 @@ bool linear_float8(const LinearCall& call) {
   with_room<std::uint16_t>(m * stride, [&](std::uint16_t* x) {
     copy_rows(call, 0, m, x, stride);
     for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[kMostFloat8Rows * kBatch];
-      std::fill_n(sums, m * kBatch, 0.0f);
+      alignas(64) float sums[sums_of(kMostFloat8Rows)];
+      clear(sums, m, count);
       call.weight->dot_float8(row, count, {x, stride, m}, sums, kBatch);
       if (!are_finite(sums, m, count)) finite = false;
       call.finish(sums, kBatch, 0, m, row, count, call.weight->rows());
@@ -357,8 +378,8 @@ void linear_nibbles(const LinearCall& call) {
       kernels.arrange_nibbles(call.x_at(j * k), k, weight.is_high_first(), x + j * stride);
     });
     for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[kMostEights * kBatch];
-      std::fill_n(sums, m * kBatch, 0.0f);
+      alignas(64) float sums[sums_of(kMostEights)];
+      clear(sums, m, count);
       weight.dot_nibbles(row, count, kernels.eights_columns, {x, stride, m}, sums, kBatch);
       call.finish(sums, kBatch, 0, m, row, count, weight.rows());
     });

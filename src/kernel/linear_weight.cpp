@@ -123,8 +123,8 @@ void ask_for_first(const char* from, std::int64_t bytes) noexcept {
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
 struct TakenOffProducts {
   float offsets[kExpandedScales];
-  Run of(Run run) noexcept {
-    const std::int64_t groups = ceil_div(run.first + run.n, run.group);
+  Run of(Run run, std::int64_t first) noexcept {
+    const std::int64_t groups = ceil_div(first + run.n, run.group);
     for (std::int64_t g = 0; g < groups; ++g) offsets[g] = run.scales[g] * run.offsets[g];
     run.offsets = offsets;
     return run;
@@ -362,10 +362,36 @@ void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body
     const std::int64_t end = begin + (some - 1) * columns_ + rows.n;
     std::int64_t column = 0;
     runs_.cover_as_they_lie(begin, end, [&](const Run& run) {
-      body(run, done, some, column, some == 1 ? run.n : rows.n);
+      body(run, Stretch{done, some, column, some == 1 ? run.n : rows.n});
       column += run.n;
     });
   }
+}
+
+// Streams that are as long as can be keep a processor reading ahead by itself.
+template <class Body>
+void LinearWeight::for_each_run_of_one(const Rows& rows, std::int64_t most,
+                                       Body&& body) const noexcept {
+  const std::int64_t apart = rows.count / kStreams, each = most / kStreams;
+  std::int64_t done = 0;
+  if (each > 0 && apart > each && runs_.expands_in_streams(columns_)) {
+    done = apart * kStreams;
+    const std::int64_t first = rows.first * columns_;
+    for (std::int64_t begin = 0; begin < apart; begin += each) {
+      const std::int64_t end = std::min(begin + each, apart), some = end - begin;
+      const Streams streams{begin, end, apart, first + begin * columns_, (apart - some) * columns_};
+      runs_.cover_streams(first + begin * columns_, apart * columns_, some * columns_,
+                          [&](Run run) {
+                            run.first = first;
+                            body(run, Stretch{0, done, 0, columns_, streams});
+                          });
+    }
+  }
+  const Rows left{rows.first + done, rows.count - done, rows.k, rows.n};
+  for_each_run(left, most, [&](const Run& run, Stretch stretch) {
+    stretch.done += done;
+    body(run, stretch);
+  });
 }
 
 template <class Body>
@@ -376,7 +402,7 @@ void LinearWeight::for_each_line(const Rows& rows, Body&& body) const noexcept {
     const std::int64_t begin = (rows.first + done) * columns_ + rows.k;
     std::int64_t column = 0;
     runs_.cover_as_they_lie(begin, begin + rows.n, [&](const Run& run) {  // its first row
-      body(run, done, some, column, run.n);
+      body(run, Stretch{done, some, column, run.n});
       column += run.n;
     });
     done += some;
@@ -385,30 +411,34 @@ void LinearWeight::for_each_line(const Rows& rows, Body&& body) const noexcept {
 
 void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                             std::int64_t y_stride) const noexcept {
-  const Rows all{row, count, 0, columns_};
-  for_each_run(all, dot_bf16_rows_, [&](const Run& run, auto done, auto some, auto, auto) {
+  const auto rows = [&](const Run& run, const Stretch& of) {
     const auto* values = static_cast<const float*>(run.values);
-    dot_bf16_({run, some, columns_, columns_, values, to.x, to.x_stride, to.m, y + done, y_stride,
-               false, near_});
-  });
+    dot_bf16_({run, of.some, columns_, columns_, values, to.x, to.x_stride, to.m, y + of.done,
+               y_stride, false, near_, of.streams});
+  };
+  const Rows all{row, count, 0, columns_};
+  to.m == 1 ? for_each_run_of_one(all, dot_bf16_rows_, rows)
+            : for_each_run(all, dot_bf16_rows_, rows);
 }
 
 void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                               std::int64_t y_stride) const noexcept {
-  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
-    dot_float8_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
-                 y_stride, lines_ != 0, near_});
+  const auto rows = [&](const Run& run, const Stretch& of) {
+    dot_float8_({run, of.some, columns_, of.columns, nullptr, to.x + of.column, to.x_stride, to.m,
+                 y + of.done, y_stride, lines_ != 0, near_, of.streams});
   };
   const Rows all{row, count, 0, columns_};
-  lines_ == 0 ? for_each_run(all, dot_float8_rows_, rows) : for_each_line(all, rows);
+  if (lines_ != 0) return for_each_line(all, rows);
+  to.m == 1 ? for_each_run_of_one(all, dot_float8_rows_, rows)
+            : for_each_run(all, dot_float8_rows_, rows);
 }
 
 void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                               const Bf16Vectors& to, float* y,
                               std::int64_t y_stride) const noexcept {
-  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
-    dot_eights_({run, some, columns_, columns, nullptr, to.x + column, to.x_stride, to.m, y + done,
-                 y_stride, lines_ != 0, near_});
+  const auto rows = [&](const Run& run, const Stretch& of) {
+    dot_eights_({run, of.some, columns_, of.columns, nullptr, to.x + of.column, to.x_stride, to.m,
+                 y + of.done, y_stride, lines_ != 0, near_});
   };
   const Rows some{row, count, k, n};
   lines_ == 0 ? for_each_run(some, dot_eights_rows_, rows) : for_each_line(some, rows);
@@ -419,11 +449,11 @@ void LinearWeight::dot_nibbles(std::int64_t row, std::int64_t count, std::int64_
                                std::int64_t y_stride) const noexcept {
   const float* const table = four_bit_tables(runs_.form().codes).values;
   const Rows all{row, count, 0, columns_};
-  for_each_run(all, dot_nibbles_rows_, [&](Run run, auto done, auto some, auto column, auto n) {
+  for_each_run(all, dot_nibbles_rows_, [&](Run run, const Stretch& of) {
     const auto* values = run.values == nullptr ? table : static_cast<const float*>(run.values);
-    for (std::int64_t c = 0; c < n; c += step, run.first += step)
-      dot_nibbles_({run, some, columns_, std::min<std::int64_t>(step, n - c), values,
-                    to.x + column + c, to.x_stride, to.m, y + done, y_stride, false, near_});
+    for (std::int64_t c = 0; c < of.columns; c += step, run.first += step)
+      dot_nibbles_({run, of.some, columns_, std::min<std::int64_t>(step, of.columns - c), values,
+                    to.x + of.column + c, to.x_stride, to.m, y + of.done, y_stride, false, near_});
   });
 }
 
@@ -439,11 +469,12 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
   constexpr std::int64_t ahead = 8192;  // bytes
   TakenOffProducts taken;
   const bool in_lines = dot_bytes_kind_ == kForFloat8 && lines_ != 0;
-  const auto rows = [&](const Run& run, auto done, auto some, auto column, auto columns) {
+  const auto rows = [&](const Run& run, const Stretch& of) {
     const bool rounds = run.rounds != Dtype::unknown;
-    const std::uint8_t* x = to.x + column * kBytesOfX[dot_bytes_kind_];
-    dot_bytes_({rounds ? taken.of(run) : run, some, columns_, columns, ahead, x, to.x_stride, to.m,
-                y + done, y_stride, in_lines, nullptr, near_});
+    const std::uint8_t* x = to.x + of.column * kBytesOfX[dot_bytes_kind_];
+    dot_bytes_({rounds ? taken.of(run, of.streams.apart == 0 ? run.first : 0) : run, of.some,
+                columns_, of.columns, ahead, x, to.x_stride, to.m, y + of.done, y_stride, in_lines,
+                nullptr, near_, of.streams});
   };
   if (dot_bytes_exponents_ != nullptr)
     return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
@@ -460,7 +491,9 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        dot_bytes_exponents_,
                        near_});
   const Rows all{row, count, 0, columns_};
-  in_lines ? for_each_line(all, rows) : for_each_run(all, dot_bytes_rows_, rows);
+  if (in_lines) return for_each_line(all, rows);
+  to.m == 1 ? for_each_run_of_one(all, dot_bytes_rows_, rows)
+            : for_each_run(all, dot_bytes_rows_, rows);
 }
 
 }  // namespace stowage

@@ -72,6 +72,8 @@ class LinearWeight {
 
   /// Whether dot() can read this storage and shape.
   bool has_dot() const noexcept { return dot_rows_ != 0; }
+  /// Rows of weight that share the scales of one, from the first on; 0: none do.
+  std::int64_t lines() const noexcept { return lines_; }
   bool arranged() const noexcept { return arranged_; }  // dot() wants x arranged
   /// Rows of x up to which dot() is worth it; 0: it cannot. Beyond, decoding once is.
   std::int64_t most_dot_vectors() const noexcept;
@@ -141,10 +143,18 @@ class LinearWeight {
   struct Rows {
     std::int64_t first, count, k, n;
   };
-  /// Calls body(run, done, some, column, columns) for the runs of rows, `most` of them at a time:
-  /// of `some` rows from first + done on, or, of one that is long, of columns from k + column on.
+  /// What a Run is of: of `some` rows from first + done on; or, of one that is long, of columns
+  /// from k + column on; or of rows in streams.
+  struct Stretch {
+    std::int64_t done, some, column, columns;
+    Streams streams{};
+  };
+  /// Calls body(run, stretch) for the runs of rows, `most` of them at a time.
   template <class Body>
   void for_each_run(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
+  /// The same for one row of x: of kStreams rows that lie far apart, if their scales are expanded.
+  template <class Body>
+  void for_each_run_of_one(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
   /// The same for lines of blocks, each with the run of its first row.
   template <class Body>
   void for_each_line(const Rows& rows, Body&& body) const noexcept;

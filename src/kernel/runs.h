@@ -32,6 +32,29 @@ class Runs {
   /// Elements that share a scale.
   std::int64_t group() const noexcept { return group_; }
 
+  /// Whether cover_streams() can take rows of so many elements.
+  bool expands_in_streams(std::int64_t columns) const noexcept {
+    return expands() && row_ == 0 && groups_ == nullptr && !exact_ && columns % group_ == 0;
+  }
+  /// Calls body(run) with the scales of n elements each from kStreams places on, `apart` elements
+  /// from one to the next, one after the other. Places and counts are numbers of groups. The run
+  /// and its scales live as long as the call; its codes are the weight's, from the first.
+  template <class Body>
+  void cover_streams(std::int64_t first, std::int64_t apart, std::int64_t n, Body&& body) const {
+    Expanded room;
+    std::int8_t zeros[kExpandedScales];
+    const std::int64_t each = n / group_;
+    for (std::int64_t r = 0; r < kStreams; ++r) {
+      const std::int64_t from = (first + r * apart) / group_;
+      expand_(kept_, from, each, room.scales + r * each);
+      ask_for_scales(from + each, each);
+      if (zeros_ != nullptr) std::copy_n(zeros_ + from, each, zeros + r * each);
+    }
+    body(Run{codes_, 0, room.scales, group_, kStreams * n, rounds_ ? rounded_ : values_,
+             zeros_ == nullptr ? nullptr : zeros, nullptr,
+             beside_ ? room.scales + kExpandedScales : nullptr, rounding()});
+  }
+
   /// Calls body(run) for runs that cover elements [begin, end) in order. A run and its scales live
   /// as long as the call.
   template <class Body>
@@ -128,7 +151,10 @@ class Runs {
             zeros_from(line.scale + from),
             nullptr,
             beside_ ? scales + kExpandedScales : nullptr,
-            form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown};
+            rounding()};
+  }
+  Dtype rounding() const noexcept {
+    return form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown;
   }
   // Those of a later run: they are on their way while this one's codes are read.
   void ask_for_scales(std::int64_t first, std::int64_t n) const noexcept {

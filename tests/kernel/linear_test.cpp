@@ -80,6 +80,25 @@ STOWAGE_ON_EACH_ISA(LinearOn, IsTheSameOnAnyNumberOfThreads) {
   }
 }
 
+// Four rows of weight far apart, whose scales are expanded some at a time, the last of them fewer;
+// of a few rows, which many threads take, they are not.
+STOWAGE_ON_EACH_ISA(LinearOn, OneRowTakesRowsOfWeightInStreams) {
+  const std::int64_t n = 300, k = 1536;
+  for (const char* storage :
+       {"nf4", "nf4:block64:nested", "int4:block64", "int4:block128:f16:zero", "mxfp4", "nvfp4",
+        "q4_k", "q6_k", "int3:block128:bf16", "int4:block32:bf16:zero_sum",
+        "uint4:block64:bf16:zero_rounded", "int8:block32:f16", "f8_e4m3:block32:e8m0",
+        "f8_e5m2:block16:bf16", "f8_e4m3:block128x128"})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+      const Weight weight = make_weight(storage, {n, k}, Data::normal);
+      const Values x = make_values(dtype, k, Data::normal, 11);
+      const Values y = run_linear(table, x, 1, weight, nullptr, inline_executor());
+      expect_within_bound(y, exact(x, 1, weight, nullptr), k, storage,
+                          lost_in_integers(table, x, 1, weight));
+      EXPECT_EQ(run_linear(table, x, 1, weight, nullptr, *make_pool(5)).bytes, y.bytes) << storage;
+    }
+}
+
 // A dense product of the dequantized weight: fp32 sums of blocks, rounded once at the end.
 std::vector<double> dense(const Values& x, std::int64_t m, const Weight& weight) {
   const std::int64_t n = weight.shape()[0], k = weight.shape()[1];

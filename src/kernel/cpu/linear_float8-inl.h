@@ -57,7 +57,7 @@ struct Float8Tables {
   }
 };
 
-/// kRows rows of weight from `row` on, `apart` from one to the next, and sums with kVectors of x.
+/// Row `row` of kRows streams, and sums with kVectors of x.
 template <int kRows, int kVectors, bool kNear>
 struct Float8Rows {
   const Bf16DotTask& task;
@@ -67,19 +67,21 @@ struct Float8Rows {
   std::int64_t group[kRows];
   using Totals = __m512[kVectors][kRows];
 
-  Float8Rows(const Bf16DotTask& of, const Float8Tables& some, std::int64_t from, std::int64_t step)
+  Float8Rows(const Bf16DotTask& of, const Float8Tables& some, std::int64_t from,
+             const Streams& streams)
       : task(of),
         tables(some),
         row(from),
-        apart(step),
-        ahead(step == 1 ? kRows * of.row_stride
-                        : bytes_ahead<kNear>(from, step, of.row_stride, of.columns)) {
+        apart(streams.apart),
+        ahead(apart == 1 ? kRows * of.row_stride
+                         : bytes_ahead<kNear>(from, apart, of.row_stride, of.columns)) {
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
       codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + first;
-      group[r] = task.run.scales == nullptr
-                     ? 0
-                     : (task.one_line ? task.run.first : first) / task.run.group;
+      group[r] =
+          task.run.scales == nullptr
+              ? 0
+              : ((task.one_line ? task.run.first : first) - streams.lag_of(r)) / task.run.group;
     }
   }
   [[gnu::always_inline]] static void clear(Totals& totals) {
@@ -88,14 +90,11 @@ struct Float8Rows {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) totals[v][r] = _mm512_setzero_ps();
   }
-  /// The numbers of kFloat8Step columns from k on, in two halves.
-  [[gnu::always_inline]] void read(std::int64_t k, __m512bh (&w)[kRows][2]) const {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      ask_for_line<kNear>(codes[r] + k + ahead);
-      if constexpr (!kNear) ask_for_line<true>(codes[r] + k + kNearAhead);
-      tables.look_up(codes[r] + k, w[r][0], w[r][1]);
-    }
+  /// The numbers of kFloat8Step columns of a row from k on, in two halves.
+  [[gnu::always_inline]] void read(int r, std::int64_t k, __m512bh (&w)[2]) const {
+    ask_for_line<kNear>(codes[r] + k + ahead);
+    if constexpr (!kNear) ask_for_line<true>(codes[r] + k + kNearAhead);
+    tables.look_up(codes[r] + k, w[0], w[1]);
   }
   [[gnu::always_inline]] __m512bh x(int v, std::int64_t k) const {
     return load(task.x + v * task.x_stride + k);
@@ -117,19 +116,23 @@ struct Float8Rows {
 #pragma GCC unroll 2
       for (int chain = 0; chain < kChains; ++chain) clear(sums[chain]);
       for (; k < end; k += kFloat8Step) {
-        __m512bh w[kRows][2];
-        read(k, w);
+        __m512bh of_x[kVectors][2];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 2
-          for (int half = 0; half < 2; ++half) {
-            const __m512bh of_x = x(v, k + 32 * half);
+          for (int half = 0; half < 2; ++half) of_x[v][half] = x(v, k + 32 * half);
 #pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
+          __m512bh w[2];
+          read(r, k, w);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
               __m512& sum = sums[half % kChains][v][r];
-              sum = _mm512_dpbf16_ps(sum, w[r][half], of_x);
+              sum = _mm512_dpbf16_ps(sum, w[half], of_x[v][half]);
             }
-          }
+        }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
@@ -153,21 +156,18 @@ struct Float8Rows {
     std::int64_t at[kRows];
     for (int r = 0; r < kRows; ++r) at[r] = group[r];
     for (std::int64_t k = 0; k < task.columns; k += kFloat8Step) {
-      __m512bh w[kRows][2];
-      read(k, w);
-      for (int half = 0; half < 2; ++half) {
-        __m512 scales[kRows];
-        for (int r = 0; r < kRows; ++r) {
-          const float* next = task.run.scales + at[r] + half * (32 / kGroup);
-          scales[r] = _mm512_set1_ps(next[0]);
+      for (int r = 0; r < kRows; ++r) {
+        __m512bh w[2];
+        read(r, k, w);
+        const float* next = task.run.scales + at[r];
+        for (int half = 0; half < 2; ++half) {
+          const float* of_half = next + half * (32 / kGroup);
+          __m512 scale = _mm512_set1_ps(of_half[0]);
           if constexpr (kGroup == 16)
-            scales[r] = _mm512_mask_blend_ps(kUpper, scales[r], _mm512_set1_ps(next[1]));
-        }
-        for (int v = 0; v < kVectors; ++v) {
-          const __m512bh of_x = x(v, k + 32 * half);
-          for (int r = 0; r < kRows; ++r) {
-            const __m512 sum = _mm512_dpbf16_ps(_mm512_setzero_ps(), w[r][half], of_x);
-            totals[v][r] = _mm512_fmadd_ps(sum, scales[r], totals[v][r]);
+            scale = _mm512_mask_blend_ps(kUpper, scale, _mm512_set1_ps(of_half[1]));
+          for (int v = 0; v < kVectors; ++v) {
+            const __m512 sum = _mm512_dpbf16_ps(_mm512_setzero_ps(), w[half], x(v, k + 32 * half));
+            totals[v][r] = _mm512_fmadd_ps(sum, scale, totals[v][r]);
           }
         }
       }
@@ -184,30 +184,37 @@ struct Float8Rows {
   }
 };
 
-/// Of rows whose groups end at the same columns, each a quarter of all rows from the next if there
-/// is one row of x.
+/// Not inlined: its numbers would take the place of sums in registers.
+template <int kVectors, int kRows, bool kNear, class Add>
+[[gnu::noinline]] void float8_rows(const Bf16DotTask& task, const Float8Tables& tables,
+                                   std::int64_t row, const Streams& streams, Add add) {
+  Float8Rows<kRows, kVectors, kNear> some(task, tables, row, streams);
+  add(some);
+}
+
+/// Of rows whose groups end at the same columns, in streams if there is one row of x.
 template <int kVectors, class Add>
 [[gnu::always_inline]] inline void float8_all(const Bf16DotTask& task, const Float8Bytes& bytes,
                                               Add add) {
   const Float8Tables tables(bytes);
   std::int64_t row = 0;
-  const auto rows = [&]<int kRows, bool kNear = false>(std::int64_t apart)
-      __attribute__((always_inline)) {
-    Float8Rows<kRows, kVectors, kNear> some(task, tables, row, apart);
-    add(some);
+  const auto rows = [&]<int kRows, bool kNear = false>(const Streams& streams) {
+    float8_rows<kVectors, kRows, kNear>(task, tables, row, streams, add);
   };
   const bool together = task.run.scales == nullptr || task.one_line ||
                         task.row_stride % task.run.group == 0 ||
                         task.run.group >= task.rows * task.row_stride;
   if (kVectors == 1 && together) {
-    const std::int64_t apart = task.rows / kStreams;
-    for (; task.near && row < apart; ++row) rows.template operator()<kStreams, true>(apart);
-    for (; row < apart; ++row) rows.template operator()<kStreams>(apart);
-    row *= kStreams;
+    const Streams streams = task.streams.apart == 0 ? quarters(task.rows) : task.streams;
+    row = streams.begin;
+    for (; task.near && row < streams.end; ++row) rows.template operator()<kStreams, true>(streams);
+    for (; row < streams.end; ++row) rows.template operator()<kStreams>(streams);
+    row = streams.apart * kStreams;
   }
+  constexpr Streams kNext{.apart = 1};
   if (together)
-    for (; row + 2 <= task.rows; row += 2) rows.template operator()<2>(1);
-  for (; row < task.rows; ++row) rows.template operator()<1>(1);
+    for (; row + 2 <= task.rows; row += 2) rows.template operator()<2>(kNext);
+  for (; row < task.rows; ++row) rows.template operator()<1>(kNext);
 }
 
 template <int kVectors>

@@ -104,15 +104,15 @@ struct MovedRows {
   F totals[kRows][kM] = {}, group[kRows][kM] = {};
   __m256i largest = _mm256_setzero_si256();  // magnitude of codes
 
-  MovedRows(const BytesDotTask& of, std::int64_t row, std::int64_t apart)
+  MovedRows(const BytesDotTask& of, std::int64_t row, const Streams& streams)
       : task(of),
-        ahead(kRows == kStreams ? bytes_ahead<false>(row, apart, of.row_stride, of.columns)
+        ahead(kRows == kStreams ? bytes_ahead<false>(row, streams.apart, of.row_stride, of.columns)
                                 : of.ahead) {
     static constexpr float kOne = 1.0f;
     for (int r = 0; r < kRows; ++r) {
-      const std::int64_t begin = (row + r * apart) * task.row_stride;
+      const std::int64_t begin = (row + r * streams.apart) * task.row_stride;
       codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + task.run.first + begin;
-      const std::int64_t first = task.run.first + (task.one_line ? 0 : begin);
+      const std::int64_t first = task.run.first + (task.one_line ? 0 : begin) - streams.lag_of(r);
       if constexpr (std::is_same_v<Scale, std::uint8_t>)
         scales[r] = task.exponents + first / task.run.group;
       else
@@ -185,12 +185,12 @@ inline bool has_groups(const BytesDotTask& task) {
   return task.run.scales != nullptr || task.exponents != nullptr;
 }
 
-/// Rows of weight from `row` on, `apart` from one to the next, whose groups end at the same
-/// columns. kGroups: of 32 columns; 0: groups are whole blocks.
+/// Row `row` of kRows streams, whose groups end at the same columns. kGroups: of 32 columns; 0:
+/// groups are whole blocks.
 template <Codes kCodes, class Scale, int kGroups, int kRows, int kM>
 [[gnu::always_inline]] inline void moved_together(const BytesDotTask& task, std::int64_t row,
-                                                  std::int64_t apart) {
-  MovedRows<kCodes, Scale, kRows, kM> rows(task, row, apart);
+                                                  const Streams& streams) {
+  MovedRows<kCodes, Scale, kRows, kM> rows(task, row, streams);
   const std::int64_t begin = task.run.first + row * task.row_stride;
   for (std::int64_t k = 0; k < task.columns;) {
     if constexpr (kGroups != 0) {
@@ -213,7 +213,7 @@ template <Codes kCodes, class Scale, int kGroups, int kRows, int kM>
     float totals[4];
     Lanes::sum4(sums, totals);
     for (int r = 0; r < kRows; ++r)
-      task.y[j * task.y_stride + row + r * apart] += totals[r] * factor;
+      task.y[j * task.y_stride + row + r * streams.apart] += totals[r] * factor;
   }
 }
 
@@ -225,10 +225,12 @@ void moved_rows(const BytesDotTask& task) {
   for_each_part<2>(task, [&]<int kM>(const BytesDotTask& part) {
     constexpr int kRows = kM == 1 ? kStreams : 2;
     const std::int64_t apart = together ? part.rows / kRows : 0;
-    for (std::int64_t i = 0; i < apart; ++i)
-      moved_together<kCodes, Scale, kGroups, kRows, kM>(part, i, apart);
-    for (std::int64_t i = apart * kRows; i < part.rows; ++i)
-      moved_together<kCodes, Scale, kGroups, 1, kM>(part, i, 0);
+    const Streams streams =
+        kM == 1 && part.streams.apart != 0 ? part.streams : Streams{0, apart, apart};
+    for (std::int64_t i = streams.begin; i < streams.end; ++i)
+      moved_together<kCodes, Scale, kGroups, kRows, kM>(part, i, streams);
+    for (std::int64_t i = streams.apart * kRows; i < part.rows; ++i)
+      moved_together<kCodes, Scale, kGroups, 1, kM>(part, i, {});
   });
 }
 

@@ -48,12 +48,13 @@ struct PlaceInRows {
   }
 };
 
-/// kRows rows of weight from `row` on, `apart` from one to the next, with kM rows of x. A Way says
-/// what a block of x is, how many groups a block of codes has, or kSeveralBlocks, of how many bits
-/// codes are, by what sums are multiplied at the end, and adds the products of a block.
+/// Row `row` of each of kRows streams with kM rows of x. A Way says what a block of x is, how many
+/// groups a block of codes has, or kSeveralBlocks, of how many bits codes are, by what sums are
+/// multiplied at the end, and adds the products of a block.
 template <class Way, int kRows, int kM, bool kNear = false>
 [[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
-                                                std::int64_t apart) {
+                                                const Streams& streams) {
+  const std::int64_t apart = streams.apart;
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
   constexpr std::int64_t kColumns = Way::kColumns;
   const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
@@ -66,8 +67,10 @@ template <class Way, int kRows, int kM, bool kNear = false>
   for (int r = 0; r < kRows; ++r) {
     const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
     at.codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for(first);
-    at.groups[r] = first / task.run.group;
+    at.groups[r] = (first - streams.lag_of(r)) / task.run.group;
   }
+  if (kRows == kStreams && streams.lag == 0)
+    ask_for_scales<kRows>(task, at.groups, rows_ahead(row, apart, bytes_for(task.row_stride)));
   F sums[kRows][kM] = {};
   const std::int64_t blocks = task.columns / kColumns;
   // A group that is no number of blocks is a row.
@@ -99,12 +102,21 @@ template <class Way, int kRows, int kM, bool kNear = false>
 /// One row of x, with kTogether rows of weight at a time.
 template <class Way, int kTogether>
 [[gnu::noinline]] void add_rows_of_one(const BytesDotTask& task) {
-  const std::int64_t apart = task.rows / kTogether;
-  std::int64_t i = 0;
-  if constexpr (kHasNear && kTogether == kStreams)
-    for (; task.near && i < apart; ++i) add_together<Way, kTogether, 1, true>(task, i, apart);
-  for (; i < apart; ++i) add_together<Way, kTogether, 1>(task, i, apart);
-  for (i = apart * kTogether; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, 0);
+  const Streams streams = task.streams.apart != 0 ? task.streams
+                          : kTogether == kStreams ? quarters(task.rows)
+                                                  : Streams{};
+  std::int64_t i = streams.begin;
+  if constexpr (kTogether == kStreams) {
+    if constexpr (kHasNear)
+      for (; task.near && i < streams.end; ++i)
+        add_together<Way, kStreams, 1, true>(task, i, streams);
+    for (; i < streams.end; ++i) add_together<Way, kStreams, 1>(task, i, streams);
+  } else {
+    for (; i < streams.end; ++i)
+      for (int r = 0; r < kStreams; ++r)
+        add_together<Way, 1, 1>(task, i + r * streams.apart, streams.only(r));
+  }
+  for (i = streams.apart * kStreams; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, {});
 }
 
 /// Two rows of x at a time, with two neighbors of weight, where there are registers for them; what
@@ -117,7 +129,7 @@ void add_rows_by_twos(BytesDotTask task) {
     if constexpr (kMost > 1)
       if (task.m > 1 && task.columns % Way::kColumns == 0) {
         std::int64_t i = 0;
-        for (; i + 2 <= task.rows; i += 2) add_together<Way, 2, 2>(task, i, 1);
+        for (; i + 2 <= task.rows; i += 2) add_together<Way, 2, 2>(task, i, {.apart = 1});
         one.run.first += i * task.row_stride, one.y += i, one.rows -= i;
       }
     some = one.rows < task.rows ? 2 : 1;
@@ -135,10 +147,8 @@ void add_rows(const BytesDotTask& task) {
     return add_rows_by_twos<Way, kMost, kTogether>(task);
   else
     for_each_part<kMost>(task, [&]<int kM>(const BytesDotTask& part) {
-      constexpr int kRows = kM == 1 ? kTogether : 1;
-      const std::int64_t apart = part.rows / kRows;
-      for (std::int64_t i = 0; i < apart; ++i) add_together<Way, kRows, kM>(part, i, apart);
-      for (std::int64_t i = apart * kRows; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, 0);
+      if constexpr (kM == 1) return add_rows_of_one<Way, kTogether>(part);
+      for (std::int64_t i = 0; i < part.rows; ++i) add_together<Way, 1, kM>(part, i, {});
     });
 }
 

@@ -67,13 +67,18 @@ constexpr ScaleKernels wide_scale_kernels() {
 class ByteTables {
  public:
   explicit ByteTables(const float* numbers) {
-    alignas(64) std::uint8_t bytes[4][256];
-    const auto* from = reinterpret_cast<const std::uint8_t*>(numbers);
-    for (int i = 0; i < 256; ++i)
-      for (int b = 0; b < 4; ++b) bytes[b][i] = from[4 * i + b];
-    for (int b = 0; b < 4; ++b)
-      for (int quarter = 0; quarter < 4; ++quarter)
-        tables_[b][quarter] = _mm512_load_si512(bytes[b] + 64 * quarter);
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      __m512i sixteens[4];
+      for (int i = 0; i < 4; ++i) sixteens[i] = _mm512_loadu_si512(numbers + 64 * quarter + 16 * i);
+      for (int b = 0; b < 4; ++b) {
+        alignas(64) std::uint8_t places[64];  // byte b of each of 32 numbers
+        for (int i = 0; i < 64; ++i) places[i] = static_cast<std::uint8_t>(4 * (i % 32) + b);
+        const __m512i of = _mm512_load_si512(places);
+        const __m512i low = _mm512_permutex2var_epi8(sixteens[0], of, sixteens[1]);
+        const __m512i high = _mm512_permutex2var_epi8(sixteens[2], of, sixteens[3]);
+        tables_[b][quarter] = _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+      }
+    }
   }
   /// numbers[i] = those of codes 16 i to 16 i + 15.
   void look_up(const std::uint8_t* codes, __m512 (&numbers)[4]) const {
