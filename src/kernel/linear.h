@@ -169,6 +169,7 @@ struct BytesDotTask {
   bool one_line = false;                    // fp8: all rows have the scales of the first
   const std::uint8_t* exponents = nullptr;  // fp8: of scales that are powers of two, and not in run
   bool near = false;                        // as in LinearKernels
+  bool in_place = false;                    // scales lie in the weight, row by row
   Streams streams{};                        // all of its rows, if it has any; of one row of x
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;

@@ -16,10 +16,8 @@ constexpr std::int64_t kStackX = 1 << 15;  // bytes of x; more come from the poo
 constexpr std::int64_t kMostX = 1 << 18;   // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;        // rows of weight whose results are rounded together
 // And of one row of x, which takes them in streams: long ones, so that a processor reads ahead by
-// itself, and an odd number of rows apart, since rows are often a power of two long: streams at
-// equal places of pages get in each other's way, in caches and in memory. A few rows more are no
-// streams of their own.
-constexpr std::int64_t kBatchOfOne = 252, kMoreOfOne = 64;
+// itself. A few rows more are no streams of their own.
+constexpr std::int64_t kBatchOfOne = 256, kMoreOfOne = 64;
 constexpr std::int64_t sums_of(std::int64_t most) {  // rows of x
   return std::max(most * kBatch, kBatchOfOne + kMoreOfOne);
 }

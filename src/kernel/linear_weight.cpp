@@ -368,13 +368,14 @@ void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body
   }
 }
 
-// Streams that are as long as can be keep a processor reading ahead by itself.
+// Streams that are as long as can be keep a processor reading ahead by itself. Of fewer bits, which
+// take longer to multiply than to read, scales are better read as they lie.
 template <class Body>
 void LinearWeight::for_each_run_of_one(const Rows& rows, std::int64_t most,
                                        Body&& body) const noexcept {
   const std::int64_t apart = rows.count / kStreams, each = most / kStreams;
   std::int64_t done = 0;
-  if (each > 0 && apart > each && runs_.expands_in_streams(columns_)) {
+  if (bits_ > 4 && each > 0 && apart > each && runs_.expands_in_streams(columns_)) {
     done = apart * kStreams;
     const std::int64_t first = rows.first * columns_;
     for (std::int64_t begin = 0; begin < apart; begin += each) {
@@ -474,7 +475,7 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
     const std::uint8_t* x = to.x + of.column * kBytesOfX[dot_bytes_kind_];
     dot_bytes_({rounds ? taken.of(run, of.streams.apart == 0 ? run.first : 0) : run, of.some,
                 columns_, of.columns, ahead, x, to.x_stride, to.m, y + of.done, y_stride, in_lines,
-                nullptr, near_, of.streams});
+                nullptr, near_, !runs_.expands(), of.streams});
   };
   if (dot_bytes_exponents_ != nullptr)
     return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},

@@ -69,24 +69,33 @@ template <class Way, int kRows, int kM, bool kNear = false>
     at.codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for(first);
     at.groups[r] = (first - streams.lag_of(r)) / task.run.group;
   }
-  if (kRows == kStreams && streams.lag == 0)
-    ask_for_scales<kRows>(task, at.groups, rows_ahead(row, apart, bytes_for(task.row_stride)));
+  const std::int64_t soon =  // scales
+      kRows == kStreams && !kSeveral
+          ? scales_ahead(task, rows_ahead(row, apart, bytes_for(task.row_stride)))
+          : 0;
   F sums[kRows][kM] = {};
   const std::int64_t blocks = task.columns / kColumns;
-  // A group that is no number of blocks is a row.
-  const std::int64_t most = !kSeveral                        ? 1
+  // Blocks of a group; one that is no number of them is a row. Or of a line of scales.
+  constexpr std::int64_t kOfLine = kSeveral ? 1 : kScalesOfLine / Way::kGroups;
+  const std::int64_t most = !kSeveral                        ? kOfLine
                             : task.run.group % kColumns == 0 ? task.run.group / kColumns
                                                              : blocks + 1;
   for (std::int64_t left = blocks; left > 0;) {
     std::int64_t count = most < left ? most : left;
     left -= count;
+    if (soon != 0)
+      for (int r = 0; r < kRows; ++r)
+        __builtin_prefetch(task.run.scales + at.groups[r] + soon, 0, 2);
     do {
       for (int r = 0; r < kRows; ++r) ask_for_line<kNear>(at.codes[r] + ahead);
       way.template add<true>(at, sums);
       for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kColumns);
+      if constexpr (!kSeveral)
+        for (int r = 0; r < kRows; ++r) at.groups[r] += Way::kGroups;
       at.x += sizeof(typename Way::Block);
-    } while (kSeveral && --count > 0);
-    for (int r = 0; r < kRows; ++r) at.groups[r] += kSeveral ? most <= blocks : Way::kGroups;
+    } while (--count > 0);
+    if constexpr (kSeveral)
+      for (int r = 0; r < kRows; ++r) at.groups[r] += most <= blocks;
   }
   if constexpr (kColumns > kBytesBlock && kM == 1)
     if (task.columns % kColumns != 0) way.template add<false>(at, sums);

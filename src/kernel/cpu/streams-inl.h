@@ -28,18 +28,12 @@ constexpr std::int64_t bytes_ahead(std::int64_t i, std::int64_t apart, std::int6
   return rows_ahead(i, apart, row_bytes) * row_bytes;
 }
 
-/// Scales of kRows rows whose first groups are given, so many rows further, are on their way. For
-/// tasks whose scales lie in the weight.
-template <int kRows, class Task>
-[[gnu::always_inline]] inline void ask_for_scales(const Task& task,
-                                                  const std::int64_t (&groups)[kRows],
-                                                  std::int64_t rows) {
-  constexpr std::int64_t kOfLine = 64 / sizeof(float);
+/// How many scales further those lie that are read with rows so much further, if they lie in the
+/// weight and a row has lines of them; else 0.
+constexpr std::int64_t kScalesOfLine = 16;
+inline std::int64_t scales_ahead(const BytesDotTask& task, std::int64_t rows) {
   const std::int64_t of_row = task.columns / task.run.group;
-  if (of_row < kOfLine) return;  // long groups have few
-  for (int r = 0; r < kRows; ++r)
-    for (std::int64_t g = 0; g < of_row; g += kOfLine)
-      __builtin_prefetch(task.run.scales + groups[r] + rows * of_row + g, 0, 2);
+  return task.in_place && of_row >= kScalesOfLine ? rows * of_row : 0;
 }
 
 /// Whether tables have kernels that ask for codes into the L1 cache.
