@@ -11,7 +11,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 # Unrolled copies of code that parses, plans and prints are an eighth of its bytes and no faster;
-# layers that loop over values get -O3.
+# what loops over values gets -O3.
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 add_library(stowage_options INTERFACE)
@@ -80,7 +80,7 @@ function(stowage_layer name)
   if(NOT name STREQUAL kernel)  # whose files have names in common
     stowage_join(stowage_${name} 12)
   endif()
-  if(name MATCHES "^(kernel|store)$")
+  if(name STREQUAL kernel)
     target_compile_options(stowage_${name} PRIVATE $<$<CONFIG:Release>:-O3>)
   endif()
   stowage_optimise_loops(stowage_${name} ${name})

@@ -15,14 +15,12 @@ inline constexpr std::int64_t kLinearPad = 16;
 /// than one after the other; and how many bytes ahead each asks at least.
 inline constexpr std::int64_t kStreams = 4, kStreamAhead = 2048;
 /// Rows [begin, end) of each of kStreams streams, which are `apart` rows of weight from one to the
-/// next. What a row of stream r has in a run's scales, zeros and offsets is that of elements
+/// next. What a row of stream r has in a run's scales and offsets is that of elements
 /// lag + r more_lag before its own, a number of groups: scales of several rows of each stream were
 /// expanded, one after the other.
 struct Streams {
   std::int64_t begin = 0, end = 0, apart = 0, lag = 0, more_lag = 0;
   constexpr std::int64_t lag_of(std::int64_t r) const { return lag + r * more_lag; }
-  /// What rows of stream r have, alone.
-  constexpr Streams only(std::int64_t r) const { return {begin, end, 1, lag_of(r), 0}; }
 };
 /// Those of a task that does not say: quarters of its rows.
 constexpr Streams quarters(std::int64_t rows) { return {0, rows / kStreams, rows / kStreams}; }

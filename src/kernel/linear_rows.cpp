@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kStackX = 1 << 15;  // bytes of x; more come from the pool
 constexpr std::int64_t kMostX = 1 << 18;   // and more than these are left to other ways, or parts
 constexpr std::int64_t kBatch = 64;        // rows of weight whose results are rounded together
-// And of one row of x, which takes them in streams: long ones, so that a processor reads ahead by
+// And of one row of x, which takes them in streams: long ones, which a processor follows by
 // itself. A few rows more are no streams of their own.
 constexpr std::int64_t kBatchOfOne = 256, kMoreOfOne = 64;
 constexpr std::int64_t sums_of(std::int64_t most) {  // rows of x

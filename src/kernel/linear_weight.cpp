@@ -355,8 +355,9 @@ void LinearWeight::dot(std::int64_t row, std::int64_t count, std::int64_t k, std
 }
 
 template <class Body>
-void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body) const noexcept {
-  for (std::int64_t done = 0; done < rows.count; done += most) {
+void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body,
+                                std::int64_t done) const noexcept {
+  for (; done < rows.count; done += most) {
     const std::int64_t some = std::min(most, rows.count - done);
     const std::int64_t begin = (rows.first + done) * columns_ + rows.k;
     const std::int64_t end = begin + (some - 1) * columns_ + rows.n;
@@ -368,31 +369,23 @@ void LinearWeight::for_each_run(const Rows& rows, std::int64_t most, Body&& body
   }
 }
 
-// Streams that are as long as can be keep a processor reading ahead by itself. Of fewer bits, which
-// take longer to multiply than to read, scales are better read as they lie.
+// A processor follows streams by itself when they are long. Of fewer bits, which take longer
+// to multiply than to read, scales are better read as they lie.
 template <class Body>
-void LinearWeight::for_each_run_of_one(const Rows& rows, std::int64_t most,
+std::int64_t LinearWeight::for_streams(const Rows& rows, std::int64_t most,
                                        Body&& body) const noexcept {
   const std::int64_t apart = rows.count / kStreams, each = most / kStreams;
-  std::int64_t done = 0;
-  if (bits_ > 4 && each > 0 && apart > each && runs_.expands_in_streams(columns_)) {
-    done = apart * kStreams;
-    const std::int64_t first = rows.first * columns_;
-    for (std::int64_t begin = 0; begin < apart; begin += each) {
-      const std::int64_t end = std::min(begin + each, apart), some = end - begin;
-      const Streams streams{begin, end, apart, first + begin * columns_, (apart - some) * columns_};
-      runs_.cover_streams(first + begin * columns_, apart * columns_, some * columns_,
-                          [&](Run run) {
-                            run.first = first;
-                            body(run, Stretch{0, done, 0, columns_, streams});
-                          });
-    }
+  if (bits_ <= 4 || each == 0 || apart <= each || !runs_.expands_in_streams(columns_)) return 0;
+  const std::int64_t first = rows.first * columns_;
+  for (std::int64_t begin = 0; begin < apart; begin += each) {
+    const std::int64_t some = std::min(each, apart - begin), from = first + begin * columns_;
+    const Streams streams{begin, begin + some, apart, from, (apart - some) * columns_};
+    runs_.cover_streams(from, apart * columns_, some * columns_, [&](Run run) {
+      run.first = first;
+      body(run, Stretch{0, apart * kStreams, 0, columns_, streams});
+    });
   }
-  const Rows left{rows.first + done, rows.count - done, rows.k, rows.n};
-  for_each_run(left, most, [&](const Run& run, Stretch stretch) {
-    stretch.done += done;
-    body(run, stretch);
-  });
+  return apart * kStreams;
 }
 
 template <class Body>
@@ -412,14 +405,12 @@ void LinearWeight::for_each_line(const Rows& rows, Body&& body) const noexcept {
 
 void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                             std::int64_t y_stride) const noexcept {
-  const auto rows = [&](const Run& run, const Stretch& of) {
+  const Rows all{row, count, 0, columns_};
+  for_each_run(all, dot_bf16_rows_, [&](const Run& run, const Stretch& of) {
     const auto* values = static_cast<const float*>(run.values);
     dot_bf16_({run, of.some, columns_, columns_, values, to.x, to.x_stride, to.m, y + of.done,
-               y_stride, false, near_, of.streams});
-  };
-  const Rows all{row, count, 0, columns_};
-  to.m == 1 ? for_each_run_of_one(all, dot_bf16_rows_, rows)
-            : for_each_run(all, dot_bf16_rows_, rows);
+               y_stride, false, near_});
+  });
 }
 
 void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
@@ -430,8 +421,8 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
   };
   const Rows all{row, count, 0, columns_};
   if (lines_ != 0) return for_each_line(all, rows);
-  to.m == 1 ? for_each_run_of_one(all, dot_float8_rows_, rows)
-            : for_each_run(all, dot_float8_rows_, rows);
+  for_each_run(all, dot_float8_rows_, rows,
+               to.m == 1 ? for_streams(all, dot_float8_rows_, rows) : 0);
 }
 
 void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
@@ -493,8 +484,7 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        near_});
   const Rows all{row, count, 0, columns_};
   if (in_lines) return for_each_line(all, rows);
-  to.m == 1 ? for_each_run_of_one(all, dot_bytes_rows_, rows)
-            : for_each_run(all, dot_bytes_rows_, rows);
+  for_each_run(all, dot_bytes_rows_, rows, to.m == 1 ? for_streams(all, dot_bytes_rows_, rows) : 0);
 }
 
 }  // namespace stowage

@@ -151,10 +151,12 @@ class LinearWeight {
   };
   /// Calls body(run, stretch) for the runs of rows, `most` of them at a time.
   template <class Body>
-  void for_each_run(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
-  /// The same for one row of x: of kStreams rows that lie far apart, if their scales are expanded.
+  void for_each_run(const Rows& rows, std::int64_t most, Body&& body,
+                    std::int64_t done = 0) const noexcept;
+  /// The same for one row of x: of kStreams rows that lie far apart, where it is worth it to expand
+  /// their scales so. How many rows it took, the first ones.
   template <class Body>
-  void for_each_run_of_one(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
+  std::int64_t for_streams(const Rows& rows, std::int64_t most, Body&& body) const noexcept;
   /// The same for lines of blocks, each with the run of its first row.
   template <class Body>
   void for_each_line(const Rows& rows, Body&& body) const noexcept;

@@ -32,9 +32,11 @@ class Runs {
   /// Elements that share a scale.
   std::int64_t group() const noexcept { return group_; }
 
-  /// Whether cover_streams() can take rows of so many elements.
+  /// Whether cover_streams() can take rows of so many elements. Not those with zeros, which lie in
+  /// the weight.
   bool expands_in_streams(std::int64_t columns) const noexcept {
-    return expands() && row_ == 0 && groups_ == nullptr && !exact_ && columns % group_ == 0;
+    return expands() && row_ == 0 && groups_ == nullptr && zeros_ == nullptr && !exact_ &&
+           columns % group_ == 0;
   }
   /// Calls body(run) with the scales of n elements each from kStreams places on, `apart` elements
   /// from one to the next, one after the other. Places and counts are numbers of groups. The run
@@ -42,17 +44,14 @@ class Runs {
   template <class Body>
   void cover_streams(std::int64_t first, std::int64_t apart, std::int64_t n, Body&& body) const {
     Expanded room;
-    std::int8_t zeros[kExpandedScales];
     const std::int64_t each = n / group_;
     for (std::int64_t r = 0; r < kStreams; ++r) {
       const std::int64_t from = (first + r * apart) / group_;
       expand_(kept_, from, each, room.scales + r * each);
       ask_for_scales(from + each, each);
-      if (zeros_ != nullptr) std::copy_n(zeros_ + from, each, zeros + r * each);
     }
-    body(Run{codes_, 0, room.scales, group_, kStreams * n, rounds_ ? rounded_ : values_,
-             zeros_ == nullptr ? nullptr : zeros, nullptr,
-             beside_ ? room.scales + kExpandedScales : nullptr, rounding()});
+    body(Run{codes_, 0, room.scales, group_, kStreams * n, rounds_ ? rounded_ : values_, nullptr,
+             nullptr, beside_ ? room.scales + kExpandedScales : nullptr, rounding()});
   }
 
   /// Calls body(run) for runs that cover elements [begin, end) in order. A run and its scales live

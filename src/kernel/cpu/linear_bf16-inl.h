@@ -89,24 +89,22 @@ template <int kRows>
   }
 }
 
-/// Row `row` of kRows streams.
+/// kRows rows of weight from `row` on, `apart` from one to the next.
 template <int kRows>
 struct Bf16Rows {
   const Bf16DotTask& task;
   const std::uint8_t* codes;
   std::int64_t stride;         // bytes between rows
-  std::uint64_t first[kRows];  // element, as scales count
+  std::uint64_t first[kRows];  // element
   const float* common[kRows];  // scales of blocks of 64; null if blocks are larger
 
-  Bf16Rows(const Bf16DotTask& of, std::int64_t row, const Streams& streams)
-      : task(of), stride(streams.apart * of.row_stride / 2) {
-    const std::int64_t begin = task.run.first + row * task.row_stride;
+  Bf16Rows(const Bf16DotTask& of, std::int64_t row, std::int64_t apart = 1)
+      : task(of), stride(apart * of.row_stride / 2) {
     for (int r = 0; r < kRows; ++r) {
-      const std::int64_t more = r * streams.apart * task.row_stride - streams.lag_of(r);
-      first[r] = static_cast<std::uint64_t>(begin + more);
+      first[r] = static_cast<std::uint64_t>(task.run.first + (row + r * apart) * task.row_stride);
       common[r] = task.run.group == 64 ? task.run.scales + first[r] / 64 : nullptr;
     }
-    codes = static_cast<const std::uint8_t*>(task.run.codes) + begin / 2;
+    codes = static_cast<const std::uint8_t*>(task.run.codes) + first[0] / 2;
   }
   /// Calls use(r, a, b) for each row with the scales of columns k and k + 64, which is beyond the
   /// row where that has not both.
@@ -184,13 +182,13 @@ void add_span(const Bf16Rows<kRows>& w, const __m512i* tables, std::int64_t from
 /// A table for each two blocks: values are those of dequantize to bf16, bit for bit, but for
 /// subnormal ones.
 template <int kRows>
-void rows_by_tables(const Bf16DotTask& task, std::int64_t row, const Streams& streams) {
+void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
   constexpr decltype(&add_span<kRows, 1>) kSpans[kMostVectors] = {
       &add_span<kRows, 1>, &add_span<kRows, 2>, &add_span<kRows, 3>,
       &add_span<kRows, 4>, &add_span<kRows, 5>, &add_span<kRows, 6>};
   alignas(64) __m512i tables[kTables * kRows];
   const __m512 values = _mm512_loadu_ps(task.values);
-  const Bf16Rows<kRows> w(task, row, streams);
+  const Bf16Rows<kRows> w(task, row);
   for (std::int64_t k = 0; k < task.columns; k += kTables * kBf16Pad) {
     const std::int64_t left = task.columns - k;
     const std::int64_t columns = left < kTables * kBf16Pad ? left : kTables * kBf16Pad;
@@ -221,11 +219,9 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row, const Streams& st
 /// x. The values are rounded to bf16 after a product with `stretch`, by which that loses least.
 /// False, and nothing is added, if a sum is not finite: then values decide what it is.
 template <int kRows, int kVectors, bool kNear = false>
-bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row,
-                    const Streams& streams) {
-  const std::int64_t apart = streams.apart;
+bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row, std::int64_t apart) {
   const __m512i table = table_of(_mm512_loadu_ps(task.values), stretch, stretch);
-  const Bf16Rows<kRows> w(task, row, streams);
+  const Bf16Rows<kRows> w(task, row, apart);
   const std::int64_t rows = apart == 1 ? kRows : rows_ahead(row, apart, task.row_stride / 2);
   const std::int64_t ahead =
       apart == 1 ? kRows * task.row_stride / 2
@@ -276,34 +272,27 @@ bool rows_by_scales(const Bf16DotTask& task, float stretch, std::int64_t row,
 
 template <int kRows>
 void dot_some(const Bf16DotTask& task, float stretch, std::int64_t row) {
-  constexpr Streams kNext{.apart = 1};
   const bool done = stretch == 0  ? false
-                    : task.m == 1 ? rows_by_scales<kRows, 1>(task, stretch, row, kNext)
-                    : task.m == 2 ? rows_by_scales<kRows, 2>(task, stretch, row, kNext)
-                    : task.m == 3 ? rows_by_scales<kRows, 3>(task, stretch, row, kNext)
+                    : task.m == 1 ? rows_by_scales<kRows, 1>(task, stretch, row, 1)
+                    : task.m == 2 ? rows_by_scales<kRows, 2>(task, stretch, row, 1)
+                    : task.m == 3 ? rows_by_scales<kRows, 3>(task, stretch, row, 1)
                                   : false;
-  if (!done) rows_by_tables<kRows>(task, row, kNext);
+  if (!done) rows_by_tables<kRows>(task, row);
 }
 
 void dot_all(const Bf16DotTask& task, float stretch) {
   std::int64_t row = 0;
-  if (task.m == 1 && (stretch != 0 || task.streams.apart != 0)) {
-    const Streams streams = task.streams.apart == 0 ? quarters(task.rows) : task.streams;
-    row = streams.begin;
-    // A row whose sum is not finite has what it has alone: others are not to depend on it.
-    const auto alone = [&](int r) {
-      const std::int64_t at = row + r * streams.apart;
-      if (stretch == 0 || !rows_by_scales<1, 1>(task, stretch, at, streams.only(r)))
-        rows_by_tables<1>(task, at, streams.only(r));
-    };
+  if (task.m == 1 && stretch != 0) {  // each a quarter of all rows from the next
+    const std::int64_t apart = task.rows / kStreams;
     const auto in_streams = [&]<bool kNear>() {
-      for (; row < streams.end; ++row)
-        if (stretch == 0 || !rows_by_scales<kStreams, 1, kNear>(task, stretch, row, streams))
-          for (int r = 0; r < kStreams; ++r) alone(r);
+      for (; row < apart; ++row)
+        if (!rows_by_scales<kStreams, 1, kNear>(task, stretch, row, apart))
+          // Others are not to depend on a row whose sum is not finite: each has what it has alone.
+          for (int r = 0; r < kStreams; ++r) dot_some<1>(task, stretch, row + r * apart);
     };
     if (task.near) in_streams.template operator()<true>();
     in_streams.template operator()<false>();
-    row = streams.apart * kStreams;
+    row *= kStreams;
   }
   for (; row + 4 <= task.rows; row += 4) dot_some<4>(task, stretch, row);
   for (; row < task.rows; ++row) dot_some<1>(task, stretch, row);

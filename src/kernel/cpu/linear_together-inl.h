@@ -48,54 +48,71 @@ struct PlaceInRows {
   }
 };
 
+/// Where `count` rows begin, one of each of so many streams; bytes from codes to those that will be
+/// read soon, and scales to theirs, where these lie in the weight; blocks of a row, and of a group.
+struct Begin {
+  const std::uint8_t* codes[kStreams];
+  std::int64_t groups[kStreams];
+  std::int64_t ahead, soon, blocks, most;
+};
+/// Once for all ways, for what they have in common is more code than what they do.
+template <bool kNear>
+[[gnu::noinline]] Begin begin_rows(const BytesDotTask& task, std::int64_t row,
+                                   const Streams& streams, int count, int bits,
+                                   std::int64_t columns) {
+  const auto bytes_for = [bits](std::int64_t codes) { return codes * bits / 8; };
+  Begin begin{{}, {}, task.ahead, 0, task.columns / columns, 1};
+  for (int r = 0; r < count; ++r) {
+    const std::int64_t first = task.run.first + (row + r * streams.apart) * task.row_stride;
+    begin.codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for(first);
+    begin.groups[r] = (first - streams.lag_of(r)) / task.run.group;
+  }
+  if (count == kStreams) {
+    const std::int64_t row_bytes = bytes_for(task.row_stride);
+    begin.ahead = bytes_ahead<kNear>(row, streams.apart, row_bytes, bytes_for(task.columns));
+    begin.soon = scales_ahead(task, rows_ahead(row, streams.apart, row_bytes));
+  }
+  // A group that is no number of blocks is a row.
+  begin.most = task.run.group % columns == 0 ? task.run.group / columns : begin.blocks + 1;
+  return begin;
+}
+
 /// Row `row` of each of kRows streams with kM rows of x. A Way says what a block of x is, how many
 /// groups a block of codes has, or kSeveralBlocks, of how many bits codes are, by what sums are
 /// multiplied at the end, and adds the products of a block.
 template <class Way, int kRows, int kM, bool kNear = false>
 [[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
                                                 const Streams& streams) {
-  const std::int64_t apart = streams.apart;
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
   constexpr std::int64_t kColumns = Way::kColumns;
-  const auto bytes_for = [](std::int64_t codes) { return codes * Way::kBits / 8; };
-  const std::int64_t ahead =
-      kRows == kStreams
-          ? bytes_ahead<kNear>(row, apart, bytes_for(task.row_stride), bytes_for(task.columns))
-          : task.ahead;
+  constexpr bool kLines = kRows == kStreams && !kSeveral;
+  const Begin begin = begin_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns);
   const Way way;
   PlaceInRows<kRows> at{task, {}, {}, task.x};
-  for (int r = 0; r < kRows; ++r) {
-    const std::int64_t first = task.run.first + (row + r * apart) * task.row_stride;
-    at.codes[r] = static_cast<const std::uint8_t*>(task.run.codes) + bytes_for(first);
-    at.groups[r] = (first - streams.lag_of(r)) / task.run.group;
-  }
-  const std::int64_t soon =  // scales
-      kRows == kStreams && !kSeveral
-          ? scales_ahead(task, rows_ahead(row, apart, bytes_for(task.row_stride)))
-          : 0;
+  for (int r = 0; r < kRows; ++r) at.codes[r] = begin.codes[r], at.groups[r] = begin.groups[r];
+  const std::int64_t ahead = begin.ahead, soon = begin.soon;
   F sums[kRows][kM] = {};
-  const std::int64_t blocks = task.columns / kColumns;
-  // Blocks of a group; one that is no number of them is a row. Or of a line of scales.
-  constexpr std::int64_t kOfLine = kSeveral ? 1 : kScalesOfLine / Way::kGroups;
-  const std::int64_t most = !kSeveral                        ? kOfLine
-                            : task.run.group % kColumns == 0 ? task.run.group / kColumns
-                                                             : blocks + 1;
-  for (std::int64_t left = blocks; left > 0;) {
+  // Blocks of a group, or, in streams, of a line of scales that is asked for.
+  const std::int64_t most = kSeveral    ? begin.most
+                            : !kLines   ? 1
+                            : soon == 0 ? begin.blocks
+                                        : kScalesOfLine / Way::kGroups;
+  for (std::int64_t left = begin.blocks; left > 0;) {
     std::int64_t count = most < left ? most : left;
     left -= count;
-    if (soon != 0)
+    if (kLines && soon != 0)
       for (int r = 0; r < kRows; ++r)
         __builtin_prefetch(task.run.scales + at.groups[r] + soon, 0, 2);
     do {
       for (int r = 0; r < kRows; ++r) ask_for_line<kNear>(at.codes[r] + ahead);
       way.template add<true>(at, sums);
-      for (int r = 0; r < kRows; ++r) at.codes[r] += bytes_for(kColumns);
+      for (int r = 0; r < kRows; ++r) at.codes[r] += kColumns * Way::kBits / 8;
       if constexpr (!kSeveral)
         for (int r = 0; r < kRows; ++r) at.groups[r] += Way::kGroups;
       at.x += sizeof(typename Way::Block);
-    } while (--count > 0);
+    } while ((kSeveral || kLines) && --count > 0);
     if constexpr (kSeveral)
-      for (int r = 0; r < kRows; ++r) at.groups[r] += most <= blocks;
+      for (int r = 0; r < kRows; ++r) at.groups[r] += most <= begin.blocks;
   }
   if constexpr (kColumns > kBytesBlock && kM == 1)
     if (task.columns % kColumns != 0) way.template add<false>(at, sums);
@@ -105,27 +122,24 @@ template <class Way, int kRows, int kM, bool kNear = false>
     float totals[4];
     Lanes::sum4(of_x, totals);
     for (int r = 0; r < kRows; ++r)
-      task.y[j * task.y_stride + row + r * apart] += totals[r] * Way::kUnit;
+      task.y[j * task.y_stride + row + r * streams.apart] += totals[r] * Way::kUnit;
   }
 }
-/// One row of x, with kTogether rows of weight at a time.
+/// One row of x, with kTogether rows of weight at a time: kStreams, or one, of tasks that have no
+/// streams.
 template <class Way, int kTogether>
 [[gnu::noinline]] void add_rows_of_one(const BytesDotTask& task) {
-  const Streams streams = task.streams.apart != 0 ? task.streams
-                          : kTogether == kStreams ? quarters(task.rows)
-                                                  : Streams{};
-  std::int64_t i = streams.begin;
+  std::int64_t alone = 0;
   if constexpr (kTogether == kStreams) {
+    const Streams streams = task.streams.apart == 0 ? quarters(task.rows) : task.streams;
+    std::int64_t i = streams.begin;
     if constexpr (kHasNear)
       for (; task.near && i < streams.end; ++i)
         add_together<Way, kStreams, 1, true>(task, i, streams);
     for (; i < streams.end; ++i) add_together<Way, kStreams, 1>(task, i, streams);
-  } else {
-    for (; i < streams.end; ++i)
-      for (int r = 0; r < kStreams; ++r)
-        add_together<Way, 1, 1>(task, i + r * streams.apart, streams.only(r));
+    alone = streams.apart * kStreams;
   }
-  for (i = streams.apart * kStreams; i < task.rows; ++i) add_together<Way, 1, 1>(task, i, {});
+  for (; alone < task.rows; ++alone) add_together<Way, 1, 1>(task, alone, {});
 }
 
 /// Two rows of x at a time, with two neighbors of weight, where there are registers for them; what
