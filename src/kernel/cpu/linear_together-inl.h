@@ -55,11 +55,10 @@ struct Begin {
   std::int64_t groups[kStreams];
   std::int64_t ahead, soon, blocks, most;
 };
-/// Once for all ways, for what they have in common is more code than what they do.
 template <bool kNear>
-[[gnu::noinline]] Begin begin_rows(const BytesDotTask& task, std::int64_t row,
-                                   const Streams& streams, int count, int bits,
-                                   std::int64_t columns) {
+[[gnu::always_inline]] inline Begin begin_rows(const BytesDotTask& task, std::int64_t row,
+                                               const Streams& streams, int count, int bits,
+                                               std::int64_t columns) {
   const auto bytes_for = [bits](std::int64_t codes) { return codes * bits / 8; };
   Begin begin{{}, {}, task.ahead, 0, task.columns / columns, 1};
   for (int r = 0; r < count; ++r) {
@@ -76,6 +75,13 @@ template <bool kNear>
   begin.most = task.run.group % columns == 0 ? task.run.group / columns : begin.blocks + 1;
   return begin;
 }
+/// The same once for all ways: what they have in common is more code than what they do.
+template <bool kNear>
+[[gnu::noinline]] Begin begin_any_rows(const BytesDotTask& task, std::int64_t row,
+                                       const Streams& streams, int count, int bits,
+                                       std::int64_t columns) {
+  return begin_rows<kNear>(task, row, streams, count, bits, columns);
+}
 
 /// Row `row` of each of kRows streams with kM rows of x. A Way says what a block of x is, how many
 /// groups a block of codes has, or kSeveralBlocks, of how many bits codes are, by what sums are
@@ -86,17 +92,17 @@ template <class Way, int kRows, int kM, bool kNear = false>
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
   constexpr std::int64_t kColumns = Way::kColumns;
   constexpr bool kLines = kRows == kStreams && !kSeveral;
-  const Begin begin = begin_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns);
+  // Inlined where that tells: numbers that come by memory stay there.
+  const Begin begin = kNear
+                          ? begin_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns)
+                          : begin_any_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns);
   const Way way;
   PlaceInRows<kRows> at{task, {}, {}, task.x};
   for (int r = 0; r < kRows; ++r) at.codes[r] = begin.codes[r], at.groups[r] = begin.groups[r];
   const std::int64_t ahead = begin.ahead, soon = begin.soon;
   F sums[kRows][kM] = {};
-  // Blocks of a group, or, in streams, of a line of scales that is asked for.
-  const std::int64_t most = kSeveral    ? begin.most
-                            : !kLines   ? 1
-                            : soon == 0 ? begin.blocks
-                                        : kScalesOfLine / Way::kGroups;
+  // Blocks of a group, or, in streams, of a line of scales.
+  const std::int64_t most = kSeveral ? begin.most : kLines ? kScalesOfLine / Way::kGroups : 1;
   for (std::int64_t left = begin.blocks; left > 0;) {
     std::int64_t count = most < left ? most : left;
     left -= count;
