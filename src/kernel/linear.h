@@ -15,7 +15,7 @@ inline constexpr std::int64_t kLinearPad = 16;
 /// than one after the other; and how many bytes ahead each asks at least.
 inline constexpr std::int64_t kStreams = 4, kStreamAhead = 2048;
 /// Rows [begin, end) of each of kStreams streams, which are `apart` rows of weight from one to the
-/// next. What a row of stream r has in a run's scales and offsets is that of elements
+/// next. What a row of stream r has in a run's scales is that of elements
 /// lag + r more_lag before its own, a number of groups: scales of several rows of each stream were
 /// expanded, one after the other.
 struct Streams {

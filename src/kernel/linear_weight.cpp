@@ -123,8 +123,8 @@ void ask_for_first(const char* from, std::int64_t bytes) noexcept {
 // Zeros that are taken off codes, as what is taken off products; no product is rounded.
 struct TakenOffProducts {
   float offsets[kExpandedScales];
-  Run of(Run run, std::int64_t first) noexcept {
-    const std::int64_t groups = ceil_div(first + run.n, run.group);
+  Run of(Run run) noexcept {
+    const std::int64_t groups = ceil_div(run.first + run.n, run.group);
     for (std::int64_t g = 0; g < groups; ++g) offsets[g] = run.scales[g] * run.offsets[g];
     run.offsets = offsets;
     return run;
@@ -464,9 +464,9 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
   const auto rows = [&](const Run& run, const Stretch& of) {
     const bool rounds = run.rounds != Dtype::unknown;
     const std::uint8_t* x = to.x + of.column * kBytesOfX[dot_bytes_kind_];
-    dot_bytes_({rounds ? taken.of(run, of.streams.apart == 0 ? run.first : 0) : run, of.some,
-                columns_, of.columns, ahead, x, to.x_stride, to.m, y + of.done, y_stride, in_lines,
-                nullptr, near_, !runs_.expands(), of.streams});
+    dot_bytes_({rounds ? taken.of(run) : run, of.some, columns_, of.columns, ahead, x, to.x_stride,
+                to.m, y + of.done, y_stride, in_lines, nullptr, near_, !runs_.expands(),
+                of.streams});
   };
   if (dot_bytes_exponents_ != nullptr)
     return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},

@@ -32,10 +32,9 @@ class Runs {
   /// Elements that share a scale.
   std::int64_t group() const noexcept { return group_; }
 
-  /// Whether cover_streams() can take rows of so many elements. Not those with zeros, which lie in
-  /// the weight.
+  /// Whether cover_streams() can take rows of so many elements: scales are all that they have.
   bool expands_in_streams(std::int64_t columns) const noexcept {
-    return expands() && row_ == 0 && groups_ == nullptr && zeros_ == nullptr && !exact_ &&
+    return expands() && row_ == 0 && groups_ == nullptr && form_.zero == Zero::none && !rounds_ &&
            columns % group_ == 0;
   }
   /// Calls body(run) with the scales of n elements each from kStreams places on, `apart` elements
@@ -50,8 +49,7 @@ class Runs {
       expand_(kept_, from, each, room.scales + r * each);
       ask_for_scales(from + each, each);
     }
-    body(Run{codes_, 0, room.scales, group_, kStreams * n, rounds_ ? rounded_ : values_, nullptr,
-             nullptr, beside_ ? room.scales + kExpandedScales : nullptr, rounding()});
+    body(Run{codes_, 0, room.scales, group_, kStreams * n, values_});
   }
 
   /// Calls body(run) for runs that cover elements [begin, end) in order. A run and its scales live
@@ -150,10 +148,7 @@ class Runs {
             zeros_from(line.scale + from),
             nullptr,
             beside_ ? scales + kExpandedScales : nullptr,
-            rounding()};
-  }
-  Dtype rounding() const noexcept {
-    return form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown;
+            form_.zero == Zero::rounded ? form_.scale.type : Dtype::unknown};
   }
   // Those of a later run: they are on their way while this one's codes are read.
   void ask_for_scales(std::int64_t first, std::int64_t n) const noexcept {

@@ -409,18 +409,18 @@ class Prefetch:
 
     def __enter__(self) -> Prefetch:
         self._ends: list[int] = list(accumulate(extent.bytes for extent in self.extents))
-        self._drop_behind()
         self._thread = threading.Thread(target=self._run, name="stowage-ahead", daemon=True)
         self._thread.start()
+        self._drop_behind()
         return self
 
     def __exit__(self, *raised: object) -> None:
+        library.file_drop_behind(-1, "")
         with self._changed:
             self._stopped = True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
-        library.file_drop_behind(-1, "")
 
     def use(self, count: int) -> None:
         """So many bytes more have been read, by this thread."""
