@@ -110,10 +110,9 @@ void linear_with(const Kernels& kernels, const void* x, std::int64_t m, Dtype dt
   if (fits_tiny(call)) return linear_tiny(call);
   if (fits_bytes(call) && linear_bytes(call)) return;
   if (fits_matrices(call) && linear_matrices(call)) return;
-  if (fits_bf16(call)) return linear_bf16(call);
+  if (fits_bf16(call) && linear_bf16(call)) return;
   if (fits_float8(call) && linear_float8(call)) return;
   if (fits_eights(call) && linear_eights(call)) return;
-  if (fits_nibbles(call)) return linear_nibbles(call);
   if (fits_pairs(call) && linear_pairs(call)) return;
   if (fits_rows(call) && linear_rows(call)) return;
   linear_tiles(call);

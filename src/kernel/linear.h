@@ -41,22 +41,28 @@ struct DotTask {
 };
 using DotKernel = void (*)(const DotTask& task) noexcept;
 
-/// y[j, i] += sum_k w[i, k] x[j, k] of 4-bit codes and bf16. Subnormal factors and sums count as 0.
+/// y[j, i] += sum_k w[i, k] x[j, k] of codes and bf16. Subnormal factors and sums count as 0.
 struct Bf16DotTask {
-  Run run;                        // as in DotTask; groups are multiples of kBf16Block
+  Run run;                        // as in DotTask; groups as in Bf16Kernels
   std::int64_t rows, row_stride;  // elements from row to row
   std::int64_t columns;           // a multiple of kBf16Block, like row_stride
-  const float* values;            // the table of 16 values
-  const std::uint16_t* x;         // arranged, with zeros up to a multiple of kBf16Pad
+  const float* values;            // 4-bit codes: the table of 16 values
+  const std::uint16_t* x;         // 4-bit codes: arranged, with zeros up to a multiple of kBf16Pad
   std::int64_t x_stride, m;
   float* y;
   std::int64_t y_stride;
   bool one_line = false;  // fp8: all rows have the scales of the first
   bool near = false;      // as in LinearKernels
-  Streams streams{};      // all of its rows, if it has any; of one row of x
+  Streams streams{};      // fp8: all of its rows, if it has any; of one row of x
+  bool rounds = false;  // 4-bit codes: values to bf16 after their scales, not in groups of 16; else
+                        // no zeros, and where offsets are, groups of 32 and sums beside x
 };
 using Bf16DotKernel = void (*)(const Bf16DotTask& task) noexcept;
-inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128;
+inline constexpr std::int64_t kBf16Block = 64, kBf16Pad = 128, kBf16WithSums = 160;
+/// Where values of 4-bit codes are rounded, so many rows of zeros are behind those of x, and y has
+/// room for as many.
+inline constexpr std::int64_t kMoreBf16Rows = 3;
+inline constexpr std::int64_t kMostBf16Columns = std::int64_t{1} << 31;  // of codes of four bits
 
 /// y[j, i] += scales[i] sum_k w[i, k] x[j, k] of numbers of bf16. Subnormal factors and sums count
 /// as 0.
@@ -78,22 +84,22 @@ inline constexpr std::int64_t kMostEights = 8;
 
 /// All null where an instruction set has none.
 struct Bf16Kernels {
-  /// out: x in the order that the others read, with zeros up to a multiple of kBf16Pad; n is one of
-  /// kBf16Block.
-  void (*arrange)(const void* x, std::int64_t n, std::uint16_t* out) noexcept;
+  /// out: x in the order that codes of four bits are read in, of which the first of two lies in
+  /// the high half of its byte or in the low one, with zeros up to a multiple of kBf16Pad; n is one
+  /// of kBf16Block. with_sums: of each kBf16Pad numbers sums follow, 16 of fp32, so that they take
+  /// kBf16WithSums.
+  void (*arrange)(const void* x, std::int64_t n, bool high_first, bool with_sums,
+                  std::uint16_t* out) noexcept;
+  /// Of codes of four bits in groups of 16 or 32 that rows begin with, or of multiples of
+  /// kBf16Block; zeros and offsets not in those of 16.
   Bf16DotKernel nf4, fp4;
-  Bf16DotKernel rounded;  // each value rounded to bf16 before it multiplies, for one row of x too
+  Bf16DotKernel exact;  // what codes stand for are numbers of bf16
   /// Of rows that are multiples of kBf16Block, in groups of 16 and 32 too, and up to
   /// kMostFloat8Rows rows of x, not arranged.
   Bf16DotKernel e4m3, e5m2;
   /// Of a scale for each row, or of groups of multiples of kBf16Block that rows begin with, and up
   /// to kMostEights rows of x.
   Bf16DotKernel eights_e4m3, eights_e5m2, eights_int8;
-  /// Of codes of four bits, two in a byte, in groups of 16, 32 or multiples of kBf16Block that rows
-  /// begin with, and x arranged so.
-  Bf16DotKernel nibbles;
-  void (*arrange_nibbles)(const void* x, std::int64_t n, bool odd_first,
-                          std::uint16_t* out) noexcept;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
   std::int64_t eights_columns = 1024;  // so many of kMostEights rows of x stay in the L1 cache
 };

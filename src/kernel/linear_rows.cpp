@@ -178,25 +178,32 @@ class RowsCall {
 
 // Numbers between rows of x in bf16: no power of two, which would put all rows into the same few
 // sets of a cache.
-std::int64_t bf16_stride(const LinearCall& call) noexcept {
-  return ceil_div(call.weight->columns(), kBf16Pad) * kBf16Pad + (call.m == 1 ? 0 : 32);
+std::int64_t bf16_stride(const LinearCall& call, std::int64_t block = kBf16Pad) noexcept {
+  return ceil_div(call.weight->columns(), kBf16Pad) * block + (call.m == 1 ? 0 : 32);
 }
 
 /// Rows [first, first + m) of x in bf16, arranged in memory.
 bool some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
                     std::uint16_t* arranged, std::int64_t stride) {
   const std::int64_t k = call.weight->columns();
+  const bool high_first = call.weight->is_high_first();
+  const bool rounds = call.weight->rounds_bf16(m);
+  const bool with_sums = !rounds && call.weight->has_bf16_sums();
+  if (rounds) std::fill_n(arranged + m * stride, kMoreBf16Rows * stride, std::uint16_t{0});
   for_each_row_of_x(call, m, [&](std::int64_t j) {
-    call.kernels->bf16.arrange(call.x_at((first + j) * k), k, arranged + j * stride);
+    call.kernels->bf16.arrange(call.x_at((first + j) * k), k, high_first, with_sums,
+                               arranged + j * stride);
   });
   const LinearWeight::Bf16Vectors x{arranged, stride, m};
+  std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-    alignas(64) float sums[sums_of(kMostBf16Rows)];
+    alignas(64) float sums[sums_of(kMostBf16Rows + kMoreBf16Rows)];
     clear(sums, m, count);
     call.weight->dot_bf16(row, count, x, sums, kBatch);
+    if (!are_finite(sums, m, count)) finite = false;
     call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
   });
-  return true;  // the kernel sees to it
+  return finite;
 }
 
 constexpr std::int64_t kPairsRows = 4, kPairsColumns = 4096;  // widened at a time
@@ -266,8 +273,8 @@ bool some_rows_of_eights(const LinearCall& call, std::int64_t first, std::int64_
 /// Whether some_rows(call, first, m, x, stride) is true for parts of the rows of x that are alike,
 /// with room for each and so many rows more.
 template <class Some>
-bool by_parts_of_x(const LinearCall& call, std::int64_t more, const Some& some_rows) {
-  const std::int64_t stride = bf16_stride(call);
+bool by_parts_of_x(const LinearCall& call, std::int64_t stride, std::int64_t more,
+                   const Some& some_rows) {
   const std::int64_t most = std::clamp(kMostX / stride, kFewBf16Rows, kMostBf16Rows);
   const std::int64_t some = ceil_div(call.m, ceil_div(call.m, most));
   bool held = true;
@@ -325,10 +332,14 @@ bool linear_rows(const LinearCall& call) {
 }
 
 bool fits_bf16(const LinearCall& call) noexcept {
-  return call.dtype == Dtype::bf16 && call.weight->has_dot_bf16();
+  return call.dtype == Dtype::bf16 && call.weight->has_dot_bf16(call.m);
 }
 
-void linear_bf16(const LinearCall& call) { by_parts_of_x(call, 0, &some_bf16_rows); }
+bool linear_bf16(const LinearCall& call) {
+  const std::int64_t block = call.weight->has_bf16_sums() ? kBf16WithSums : kBf16Pad;
+  const std::int64_t more = call.weight->rounds_bf16(call.m) ? kMoreBf16Rows : 0;
+  return by_parts_of_x(call, bf16_stride(call, block), more, &some_bf16_rows);
+}
 
 bool fits_float8(const LinearCall& call) noexcept {
   // Of three rows g++ 12 keeps a sum in memory, so that four take less time.
@@ -357,31 +368,7 @@ bool fits_eights(const LinearCall& call) noexcept {
 }
 
 bool linear_eights(const LinearCall& call) {
-  return by_parts_of_x(call, kMostEights, &some_rows_of_eights);
-}
-
-// More would be decoded again, in longer than it takes to widen them once.
-bool fits_nibbles(const LinearCall& call) noexcept {
-  return call.dtype == Dtype::bf16 && call.m > kMostFloat8Rows && call.m <= kMostEights &&
-         call.weight->has_dot_nibbles();
-}
-
-void linear_nibbles(const LinearCall& call) {
-  const LinearWeight& weight = *call.weight;
-  const std::int64_t stride = bf16_stride(call), k = weight.columns(), m = call.m;
-  const auto& kernels = call.kernels->bf16;
-  with_room<std::uint16_t>(kMostEights * stride, [&](std::uint16_t* x) {
-    std::fill_n(x + m * stride, (kMostEights - m) * stride, std::uint16_t{0});
-    for_each_row_of_x(call, m, [&](std::int64_t j) {
-      kernels.arrange_nibbles(call.x_at(j * k), k, weight.is_high_first(), x + j * stride);
-    });
-    for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[sums_of(kMostEights)];
-      clear(sums, m, count);
-      weight.dot_nibbles(row, count, kernels.eights_columns, {x, stride, m}, sums, kBatch);
-      call.finish(sums, kBatch, 0, m, row, count, weight.rows());
-    });
-  });
+  return by_parts_of_x(call, bf16_stride(call), kMostEights, &some_rows_of_eights);
 }
 
 bool fits_pairs(const LinearCall& call) noexcept {
@@ -389,6 +376,8 @@ bool fits_pairs(const LinearCall& call) noexcept {
          call.m >= kFewestPairs && call.weight->fits_pairs();
 }
 
-bool linear_pairs(const LinearCall& call) { return by_parts_of_x(call, 0, &some_rows_of_pairs); }
+bool linear_pairs(const LinearCall& call) {
+  return by_parts_of_x(call, bf16_stride(call), 0, &some_rows_of_pairs);
+}
 
 }  // namespace stowage

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/checked.h"
@@ -31,9 +32,13 @@ DotKernel dot_kernel(const LinearKernels& kernels, const Descriptor& form) {
 }
 
 Bf16DotKernel bf16_kernel(const Bf16Kernels& kernels, const Descriptor& form) {
-  if (form.rounds_to == Dtype::bf16) return kernels.rounded;
+  if (form.packing != Packing::high_first && form.packing != Packing::low_first) return nullptr;
+  if (form.factor != 1.0f || form.zero == Zero::rounded) return nullptr;
+  if (form.rounds_to == Dtype::bf16) return kernels.exact;
   if (form.rounds_to != Dtype::unknown && form.rounds_to != Dtype::f32) return nullptr;
-  return form.codes == Codes::nf4 ? kernels.nf4 : form.codes == Codes::fp4 ? kernels.fp4 : nullptr;
+  return form.codes == Codes::nf4   ? kernels.nf4
+         : form.codes == Codes::fp4 ? kernels.fp4
+                                    : kernels.exact;
 }
 
 // Null where sums of a group are not what its one scale multiplies.
@@ -151,13 +156,16 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   arranged_ = form.packing != Packing::whole && !runs_.unpacks();
   dot_rows_ = most_dot_rows(form.scale.group);
   dot_bf16_ = bf16_kernel(kernels.linear.bf16, form);
-  dot_bf16_rows_ = most_dot_bf16_rows(form.scale.group);
+  dot_bf16_rows_ = most_dot_bf16_rows(form);
+  dot_bf16_least_ = least_dot_bf16_vectors(form);
+  // Scales of so few columns multiply as often as x does: for many rows decoding once is quicker.
+  dot_bf16_most_ = runs_.group() == 16 ? 12 : std::numeric_limits<std::int64_t>::max();
+  dot_bf16_sums_ = form.zero == Zero::offset && runs_.group() == 32;
+  dot_bf16_scaled_ = most_scaled_bf16_vectors(form);
   dot_float8_ = float8_kernel(kernels.linear.bf16, form);
   dot_float8_rows_ = dot_float8_ == nullptr ? 0 : most_dot_float8_rows(form.scale.group);
   dot_eights_ = eights_kernel(kernels.linear.bf16, form);
   if (dot_eights_ != nullptr) dot_eights_rows_ = most_dot_eights_rows(form.scale.group);
-  dot_nibbles_ = kernels.linear.bf16.nibbles;
-  dot_nibbles_rows_ = most_dot_nibbles_rows(form);
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
@@ -181,10 +189,31 @@ std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
   return runs_.unpacks() ? std::min(most, kUnpacked / columns_) : most;
 }
 
-std::int64_t LinearWeight::most_dot_bf16_rows(const Group& group) const noexcept {
+std::int64_t LinearWeight::most_dot_bf16_rows(const Descriptor& form) const noexcept {
+  const Group& group = form.scale.group;
+  const std::int64_t of = runs_.group();
   if (dot_bf16_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
-  if (group.n % kBf16Block != 0) return 0;
-  return runs_.expands() ? expanded_rows(group.n, columns_) : rows_;
+  if (group.kind == Group::Kind::none || !side_by_side(group) || restarts(group, columns_))
+    return 0;
+  if (of != 16 && of != 32 && of % kBf16Block != 0) return 0;
+  if (columns_ % of != 0 && of % columns_ != 0) return 0;
+  if (columns_ > kMostBf16Columns) return 0;
+  if (of == 16 && form.zero != Zero::none) return 0;
+  return runs_.expands() ? expanded_rows(of, columns_) : rows_;
+}
+
+// By integers is quicker for a row of x, where codes are multiples of one number, and for two or
+// three where zeros or offsets are beside scales.
+std::int64_t LinearWeight::least_dot_bf16_vectors(const Descriptor& form) const noexcept {
+  if (form.zero == Zero::code || form.zero == Zero::sum) return 3;
+  return form.codes == Codes::nf4 || form.codes == Codes::fp4 ? 1 : 2;
+}
+
+// More are worth the rounding of values, for which scales are not multiplied again for each of
+// them.
+std::int64_t LinearWeight::most_scaled_bf16_vectors(const Descriptor& form) const noexcept {
+  if (form.zero != Zero::none) return dot_bf16_sums_ ? 6 : 0;
+  return runs_.group() == 16 ? dot_bf16_most_ : runs_.group() == 32 ? 8 : 6;
 }
 
 std::int64_t LinearWeight::most_dot_float8_rows(const Group& group) const noexcept {
@@ -203,19 +232,6 @@ std::int64_t LinearWeight::most_dot_eights_rows(const Group& group) const noexce
   const bool one = group.kind == Group::Kind::none || of % columns_ == 0;
   const bool begin = of % kBf16Block == 0 && columns_ % of == 0;
   return one || begin ? most_dot_float8_rows(group) : 0;
-}
-
-std::int64_t LinearWeight::most_dot_nibbles_rows(const Descriptor& form) const noexcept {
-  if (dot_nibbles_ == nullptr || columns_ == 0 || columns_ % kBf16Block != 0) return 0;
-  if (form.packing != Packing::high_first && form.packing != Packing::low_first) return 0;
-  if (form.factor != 1.0f || form.zero == Zero::rounded || form.rounds_to != Dtype::unknown)
-    return 0;
-  const Group& group = form.scale.group;
-  const std::int64_t of = runs_.group();
-  if (group.kind == Group::Kind::none || !side_by_side(group) || restarts(group, columns_))
-    return 0;
-  if ((of != 16 && of != 32 && of % kBf16Block != 0) || columns_ % of != 0) return 0;
-  return runs_.expands() ? expanded_rows(of, columns_) : rows_;
 }
 
 // Rows must begin with a group, or lie in one.
@@ -405,11 +421,14 @@ void LinearWeight::for_each_line(const Rows& rows, Body&& body) const noexcept {
 
 void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                             std::int64_t y_stride) const noexcept {
+  const float* const table = four_bit_tables(runs_.form().codes).values;
   const Rows all{row, count, 0, columns_};
   for_each_run(all, dot_bf16_rows_, [&](const Run& run, const Stretch& of) {
-    const auto* values = static_cast<const float*>(run.values);
-    dot_bf16_({run, of.some, columns_, columns_, values, to.x, to.x_stride, to.m, y + of.done,
-               y_stride, false, near_});
+    const auto* values = run.values == nullptr ? table : static_cast<const float*>(run.values);
+    Bf16DotTask task{run,  of.some,     columns_, columns_,    values,
+                     to.x, to.x_stride, to.m,     y + of.done, y_stride};
+    task.near = near_, task.rounds = rounds_bf16(to.m);
+    dot_bf16_(task);
   });
 }
 
@@ -434,19 +453,6 @@ void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t
   };
   const Rows some{row, count, k, n};
   lines_ == 0 ? for_each_run(some, dot_eights_rows_, rows) : for_each_line(some, rows);
-}
-
-void LinearWeight::dot_nibbles(std::int64_t row, std::int64_t count, std::int64_t step,
-                               const Bf16Vectors& to, float* y,
-                               std::int64_t y_stride) const noexcept {
-  const float* const table = four_bit_tables(runs_.form().codes).values;
-  const Rows all{row, count, 0, columns_};
-  for_each_run(all, dot_nibbles_rows_, [&](Run run, const Stretch& of) {
-    const auto* values = run.values == nullptr ? table : static_cast<const float*>(run.values);
-    for (std::int64_t c = 0; c < of.columns; c += step, run.first += step)
-      dot_nibbles_({run, of.some, columns_, std::min<std::int64_t>(step, of.columns - c), values,
-                    to.x + of.column + c, to.x_stride, to.m, y + of.done, y_stride, false, near_});
-  });
 }
 
 std::int64_t LinearWeight::most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept {

@@ -7,10 +7,10 @@
 //   tiny    everything fits a few stack buffers: no allocation, no thread
 //   bytes   4-bit weights that are multiples of one number and few rows of x in 16 bits, where an
 //           instruction set multiplies bytes
-//   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them
+//   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them: of one
+//           row of x those whose values are no integers
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
 //   eights  codes of a byte and more rows of x in bf16, likewise, eight at a time
-//   nibbles other codes of four bits and five to eight rows of x in bf16, likewise
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
@@ -89,7 +89,13 @@ class LinearWeight {
            const Vectors& vectors) const noexcept;
 
   /// The same for x in bf16, whole rows of it, arranged.
-  bool has_dot_bf16() const noexcept { return dot_bf16_rows_ != 0; }
+  bool has_dot_bf16(std::int64_t m) const noexcept {
+    return dot_bf16_rows_ != 0 && m >= dot_bf16_least_ && m <= dot_bf16_most_;
+  }
+  /// Whether values are rounded to bf16 for m rows of x; else arranged x may have sums beside it.
+  bool rounds_bf16(std::int64_t m) const noexcept { return m > dot_bf16_scaled_; }
+  bool has_bf16_sums() const noexcept { return dot_bf16_sums_; }
+  bool is_high_first() const noexcept { return runs_.form().packing == Packing::high_first; }
   struct Bf16Vectors {
     const std::uint16_t* x;
     std::int64_t x_stride, m;
@@ -107,12 +113,6 @@ class LinearWeight {
   bool has_dot_eights() const noexcept { return dot_eights_rows_ != 0; }
   void dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
                   const Bf16Vectors& to, float* y, std::int64_t y_stride) const noexcept;
-
-  /// The same of codes of four bits, of whole rows, `step` columns at a time; x is arranged.
-  bool has_dot_nibbles() const noexcept { return dot_nibbles_rows_ != 0; }
-  bool is_high_first() const noexcept { return runs_.form().packing == Packing::high_first; }
-  void dot_nibbles(std::int64_t row, std::int64_t count, std::int64_t step, const Bf16Vectors& to,
-                   float* y, std::int64_t y_stride) const noexcept;
 
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
@@ -162,10 +162,11 @@ class LinearWeight {
   void for_each_line(const Rows& rows, Body&& body) const noexcept;
   std::int64_t most_dot_bytes_rows(const Group& group, bool whole_in_long) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
-  std::int64_t most_dot_bf16_rows(const Group& group) const noexcept;
+  std::int64_t most_dot_bf16_rows(const Descriptor& form) const noexcept;
+  std::int64_t least_dot_bf16_vectors(const Descriptor& form) const noexcept;
+  std::int64_t most_scaled_bf16_vectors(const Descriptor& form) const noexcept;
   std::int64_t most_dot_float8_rows(const Group& group) const noexcept;
   std::int64_t most_dot_eights_rows(const Group& group) const noexcept;
-  std::int64_t most_dot_nibbles_rows(const Descriptor& form) const noexcept;
   std::int64_t most_dot_rows(const Group& group) const noexcept;
 
   Runs runs_;
@@ -180,13 +181,13 @@ class LinearWeight {
   bool arranged_;
   std::int64_t dot_rows_;  // as many rows at a time are one Run; 0: dot() cannot
   Bf16DotKernel dot_bf16_;
-  std::int64_t dot_bf16_rows_;
+  bool dot_bf16_sums_;            // where values are not rounded
+  std::int64_t dot_bf16_scaled_;  // up to how many rows of x they are not
+  std::int64_t dot_bf16_rows_, dot_bf16_least_, dot_bf16_most_;  // of weight at a time; of x
   Bf16DotKernel dot_float8_;
   std::int64_t dot_float8_rows_;
   Bf16DotKernel dot_eights_;
   std::int64_t dot_eights_rows_ = 0;
-  Bf16DotKernel dot_nibbles_;
-  std::int64_t dot_nibbles_rows_;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_block_;                  // columns of a block of x
@@ -230,15 +231,13 @@ constexpr std::int64_t padded(std::int64_t n) {
 }
 
 bool fits_bf16(const LinearCall& call) noexcept;
-void linear_bf16(const LinearCall& call);
-bool fits_float8(const LinearCall& call) noexcept;
 /// Whether all sums are finite, as those that a scale multiplies must be: else what values are
 /// after it decides.
-bool linear_float8(const LinearCall& call);
+bool linear_bf16(const LinearCall& call);
+bool fits_float8(const LinearCall& call) noexcept;
+bool linear_float8(const LinearCall& call);  // likewise
 bool fits_eights(const LinearCall& call) noexcept;
 bool linear_eights(const LinearCall& call);  // likewise
-bool fits_nibbles(const LinearCall& call) noexcept;
-void linear_nibbles(const LinearCall& call);
 bool fits_pairs(const LinearCall& call) noexcept;
 bool linear_pairs(const LinearCall& call);  // likewise
 bool fits_bytes(const LinearCall& call) noexcept;

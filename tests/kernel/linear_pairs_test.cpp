@@ -64,15 +64,16 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, MoreRowsByCodesOfAByte) {
       }
 }
 
-// Five rows of x to eight by codes of four bits: two codes in either order, groups of each kind of
-// length, zeros and offsets beside scales, scales that are expanded.
+// Codes of four bits: two codes in either order, groups of each kind of length, some of which go on
+// from row to row, zeros and offsets beside scales, scales that are expanded, rounded values.
 STOWAGE_ON_EACH_ISA(LinearPairsOn, SomeRowsByCodesOfFourBits) {
   for (const char* storage :
        {"int4:block64", "int4:block32:bf16", "int4:block192", "int4:block128:f16:zero", "mxfp4",
-        "nvfp4", "nf4:block32", "fp4:block256", "q4_k", "int4:block64:f16:zero_sum",
-        "f4_e2m1:block64"})
+        "nvfp4", "nf4:block32", "nf4:block1024", "fp4:block256", "q4_k",
+        "int4:block64:f16:zero_sum", "f4_e2m1:block64", "int4:row", "nf4:block64:nested",
+        "nf4:torchao:block64:bf16", "nf4:torchao:block32:bf16"})
     for (const std::int64_t k : {64, 192, 768, 2304, 4608})
-      for (const std::int64_t m : {5, 6, 7, 8}) {
+      for (const std::int64_t m : {1, 2, 3, 4, 5, 8, 9, 16, 23}) {
         if (!samples::holds(parse_storage(storage), {67, k})) continue;
         check_bound(table, storage, {m, k > 4000 ? 5 : 67, k});
       }
@@ -81,16 +82,23 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, SomeRowsByCodesOfFourBits) {
 TEST(LinearPairs, CodesOfFourBitsAreReadWhereRowsBeginWithGroups) {
   for (const NamedKernels& level : runnable_kernels()) {
     const bool has = level.kernels->linear.bf16.pairs != nullptr;
-    EXPECT_EQ(has, level.kernels->linear.bf16.nibbles != nullptr) << level.name;
-    const auto reads = [&](const char* storage, std::int64_t columns) {
+    EXPECT_EQ(has, level.kernels->linear.bf16.exact != nullptr) << level.name;
+    const auto reads = [&](const char* storage, std::int64_t columns, std::int64_t m) {
       const Weight weight = make_weight(storage, {6, columns}, Data::normal);
-      return LinearWeight(*level.kernels, weight, "linear").has_dot_nibbles();
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_bf16(m);
     };
-    for (const char* storage : {"int4:block64", "int4:block384", "mxfp4", "nvfp4", "nf4:block32"})
-      EXPECT_EQ(reads(storage, 384), has) << storage;
-    for (const char* storage : {"int8:row", "int4:block48", "int4:tensor", "int3:block64"})
-      EXPECT_FALSE(reads(storage, 384)) << storage;
-    EXPECT_FALSE(reads("int4:block32", 96));
+    for (const char* storage : {"int4:block64", "int4:block384", "int4:row", "int4:tensor", "mxfp4",
+                                "nvfp4", "nf4:block32", "nf4:block128", "int4:block64:f16:zero"})
+      EXPECT_EQ(reads(storage, 384, 4), has) << storage;
+    for (const char* storage :
+         {"int8:row", "int4:block48", "int3:block64", "int4:block16:f16:zero", "nf4:block512"})
+      EXPECT_FALSE(reads(storage, 384, 4)) << storage;
+    EXPECT_FALSE(reads("int4:block32", 96, 4));
+    EXPECT_EQ(reads("nf4:block64", 384, 1), has);
+    for (const char* storage : {"mxfp4", "nvfp4", "int4:block64"})  // which integers are quicker by
+      EXPECT_FALSE(reads(storage, 384, 1)) << storage;
+    EXPECT_FALSE(reads("int4:block32:f16:zero", 384, 2));
+    EXPECT_FALSE(reads("nvfp4", 384, 13));  // decoded once for all
   }
 }
 
@@ -144,9 +152,10 @@ TEST(LinearPairs, CodesOfAByteAreReadWhereRowsBeginWithGroups) {
 TEST(LinearPairs, ValuesAreThoseOfDequantize) {
   if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
   const std::int64_t n = 9, k = 512;
-  for (const char* storage : {"f8_e4m3:block16:bf16", "int4:block32:bf16", "mxfp4", "nvfp4", "q4_k",
-                              "int8:block32:zero", "q6_k", "int3:block64"})
-    for (const std::int64_t m : {6, 9}) {
+  for (const char* storage :
+       {"f8_e4m3:block16:bf16", "int4:block32:bf16", "mxfp4", "int4:block64",
+        "int4:block128:f16:zero", "q4_k", "int8:block32:zero", "q6_k", "int3:block64"})
+    for (const std::int64_t m : {9, 14}) {
       const Weight weight = make_weight(storage, {n, k}, Data::normal);
       const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
       const Exact truth = exact(x, m, weight, nullptr);
@@ -156,29 +165,41 @@ TEST(LinearPairs, ValuesAreThoseOfDequantize) {
     }
 }
 
+// Results are as close to products with values that were not rounded to bf16.
+void expect_scaled_sums(const char* storage, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const Weight weight = make_weight(storage, {n, k}, Data::normal);
+  const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
+  Values w{Dtype::f32, std::vector<std::byte>(bytes_of(Dtype::f32, n * k))};
+  reference::dequantize(weight, w.bytes.data(), Dtype::f32);
+  std::vector<double> truth, magnitude;
+  for (std::int64_t j = 0; j < m; ++j)
+    for (std::int64_t i = 0; i < n; ++i) {
+      double sum = 0, size = 0;
+      for (std::int64_t c = 0; c < k; ++c) {
+        sum += x[j * k + c] * w[i * k + c];
+        size += std::abs(x[j * k + c] * w[i * k + c]);
+      }
+      truth.push_back(sum), magnitude.push_back(size);
+    }
+  const Values y =
+      run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr, inline_executor());
+  expect_close(weight, y, truth, magnitude);
+}
 TEST(LinearPairs, OneScaleOfARowMultipliesItsSum) {
   if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
-  const std::int64_t m = 6, n = 7, k = 300;
   for (const char* storage :
-       {"f8_e4m3:row", "f8_e5m2:row", "int8:row", "f8_e4m3:tensor", "int4:row", "f4_e2m1:row"}) {
-    const Weight weight = make_weight(storage, {n, k}, Data::normal);
-    const Values x = make_values(Dtype::bf16, m * k, Data::normal, 1);
-    Values w{Dtype::f32, std::vector<std::byte>(bytes_of(Dtype::f32, n * k))};
-    reference::dequantize(weight, w.bytes.data(), Dtype::f32);  // not rounded to bf16
-    std::vector<double> truth, magnitude;
-    for (std::int64_t j = 0; j < m; ++j)
-      for (std::int64_t i = 0; i < n; ++i) {
-        double sum = 0, size = 0;
-        for (std::int64_t c = 0; c < k; ++c) {
-          sum += x[j * k + c] * w[i * k + c];
-          size += std::abs(x[j * k + c] * w[i * k + c]);
-        }
-        truth.push_back(sum), magnitude.push_back(size);
-      }
-    const Values y =
-        run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr, inline_executor());
-    expect_close(weight, y, truth, magnitude);
-  }
+       {"f8_e4m3:row", "f8_e5m2:row", "int8:row", "f8_e4m3:tensor", "int4:row", "f4_e2m1:row"})
+    expect_scaled_sums(storage, 6, 7, 300);
+}
+TEST(LinearPairs, ScalesMultiplySumsOfFewRowsByCodesOfFourBits) {
+  if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
+  for (const char* storage :
+       {"int4:block64", "int4:block128", "int4:block16", "mxfp4", "nvfp4", "f4_e2m1:row"})
+    for (const std::int64_t m : {2, 3}) expect_scaled_sums(storage, m, 7, 384);
+  for (const char* storage : {"int4:block64", "f4_e2m1:block128", "int4:row", "nvfp4"})
+    for (const std::int64_t m : {5, 6}) expect_scaled_sums(storage, m, 9, 640);
+  for (const char* storage : {"int4:block32:bf16", "mxfp4", "nvfp4"})
+    for (const std::int64_t m : {4, 7, 8}) expect_scaled_sums(storage, m, 6, 576);
 }
 
 STOWAGE_ON_EACH_ISA(LinearPairsOn, IsTheSameOnAnyNumberOfThreads) {

@@ -11,7 +11,7 @@
 namespace stowage::linear_test {
 namespace {
 
-constexpr std::int64_t kMostByScales = 3;  // rows of x for which values are not rounded one by one
+constexpr std::int64_t kMostByScales = 6;  // rows of x for which values are not rounded one by one
 
 constexpr const char* kFourBits[] = {"nf4",
                                      "fp4",

@@ -4,18 +4,18 @@
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/linear_bf16-inl.h"
 #include "kernel/cpu/linear_bf16_matrices-inl.h"
-#include "kernel/cpu/linear_nibbles-inl.h"
+#include "kernel/cpu/linear_eights-inl.h"
+#include "kernel/cpu/linear_fours-inl.h"
 
 namespace stowage {
 namespace {
 constexpr PairKernels pair_kernels() {
-  PairKernels kernels{
-      {},
-      {&arrange_bf16, &dot_nf4, &dot_fp4, &dot_own, &dot_float8<Codes::f8_e4m3>,
-       &dot_float8<Codes::f8_e5m2>, &dot_eights<Codes::f8_e4m3>, &dot_eights<Codes::f8_e5m2>,
-       &dot_eights<Codes::int8>, &dot_nibbles, &arrange_nibbles, &add_pairs},
-      {&begin_in_pairs, &end_in_pairs, &multiply_in_pairs, &pair_rows, &turn_sums},
-      &are_pairs_quick};
+  PairKernels kernels{{},
+                      {&arrange_fours, &dot_nf4, &dot_fp4, &dot_exact, &dot_float8<Codes::f8_e4m3>,
+                       &dot_float8<Codes::f8_e5m2>, &dot_eights<Codes::f8_e4m3>,
+                       &dot_eights<Codes::f8_e5m2>, &dot_eights<Codes::int8>, &add_pairs},
+                      {&begin_in_pairs, &end_in_pairs, &multiply_in_pairs, &pair_rows, &turn_sums},
+                      &are_pairs_quick};
   for_all_codes([&]<Codes kCodes>() {
     if constexpr (kCodes == Codes::int8 || kCodes == Codes::f8_e4m3 || is_four_bit(kCodes))
       kernels.to_bf16[static_cast<int>(kCodes)] = &dequantize<kCodes, Dtype::bf16>;
