@@ -78,7 +78,8 @@ struct PairsTask {
 };
 inline constexpr std::int64_t kPairsPad = 32;
 
-inline constexpr std::int64_t kMostFloat8Rows = 4;
+/// Rows of x that fp8 is multiplied with in registers; in groups of 16 and 32, two at a time.
+inline constexpr std::int64_t kMostFloat8Rows = 4, kMostFloat8InShort = 8;
 /// Rows of x of linear_eights-inl.h, at a time: so many are there, zeros where fewer count.
 inline constexpr std::int64_t kMostEights = 8;
 
@@ -95,7 +96,7 @@ struct Bf16Kernels {
   Bf16DotKernel nf4, fp4;
   Bf16DotKernel exact;  // what codes stand for are numbers of bf16
   /// Of rows that are multiples of kBf16Block, in groups of 16 and 32 too, and up to
-  /// kMostFloat8Rows rows of x, not arranged.
+  /// kMostFloat8Rows rows of x, or kMostFloat8InShort, not arranged.
   Bf16DotKernel e4m3, e5m2;
   /// Of a scale for each row, or of groups of multiples of kBf16Block that rows begin with, and up
   /// to kMostEights rows of x.

@@ -344,7 +344,8 @@ bool linear_bf16(const LinearCall& call) {
 bool fits_float8(const LinearCall& call) noexcept {
   // Of three rows g++ 12 keeps a sum in memory, so that four take less time.
   if (call.m == 3 && call.weight->has_dot_eights()) return false;
-  return call.dtype == Dtype::bf16 && call.m <= kMostFloat8Rows && call.weight->has_dot_float8();
+  return call.dtype == Dtype::bf16 && call.weight->has_dot_float8(call.m) &&
+         call.weight->columns() <= kMostX / call.m;
 }
 
 bool linear_float8(const LinearCall& call) {
@@ -353,7 +354,7 @@ bool linear_float8(const LinearCall& call) {
   with_room<std::uint16_t>(m * stride, [&](std::uint16_t* x) {
     copy_rows(call, 0, m, x, stride);
     for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
-      alignas(64) float sums[sums_of(kMostFloat8Rows)];
+      alignas(64) float sums[sums_of(kMostFloat8InShort)];
       clear(sums, m, count);
       call.weight->dot_float8(row, count, {x, stride, m}, sums, kBatch);
       if (!are_finite(sums, m, count)) finite = false;

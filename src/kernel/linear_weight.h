@@ -103,8 +103,11 @@ class LinearWeight {
   void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                 std::int64_t y_stride) const noexcept;
 
-  /// The same for up to kMostFloat8Rows rows of x in bf16, which are not arranged.
-  bool has_dot_float8() const noexcept { return dot_float8_rows_ != 0; }
+  /// The same for m rows of x in bf16, which are not arranged.
+  bool has_dot_float8(std::int64_t m) const noexcept {
+    const bool is_short = runs_.group() == 16 || runs_.group() == 32;
+    return dot_float8_rows_ != 0 && m <= (is_short ? kMostFloat8InShort : kMostFloat8Rows);
+  }
   void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                   std::int64_t y_stride) const noexcept;
 

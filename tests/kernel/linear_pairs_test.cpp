@@ -49,6 +49,9 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, FewRowsByFloat8) {
     for (const std::int64_t k : {64, 128, 192, 1024, 4160, 16448})
       for (const std::int64_t m : {1, 2, 3, 4})
         check_bound(table, storage, {m, k > 9000 ? 3 : 67, k});
+  for (const char* storage : {"f8_e4m3:block32:e8m0", "f8_e5m2:block16", "f8_e4m3:block8x32"})
+    for (const std::int64_t k : {64, 192, 1088})
+      for (const std::int64_t m : {5, 6, 8, 9}) check_bound(table, storage, {m, 67, k});
 }
 
 // More rows by codes of a byte, eight at a time: parts of four rows of x to eight, rows of weight
@@ -119,7 +122,7 @@ TEST(LinearPairs, Float8IsReadWhereGroupsAreHalvesOrBlocks) {
     EXPECT_EQ(has, level.kernels->isa >= Isa::avx512bf16) << level.name;
     const auto reads = [&](const char* storage, std::int64_t columns) {
       const Weight weight = make_weight(storage, {6, columns}, Data::normal);
-      return LinearWeight(*level.kernels, weight, "linear").has_dot_float8();
+      return LinearWeight(*level.kernels, weight, "linear").has_dot_float8(4);
     };
     for (const char* storage : {"f8_e4m3", "f8_e5m2:tensor", "f8_e4m3:row:bf16", "f8_e4m3:block64",
                                 "f8_e4m3:block128x128", "f8_e5m2:block192", "f8_e4m3:block32",
