@@ -27,9 +27,10 @@ namespace stowage {
 namespace {
 
 constexpr int kShifts[] = {4, 0, 12, 8};
-/// Groups of a multiple of 64 columns; others are of 16 or 32.
+/// Groups of a multiple of 64 columns; others are of 16, 32 or, where that is worth code of its
+/// own, 64.
 constexpr int kLong = 0;
-constexpr std::int64_t kOfHalf = 64;  // columns of a half of the lanes
+constexpr int kOfHalf = 64;  // columns of a half of the lanes
 
 /// The last 64 columns of a row that has no 128 more, and zeros. Other rows just go on: what
 /// follows them is the next one, and x has zeros there.
@@ -130,7 +131,7 @@ struct FourBitRows {
   [[gnu::always_inline]] __m512 in_lanes(const float* of_groups, int r, std::int64_t k,
                                          bool whole) const {
     const float* const from = of_groups + group_of(r, k);
-    if constexpr (kGroup == kLong) {
+    if constexpr (kGroup == kLong || kGroup == kOfHalf) {
       const float* const second = of_groups + group_of(r, whole ? k + kOfHalf : k);
       return _mm512_mask_blend_ps(kUpper, _mm512_set1_ps(*from), _mm512_set1_ps(*second));
     } else {
@@ -248,14 +249,15 @@ void all_by_scales(const Bf16DotTask& task, float stretch) {
       &rows_by_scales<kStreams, 2, kGroup, kOffsets>,
       &rows_by_scales<kStreams, 3, kGroup, kOffsets>,
       &rows_by_scales<kStreams, 4, kGroup, kOffsets>};
+  constexpr bool kIsLong = kGroup == kLong || kGroup == kOfHalf;
   const std::int64_t fours = rows_that_go_on(task) / kStreams, parts = (task.m + kMost - 1) / kMost;
   for (std::int64_t i = 0; i < fours; ++i)
     for (std::int64_t part = 0, j = 0; part < parts; ++part) {
       const std::int64_t count = (task.m - j + parts - part - 1) / (parts - part);
       if (task.m > 1)
         kParts[count - 1](task, stretch, i * kStreams, 1, j);
-      else if (task.near && kGroup == kLong)
-        rows_by_scales<kStreams, 1, kGroup, false, kGroup == kLong>(task, stretch, i, fours, 0);
+      else if (task.near && kIsLong)
+        rows_by_scales<kStreams, 1, kGroup, false, kIsLong>(task, stretch, i, fours, 0);
       else
         kParts[0](task, stretch, i, fours, 0);
       j += count;
@@ -409,9 +411,10 @@ void dot_by_tables(const Bf16DotTask& task) {
            : task.run.offsets != nullptr ? dot_by_tables<BesideScales::offsets>(task)
                                          : dot_by_tables<BesideScales::nothing>(task);
   if (task.run.offsets != nullptr) return all_by_scales<32, true>(task, stretch);
-  group == 16   ? all_by_scales<16>(task, stretch)
-  : group == 32 ? all_by_scales<32>(task, stretch)
-                : all_by_scales<kLong>(task, stretch);
+  group == 16        ? all_by_scales<16>(task, stretch)
+  : group == 32      ? all_by_scales<32>(task, stretch)
+  : group == kOfHalf ? all_by_scales<kOfHalf>(task, stretch)
+                     : all_by_scales<kLong>(task, stretch);
 }
 
 // Of all factors in [1, 2) with 12 bits, this one makes the mean square error of the values least:
