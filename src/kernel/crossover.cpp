@@ -131,12 +131,16 @@ Crossover measure_crossover() {
   const Kernels& best = best_kernels();
   Crossover made = crossover();
   if (best.linear.bytes.dot[static_cast<std::size_t>(Codes::int4)] != nullptr) {
-    const auto in_integers = [&](const char* storage, std::int64_t Crossover::*way) {
-      made.*way = most_worth(storage, Dtype::bf16, made, way, kMostBytesRows);
+    const auto in_integers = [&](const char* storage, std::int64_t Crossover::*way,
+                                 Dtype dtype = Dtype::bf16) {
+      made.*way = most_worth(storage, dtype, made, way, kMostBytesRows);
     };
-    in_integers("int4:block64:bf16", &Crossover::long_groups);
-    in_integers("int4:block32:bf16", &Crossover::short_groups);
-    in_integers("nf4", &Crossover::words);
+    // Where other ways have more rows of bf16, integers are for f16.
+    const bool few = best.linear.bytes.most_bf16 < kMostBytesRows;
+    const Dtype dtype = few ? Dtype::f16 : Dtype::bf16;
+    in_integers("int4:block64:bf16", &Crossover::long_groups, dtype);
+    in_integers("int4:block32:bf16", &Crossover::short_groups, dtype);
+    in_integers("nf4", &Crossover::words, dtype);
     // Where subnormal factors are slow, numbers of a probe would not tell: few of them are.
     if (best.linear.bytes.most_float8 != 0) in_integers("f8_e4m3:row", &Crossover::float8);
     if (best.linear.bytes.dot[static_cast<std::size_t>(Codes::int8)] != nullptr)

@@ -24,8 +24,7 @@ const Kernels& with_matrices() {
     better.linear.matrices = kNeonMatrices;
     // Of half a tile, by which time products in integers have been made twice.
     better.linear.matrices.most_by_vectors = 4;
-    BytesKernels& bytes = better.linear.bytes;
-    bytes.most_long = bytes.most_short = bytes.most_words = 4;
+    better.linear.bytes.most_bf16 = 4;
     return better;
   }();
   return table;

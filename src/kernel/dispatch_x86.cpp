@@ -91,10 +91,7 @@ const Kernels& with_vbmi() {
   }();
   return table;
 }
-// Beside pairs or matrices of bf16.
-void few_rows_in_integers(BytesKernels& kernels) {
-  kernels.most_long = kernels.most_short = kernels.most_words = 4;
-}
+constexpr std::int64_t kFewInIntegers = 4;  // rows of bf16, where pairs or matrices have more
 const Kernels& with_bf16() {  // pairs for fp8 alone: of others integers and fp32 may be quicker
   static const Kernels table = [] {
     Kernels better = with_vbmi();
@@ -115,7 +112,7 @@ const Kernels& with_pairs() {
     better.linear.matrices = kAvx512Bf16Pairs.matrices;
     better.linear.matrices.most_by_vectors = cpu_features().zen5 ? 24 : 60;  // 60 at once
     if (cpu_features().zen5) better.linear.bf16.eights_columns = 2048;
-    few_rows_in_integers(better.linear.bytes);
+    better.linear.bytes.most_bf16 = kFewInIntegers;
     return better;
   }();
   return table;
@@ -126,7 +123,7 @@ const Kernels& with_amx() {
     better.isa = Isa::amx;
     better.linear.matrices = kAmxMatrices;
     better.linear.matrices.most_by_vectors = 4;
-    few_rows_in_integers(better.linear.bytes);
+    better.linear.bytes.most_bf16 = kFewInIntegers;
     return better;
   }();
   return table;

@@ -202,7 +202,8 @@ struct BytesKernels {
   /// groups are whole blocks, and shorter; by codes of a byte, or dense; by words; and of fp8.
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
                most_words = kMostBytesRows, most_float8 = 2;
-  bool whole_in_long = false;  // codes of a byte in groups of a block and more, too
+  std::int64_t most_bf16 = kMostBytesRows;  // of those, if other ways have bf16
+  bool whole_in_long = false;               // codes of a byte in groups of a block and more, too
 
   constexpr void set(Codes codes, BytesDotKernel kernel, KindOfX of_x) {
     dot[static_cast<int>(codes)] = kernel;

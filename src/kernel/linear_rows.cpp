@@ -293,6 +293,7 @@ auto bytes_arrange(const LinearCall& call) noexcept {
 
 bool fits_bytes(const LinearCall& call) noexcept {
   if (fits_bf16(call) || fits_eights(call)) return false;  // which are quicker
+  if (call.dtype == Dtype::bf16 && call.m > call.kernels->bytes.most_bf16) return false;
   return call.weight->has_dot_bytes(call.m) && bytes_arrange(call) != nullptr &&
          call.weight->columns() <= kMostX / call.m;
 }

@@ -163,10 +163,11 @@ TEST(LinearBytes, AreOfRowsThatGroupsDivide) {
     for (const char* storage :
          {"int4:block24", "int4:block512", "nf4:torchao:block64:scaler1:bf16"})
       EXPECT_FALSE(reads(storage, 768)) << storage;
-    // In vectors of 512 bits others are as quick for more rows: fp32 beside integers of 256 bits,
-    // pairs and matrices of bf16.
+    // In vectors of 512 bits fp32 is as quick for more rows beside integers of 256 bits, and pairs
+    // and matrices of bf16 are, for such numbers.
     const bool beside = level.kernels->linear.matrices.multiply != nullptr;
-    const bool many = level.kernels->isa == Isa::avx2 || ((wide || arm) && !beside);
+    EXPECT_EQ(level.kernels->linear.bytes.most_bf16, beside ? 4 : 16) << level.name;
+    const bool many = level.kernels->isa == Isa::avx2 || wide || arm;
     EXPECT_EQ(reads("nf4", 768, 16), has && many);
     EXPECT_EQ(reads("mxfp4", 768, 4), has);
     EXPECT_EQ(reads("mxfp4", 768, 16), has && many);

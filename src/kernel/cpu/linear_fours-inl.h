@@ -318,6 +318,7 @@ template <int kRows, int kVectors, int kGroup, BesideScales kBeside, bool kMake>
 void add_span(const FourBitRows<kRows, kGroup>& w, __m512i* tables, std::int64_t from,
               std::int64_t columns, const std::uint16_t* x, std::int64_t x_stride, float* y,
               std::int64_t y_stride) {
+  constexpr bool kReadsTables = kVectors == 5 && kGroup == 32;  // again for each 32 columns
   __m512 sums[kVectors][kRows];  // in registers, once all loops over them are unrolled
 #pragma GCC unroll 5
   for (int j = 0; j < kVectors; ++j)
@@ -342,7 +343,7 @@ void add_span(const FourBitRows<kRows, kGroup>& w, __m512i* tables, std::int64_t
       const std::uint8_t* again = codes;
       const __m512i* of_rows = tables;
       __asm__ volatile("" : "+r"(again));
-      if constexpr (kVectors == 5 && kTablesOf < kGroup >> 1) __asm__ volatile("" : "+r"(of_rows));
+      if constexpr (kReadsTables) __asm__ volatile("" : "+r"(of_rows));
       __m512bh values[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
@@ -391,7 +392,8 @@ void rows_by_tables(const Bf16DotTask& task, std::int64_t row) {
 
 template <int kGroup, BesideScales kBeside>
 void all_by_tables(const Bf16DotTask& task) {
-  constexpr int kMost = kMoreBf16Rows + 2;  // 20 sums in 32 registers, with four rows of weight
+  constexpr int kMost = 5;  // 20 sums in 32 registers, with four rows of weight
+  static_assert(kMost - 2 == kMoreBf16Rows, "one row of x is taken as one fewer");
   const std::int64_t fours = rows_that_go_on(task) / 4;
   std::int64_t row = 0;
   for (; row < 4 * fours; row += 4) rows_by_tables<4, kMost, kGroup, kBeside>(task, row);
