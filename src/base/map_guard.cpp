@@ -64,13 +64,20 @@ Slot* slot_of(const void* memory) noexcept {
   return nullptr;
 }
 
+// Counted before it is marked: who finds the mark, and so leaves it, must not find a count of none.
+void mark(Slot& slot) noexcept {
+  if (slot.damaged.load()) return;
+  damaged_mappings.fetch_add(1);
+  if (slot.damaged.exchange(true)) damaged_mappings.fetch_sub(1);  // by another thread meanwhile
+}
+
 // The mark comes first: who sees the zeros finds it set.
 bool put_bytes(const void* address) noexcept {
   Slot* const slot = slot_of(address);
   if (slot == nullptr) return false;
   const auto fill = slot->fill.load();
   if (fill != nullptr && fill(slot->filler.load(), address)) return true;
-  if (!slot->damaged.exchange(true)) damaged_mappings.fetch_add(1);
+  mark(*slot);
   const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(address) / page_bytes * page_bytes;
   // Not mmap(): sanitizers put a function of theirs there, which is not made for handlers.
   return ::syscall(SYS_mmap, page, slot->end.load() - page, PROT_READ,

@@ -17,9 +17,10 @@ from stowage._tensor.stowed import StowedTensor
 
 def in_file(weight: Tensor) -> TypeGuard[StowedTensor]:
     """Whether codes lie in memory that torch did not allocate, as those of files do."""
-    if not isinstance(weight, StowedTensor):
-        return False
-    codes = weight._parts()[0]
+    return isinstance(weight, StowedTensor) and _lies_in_file(weight._parts()[0])
+
+
+def _lies_in_file(codes: Tensor) -> bool:
     return type(codes) is Tensor and codes.is_cpu and not codes.untyped_storage().resizable()
 
 
@@ -48,7 +49,8 @@ def expect(
     said: while a graph is traced, and of one matrix, which is asked for at once."""
     if torch.compiler.is_compiling():
         return None
-    found = [weight._parts()[0] for weight in stacks if in_file(weight)]
+    every = [weight._parts()[0] for weight in stacks if isinstance(weight, StowedTensor)]
+    found = [codes for codes in every if _lies_in_file(codes)]
     if len(indices) * len(found) < (1 if after else 2):
         return None
     comes: bool = library.engine_want(found, indices, one_by_one, after)

@@ -40,19 +40,20 @@ class Routing:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        every = (*args, *kwargs.values())
-        given = [t for t in every if type(t) is torch.Tensor and t.is_cpu]
-        numbers = next((t for t in given if t.dtype in _INTEGERS), None)
-        if numbers is not None and numbers.numel():
-            eagerly(self._use, module, numbers, given)
+        given = (*args, *kwargs.values()) if kwargs else args
+        for numbers in given:
+            if type(numbers) is torch.Tensor and numbers.dtype in _INTEGERS and numbers.is_cpu:
+                if numbers.numel():
+                    eagerly(self._use, module, numbers, given)
+                return
 
-    def _use(self, module: nn.Module, numbers: torch.Tensor, given: Sequence[torch.Tensor]) -> None:
+    def _use(self, module: nn.Module, numbers: torch.Tensor, given: Sequence[Any]) -> None:
         comes = self.expect(module, numbers)
         if comes is not None:
             self.idle = 0 if comes else self.idle + 1
         following = _following.get(module) if _following else None
         if following is not None and not module.training:
-            following.guess(numbers, given)
+            following.guess(numbers, [t for t in given if type(t) is torch.Tensor and t.is_cpu])
 
     def stacks(self, module: nn.Module) -> list[tuple[StowedTensor, int]]:
         """What is here of each, and the number of the first matrix of it."""
