@@ -11,8 +11,9 @@ inline namespace v0 {
 
 /// The most rows of x that a way is worth it for; 0: never.
 struct Crossover {
-  std::int64_t rows = 0;          // by widened rows of weight, up to 64; more are taken by tiles
-  std::int64_t long_groups = 0;   // 4-bit codes in integers, up to 16: groups of 64 and more,
+  std::int64_t rows = 0;  // by widened rows of weight, up to 64; more are taken by tiles
+  /// 4-bit codes in integers, up to 16 (of bf16 to 4, where pairs or matrices of it multiply):
+  std::int64_t long_groups = 0;   // groups of 64 and more,
   std::int64_t short_groups = 0;  // and of 16 and 32
   std::int64_t bytes = 0;         // codes of a byte in groups of 16 and 32 in integers, up to 16
   std::int64_t words = 0;         // nf4 and fp4 in integers, up to 16

@@ -182,25 +182,28 @@ std::int64_t bf16_stride(const LinearCall& call, std::int64_t block = kBf16Pad) 
   return ceil_div(call.weight->columns(), kBf16Pad) * block + (call.m == 1 ? 0 : 32);
 }
 
-/// Rows [first, first + m) of x in bf16, arranged in memory.
+/// Rows [first, first + m) of x in bf16, arranged in memory. Whether all sums are finite, where
+/// others may be what is right: those that a scale multiplies, and those of rows whose last columns
+/// go on into the next row, whose scales are then factors of zeros.
 bool some_bf16_rows(const LinearCall& call, std::int64_t first, std::int64_t m,
                     std::uint16_t* arranged, std::int64_t stride) {
   const std::int64_t k = call.weight->columns();
   const bool high_first = call.weight->is_high_first();
-  const bool rounds = call.weight->rounds_bf16(m);
+  const bool rounds = call.weight->rounds_bf16(call.m);
   const bool with_sums = !rounds && call.weight->has_bf16_sums();
   if (rounds) std::fill_n(arranged + m * stride, kMoreBf16Rows * stride, std::uint16_t{0});
   for_each_row_of_x(call, m, [&](std::int64_t j) {
     call.kernels->bf16.arrange(call.x_at((first + j) * k), k, high_first, with_sums,
                                arranged + j * stride);
   });
-  const LinearWeight::Bf16Vectors x{arranged, stride, m};
+  const LinearWeight::Bf16Vectors x{arranged, stride, m, rounds};
+  const bool are_values = rounds && k % kBf16Pad == 0;
   std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
     alignas(64) float sums[sums_of(kMostBf16Rows + kMoreBf16Rows)];
     clear(sums, m, count);
     call.weight->dot_bf16(row, count, x, sums, kBatch);
-    if (!are_finite(sums, m, count)) finite = false;
+    if (!are_values && !are_finite(sums, m, count)) finite = false;
     call.finish(sums, kBatch, first, m, row, count, call.weight->rows());
   });
   return finite;
@@ -345,8 +348,8 @@ bool linear_bf16(const LinearCall& call) {
 bool fits_float8(const LinearCall& call) noexcept {
   // Of three rows g++ 12 keeps a sum in memory, so that four take less time.
   if (call.m == 3 && call.weight->has_dot_eights()) return false;
-  return call.dtype == Dtype::bf16 && call.weight->has_dot_float8(call.m) &&
-         call.weight->columns() <= kMostX / call.m;
+  const bool few = call.m <= kMostFloat8Rows || call.weight->columns() <= kMostX / call.m;
+  return call.dtype == Dtype::bf16 && few && call.weight->has_dot_float8(call.m);
 }
 
 bool linear_float8(const LinearCall& call) {

@@ -427,7 +427,7 @@ void LinearWeight::dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vect
     const auto* values = run.values == nullptr ? table : static_cast<const float*>(run.values);
     Bf16DotTask task{run,  of.some,     columns_, columns_,    values,
                      to.x, to.x_stride, to.m,     y + of.done, y_stride};
-    task.near = near_, task.rounds = rounds_bf16(to.m);
+    task.near = near_, task.rounds = to.rounds;
     dot_bf16_(task);
   });
 }

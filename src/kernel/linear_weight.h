@@ -99,6 +99,7 @@ class LinearWeight {
   struct Bf16Vectors {
     const std::uint16_t* x;
     std::int64_t x_stride, m;
+    bool rounds = false;
   };
   void dot_bf16(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                 std::int64_t y_stride) const noexcept;

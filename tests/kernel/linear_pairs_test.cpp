@@ -80,6 +80,9 @@ STOWAGE_ON_EACH_ISA(LinearPairsOn, SomeRowsByCodesOfFourBits) {
         if (!samples::holds(parse_storage(storage), {67, k})) continue;
         check_bound(table, storage, {m, k > 4000 ? 5 : 67, k});
       }
+  // So long that rows of x come in parts.
+  for (const char* storage : {"nf4", "int4:block128:f16:zero", "mxfp4", "q4_k"})
+    for (const std::int64_t m : {5, 13}) check_bound(table, storage, {m, 5, 43264});
 }
 
 TEST(LinearPairs, CodesOfFourBitsAreReadWhereRowsBeginWithGroups) {

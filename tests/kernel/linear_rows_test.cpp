@@ -86,26 +86,38 @@ STOWAGE_ON_EACH_ISA(LinearBf16On, IsTheSameOnAnyNumberOfThreads) {
 }
 
 // A block whose scale is infinite or NaN makes the rows that have it what its values make them: all
-// signs of infinity, so NaN; and no others.
+// signs of infinity, so NaN; and no others, also where a row ends with 64 columns and such a block
+// begins the next one.
 STOWAGE_ON_EACH_ISA(LinearBf16On, BrokenScalesBreakTheirRows) {
-  const std::int64_t n = 9, k = 256;
-  const Weight whole = make_weight("nf4", {n, k}, Data::normal);
-  std::vector<float> scales(static_cast<std::size_t>(n * k / 64));
-  std::memcpy(scales.data(), whole.part(1), scales.size() * sizeof(float));
-  scales[2 * 4 + 1] = std::numeric_limits<float>::infinity();
-  scales[8 * 4 + 3] = std::numeric_limits<float>::quiet_NaN();
-  const void* parts[] = {whole.part(0), scales.data()};
-  const Weight broken(whole.storage(), whole.shape(), parts);
-  for (const std::int64_t m : {1, 2, 3, 4, 20}) {
-    const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
-    const Values y = run_linear(table, x, m, broken, nullptr, inline_executor());
-    for (std::int64_t i = 0; i < m * n; ++i)
-      EXPECT_EQ(std::isnan(y[i]), i % n == 2 || i % n == 8) << m << " " << i;
-  }
+  const std::int64_t n = 9;
+  for (const char* storage : {"nf4", "int4:block64", "mxfp4"})
+    for (const std::int64_t k : {1024, 1088}) {
+      const Weight whole = make_weight(storage, {n, k}, Data::normal);
+      const bool bytes = whole.storage().codes == Codes::f4_e2m1;  // scales are e8m0
+      const std::size_t of_row = static_cast<std::size_t>(k) / (bytes ? 32 : 64);
+      std::vector<float> scales(9 * of_row);
+      std::memcpy(scales.data(), whole.part(1), bytes ? scales.size() : 4 * scales.size());
+      if (bytes) {
+        auto* exponents = reinterpret_cast<std::uint8_t*>(scales.data());
+        exponents[2 * of_row] = exponents[9 * of_row - 1] = 0xFF;  // NaN
+      } else {
+        scales[2 * of_row] = std::numeric_limits<float>::infinity();
+        scales[9 * of_row - 1] = std::numeric_limits<float>::quiet_NaN();
+      }
+      const void* parts[] = {whole.part(0), scales.data()};
+      const Weight broken(whole.storage(), whole.shape(), parts);
+      for (const std::int64_t m : {1, 2, 3, 4, 7, 9, 20}) {
+        const Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
+        const Values y = run_linear(table, x, m, broken, nullptr, inline_executor());
+        for (std::int64_t i = 0; i < m * n; ++i)
+          EXPECT_EQ(std::isnan(y[i]), i % n == 2 || i % n == 8)
+              << storage << " " << k << " " << m << " " << i;
+      }
+    }
 }
 
 STOWAGE_ON_EACH_ISA(LinearBf16On, NanAndInfinityInXReachTheirRow) {
-  const std::int64_t n = 6, k = 192;
+  const std::int64_t n = 6, k = 832;
   const Weight weight = make_weight("nf4", {n, k}, Data::normal);
   for (const std::int64_t m : {1, 2, 3, 5}) {
     Values x = make_values(Dtype::bf16, m * k, Data::normal, 3);
@@ -118,7 +130,7 @@ STOWAGE_ON_EACH_ISA(LinearBf16On, NanAndInfinityInXReachTheirRow) {
 
 // What docs/numbers.md adds for subnormal numbers, which pairs of bf16 numbers take as zero.
 STOWAGE_ON_EACH_ISA(LinearBf16On, SubnormalFactorsLoseAtMostThemselves) {
-  const std::int64_t n = 5, k = 128;
+  const std::int64_t n = 5, k = 1088;
   const Weight plain = make_weight("nf4", {n, k}, Data::normal);
   std::vector<float> scales(static_cast<std::size_t>(n * k / 64), 0x1p-120f);
   const void* parts[] = {plain.part(0), scales.data()};
