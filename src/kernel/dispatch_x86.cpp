@@ -85,6 +85,7 @@ const Kernels& with_512_vnni() {
 const Kernels& with_vbmi() {
   static const Kernels table = [] {
     Kernels better = with(kAvx512Kernels, with_rest(kAvx512VnniBytes, kAvx512DenseBytes));
+    better.linear.bytes.lines = kAvx512DenseBytes.lines;
     better.dequantize = kAvx512VbmiTables.dequantize;
     better.scales.mapped = kAvx512VbmiTables.mapped;
     return better;

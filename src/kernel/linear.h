@@ -176,6 +176,10 @@ struct BytesDotTask {
   bool near = false;                        // as in LinearKernels
   bool in_place = false;                    // scales lie in the weight, row by row
   Streams streams{};                        // all of its rows, if it has any; of one row of x
+  const std::uint8_t* kept = nullptr;       // scales that are bytes, and not in run
+  float outer = 1.0f;                       // under which these stand
+  const float* sums = nullptr;              // q4_k: of x, over each group
+  int bits = 0;                             // dense: of a code
 };
 using BytesDotKernel = void (*)(const BytesDotTask& task) noexcept;
 inline constexpr std::int64_t kBytesBlock = 64;
@@ -186,6 +190,22 @@ enum KindOfX : std::uint8_t { kForDigits, kForBytes, kForWords, kForFloat8, kFor
 inline constexpr int kKindsOfX = 5;
 /// And its bytes to an element.
 inline constexpr std::int64_t kBytesOfX[kKindsOfX] = {3, 4, 3, 4, 3};
+
+inline constexpr std::int64_t kMostLinesColumns = 65536;
+/// The same of one row of x, of up to so many columns, whose scales are read as they lie.
+struct LinesKernels {
+  BytesDotKernel mxfp4, nvfp4, mxint8, q4_0, q4_k, q6_k, q8_0, awq;
+  /// Those of scales that are numbers of their own, `group` columns each; null: none.
+  constexpr BytesDotKernel plain(Codes codes, Dtype scale, std::int64_t group, Zero zero) const {
+    const bool f16 = scale == Dtype::f16;
+    if (group == 128 && zero == Zero::code && codes == Codes::int4 && f16) return awq;
+    if (group != 32 || zero != Zero::none) return nullptr;
+    if (codes == Codes::int4 && f16) return q4_0;
+    if (codes == Codes::int8 && f16) return q8_0;
+    if (scale != Dtype::f8_e8m0) return nullptr;
+    return codes == Codes::f4_e2m1 ? mxfp4 : codes == Codes::int8 ? mxint8 : nullptr;
+  }
+};
 
 /// All null where an instruction set has none.
 struct BytesKernels {
@@ -203,7 +223,8 @@ struct BytesKernels {
   std::int64_t most_long = kMostBytesRows, most_short = kMostBytesRows, most_whole = 4,
                most_words = kMostBytesRows, most_float8 = 2;
   std::int64_t most_bf16 = kMostBytesRows;  // of those, if other ways have bf16
-  bool whole_in_long = false;               // codes of a byte in groups of a block and more, too
+  LinesKernels lines{};
+  bool whole_in_long = false;  // codes of a byte in groups of a block and more, too
 
   constexpr void set(Codes codes, BytesDotKernel kernel, KindOfX of_x) {
     dot[static_cast<int>(codes)] = kernel;

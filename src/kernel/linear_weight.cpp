@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "format/superblocks.h"
 #include "kernel/stream.h"
 
 namespace stowage {
@@ -173,9 +174,30 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
                              ? static_cast<const std::uint8_t*>(weight.part(1))
                              : nullptr;
   dot_bytes_rows_ = most_dot_bytes_rows(form.scale.group, kernels.linear.bytes.whole_in_long);
+  keep_scales(kernels.linear.bytes.lines, weight);
   lines_ = form.scale.group.kind == Group::Kind::block2 ? form.scale.group.m : 0;
   near_ = kernels.linear.near;
   dot_bytes_most_ = dot_bytes_rows_ == 0 ? 0 : most_dot_bytes_vectors(kernels.linear.bytes);
+}
+
+// One row of x, with scales as they lie.
+void LinearWeight::keep_scales(const LinesKernels& kernels, const Weight& weight) noexcept {
+  const Descriptor& form = runs_.form();
+  const std::int64_t group = runs_.group();
+  if (dot_bytes_rows_ == 0 || form.factor != 1.0f || columns_ > kMostLinesColumns) return;
+  if (!side_by_side(form.scale.group) || columns_ % group != 0) return;
+  kept_scales_ = static_cast<const std::uint8_t*>(weight.part(1));
+  const bool q4_k = form.scale.code == ScaleCode::q4_k;
+  if (q4_k || form.scale.code == ScaleCode::q6_k) {
+    if (columns_ % superblocks::kBlock == 0) dot_kept_ = q4_k ? kernels.q4_k : kernels.q6_k;
+  } else if (form.scale.code == ScaleCode::product) {
+    if (form.codes != Codes::f4_e2m1 || group != 16) return;
+    if (scales_under_one(weight.storage(), weight.shape()) < rows_ * columns_ / group) return;
+    kept_outer_ = *static_cast<const float*>(weight.part(2));
+    dot_kept_ = kernels.nvfp4;
+  } else if (form.scale.code == ScaleCode::plain) {
+    dot_kept_ = kernels.plain(form.codes, form.scale.type, group, form.zero);
+  }
 }
 
 std::int64_t LinearWeight::most_dot_rows(const Group& group) const noexcept {
@@ -488,6 +510,21 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                        false,
                        dot_bytes_exponents_,
                        near_});
+  if (dot_kept_ != nullptr && to.m == 1) {
+    BytesDotTask task{{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
+                      count,
+                      columns_,
+                      columns_,
+                      ahead,
+                      to.x,
+                      to.x_stride,
+                      to.m,
+                      y,
+                      y_stride};
+    task.run.zeros = runs_.zeros(), task.kept = kept_scales_, task.outer = kept_outer_,
+    task.near = near_, task.in_place = true;
+    return dot_kept_(task);
+  }
   const Rows all{row, count, 0, columns_};
   if (in_lines) return for_each_line(all, rows);
   for_each_run(all, dot_bytes_rows_, rows, to.m == 1 ? for_streams(all, dot_bytes_rows_, rows) : 0);

@@ -164,6 +164,7 @@ class LinearWeight {
   /// The same for lines of blocks, each with the run of its first row.
   template <class Body>
   void for_each_line(const Rows& rows, Body&& body) const noexcept;
+  void keep_scales(const LinesKernels& kernels, const Weight& weight) noexcept;
   std::int64_t most_dot_bytes_rows(const Group& group, bool whole_in_long) const noexcept;
   std::int64_t most_dot_bytes_vectors(const BytesKernels& bytes) const noexcept;
   std::int64_t most_dot_bf16_rows(const Descriptor& form) const noexcept;
@@ -197,6 +198,9 @@ class LinearWeight {
   std::int64_t dot_bytes_block_;                  // columns of a block of x
   std::int64_t dot_bytes_rows_, dot_bytes_most_;  // of weight at a time; of x, 0: none
   const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
+  BytesDotKernel dot_kept_ = nullptr;  // of one row of x and these scales, under one number
+  const std::uint8_t* kept_scales_ = nullptr;
+  float kept_outer_ = 1.0f;
   std::int64_t lines_;  // rows of weight that share the scales of one; else 0
   bool near_;           // codes go to the L1 cache at once
 };

@@ -32,6 +32,9 @@ class Runs {
   /// Elements that share a scale.
   std::int64_t group() const noexcept { return group_; }
 
+  /// Codes that stand for 0, one of each group, or null.
+  const std::int8_t* zeros() const noexcept { return zeros_; }
+
   /// Whether cover_streams() can take rows of so many elements: scales are all that they have.
   bool expands_in_streams(std::int64_t columns) const noexcept {
     return expands() && row_ == 0 && groups_ == nullptr && form_.zero == Zero::none && !rounds_ &&

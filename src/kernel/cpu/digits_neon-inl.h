@@ -8,12 +8,13 @@ namespace stowage {
 namespace {
 
 template <Codes kCodes>
-requires(is_dense(kCodes)) struct DigitReader<kCodes> {
+struct DenseReaderOf {
   static constexpr int kBits = bits_of(kCodes);
-  static constexpr int kMore = 1 << (kBits - 1);
+  static constexpr int bits = kBits;
+  static constexpr int more() { return 1 << (kBits - 1); }
   uint8x16_t places[2];
   int16x8_t down[2];
-  DigitReader() {
+  explicit DenseReaderOf(const BytesDotTask& /*task*/) {
     std::uint8_t bytes[32];
     std::int16_t shifts[16];
     for (int i = 0; i < 16; ++i) {

@@ -145,13 +145,12 @@ struct Digits {
   Bytes even, odd;
   Digits() = default;
   [[gnu::always_inline]] explicit Digits(Bytes pairs) {
-    even = low_nibbles(pairs);
-    odd = high_nibbles(pairs);
-    if constexpr (!are_codes_digits(kCodes)) {
+    if constexpr (are_codes_digits(kCodes)) {
+      even = low_nibbles(pairs);
+      odd = high_nibbles(pairs);
+    } else {
       static constexpr SixteenBytes kDigits = digits_of(kCodes);
-      const Bytes table = repeat(kDigits.of);
-      even = look_up(table, even);
-      odd = look_up(table, odd);
+      look_up_both(repeat(kDigits.of), pairs, even, odd);
     }
   }
   /// Sums over each eight columns, and `more`.
@@ -178,14 +177,32 @@ struct Digits {
 #endif
 };
 
-template <Codes kCodes, Zero kZero, int kOfBlock>
+/// Scales of kOfBlock groups of a block that lie in the run, and what stands beside them.
+template <Zero kZero, int kOfBlock>
+struct ScalesOfRun {
+  static constexpr int kGroups = kOfBlock;
+  explicit ScalesOfRun(const BytesDotTask& /*task*/) {}
+  /// sum += what exact sums of row r stand for.
+  template <bool kWhole, int kRows>
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, int r, F exact, const RestOfX& x,
+                                  F& sum) const {
+    BlockScales<kZero, kGroups, kWhole>(at.task.run, at.groups[r]).add(exact, x, sum);
+  }
+  void end_block() const {}
+};
+
+template <Codes kCodes, class SomeScales>
 struct BytesWay {
   using Block = BlockOfX;
+  using Scales = SomeScales;
   static constexpr std::int64_t kColumns = kPairsBlock;
-  static constexpr int kGroups = kOfBlock, kBits = 4;
+  static constexpr int kGroups = Scales::kGroups;
   static constexpr float kUnit = unit_of(kCodes);
+  Scales scales;
+  explicit BytesWay(const BytesDotTask& task) : scales(task) {}
+  static constexpr int bits() { return 4; }
   template <bool kWhole, int kRows, int kM>
-  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) {
     Digits<kCodes> digits[kRows];
     for (int r = 0; r < kRows; ++r) digits[r] = Digits<kCodes>(load_codes<kWhole>(at.codes[r]));
     for (int j = 0; j < kM; ++j) {
@@ -194,23 +211,21 @@ struct BytesWay {
       F exact[kRows];
       for (int r = 0; r < kRows; ++r) exact[r] = digits[r].times(x, rest.times);
       for (int r = 0; r < kRows; ++r)
-        BlockScales<kZero, kGroups, kWhole>(at.task.run, at.groups[r])
-            .add(exact[r], rest, sums[r][j]);
+        scales.template add<kWhole>(at, r, exact[r], rest, sums[r][j]);
     }
+    scales.end_block();
   }
 };
 
-template <Codes kCodes, Zero kZero, int kGroups>
-void bytes_rows(const BytesDotTask& task) {
-  add_rows<BytesWay<kCodes, kZero, kGroups>, 4>(task);
-}
-
 template <Codes kCodes, Zero kZero>
 void bytes_groups(const BytesDotTask& task) {
-  if (task.run.group == 16) return bytes_rows<kCodes, kZero, kPairsBlock / 16>(task);
-  if (task.run.group == 32) return bytes_rows<kCodes, kZero, kPairsBlock / 32>(task);
-  if (task.run.group == 64) return bytes_rows<kCodes, kZero, kPairsBlock / 64>(task);
-  bytes_rows<kCodes, kZero, kSeveralBlocks>(task);
+  const auto rows = [&]<int kGroups>() {
+    add_rows<BytesWay<kCodes, ScalesOfRun<kZero, kGroups>>, 4>(task);
+  };
+  if (task.run.group == 16) return rows.template operator()<kPairsBlock / 16>();
+  if (task.run.group == 32) return rows.template operator()<kPairsBlock / 32>();
+  if (task.run.group == 64) return rows.template operator()<kPairsBlock / 64>();
+  rows.template operator()<kSeveralBlocks>();
 }
 
 template <Codes kCodes>

@@ -11,9 +11,12 @@ namespace stowage {
 namespace {
 
 template <Codes kCodes>
-void dense_dot(const BytesDotTask& task) noexcept {
-  if (task.run.zeros != nullptr) return whole_groups<kCodes, Zero::code, 1, 1>(task);
-  whole_groups<kCodes, Zero::none, 2, kTogetherInBytes>(task);
+void dense_dot(const BytesDotTask& given) noexcept {
+  using Reader = DenseReaderOf<kCodes>;
+  BytesDotTask task = given;
+  task.bits = bits_of(kCodes);
+  if (task.run.zeros != nullptr) return whole_groups<Reader, Zero::code, 1, 1, true>(task);
+  whole_groups<Reader, Zero::none, 2, kTogetherInBytes, true>(task);
 }
 
 /// Adds these to a table of the other products in integers; x is arranged as for codes of a byte.

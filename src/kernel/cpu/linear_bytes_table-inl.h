@@ -24,11 +24,12 @@ template <Codes kCodes, int kOfBlock>
 struct TableWay {
   using Block = BlockOfX;
   static constexpr std::int64_t kColumns = kPairsBlock;
-  static constexpr int kGroups = kOfBlock, kBits = 4;
+  static constexpr int kGroups = kOfBlock;
   static constexpr float kUnit = 1.0f / static_cast<float>(units_of(kCodes));
   static constexpr SixteenBytes kLower = lower_bytes(kCodes), kUpper = upper_bytes(kCodes);
   Bytes lower = repeat(kLower.of), upper = repeat(kUpper.of);
 
+  static constexpr int bits() { return 4; }
   template <bool kWhole, int kRows, int kM>
   [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
     for (int r = 0; r < kRows; ++r) {

@@ -37,59 +37,62 @@ inline bool arrange_eight(Floats x, std::int64_t at, WholeBlockOfX& block) {
   return true;
 }
 
-/// Digits of a block, and how much more than codes they are.
-template <Codes kCodes>
-struct DigitReader {
-  static_assert(kCodes == Codes::int8);
-  static constexpr int kBits = 8;
-  static constexpr int kMore = kMoreThanSigned;
+/// Digits of a block, of how many bits codes are, and how much more than these digits are.
+struct ByteReader {
+  static constexpr int bits = 8;
+  static constexpr int more() { return kMoreThanSigned; }
+  explicit ByteReader(const BytesDotTask& /*task*/) {}
   Bytes read(const std::uint8_t* codes) const {
     return load_as<Bytes>(codes) ^ spread_byte(kMoreThanSigned);
   }
 };
 
-template <Codes kCodes, Zero kZero, int kOfBlock>
+template <class Reader, class SomeScales>
 struct WholeWay {
   using Block = WholeBlockOfX;
+  using Scales = SomeScales;
   static constexpr std::int64_t kColumns = kWholeBlock;
-  static constexpr int kGroups = kOfBlock, kBits = DigitReader<kCodes>::kBits;
+  static constexpr int kGroups = Scales::kGroups;
   static constexpr float kUnit = 1;
-  DigitReader<kCodes> reader;
+  Reader reader;
+  Scales scales;
+  explicit WholeWay(const BytesDotTask& task) : reader(task), scales(task) {}
+  int bits() const { return reader.bits; }
 
   template <bool kWhole, int kRows, int kM>
-  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
+  [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) {
     Bytes digits[kRows];
     for (int r = 0; r < kRows; ++r) digits[r] = reader.read(at.codes[r]);
     for (int j = 0; j < kM; ++j) {
       const auto& x = at.template block_of_x<WholeBlockOfX>(j);
-      const RestOfX rest(x, -DigitReader<kCodes>::kMore);
+      const RestOfX rest(x, -reader.more());
       F exact[kRows];
       for (int r = 0; r < kRows; ++r) {
         const Bytes high = add_fours(Bytes{}, digits[r], load_as<Bytes>(x.high));
         const Bytes low = add_fours(rest.times, digits[r], load_as<Bytes>(x.low));
         exact[r] = to_floats(add_lanes(left_in_lanes<8>(high), low));
       }
-      for (int r = 0; r < kRows; ++r)
-        BlockScales<kZero, kGroups, true>(at.task.run, at.groups[r])
-            .add(exact[r], rest, sums[r][j]);
+      for (int r = 0; r < kRows; ++r) scales.template add<true>(at, r, exact[r], rest, sums[r][j]);
     }
+    scales.end_block();
   }
 };
 
-template <Codes kCodes, Zero kZero, int kMost, int kTogether>
+/// kLong: whether groups may be longer than a block.
+template <class Reader, Zero kZero, int kMost, int kTogether, bool kLong>
 void whole_groups(const BytesDotTask& task) {
-  if (task.run.group == 16)
-    return add_rows<WholeWay<kCodes, kZero, kWholeBlock / 16>, kMost, kTogether>(task);
-  if (task.run.group == 32)
-    return add_rows<WholeWay<kCodes, kZero, kWholeBlock / 32>, kMost, kTogether>(task);
-  if constexpr (kCodes != Codes::int8 || kWholeInLong)
-    add_rows<WholeWay<kCodes, kZero, kSeveralBlocks>, kMost, kTogether>(task);
+  const auto rows = [&]<int kGroups>() {
+    add_rows<WholeWay<Reader, ScalesOfRun<kZero, kGroups>>, kMost, kTogether>(task);
+  };
+  if (task.run.group == 16) return rows.template operator()<kWholeBlock / 16>();
+  if (task.run.group == 32) return rows.template operator()<kWholeBlock / 32>();
+  if constexpr (kLong) rows.template operator()<kSeveralBlocks>();
 }
 
 inline void int8_dot(const BytesDotTask& task) noexcept {
   if (task.run.zeros != nullptr)
-    return whole_groups<Codes::int8, Zero::code, 2, kTogetherInBytes>(task);
-  whole_groups<Codes::int8, Zero::none, 2, kTogetherInBytes>(task);
+    return whole_groups<ByteReader, Zero::code, 2, kTogetherInBytes, kWholeInLong>(task);
+  whole_groups<ByteReader, Zero::none, 2, kTogetherInBytes, kWholeInLong>(task);
 }
 
 constexpr BytesKernels all_bytes_kernels() {

@@ -143,9 +143,10 @@ struct IntegersWay {
   using Groups = GroupsOfHalf<kZero, kOfHalf>;
   using Block = HalfOfX[2];
   static constexpr std::int64_t kColumns = kBytesBlock;
-  static constexpr int kGroups = 2 * kOfHalf, kBits = Reader::kBits;
+  static constexpr int kGroups = 2 * kOfHalf;
   static constexpr float kUnit = 1;
 
+  static constexpr int bits() { return Reader::kBits; }
   template <bool kWhole, int kRows, int kM>
   [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
     add_half<0>(at, sums);

@@ -2,6 +2,8 @@
 // How rows of weight are walked with a few rows of arranged x, whatever their codes are: block by
 // block, several rows at a time.
 #pragma once
+#include <type_traits>
+
 #include "kernel/cpu/dequantize-inl.h"
 #include "kernel/cpu/streams-inl.h"
 #include "kernel/linear.h"
@@ -83,37 +85,51 @@ template <bool kNear>
   return begin_rows<kNear>(task, row, streams, count, bits, columns);
 }
 
+template <class Way>
+[[gnu::always_inline]] inline Way make_way(const BytesDotTask& task) {
+  if constexpr (std::is_constructible_v<Way, const BytesDotTask&>)
+    return Way(task);
+  else
+    return {};
+}
+
 /// Row `row` of each of kRows streams with kM rows of x. A Way says what a block of x is, how many
 /// groups a block of codes has, or kSeveralBlocks, of how many bits codes are, by what sums are
-/// multiplied at the end, and adds the products of a block.
+/// multiplied at the end, and adds the products of a block. Its scales may come by lines of kOfLine
+/// (cpu/linear_bytes_lines-inl.h).
 template <class Way, int kRows, int kM, bool kNear = false>
 [[gnu::always_inline]] inline void add_together(const BytesDotTask& task, std::int64_t row,
                                                 const Streams& streams) {
   constexpr bool kSeveral = Way::kGroups == kSeveralBlocks;
   constexpr std::int64_t kColumns = Way::kColumns;
-  constexpr bool kLines = kRows == kStreams && !kSeveral;
+  constexpr std::int64_t kGroup = kSeveral ? kColumns : kColumns / Way::kGroups;
+  constexpr bool kReads = requires(Way way) { way.scales.kOfLine; };  // scales by lines
+  constexpr bool kLines = kReads || (kRows == kStreams && !kSeveral);
+  Way way = make_way<Way>(task);
   // Inlined where that tells: numbers that come by memory stay there.
   const Begin begin = kNear
-                          ? begin_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns)
-                          : begin_any_rows<kNear>(task, row, streams, kRows, Way::kBits, kColumns);
-  const Way way;
+                          ? begin_rows<kNear>(task, row, streams, kRows, way.bits(), kColumns)
+                          : begin_any_rows<kNear>(task, row, streams, kRows, way.bits(), kColumns);
   PlaceInRows<kRows> at{task, {}, {}, task.x};
   for (int r = 0; r < kRows; ++r) at.codes[r] = begin.codes[r], at.groups[r] = begin.groups[r];
   const std::int64_t ahead = begin.ahead, soon = begin.soon;
   F sums[kRows][kM] = {};
   // Blocks of a group, or, in streams, of a line of scales.
-  const std::int64_t most = kSeveral ? begin.most : kLines ? kScalesOfLine / Way::kGroups : 1;
+  std::int64_t most = kSeveral ? begin.most : kLines ? kScalesOfLine / Way::kGroups : 1;
+  if constexpr (kReads) most = Way::Scales::kOfLine / Way::kGroups;
   for (std::int64_t left = begin.blocks; left > 0;) {
     std::int64_t count = most < left ? most : left;
-    left -= count;
-    if (kLines && soon != 0)
+    if constexpr (kReads)
+      way.scales.begin_line(at, (left * kColumns + task.columns % kColumns) / kGroup, soon);
+    else if (kLines && soon != 0)
       for (int r = 0; r < kRows; ++r)
         __builtin_prefetch(task.run.scales + at.groups[r] + soon, 0, 2);
+    left -= count;
     do {
       for (int r = 0; r < kRows; ++r) ask_for_line<kNear>(at.codes[r] + ahead);
       way.template add<true>(at, sums);
-      for (int r = 0; r < kRows; ++r) at.codes[r] += kColumns * Way::kBits / 8;
-      if constexpr (!kSeveral)
+      for (int r = 0; r < kRows; ++r) at.codes[r] += kColumns * way.bits() / 8;
+      if constexpr (!kSeveral && !kReads)
         for (int r = 0; r < kRows; ++r) at.groups[r] += Way::kGroups;
       at.x += sizeof(typename Way::Block);
     } while ((kSeveral || kLines) && --count > 0);
@@ -121,7 +137,12 @@ template <class Way, int kRows, int kM, bool kNear = false>
       for (int r = 0; r < kRows; ++r) at.groups[r] += most <= begin.blocks;
   }
   if constexpr (kColumns > kBytesBlock && kM == 1)
-    if (task.columns % kColumns != 0) way.template add<false>(at, sums);
+    if (task.columns % kColumns != 0) {
+      if constexpr (kReads)
+        if (begin.blocks % most == 0) way.scales.begin_line(at, kBytesBlock / kGroup, 0);
+      way.template add<false>(at, sums);
+    }
+  if constexpr (requires { way.scales.end(sums); }) way.scales.end(sums);
   for (int j = 0; j < kM; ++j) {
     F of_x[4] = {};
     for (int r = 0; r < kRows; ++r) of_x[r] = sums[r][j];

@@ -84,10 +84,11 @@ template <Codes kCodes, int kOfBlock>
 struct WordsWay {
   using Block = WordsOfX;
   static constexpr std::int64_t kColumns = kPairsBlock;
-  static constexpr int kGroups = kOfBlock, kBits = 4;
+  static constexpr int kGroups = kOfBlock;
   static constexpr float kUnit = 1.0f / static_cast<float>(units_of(kCodes));
   WordTables<kCodes> tables;
 
+  static constexpr int bits() { return 4; }
   template <bool kWhole, int kRows, int kM>
   [[gnu::always_inline]] void add(const PlaceInRows<kRows>& at, F (&sums)[kRows][kM]) const {
     for (int r = 0; r < kRows; ++r) {

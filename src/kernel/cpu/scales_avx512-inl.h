@@ -9,40 +9,43 @@
 namespace stowage {
 namespace {
 
-/// 16 bytes as numbers, times others of f16.
-inline void store_counted(float* to, __m128i counts, __m256i numbers) {
-  const __m512 made = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(counts));
-  _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtph_ps(numbers), made));
-}
+/// Scales and offsets of four records of q4_k, two records to a register.
+struct FourOfQ4K {
+  F scales[2], offsets[2];
+  [[gnu::always_inline]] explicit FourOfQ4K(__m512i records) {
+    const __m512i low = _mm512_set1_epi8(0x0F);
+    // Of each four words of 32 bits the second is of scales, the third of offsets: six bits of the
+    // first four counts, and above them two of the last four, whose low ones the fourth word has.
+    const __m512i first = _mm512_and_si512(records, _mm512_set1_epi8(0x3F));
+    const __m512i above = _mm512_and_si512(_mm512_srli_epi32(records, 2), _mm512_set1_epi8(0x30));
+    const __m512i fourth = _mm512_shuffle_epi32(records, _MM_PERM_DDDD);
+    const __m512i below = _mm512_and_si512(
+        _mm512_srlv_epi32(fourth, _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0, 4, 0))), low);
+    const __m512i last = _mm512_or_si512(above, below);
+    const __m512i order =
+        _mm512_setr_epi32(1, 17, 5, 21, 9, 25, 13, 29, 2, 18, 6, 22, 10, 26, 14, 30);
+    const __m512i counts = _mm512_permutex2var_epi32(first, order, last);
+    // The first two words of 16 bits of each record, eight times each.
+    alignas(64) std::uint16_t places[32];
+    for (int i = 0; i < 32; ++i) places[i] = static_cast<std::uint16_t>(i / 8 * 8);
+    const __m512i of_scales = _mm512_load_si512(places);
+    const __m512i of_offsets = _mm512_add_epi16(of_scales, _mm512_set1_epi16(1));
+    const __m512i scale = _mm512_permutexvar_epi16(of_scales, records);
+    const __m512i offset = _mm512_permutexvar_epi16(of_offsets, records);
+    scales[0] = counted(_mm512_castsi512_si128(counts), _mm512_castsi512_si256(scale));
+    scales[1] = counted(_mm512_extracti32x4_epi32(counts, 1), _mm512_extracti64x4_epi64(scale, 1));
+    offsets[0] = counted(_mm512_extracti32x4_epi32(counts, 2), _mm512_castsi512_si256(offset));
+    offsets[1] =
+        counted(_mm512_extracti32x4_epi32(counts, 3), _mm512_extracti64x4_epi64(offset, 1));
+  }
 
-/// Of four records, whose first is whole.
-inline void expand_four_q4_k(const std::uint8_t* records, float* scales, float* offsets) {
-  const __m512i all = _mm512_loadu_si512(records), low = _mm512_set1_epi8(0x0F);
-  // Of each four words of 32 bits the second is of scales, the third of offsets: six bits of the
-  // first four counts, and above them two of the last four, whose low ones the fourth word has.
-  const __m512i first = _mm512_and_si512(all, _mm512_set1_epi8(0x3F));
-  const __m512i above = _mm512_and_si512(_mm512_srli_epi32(all, 2), _mm512_set1_epi8(0x30));
-  const __m512i fourth = _mm512_shuffle_epi32(all, _MM_PERM_DDDD);
-  const __m512i below = _mm512_and_si512(
-      _mm512_srlv_epi32(fourth, _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0, 4, 0))), low);
-  const __m512i last = _mm512_or_si512(above, below);
-  const __m512i order =
-      _mm512_setr_epi32(1, 17, 5, 21, 9, 25, 13, 29, 2, 18, 6, 22, 10, 26, 14, 30);
-  const __m512i counts = _mm512_permutex2var_epi32(first, order, last);
-  // The first two words of 16 bits of each record, eight times each.
-  alignas(64) std::uint16_t places[32];
-  for (int i = 0; i < 32; ++i) places[i] = static_cast<std::uint16_t>(i / 8 * 8);
-  const __m512i of_scales = _mm512_load_si512(places);
-  const __m512i of_offsets = _mm512_add_epi16(of_scales, _mm512_set1_epi16(1));
-  const __m512i scale = _mm512_permutexvar_epi16(of_scales, all);
-  const __m512i offset = _mm512_permutexvar_epi16(of_offsets, all);
-  store_counted(scales, _mm512_castsi512_si128(counts), _mm512_castsi512_si256(scale));
-  store_counted(scales + 16, _mm512_extracti32x4_epi32(counts, 1),
-                _mm512_extracti64x4_epi64(scale, 1));
-  store_counted(offsets, _mm512_extracti32x4_epi32(counts, 2), _mm512_castsi512_si256(offset));
-  store_counted(offsets + 16, _mm512_extracti32x4_epi32(counts, 3),
-                _mm512_extracti64x4_epi64(offset, 1));
-}
+ private:
+  /// 16 bytes as numbers, times others of f16.
+  [[gnu::always_inline]] static F counted(__m128i counts, __m256i numbers) {
+    const __m512 made = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(counts));
+    return _mm512_mul_ps(_mm512_cvtph_ps(numbers), made);
+  }
+};
 
 inline void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t n,
                         float* out) noexcept {
@@ -51,8 +54,13 @@ inline void expand_q4_k(const KeptScales& kept, std::int64_t first, std::int64_t
   const std::int64_t whole = first % Q4K::kSteps == 0 ? n / kEach * kEach : 0;
   const auto* records =
       static_cast<const std::uint8_t*>(kept.parts[0]) + first / Q4K::kSteps * Q4K::kRecord;
-  for (std::int64_t i = 0; i < whole; i += kEach)
-    expand_four_q4_k(records + i / Q4K::kSteps * Q4K::kRecord, out + i, out + kExpandedScales + i);
+  for (std::int64_t i = 0; i < whole; i += kEach) {
+    const FourOfQ4K made(_mm512_loadu_si512(records + i / Q4K::kSteps * Q4K::kRecord));
+    for (int j = 0; j < 2; ++j) {
+      Lanes::store_f32(out + i + 16 * j, made.scales[j]);
+      Lanes::store_f32(out + kExpandedScales + i + 16 * j, made.offsets[j]);
+    }
+  }
   if (whole < n) expand_super<Q4K>(kept, first + whole, n - whole, out + whole);
 }
 
