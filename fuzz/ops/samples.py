@@ -195,6 +195,7 @@ SAMPLES: dict[str, Callable[[Scene], tuple[Any, ...]]] = {
     "engine_open": lambda s: (s.file(), 1 << 20, "automatic", 1, 0.5, False, '["m1.weight"]', "{}"),
     "engine_keep": lambda s: (s.engine(), NAMES, 1 << 19, 1 << 14),
     "engine_expect": lambda s: (s.engine(), NAMES),
+    "engine_together": lambda s: ([torch.zeros(*s.batch(), 4), torch.zeros(2)],),
     "engine_want": lambda s: (
         [torch.zeros(*s.batch(), 4)],
         [0, 2, -1],

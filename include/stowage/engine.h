@@ -175,10 +175,15 @@ class STOWAGE_API Engine {
   /// want() for those slices, by their numbers, of the weights that come by rows which some living
   /// engine has at `mapped` (a byte of the slice that is number 0): all of the first weight, then
   /// of the next; `one_by_one`: all of the first number, then of the next. None: there is none.
-  /// Numbers beyond the slices of a weight are passed over, and weights of another engine.
+  /// Numbers beyond the slices of a weight are passed over, and weights of another engine. Of one
+  /// weight: also those slices of the weights that are used with it and after it (together()).
   static std::optional<bool> want_at(std::span<const void* const> mapped,
                                      std::span<const std::int64_t> slices, bool one_by_one = false,
                                      bool after = false);
+  /// The weights by rows which some living engine has at these places are used together, slices of
+  /// the same number of each, in this order: as the matrices of an expert are. Others are passed
+  /// over. What was said of one of them before is forgotten.
+  static void together(std::span<const void* const> mapped);
 
  private:
   std::shared_ptr<engine::Core> core_;

@@ -85,8 +85,10 @@ Core::Core(File file, std::vector<Unit> units, std::unique_ptr<DiskLink> link,
       link_(std::move(link)),
       serial_(new_serial()),
       states_(units_.size()),
+      behind_(units_.size()),
       order_(units_.size()),
       candidates_(units_.size()) {
+  for (auto& none : behind_) none = -1;
   for (const Unit& one : units_) {  // slices come after what they are of
     if (!one.is_weight)
       weights_.emplace_back();

@@ -66,6 +66,11 @@ class Core : public std::enable_shared_from_this<Core> {
   Weight weight(WeightId id, Hold hold) const;
   const void* at(WeightId id, Hold hold, const void* mapped) const noexcept;
   bool want(std::span<const WeightId> ids, bool after);
+  /// The weight by rows whose slices are used next after those of this one; negative: none.
+  WeightId behind(WeightId id) const noexcept {
+    return behind_[static_cast<std::size_t>(id)].load(std::memory_order_relaxed);
+  }
+  void set_behind(std::span<const WeightId> order) noexcept;
   void keep(std::span<const WeightId> ids);
   void expect(std::span<const WeightId> order);
   void set_signature(std::uint64_t signature);
@@ -198,9 +203,10 @@ class Core : public std::enable_shared_from_this<Core> {
   mutable std::mutex mutex_;
   std::condition_variable work_, done_, room_;
   std::vector<State> states_;
-  std::optional<Arena> arena_;          // none when mapped
-  std::optional<Arena> scratch_arena_;  // none where no unit needs it
-  std::uint64_t mapped_bytes_ = 0;      // held, when mapped
+  std::vector<std::atomic<WeightId>> behind_;  // of weights by rows
+  std::optional<Arena> arena_;                 // none when mapped
+  std::optional<Arena> scratch_arena_;         // none where no unit needs it
+  std::uint64_t mapped_bytes_ = 0;             // held, when mapped
   Order order_;
   std::vector<WeightId> queue_;     // being read, with pieces that nobody has claimed
   std::vector<WeightId> foreseen_;  // to be read before the first use; the last comes first

@@ -100,6 +100,11 @@ bool Core::want(std::span<const WeightId> ids, bool after) {
   return comes;
 }
 
+void Core::set_behind(std::span<const WeightId> order) noexcept {
+  for (std::size_t i = 0; i < order.size(); ++i)
+    behind_[static_cast<std::size_t>(order[i])] = i + 1 < order.size() ? order[i + 1] : -1;
+}
+
 bool Core::begin_ahead(WeightId id, std::uint64_t time) {
   if (!begin(id, time)) return false;
   State& s = state(id);

@@ -118,6 +118,7 @@ std::optional<bool> Engine::want_at(std::span<const void* const> mapped,
                                     bool after) {
   return engine::want_at(mapped, slices, one_by_one, after);
 }
+void Engine::together(std::span<const void* const> mapped) { engine::together(mapped); }
 
 }  // namespace v0
 }  // namespace stowage

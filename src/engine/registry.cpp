@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 #include <vector>
 
 #include "engine/core.h"
@@ -22,8 +23,8 @@ struct MappedRange {
   const std::byte *begin, *end;
   std::weak_ptr<Core> core;
   const Core* key;
-  WeightId id;
-  bool formed;  // put in order, whole or in a part
+  WeightId id, whole;  // the unit, and what it is a slice of
+  bool formed;         // put in order, whole or in a part
 };
 
 // The only one of its kind, which never ends: engines may outlive the statics.
@@ -34,8 +35,16 @@ struct Registry {
                    [] { std::construct_at(&registry().mutex); });
   }
   std::shared_mutex mutex;
-  std::vector<MappedRange> ranges;  // by begin
+  std::vector<MappedRange> ranges;       // by begin
+  std::vector<const std::byte*> begins;  // of these: what a search looks at lies together
   std::atomic<bool> any = false;
+
+  void in_order() {
+    std::ranges::sort(ranges, {}, &MappedRange::begin);
+    begins.clear();
+    for (const MappedRange& range : ranges) begins.push_back(range.begin);
+    any = !ranges.empty();
+  }
 };
 
 Registry& registry() {
@@ -45,7 +54,7 @@ Registry& registry() {
 
 struct Found {
   std::shared_ptr<Core> core;  // null: no living engine of this process has the byte
-  WeightId id = 0;
+  WeightId id = 0, whole = -1;
 };
 
 // The unit of the byte; the whole weight where that is a slice with fewer than `bytes` from there.
@@ -53,20 +62,18 @@ Found find(const void* mapped, bool formed, std::uint64_t bytes) {
   Registry& all = registry();
   if (!all.any.load(std::memory_order_relaxed)) return {};
   Found found;
-  std::uint64_t left = 0;
   {
     const std::shared_lock lock(all.mutex);
     const auto* const byte = static_cast<const std::byte*>(mapped);
-    auto after = std::ranges::upper_bound(all.ranges, byte, {}, &MappedRange::begin);
-    if (after == all.ranges.begin()) return {};
-    const MappedRange& range = *--after;
+    const auto after = std::ranges::upper_bound(all.begins, byte) - all.begins.begin();
+    if (after == 0) return {};
+    const MappedRange& range = all.ranges[static_cast<std::size_t>(after - 1)];
     if (byte >= range.end || (formed && !range.formed)) return {};
-    found = {range.core.lock(), range.id};
-    left = static_cast<std::uint64_t>(range.end - byte);
+    found = {range.core.lock(), range.id, range.whole};
+    const bool is_short = static_cast<std::uint64_t>(range.end - byte) < bytes;
+    if (is_short && found.whole >= 0) found.id = std::exchange(found.whole, -1);
   }
   if (!found.core || found.core->forked()) return {};
-  const WeightId whole = found.core->checked_unit(found.id).whole;
-  if (whole >= 0 && left < bytes) found.id = whole;
   return found;
 }
 
@@ -80,21 +87,20 @@ void add_engine(const std::shared_ptr<Core>& core) {
     if (!units[i].comes) continue;
     for (const UnitPart& extent : units[i].extents)
       all.ranges.push_back({extent.mapped, extent.mapped + extent.bytes, core, core.get(),
-                            static_cast<WeightId>(i), !units[i].formed.empty()});
+                            static_cast<WeightId>(i), units[i].whole, !units[i].formed.empty()});
   }
-  std::ranges::sort(all.ranges, {}, &MappedRange::begin);
-  all.any = true;
+  all.in_order();
 }
 
 void remove_engine(const Core* core) noexcept {
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   std::erase_if(all.ranges, [&](const MappedRange& range) { return range.key == core; });
-  all.any = !all.ranges.empty();
+  all.in_order();
 }
 
 std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t bytes) {
-  const auto [core, id] = find(mapped, formed, bytes);
+  const auto [core, id, whole] = find(mapped, formed, bytes);
   if (!core) return std::nullopt;  // the mapping serves
   try {
     return core->acquire(id);
@@ -109,13 +115,17 @@ std::optional<bool> want_at(std::span<const void* const> mapped,
   std::shared_ptr<Core> engine;
   std::vector<std::pair<WeightId, WeightId>> stacks;  // the slice of the byte, and the end
   for (const void* const place : mapped) {
-    const auto [core, id] = find(place, false, 1);
+    const auto [core, id, whole] = find(place, false, 1);
     if (!core || (engine && core != engine)) continue;
-    const WeightId whole = core->checked_unit(id).whole;
     if (whole < 0) continue;
     engine = core;
     const SliceIds all = core->checked_unit(whole).slices;
     stacks.emplace_back(id, all.first + all.count);
+    if (mapped.size() > 1) continue;
+    for (WeightId next = core->behind(whole); next >= 0; next = core->behind(next)) {
+      const SliceIds its = core->checked_unit(next).slices;
+      stacks.emplace_back(its.first + (id - all.first), its.first + its.count);
+    }
   }
   if (!engine) return std::nullopt;
   std::vector<WeightId> ids;
@@ -132,6 +142,19 @@ std::optional<bool> want_at(std::span<const void* const> mapped,
       for (const std::int64_t slice : slices) add(slice, there);
   }
   return engine->want(ids, after);
+}
+
+void together(std::span<const void* const> mapped) {
+  std::shared_ptr<Core> engine;
+  std::vector<WeightId> wholes;
+  for (const void* const place : mapped) {
+    const auto [core, id, whole] = find(place, false, 1);
+    if (!core || (engine && core != engine)) continue;
+    if (whole < 0 || std::ranges::find(wholes, whole) != wholes.end()) continue;
+    engine = core;
+    wholes.push_back(whole);
+  }
+  if (engine) engine->set_behind(wholes);
 }
 
 }  // namespace stowage::engine

@@ -17,5 +17,6 @@ void remove_engine(const Core* core) noexcept;
 std::optional<Lease> lease_at(const void* mapped, bool formed, std::uint64_t bytes);
 std::optional<bool> want_at(std::span<const void* const> mapped,
                             std::span<const std::int64_t> slices, bool one_by_one, bool after);
+void together(std::span<const void* const> mapped);
 
 }  // namespace stowage::engine

@@ -155,6 +155,12 @@ bool engine_want(const std::vector<Tensor>& codes, const std::vector<std::int64_
   return Engine::want_at(mapped, slices, one_by_one, after).value_or(false);
 }
 
+void engine_together(const std::vector<Tensor>& codes) {
+  std::vector<const void*> mapped;
+  for (const Tensor& of_one : codes) mapped.push_back(of_one.const_data_ptr());
+  Engine::together(mapped);
+}
+
 void engine_signature(std::int64_t handle, std::int64_t signature) {
   engines()
       .get("stowage::engine_signature", handle)
@@ -276,6 +282,7 @@ STABLE_TORCH_LIBRARY_IMPL(stowage, CompositeExplicitAutograd, m) {
   m.impl("engine_expect", TORCH_BOX(&Door<&engine_expect>::call));
   m.impl("engine_keep", TORCH_BOX(&Door<&engine_keep>::call));
   m.impl("engine_want", TORCH_BOX(&Door<&engine_want>::call));
+  m.impl("engine_together", TORCH_BOX(&Door<&engine_together>::call));
   m.impl("engine_signature", TORCH_BOX(&Door<&engine_signature>::call));
   m.impl("engine_uses", TORCH_BOX(&Door<&engine_uses>::call));
   m.impl("engine_foresee", TORCH_BOX(&Door<&engine_foresee>::call));

@@ -68,6 +68,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(stowage, m) {
       " str mapped_only='[]', str by_rows='{}') -> int");
   m.def("engine_keep(int engine, str names, int ram, int ring) -> int");
   m.def("engine_expect(int engine, str names) -> ()");
+  m.def("engine_together(Tensor[] codes) -> ()");
   m.def("engine_want(Tensor[] codes, int[] slices, bool one_by_one, bool after) -> bool");
   m.def("engine_signature(int engine, int signature) -> ()");
   m.def(

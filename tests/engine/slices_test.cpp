@@ -182,6 +182,40 @@ TEST_P(Slices, ThatAreWantedAreReadAhead) {
   EXPECT_FALSE(Engine::want_at(std::vector{matrix.part(0)}, std::vector<std::int64_t>{0}));
 }
 
+// Who wants some of one weight is taken to want those of the weights behind it, and of no other.
+TEST_P(Slices, ThatAreUsedTogetherAreReadTogether) {
+  Engine engine(file_, options(8 * least()));
+  std::vector<const void*> places;
+  for (std::size_t i = 0; i < 3; ++i) places.push_back(file_.weight(stack_name(i)).part(0));
+  Engine::together(places);
+  const auto read = [&](std::size_t i, WeightId k) {
+    const auto id = engine.slices(engine.find(stack_name(i)).value()).first + k;
+    return engine.uses(id).ahead + engine.uses(id).misses;
+  };
+  const std::int64_t wanted[] = {2};
+  const auto want = [&](std::size_t i) { return Engine::want_at(std::array{places[i]}, wanted); };
+  EXPECT_TRUE(want(1));
+  EXPECT_EQ(read(0, 2), 0u);
+  EXPECT_EQ(read(1, 2), 1u);
+  EXPECT_EQ(read(2, 2), 1u);
+  Engine::together(std::array{places[1], places[0], places[1]});  // said anew; once each
+  const std::int64_t other[] = {3};
+  EXPECT_TRUE(Engine::want_at(std::array{places[1]}, other));
+  EXPECT_EQ(read(0, 3) + read(1, 3), 2u);
+  EXPECT_EQ(read(2, 3), 0u);
+  // Of several, those that are said; numbers count from the slice of the byte in all of them.
+  const std::int64_t third[] = {4};
+  EXPECT_TRUE(Engine::want_at(std::array{places[1], places[2]}, third));
+  EXPECT_EQ(read(0, 4), 0u);
+  EXPECT_EQ(read(2, 4), 1u);
+  const auto* const codes = static_cast<const std::byte*>(places[1]);
+  const std::int64_t first[] = {1};
+  EXPECT_TRUE(
+      Engine::want_at(std::array<const void*, 1>{codes + 4 * kIndexRows * kIndexColumns}, first));
+  EXPECT_EQ(read(1, 5) + read(0, 5), 2u);
+  Engine::together(std::array<const void*, 2>{file_.weight("layer.10.attention").part(0), nullptr});
+}
+
 TEST_P(Slices, StayWhereTheirWeightIsKept) {
   const EngineOptions sizes = options(std::uint64_t{1} << 30, 1, 0);
   std::uint64_t bytes = 0;

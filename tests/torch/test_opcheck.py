@@ -157,6 +157,7 @@ def test_files(tmp_path) -> None:
     for op, args in (
         (library.engine_keep, (engine, '["a"]', 1 << 16, 0)),
         (library.engine_expect, (engine, '["a"]')),
+        (library.engine_together, ([torch.zeros(4, dtype=torch.uint8)],)),
         (library.engine_want, ([torch.zeros(4, dtype=torch.uint8)], [0, 1], False, True)),
         (library.engine_signature, (engine, 7)),
         (library.engine_foresee, (engine, "{}")),
@@ -231,6 +232,7 @@ _OPS = (
     "engine_keep",
     "engine_open",
     "engine_signature",
+    "engine_together",
     "engine_uses",
     "file_check",
     "file_close",

@@ -126,6 +126,7 @@ engine_open = _ops.engine_open.default
 engine_keep = _ops.engine_keep.default
 engine_expect = _ops.engine_expect.default
 engine_want = _ops.engine_want.default
+engine_together = _ops.engine_together.default
 engine_signature = _ops.engine_signature.default
 engine_counts = _ops.engine_counts.default
 engine_uses = _ops.engine_uses.default

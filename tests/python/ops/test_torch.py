@@ -22,7 +22,7 @@ PEERS = {  # private names of other packages
     *("_fn_refs", "_group_offload_block_modules", "_hf_hook", "_hook_order", "_old_forward"),
     *("_asdict", "_check_merge_allowed", "_fields", "_getframe", "_keys_to_ignore_on_save"),
     *("_no_split_modules", "_replace", "_to_ndarray"),
-    *("_activate_lora", "_experts_implementation"),
+    *("_activate_lora", "_experts_implementation", "_experts_implementation_internal"),
 }
 
 

@@ -36,6 +36,14 @@ def fetch_to(device: torch.device, weight: Tensor, indices: Sequence[int]) -> li
     return None
 
 
+def used_together(stacks: Sequence[Tensor]) -> None:
+    """Matrices of the same number of these stacks are used one after the other: who uses some of
+    one is taken to use those of the stacks behind it."""
+    found = [weight._parts()[0] for weight in stacks if in_file(weight)]
+    if len(found) > 1:
+        library.engine_together(found)
+
+
 def expect(
     stacks: Sequence[Tensor],
     indices: Sequence[int],

@@ -20,7 +20,7 @@ from stowage._model.weights import Held, Site
 from stowage._ops import _torch
 from stowage._ops.eager import eagerly
 from stowage._shard.own_matrices import matrices_here
-from stowage._tensor.products.wants import expect
+from stowage._tensor.products.wants import expect, used_together
 from stowage._tensor.stowed import StowedTensor
 
 _LOG = logging.getLogger("stowage")
@@ -29,8 +29,8 @@ _PATIENCE = 8  # uses in a row for which nothing had to be read: then nobody gue
 
 
 class Routing:
-    """A forward pre-hook: integers among the inputs are the numbers of the matrices to come.
-    Pickles of models name it."""
+    """A forward pre-hook: integers among the inputs are the numbers of the matrices to come. Where
+    the module's products say so themselves, it looks at nothing. Pickles of models name it."""
 
     idle = 0  # uses in a row for which nothing had to be read
 
@@ -38,7 +38,7 @@ class Routing:
         self._attributes = attributes
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (not _following and _way_of(module) in _TOGETHER):
             return
         given = (*args, *kwargs.values()) if kwargs else args
         for numbers in given:
@@ -151,11 +151,21 @@ def _numbers(found: Any, count: int) -> torch.Tensor:
     return every[0].topk(count).indices
 
 
+# Ways of transformers that take all experts of a stack in one product, which says which they are.
+_TOGETHER = ("grouped_mm", "batched_mm")
+
+
+def _way_of(module: nn.Module) -> str | None:
+    """Modules of transformers say which way of theirs they go. Asked for each use: not by the
+    property of their config, which takes 3 us."""
+    says = getattr(module.__dict__.get("config"), "__dict__", {})
+    way: str | None = says.get("_experts_implementation_internal")
+    return way or says.get("_experts_implementation")
+
+
 def _takes_experts_in_turn(module: nn.Module) -> bool:
-    """Whether all of an expert comes before the next one, as in loops over them; modules of
-    transformers say which way of theirs they go."""
-    way = getattr(getattr(module, "config", None), "_experts_implementation", None)
-    return way in (None, "eager")
+    """Whether all of an expert comes before the next one, as in loops over them."""
+    return _way_of(module) in (None, "eager")
 
 
 def _router_of(site: Site) -> nn.Module | None:
@@ -174,6 +184,8 @@ def attach_routing(weights: Iterable[Held], *, ahead: bool) -> list[Any]:
     `forget_following`. To be removed with the engine."""
     every = list(weights)
     of_module, picks = _of_modules(every), _of_lists(every)
+    for module, (_, hook) in of_module.items():
+        used_together([stack for stack, _ in hook.stacks(module)])
     if ahead:
         routers = {module: _router_of(site) for module, (site, _) in of_module.items()}
         hooks = {module: hook for module, (_, hook) in of_module.items()}

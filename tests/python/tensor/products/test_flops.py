@@ -15,6 +15,7 @@ from stowage._tensor.products import convolution, grouped
 
 NO_PRODUCTS = {  # of the ops on weights
     "quantize", "dequantize", "embedding", "amax", "measure", "engine_want",
+    "engine_together",
 }  # fmt: skip
 
 
