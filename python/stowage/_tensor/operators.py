@@ -10,6 +10,7 @@ piece, tensor into row, row into row2, as taking an index turns them back (slice
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def fallbacks(*, clear: bool = False) -> dict[str, int]:
 def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if writes.writes(called):
         return writes.write(called, args, kwargs)
-    if _torch.can_decompose(called)():
+    if _is_composite(called):
         # Composite operators (chunk, reshape, matmul) arrive whole in inference_mode and export.
         result = _decomposed(called, args, kwargs)
         if result is not NotImplemented:
@@ -63,6 +64,12 @@ def _other(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return view_of(called, args[0], args[1:], kwargs)
     counted_fallbacks[str(called)] += 1
     return called(*blocks.values(args), **blocks.values(kwargs))
+
+
+@cache
+def _is_composite(called: Any) -> bool:
+    """Kept, since asking takes as long as a view."""
+    return bool(_torch.can_decompose(called)())
 
 
 def _decomposed(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
