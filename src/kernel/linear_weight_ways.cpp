@@ -149,7 +149,7 @@ void LinearWeight::keep_scales(const LinesKernels& kernels, const Weight& weight
   const Descriptor& form = runs_.form();
   const std::int64_t group = runs_.group();
   if (dot_bytes_rows_ == 0 || form.factor != 1.0f || columns_ > kMostLinesColumns) return;
-  if (!side_by_side(form.scale.group) || columns_ % group != 0) return;
+  if (restarts(form.scale.group, columns_) || columns_ % group != 0) return;
   kept_scales_ = static_cast<const std::uint8_t*>(weight.part(1));
   const bool q4_k = form.scale.code == ScaleCode::q4_k;
   if (q4_k || form.scale.code == ScaleCode::q6_k) {

@@ -54,7 +54,7 @@ STOWAGE_ON_EACH_ISA(LinearLinesOn, RowsEndInAnyPartOfALine) {
     for (const std::int64_t k : {64, 128, 192, 256, 320, 512, 576, 1088, 2048, 2176, 2304, 2880})
       for (const std::int64_t n : {67, 130}) {
         if (!samples::holds(parse_storage(storage), {n, k})) continue;
-        const Weight weight = make_weight(storage, {n, k}, Data::normal);
+        const Weight weight = make_weight(storage, {n, k}, Data::heavy);
         const Values x = make_values(k % 3 == 0 ? Dtype::f16 : Dtype::bf16, k, Data::normal, 11);
         const Values y = run_one(table, x, weight);
         EXPECT_EQ(run_one(other_near, x, weight).bytes, y.bytes) << storage << " " << k;
@@ -65,6 +65,21 @@ STOWAGE_ON_EACH_ISA(LinearLinesOn, RowsEndInAnyPartOfALine) {
         const bool same = std::string(storage) != "q4_k";
         EXPECT_TRUE(!same || run_one(expanded, x, weight).bytes == y.bytes) << storage << " " << k;
       }
+}
+
+// Scales of the same types and numbers of columns that lie otherwise.
+STOWAGE_ON_EACH_ISA(LinearLinesOn, BlocksOfRowsHaveNone) {
+  const std::int64_t n = 66, k = 1024;
+  for (const char* storage :
+       {"f4_e2m1:block32x32:e8m0", "int8:block2x32:e8m0", "int8:block8x32:f16",
+        "int4:block4x32:f16", "int4:block2x128:f16:zero", "f4_e2m1:block32"}) {
+    const Weight weight = make_weight(storage, {n, k}, Data::heavy);  // scales far apart
+    const Values x = make_values(Dtype::bf16, k, Data::normal, 11);
+    const Values y = run_one(table, x, weight);
+    EXPECT_EQ(run_one(without_lines(table), x, weight).bytes, y.bytes) << storage;
+    expect_within_bound(y, exact(x, 1, weight, nullptr), k, storage,
+                        lost_in_integers(table, x, 1, weight));
+  }
 }
 
 // A scale that is no number makes its row what expanding does, and no other row; so do those that
