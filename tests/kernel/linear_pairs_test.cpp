@@ -17,7 +17,7 @@ struct Dimensions {
 };
 void check_bound(const Kernels& table, const std::string& storage, const Dimensions& of) {
   const auto& [m, n, k] = of;
-  const Weight weight = make_weight(storage, {n, k}, Data::normal, 3);
+  const Weight weight = make_weight(storage, {n, k}, Data::heavy, 3);
   const Values x = make_values(Dtype::bf16, m * k, Data::normal, 4);
   const Values bias = make_values(Dtype::bf16, n, Data::normal, 5);
   expect_within_bound(run_linear(table, x, m, weight, &bias, inline_executor()),

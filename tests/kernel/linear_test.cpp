@@ -50,7 +50,7 @@ STOWAGE_ON_EACH_ISA(LinearOn, EveryPath) {
                          {17, 21, 300}, {40, 130, 96}, {64, 16, 16},  {5, 15, 15},  {300, 17, 33}};
   for (const std::string& storage : storages())
     for (std::size_t i = 0; i < std::size(sizes); ++i)
-      check(table, storage, kDtypes[i % 3], sizes[i].m, sizes[i].n, sizes[i].k, Data::normal);
+      check(table, storage, kDtypes[i % 3], sizes[i].m, sizes[i].n, sizes[i].k, Data::heavy);
 }
 
 STOWAGE_ON_EACH_ISA(LinearOn, HeavyTailsAndCancellation) {
@@ -90,7 +90,7 @@ STOWAGE_ON_EACH_ISA(LinearOn, OneRowTakesRowsOfWeightInStreams) {
         "uint4:block64:bf16:zero_rounded", "int8:block32:f16", "f8_e4m3:block32:e8m0",
         "f8_e5m2:block16:bf16", "f8_e4m3:block128x128"})
     for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
-      const Weight weight = make_weight(storage, {n, k}, Data::normal);
+      const Weight weight = make_weight(storage, {n, k}, Data::heavy);
       const Values x = make_values(dtype, k, Data::normal, 11);
       const Values y = run_linear(table, x, 1, weight, nullptr, inline_executor());
       expect_within_bound(y, exact(x, 1, weight, nullptr), k, storage,
