@@ -255,34 +255,14 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
                 to.m, y + of.done, y_stride, in_lines, nullptr, near_, !runs_.expands(),
                 of.streams});
   };
-  if (dot_bytes_exponents_ != nullptr)
-    return dot_bytes_({{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
-                       count,
-                       columns_,
-                       columns_,
-                       ahead,
-                       to.x,
-                       to.x_stride,
-                       to.m,
-                       y,
-                       y_stride,
-                       false,
-                       dot_bytes_exponents_,
-                       near_});
-  if (dot_kept_ != nullptr && to.m == 1) {
-    BytesDotTask task{{codes_, row * columns_, nullptr, runs_.group(), count * columns_},
-                      count,
-                      columns_,
-                      columns_,
-                      ahead,
-                      to.x,
-                      to.x_stride,
-                      to.m,
-                      y,
-                      y_stride};
-    task.run.zeros = runs_.zeros(), task.kept = kept_scales_, task.outer = kept_outer_,
-    task.near = near_, task.in_place = true;
-    return dot_kept_(task);
+  const bool lines = dot_kept_ != nullptr && to.m == 1;
+  if (lines || dot_bytes_exponents_ != nullptr) {
+    const Run whole{codes_, row * columns_, nullptr, runs_.group(), count * columns_};
+    BytesDotTask task{whole, count,       columns_, columns_, ahead,
+                      to.x,  to.x_stride, to.m,     y,        y_stride};
+    task.run.zeros = runs_.zeros(), task.near = near_, task.in_place = lines;
+    task.exponents = dot_bytes_exponents_, task.kept = kept_scales_, task.outer = kept_outer_;
+    return (lines ? dot_kept_ : dot_bytes_)(task);
   }
   const Rows all{row, count, 0, columns_};
   if (in_lines) return for_each_line(all, rows);
