@@ -261,7 +261,8 @@ void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVe
     BytesDotTask task{whole, count,       columns_, columns_, ahead,
                       to.x,  to.x_stride, to.m,     y,        y_stride};
     task.run.zeros = runs_.zeros(), task.near = near_, task.in_place = lines;
-    task.exponents = dot_bytes_exponents_, task.kept = kept_scales_, task.outer = kept_outer_;
+    task.exponents = dot_bytes_exponents_, task.kept = kept_scales_;
+    if (kept_outer_ != nullptr) task.outer = *kept_outer_;
     return (lines ? dot_kept_ : dot_bytes_)(task);
   }
   const Rows all{row, count, 0, columns_};

@@ -200,7 +200,7 @@ class LinearWeight {
   const std::uint8_t* dot_bytes_exponents_;       // of scales that need no expansion so; else null
   BytesDotKernel dot_kept_ = nullptr;  // of one row of x and these scales, under one number
   const std::uint8_t* kept_scales_ = nullptr;
-  float kept_outer_ = 1.0f;
+  const float* kept_outer_ = nullptr;
   std::int64_t lines_;  // rows of weight that share the scales of one; else 0
   bool near_;           // codes go to the L1 cache at once
 };

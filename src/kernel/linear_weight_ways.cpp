@@ -157,7 +157,7 @@ void LinearWeight::keep_scales(const LinesKernels& kernels, const Weight& weight
   } else if (form.scale.code == ScaleCode::product) {
     if (form.codes != Codes::f4_e2m1 || group != 16) return;
     if (scales_under_one(weight.storage(), weight.shape()) < rows_ * columns_ / group) return;
-    kept_outer_ = *static_cast<const float*>(weight.part(2));
+    kept_outer_ = static_cast<const float*>(weight.part(2));
     dot_kept_ = kernels.nvfp4;
   } else if (form.scale.code == ScaleCode::plain) {
     dot_kept_ = kernels.plain(form.codes, form.scale.type, group, form.zero);

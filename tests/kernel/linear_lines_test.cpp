@@ -155,6 +155,19 @@ STOWAGE_ON_EACH_ISA(LinearLinesOn, NothingBeyondAWeightIsRead) {
     }
 }
 
+// What asks which ways a weight has reads none of it.
+STOWAGE_ON_EACH_ISA(LinearLinesOn, AWeightIsNotReadBeforeItIsUsed) {
+  for (const char* storage : kStorages) {
+    const samples::Fenced fence(64);
+    const void* const at = fence.piece(0, samples::Fenced::Against::end);  // may not be touched
+    const void* const nowhere[] = {at, at, at};
+    const Storage form = parse_storage(storage);
+    const auto count = static_cast<std::size_t>(layout(form, {4, 2304}).count);
+    const Weight weight(form, {4, 2304}, std::span(nowhere).first(count));
+    EXPECT_GE(LinearWeight(table, weight, "linear").most_dot_vectors(), 0) << storage;
+  }
+}
+
 STOWAGE_ON_EACH_ISA(LinearLinesOn, NumbersOverAllScales) {
   const std::int64_t n = 70, k = 1024;
   const Weight whole = make_weight("nvfp4", {n, k}, Data::normal);
