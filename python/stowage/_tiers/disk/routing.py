@@ -38,12 +38,12 @@ class Routing:
         self._attributes = attributes
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or (not _following and _way_of(module) in _TOGETHER):
+        if torch.compiler.is_compiling():
             return
         given = (*args, *kwargs.values()) if kwargs else args
         for numbers in given:
             if type(numbers) is torch.Tensor and numbers.dtype in _INTEGERS and numbers.is_cpu:
-                if numbers.numel():
+                if numbers.numel() and not _is_said(module, numbers):
                     eagerly(self._use, module, numbers, given)
                 return
 
@@ -161,6 +161,11 @@ def _way_of(module: nn.Module) -> str | None:
     says = getattr(module.__dict__.get("config"), "__dict__", {})
     way: str | None = says.get("_experts_implementation_internal")
     return way or says.get("_experts_implementation")
+
+
+def _is_said(module: nn.Module, numbers: torch.Tensor) -> bool:
+    """Whether the first product says as much: of one expert it says nothing, as in loops."""
+    return not _following and numbers.numel() > 1 and _way_of(module) in _TOGETHER
 
 
 def _takes_experts_in_turn(module: nn.Module) -> bool:

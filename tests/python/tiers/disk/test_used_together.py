@@ -86,6 +86,14 @@ def test_the_hook_looks_at_nothing_where_products_say_what_they_use(
 
 
 @torch.no_grad()
+def test_of_one_expert_the_hook_says_all_stacks(tmp_path: Path) -> None:
+    model = streamed(tmp_path, "grouped_mm")
+    model[0](torch.randn(1, WIDTH).bfloat16(), torch.tensor([[3]]))
+    used = stowage.uses(model).weights
+    assert [w.ahead for w in used.values()] == [1, 1]
+
+
+@torch.no_grad()
 def test_who_uses_one_stack_is_taken_to_use_those_behind_it(tmp_path: Path) -> None:
     model = streamed(tmp_path, "grouped_mm")
     experts: Any = model[0]
