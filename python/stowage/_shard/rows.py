@@ -155,7 +155,8 @@ class StowedRows(Tensor):
     @property
     def nbytes_at_rest(self) -> int:
         """Bytes of the records that are here, and of what all rows share."""
-        return self._records.nbytes + sum(part.nbytes for part in self._shared())
+        parts = [self._records, *self._shared()]
+        return sum(part.numel() * part.itemsize for part in parts)  # in graphs, too
 
     def _shared(self) -> list[Tensor]:
         return [getattr(self, "_" + name) for name in self._whole.shared_names]

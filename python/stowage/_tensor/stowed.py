@@ -204,7 +204,7 @@ class StowedTensor(Tensor):
     @property
     def nbytes_at_rest(self) -> int:
         """Bytes of codes and scales; `nbytes` is what the plain tensor would take."""
-        return sum(part.nbytes for part in self._parts())
+        return sum(part.numel() * part.itemsize for part in self._parts())  # in graphs, too
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor of the values.

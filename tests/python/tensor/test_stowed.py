@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import stowage
 
@@ -57,6 +59,18 @@ def test_says_what_it_is(storage: str) -> None:
     assert w.dequantize().dtype == torch.bfloat16
     assert torch.equal(w.dequantize(), w.dequantize(torch.float32).to(torch.bfloat16))
     assert torch.equal(torch.tensor(w.tolist()), w.dequantize().float())
+
+
+def test_says_so_where_sizes_are_symbols_too() -> None:
+    """What torch's logs print of a graph; nothing is asked of the sizes."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    w = mode.from_tensor(stowage.quantize(torch.randn(48, 64), "nf4"))
+    with mode:
+        view = w.T
+    rows, columns = w.shape
+    assert f"StowedTensor([{rows}, {columns}], 'nf4:block64'" in repr(w)
+    assert "bytes at rest" in repr(w) and "t of StowedTensor" in repr(view)
+    assert mode.shape_env is not None and mode.shape_env.guards == []
 
 
 def test_nbytes_at_rest_of_nf4() -> None:
