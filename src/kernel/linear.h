@@ -104,7 +104,7 @@ struct Bf16Kernels {
   /// kFewestEights to kMostBf16Rows rows of x and up to kMostPanel columns.
   Bf16DotKernel eights_e4m3, eights_e5m2, eights_int8;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
-  std::int64_t panel = 8192;  // numbers of x that stay in the L1 cache
+  std::int64_t panel = 8192;                      // numbers of x that stay in the L1 cache
 };
 
 /// c[i, j] = or += sum_p a[i, p] b[p, j] of numbers of bf16, in the order of p. b lies in blocks of

@@ -107,9 +107,9 @@ class LinearWeight {
   /// The same for m rows of x in bf16, which are not arranged.
   bool has_dot_float8(std::int64_t m) const noexcept {
     const bool is_short = runs_.group() == 16 || runs_.group() == 32;
-    const std::int64_t most = !is_short          ? kMostFloat8Rows
-                              : has_dot_eights() ? kFewestEights  // which take as long
-                                                 : kMostFloat8InShort;
+    const std::int64_t most = has_dot_eights() ? kFewestEights  // which take as long
+                              : is_short       ? kMostFloat8InShort
+                                               : kMostFloat8Rows;
     return dot_float8_rows_ != 0 && m <= most;
   }
   void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
