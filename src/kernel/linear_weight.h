@@ -10,7 +10,8 @@
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them: of one
 //           row of x those whose values are no integers
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
-//   eights  codes of a byte and more rows of x in bf16, likewise, eight at a time
+//   eights  codes of a byte and more rows of x in bf16, likewise: of a few rows of weight numbers
+//           are made while the first eight rows of x are multiplied
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an

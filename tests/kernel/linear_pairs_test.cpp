@@ -68,6 +68,28 @@ TEST(LinearPairs, EveryColumnIsTheValueOfDequantize) {
   }
 }
 
+// Rows of x that are alike have results that are, in whichever part of them they stand.
+TEST(LinearPairs, RowsOfXThatAreAlikeHaveTheSameBytes) {
+  if (!cpu_features().runs_avx512bf16()) GTEST_SKIP() << "no AVX512-BF16";
+  const std::int64_t n = 11, k = 2496;
+  for (const char* storage : {"f8_e4m3:row", "int8:row", "f8_e4m3:block32:e8m0", "int8:block32:f16",
+                              "f8_e4m3:block64", "q6_k"}) {
+    if (!samples::holds(parse_storage(storage), {n, k})) continue;
+    const Weight weight = make_weight(storage, {n, k}, Data::heavy, 3);
+    const Values one = make_values(Dtype::bf16, k, Data::heavy, 4);
+    for (const std::int64_t m : {4, 7, 10, 16, 23}) {
+      Values x{Dtype::bf16, {}};
+      for (std::int64_t j = 0; j < m; ++j)
+        x.bytes.insert(x.bytes.end(), one.bytes.begin(), one.bytes.end());
+      const Values y = run_linear(*samples::variant("avx512bf16+pairs"), x, m, weight, nullptr,
+                                  inline_executor());
+      for (std::int64_t j = 1; j < m; ++j)
+        EXPECT_EQ(0, std::memcmp(y.bytes.data(), y.bytes.data() + 2 * j * n, 2 * n))
+            << storage << " m " << m << " row " << j;
+    }
+  }
+}
+
 // One row to four by fp8 in registers: rows that no two share, groups that end between them.
 STOWAGE_ON_EACH_ISA(LinearPairsOn, FewRowsByFloat8) {
   for (const char* storage :

@@ -151,17 +151,23 @@ template <int kVectors>
     }
 }
 
-/// y[v, r] += scales[r] times the lanes of sums[v][r], for v < m.
+/// y[v, r] += the lanes of sums[v][r] times scales[r], for v < m: as add_pairs_of does, so that
+/// rows of x that are alike have the same bytes wherever they stand.
 template <int kVectors>
 [[gnu::always_inline]] inline void add_totals_of_two(const PairsTask& task, int row,
-                                                     const SumsOfTwo<kVectors>& sums) {
+                                                     SumsOfTwo<kVectors>& sums) {
   alignas(16) float totals[kVectors][2] = {};
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r) {
+    const __m512 scale = _mm512_set1_ps(task.scales[row + r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[v][r] = _mm512_mul_ps(sums[v][r], scale);
+  }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; v += 2)
     add_totals<4>({sums[v][0], sums[v][1], sums[v + 1][0], sums[v + 1][1]}, totals[v]);
   for (std::int64_t v = 0; v < task.m && v < kVectors; ++v)
-    for (int r = 0; r < 2; ++r)
-      task.y[v * task.y_stride + row + r] += totals[v][r] * task.scales[row + r];
+    for (int r = 0; r < 2; ++r) task.y[v * task.y_stride + row + r] += totals[v][r];
 }
 
 /// What scales multiply.
