@@ -112,7 +112,7 @@ const Kernels& with_pairs() {
     better.linear.bf16 = kAvx512Bf16Pairs.rows;
     better.linear.matrices = kAvx512Bf16Pairs.matrices;
     better.linear.matrices.most_by_vectors = cpu_features().zen5 ? 24 : 60;  // 60 at once
-    if (cpu_features().zen5) better.linear.bf16.panel = 16384;
+    if (cpu_features().zen5) better.linear.bf16.eights_columns = 2048;
     better.linear.bytes.most_bf16 = kFewInIntegers;
     return better;
   }();

@@ -80,10 +80,8 @@ inline constexpr std::int64_t kPairsPad = 32;
 
 /// Rows of x that fp8 is multiplied with in registers; in groups of 16 and 32, two at a time.
 inline constexpr std::int64_t kMostFloat8Rows = 4, kMostFloat8InShort = 8;
-/// Rows of x of linear_eights-inl.h, those for which numbers in long groups are made at a time, and
-/// columns.
-inline constexpr std::int64_t kFewestEights = 3, kMostBf16Rows = 60, kMostOfLong = 8,
-                              kMostPanel = 2048;
+/// Rows of x of linear_eights-inl.h, at a time: so many are there, zeros where fewer count.
+inline constexpr std::int64_t kMostEights = 8;
 
 /// All null where an instruction set has none.
 struct Bf16Kernels {
@@ -100,11 +98,11 @@ struct Bf16Kernels {
   /// Of rows that are multiples of kBf16Block, in groups of 16 and 32 too, and up to
   /// kMostFloat8Rows rows of x, or kMostFloat8InShort, not arranged.
   Bf16DotKernel e4m3, e5m2;
-  /// Of a scale for each row, or of groups of 32 or multiples of kBf16Block that rows begin with,
-  /// kFewestEights to kMostBf16Rows rows of x and up to kMostPanel columns.
+  /// Of a scale for each row, or of groups of multiples of kBf16Block that rows begin with, and up
+  /// to kMostEights rows of x.
   Bf16DotKernel eights_e4m3, eights_e5m2, eights_int8;
   void (*pairs)(const PairsTask& task) noexcept;  // of any weight, whose rows were widened to bf16
-  std::int64_t panel = 8192;                      // numbers of x that stay in the L1 cache
+  std::int64_t eights_columns = 1024;  // so many of kMostEights rows of x stay in the L1 cache
 };
 
 /// c[i, j] = or += sum_p a[i, p] b[p, j] of numbers of bf16, in the order of p. b lies in blocks of

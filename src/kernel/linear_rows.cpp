@@ -26,7 +26,7 @@ constexpr std::int64_t kLeast = 16;  // of a part, where threads are many
 constexpr std::int64_t kCachedX = 8192;                    // floats of x that stay in the L1 cache
 constexpr std::int64_t kWidenedRows = 4, kColumns = 4096;  // of weight, widened at a time
 
-constexpr std::int64_t kFewBf16Rows = 6;  // of x; kernels take no fewer at once
+constexpr std::int64_t kMostBf16Rows = 60, kFewBf16Rows = 6;  // of x; kernels take no fewer at once
 constexpr std::int64_t kFewestPairs = 3;  // rows of x that are worth widening for
 
 // Products below which waking a thread costs more than it gains.
@@ -250,26 +250,23 @@ bool some_rows_of_pairs(const LinearCall& call, std::int64_t first, std::int64_t
   return finite;
 }
 
-/// Rows [first, first + m) of x, copied to memory by panels, the columns of each of which lie
-/// together: [panel, m, step], so that they share a cache evenly. A row more is read, of anything.
+/// Rows [first, first + m) of x, copied to memory that has room for kMostEights more.
 bool some_rows_of_eights(const LinearCall& call, std::int64_t first, std::int64_t m,
-                         std::uint16_t* x, std::int64_t) {
+                         std::uint16_t* x, std::int64_t stride) {
   const LinearWeight& weight = *call.weight;
-  const std::int64_t k = weight.columns();
-  const std::int64_t fit = call.kernels->bf16.panel / std::min(m, weight.eights_at_once());
-  const std::int64_t step =
-      std::min(k, std::clamp(fit / kBf16Pad * kBf16Pad, kBf16Pad, kMostPanel));
-  for_each_row_of_x(call, m, [&](std::int64_t j) {
-    const auto* from = static_cast<const std::uint16_t*>(call.x_at((first + j) * k));
-    for (std::int64_t c = 0; c < k; c += step)
-      std::copy_n(from + c, std::min(step, k - c), x + c * m + j * step);
-  });
-  const LinearWeight::Bf16Vectors vectors{x, step, m};
+  const std::int64_t k = weight.columns(), step = call.kernels->bf16.eights_columns;
+  const std::int64_t each = ceil_div(m, ceil_div(m, kMostEights));
+  copy_rows(call, first, m, x, stride);
+  std::fill_n(x + m * stride, kMostEights * stride, std::uint16_t{0});
   std::atomic<bool> finite = true;
   for_each_batch(call, m, kParallelBf16Products, [&](std::int64_t row, std::int64_t count) {
     alignas(64) float sums[sums_of(kMostBf16Rows)];
     clear(sums, m, count);
-    weight.dot_eights(row, count, vectors, sums, kBatch);
+    for (std::int64_t c = 0; c < k; c += step)
+      for (std::int64_t j = 0; j < m; j += each)
+        weight.dot_eights(row, count, c, std::min(step, k - c),
+                          {x + j * stride + c, stride, std::min(each, m - j)}, sums + j * kBatch,
+                          kBatch);
     if (!are_finite(sums, m, count)) finite = false;
     call.finish(sums, kBatch, first, m, row, count, weight.rows());
   });
@@ -349,6 +346,8 @@ bool linear_bf16(const LinearCall& call) {
 }
 
 bool fits_float8(const LinearCall& call) noexcept {
+  // Of three rows g++ 12 keeps a sum in memory, so that four take less time.
+  if (call.m == 3 && call.weight->has_dot_eights()) return false;
   const bool few = call.m <= kMostFloat8Rows || call.weight->columns() <= kMostX / call.m;
   return call.dtype == Dtype::bf16 && few && call.weight->has_dot_float8(call.m);
 }
@@ -370,12 +369,11 @@ bool linear_float8(const LinearCall& call) {
 }
 
 bool fits_eights(const LinearCall& call) noexcept {
-  return call.dtype == Dtype::bf16 && call.m >= kFewestEights && call.weight->has_dot_eights();
+  return call.dtype == Dtype::bf16 && call.m >= kFewestPairs && call.weight->has_dot_eights();
 }
 
 bool linear_eights(const LinearCall& call) {
-  const std::int64_t k = call.weight->columns(), last = std::min(k, kMostPanel);
-  return by_parts_of_x(call, k + last, 1, &some_rows_of_eights);
+  return by_parts_of_x(call, bf16_stride(call), kMostEights, &some_rows_of_eights);
 }
 
 bool fits_pairs(const LinearCall& call) noexcept {

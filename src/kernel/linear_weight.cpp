@@ -232,19 +232,15 @@ void LinearWeight::dot_float8(std::int64_t row, std::int64_t count, const Bf16Ve
                to.m == 1 ? for_streams(all, dot_float8_rows_, rows) : 0);
 }
 
-void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
+void LinearWeight::dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                              const Bf16Vectors& to, float* y,
                               std::int64_t y_stride) const noexcept {
-  const auto rows = [&](Run run, const Stretch& of) {
-    for (std::int64_t k = of.column, some; k < of.column + of.columns; k += some) {
-      const std::int64_t panel = k / to.x_stride * to.x_stride, in_panel = k - panel;
-      some = std::min(to.x_stride - in_panel, of.column + of.columns - k);
-      dot_eights_({run, of.some, columns_, some, nullptr, to.x + panel * to.m + in_panel,
-                   to.x_stride, to.m, y + of.done, y_stride, lines_ != 0, near_});
-      run.first += some;
-    }
+  const auto rows = [&](const Run& run, const Stretch& of) {
+    dot_eights_({run, of.some, columns_, of.columns, nullptr, to.x + of.column, to.x_stride, to.m,
+                 y + of.done, y_stride, lines_ != 0, near_});
   };
-  const Rows all{row, count, 0, columns_};
-  lines_ == 0 ? for_each_run(all, dot_eights_rows_, rows) : for_each_line(all, rows);
+  const Rows some{row, count, k, n};
+  lines_ == 0 ? for_each_run(some, dot_eights_rows_, rows) : for_each_line(some, rows);
 }
 
 void LinearWeight::dot_bytes(std::int64_t row, std::int64_t count, const BytesVectors& to, float* y,

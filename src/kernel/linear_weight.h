@@ -10,8 +10,7 @@
 //   bf16    4-bit weights and x in bf16, where an instruction set multiplies pairs of them: of one
 //           row of x those whose values are no integers
 //   float8  fp8 weights and up to four rows of x in bf16, likewise
-//   eights  codes of a byte and more rows of x in bf16, likewise: of a few rows of weight numbers
-//           are made while the first eight rows of x are multiplied
+//   eights  codes of a byte and more rows of x in bf16, likewise, eight at a time
 //   pairs   other weights of up to 8 bits and several rows of x in bf16, likewise: a few rows of
 //           weight are widened to bf16 at a time
 //   matrices  more than a few rows of x in bf16 and weights of up to 8 bits or of bf16, where an
@@ -108,20 +107,16 @@ class LinearWeight {
   /// The same for m rows of x in bf16, which are not arranged.
   bool has_dot_float8(std::int64_t m) const noexcept {
     const bool is_short = runs_.group() == 16 || runs_.group() == 32;
-    const std::int64_t most = has_dot_eights() ? kFewestEights  // which take as long
-                              : is_short       ? kMostFloat8InShort
-                                               : kMostFloat8Rows;
-    return dot_float8_rows_ != 0 && m <= most;
+    return dot_float8_rows_ != 0 && m <= (is_short ? kMostFloat8InShort : kMostFloat8Rows);
   }
   void dot_float8(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
                   std::int64_t y_stride) const noexcept;
 
-  /// The same of codes of a byte; x lies by panels, each of to.x_stride columns, a multiple of
-  /// kBf16Block: [panel, m, to.x_stride].
+  /// The same of codes of a byte, of columns [k, k + n), multiples of kBf16Block, and for up to
+  /// kMostEights rows of x, which begins with column k and has rows of zeros up to so many.
   bool has_dot_eights() const noexcept { return dot_eights_rows_ != 0; }
-  std::int64_t eights_at_once() const noexcept { return dot_eights_at_once_; }  // rows of x
-  void dot_eights(std::int64_t row, std::int64_t count, const Bf16Vectors& to, float* y,
-                  std::int64_t y_stride) const noexcept;
+  void dot_eights(std::int64_t row, std::int64_t count, std::int64_t k, std::int64_t n,
+                  const Bf16Vectors& to, float* y, std::int64_t y_stride) const noexcept;
 
   /// The same for x in bytes, whole rows of it, arranged; for m rows of it.
   bool has_dot_bytes(std::int64_t m) const noexcept { return m <= dot_bytes_most_; }
@@ -197,7 +192,7 @@ class LinearWeight {
   Bf16DotKernel dot_float8_;
   std::int64_t dot_float8_rows_;
   Bf16DotKernel dot_eights_;
-  std::int64_t dot_eights_rows_ = 0, dot_eights_at_once_ = kMostBf16Rows;
+  std::int64_t dot_eights_rows_ = 0;
   BytesDotKernel dot_bytes_;
   KindOfX dot_bytes_kind_;
   std::int64_t dot_bytes_block_;                  // columns of a block of x

@@ -131,8 +131,6 @@ LinearWeight::LinearWeight(const Kernels& kernels, const Weight& weight, const c
   dot_float8_rows_ = dot_float8_ == nullptr ? 0 : most_dot_float8_rows(form.scale.group);
   dot_eights_ = eights_kernel(kernels.linear.bf16, form);
   if (dot_eights_ != nullptr) dot_eights_rows_ = most_dot_eights_rows(form.scale.group);
-  const bool in_long = runs_.group() >= kBf16Block && runs_.group() < columns_;
-  if (form.scale.group.kind != Group::Kind::none && in_long) dot_eights_at_once_ = kMostOfLong;
   dot_bytes_ = kernels.linear.bytes.dot[static_cast<std::size_t>(form.codes)];
   dot_bytes_kind_ = kernels.linear.bytes.kind[static_cast<std::size_t>(form.codes)];
   dot_bytes_block_ = kernels.linear.bytes.block[dot_bytes_kind_];
@@ -218,10 +216,8 @@ std::int64_t LinearWeight::most_dot_eights_rows(const Group& group) const noexce
   if (columns_ == 0) return 0;
   const std::int64_t of = runs_.group();
   const bool one = group.kind == Group::Kind::none || of % columns_ == 0;
-  const Dtype rounds = runs_.form().rounds_to;
-  const bool numbers = rounds == Dtype::unknown || rounds == Dtype::f32 || rounds == Dtype::bf16;
-  const bool begin = (of % kBf16Block == 0 || of == 32) && columns_ % of == 0;
-  return one || (begin && numbers) ? most_dot_float8_rows(group) : 0;
+  const bool begin = of % kBf16Block == 0 && columns_ % of == 0;
+  return one || begin ? most_dot_float8_rows(group) : 0;
 }
 
 // Rows must begin with a group, or lie in one.

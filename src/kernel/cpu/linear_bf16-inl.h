@@ -12,11 +12,8 @@ namespace {
 
 constexpr __mmask16 kUpper = 0xFF00;  // the upper half of the lanes
 
-/// In the mode that it is multiplied in: of what was loaded in another, g++ 12 makes a copy in
-/// memory now and then.
-using LoadedPairs [[gnu::aligned(1), gnu::may_alias]] = __m512bh;
-[[gnu::always_inline]] inline __m512bh load(const void* x) {
-  return *static_cast<const LoadedPairs*>(x);
+[[gnu::always_inline]] inline __m512bh load(const std::uint16_t* x) {
+  return reinterpret_cast<__m512bh>(_mm512_loadu_si512(x));
 }
 
 __m512 add_pairs(__m512 a, __m512 b) {
@@ -70,13 +67,13 @@ void add_pairs_of(const PairsTask& task, std::int64_t row, std::int64_t j) {
     add_totals<kRows>(sums[v], task.y + (j + v) * task.y_stride + row);
 }
 
-/// Rows of x from j on.
 template <int kRows>
-void add_rows_of_pairs(const PairsTask& task, std::int64_t row, std::int64_t j = 0) {
+void add_rows_of_pairs(const PairsTask& task, std::int64_t row) {
   constexpr decltype(&add_pairs_of<kRows, 1>) kParts[kMostVectors] = {
       &add_pairs_of<kRows, 1>, &add_pairs_of<kRows, 2>, &add_pairs_of<kRows, 3>,
       &add_pairs_of<kRows, 4>, &add_pairs_of<kRows, 5>, &add_pairs_of<kRows, 6>};
-  for (std::int64_t parts = (task.m - j + kMostVectors - 1) / kMostVectors; parts > 0; --parts) {
+  std::int64_t j = 0;
+  for (std::int64_t parts = (task.m + kMostVectors - 1) / kMostVectors; parts > 0; --parts) {
     const std::int64_t count = (task.m - j + parts - 1) / parts;
     kParts[count - 1](task, row, j);
     j += count;

@@ -46,10 +46,7 @@ struct Float8Tables {
                                       __m512bh& last) const {
     // Unpacking works inside 16 bytes; these qwords are arranged so that the results are in order.
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    look_up_in(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes)), first, last);
-  }
-  /// The same, of the first eight and the last of each 16.
-  [[gnu::always_inline]] void look_up_in(__m512i code, __m512bh& first, __m512bh& last) const {
+    const __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
     const __m512i lower = _mm512_permutex2var_epi8(low[0], code, low[1]);
     const __m512i above = _mm512_permutex2var_epi8(high[0], code, high[1]);
     // 0x78: the first, turned where both others are set.
