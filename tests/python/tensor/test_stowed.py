@@ -71,6 +71,9 @@ def test_says_so_where_sizes_are_symbols_too() -> None:
     assert f"StowedTensor([{rows}, {columns}], 'nf4:block64'" in repr(w)
     assert "bytes at rest" in repr(w) and "t of StowedTensor" in repr(view)
     assert mode.shape_env is not None and mode.shape_env.guards == []
+    prepared = stowage.sharding.prepare(stowage.quantize(torch.randn(48, 64), "nf4"))
+    shard = mode.from_tensor(prepared.chunk(2)[1].clone())
+    assert repr(shard).startswith(f"StowedRows([{shard.shape[0]}, 64] of [48, 64]")
 
 
 def test_nbytes_at_rest_of_nf4() -> None:
